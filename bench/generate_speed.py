@@ -1,0 +1,31 @@
+"""How many instances a second are generated, by board size and worker processes.
+
+python -m bench.generate_speed --num 200 --processes 1 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from dialop.generate import MatchingRecipe, generate_many
+
+
+def main() -> None:
+    """Time one stream of instances for each size and number of processes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--num", type=int, default=200, help="instances for each timing")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 3, 4, 6, 8], help="boards")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1], help="worker processes")
+    args = parser.parse_args()
+    print("| size | processes | instances/s |\n|---|---|---|")
+    for size in args.sizes:
+        for processes in args.processes:
+            begin_s = time.perf_counter()
+            generate_many(MatchingRecipe(size=size), seed=1, num=args.num, processes=processes)
+            wall_s = time.perf_counter() - begin_s
+            print(f"| {size} | {processes} | {args.num / wall_s:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

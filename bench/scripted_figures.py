@@ -1,0 +1,110 @@
+"""What scripted players score on fresh instances, as a Markdown table.
+
+    python -m bench.scripted_figures --num 1000
+    python -m bench.scripted_figures --num 2000 --board 2x2
+
+Score is the mean share of the best matching with its standard error; turns, messages, words (of
+messages) and rejections are means a game. Unfinished games count as 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Sequence
+
+from dialop.generate import MatchingRecipe, generate_many
+from dialop.matching import MatchingInstance, MatchingOptions, new_game
+from dialop.scripted import make_scripted
+
+BOARDS = {
+    "8x8": (MatchingRecipe(), MatchingOptions()),
+    "2x2": (
+        MatchingRecipe(size=2, p_observed=0.5, scale=False, max_value=10, keep="exactly_one"),
+        MatchingOptions(brief=True),
+    ),
+    "3x3": (
+        MatchingRecipe(size=3, p_observed=0.5, scale=False, max_value=10),
+        MatchingOptions(brief=True),
+    ),
+}
+PAIRS = (
+    ("random", "random"),
+    ("solo", "solo"),
+    ("honest", "honest"),
+    ("honest:reply=tell", "honest:reply=tell"),
+    ("honest:tell=top", "honest:tell=top"),
+    ("honest:tell=rows", "honest:tell=rows"),
+    ("honest", "solo"),
+    ("honest", "random"),
+)
+MAX_TURNS = 30
+
+
+def main() -> None:
+    """Generate instances, let every pair play them all, print one row a pair."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--num", type=int, default=1000, help="instances")
+    parser.add_argument("--board", choices=BOARDS, default="8x8", help="kind of instance")
+    parser.add_argument("--seed", type=int, default=1_000_003, help="seed of the instances")
+    args = parser.parse_args()
+    recipe, options = BOARDS[args.board]
+    begin_s = time.perf_counter()
+    instances = generate_many(recipe, seed=args.seed, num=args.num)
+    print(f"{args.num / (time.perf_counter() - begin_s):.1f} instances/s on one core\n")
+    print_reference_points(instances)
+    print("\n| seats | score | agreed | turns | messages | words | rejections | games/s |")
+    print("|---|---|---|---|---|---|---|---|")
+    for pair in PAIRS:
+        print(row(instances, pair, options=options), flush=True)
+
+
+def print_reference_points(instances: Sequence[MatchingInstance]) -> None:
+    """The instances' own figures, beside which the specification puts its own."""
+    best = [float(i.best) for i in instances]
+    solo = [i.norm(s) for i in instances for s in i.solo]
+    better = [i.norm(max(i.solo)) for i in instances]
+    own = [sum(map(sum, mask)) for i in instances for mask in i.masks]
+    union = [
+        sum(a | b for rows in zip(*i.masks, strict=True) for a, b in zip(*rows, strict=True))
+        for i in instances
+    ]
+    print(f"best: mean {statistics.fmean(best):.1f}, sd {statistics.stdev(best):.1f}, ", end="")
+    print(f"range {min(best):.0f} to {max(best):.0f}")
+    print(f"cells seen: {statistics.fmean(own):.1f} a seat, {statistics.fmean(union):.1f} together")
+    print(f"solo plan: {statistics.fmean(solo):.3f}, better one: {statistics.fmean(better):.3f}")
+
+
+def row(
+    instances: Sequence[MatchingInstance], specs: tuple[str, str], *, options: MatchingOptions
+) -> str:
+    """One pair's figures; the seats swap with every instance."""
+    norms: list[float] = []
+    totals = dict.fromkeys(("agreed", "turns", "messages", "words", "rejections"), 0)
+    begin_s = time.perf_counter()
+    for number, instance in enumerate(instances):
+        game = new_game(instance, options)
+        # Who moves first alternates with the number too, so the swap goes by pairs of instances.
+        seats = specs if number // 2 % 2 == 0 else specs[::-1]
+        players = [make_scripted(s, seed=2 * number + seat) for seat, s in enumerate(seats)]
+        while (seat := game.seat_to_move) is not None and len(game.view(0).log) < MAX_TURNS:
+            view = game.view(seat)
+            game.step(seat, players[seat].act(view))
+        log, outcome = game.view(0).log, game.outcome()
+        norms.append(outcome.score_norm)
+        totals["agreed"] += outcome.agreed
+        totals["turns"] += len(log)
+        totals["messages"] += sum(a.kind == "message" for a in log)
+        totals["words"] += sum(len(a.text.split()) for a in log if a.kind == "message")
+        totals["rejections"] += sum(a.kind == "reject" for a in log)
+    wall_s = time.perf_counter() - begin_s
+    error = statistics.stdev(norms) / math.sqrt(len(norms))
+    means = " | ".join(f"{total / len(norms):.2f}" for total in totals.values())
+    score = f"{statistics.fmean(norms):.3f} ± {error:.3f}"
+    return f"| {specs[0]} / {specs[1]} | {score} | {means} | {len(norms) / wall_s:.0f} |"
+
+
+if __name__ == "__main__":
+    main()

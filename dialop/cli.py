@@ -1,0 +1,216 @@
+"""The commands of `python -m dialop`. JSON lines go to standard output, words to standard error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from dialop.board import MatchingInstance, MatchingOptions
+from dialop.generate import KEEPS, MatchingRecipe, generate_many
+from dialop.matching import MatchingGame, new_game
+from dialop.recorded import replay
+from dialop.store import read_instances, read_records, write_instances
+
+_EPILOG = """examples:
+  python -m dialop generate --game matching --num 1000 --size 8 --seed 7 --out games.parquet
+  python -m dialop replay optimization.jsonl
+  echo '{"seat": 0, "text": "[message] Hello"}' \\
+      | python -m dialop step --instances games.parquet --index 0
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status is 0, 1 when a replayed game disagrees, 2 for bad input."""
+    args = _parser().parse_args(argv)
+    commands = {"generate": _generate, "replay": _replay, "step": _step}
+    try:
+        return commands[args.command](args)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dialop",
+        description="Reviewer-paper matching: instances, recorded games, play by hand.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    defaults = MatchingRecipe()
+
+    make = commands.add_parser(
+        "generate",
+        help="draw instances and write them as parquet",
+        description="Draw instances, each a function of the seed and its number alone.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    make.add_argument("--game", choices=["matching"], default="matching", help="which game")
+    make.add_argument("--num", type=int, required=True, help="how many instances")
+    make.add_argument("--out", type=Path, required=True, help="the .parquet file to write")
+    make.add_argument("--seed", type=int, default=0, help="seed of the stream")
+    make.add_argument("--start", type=int, default=0, help="number of the first instance")
+    make.add_argument("--processes", type=int, default=1, help="worker processes")
+    make.add_argument("--size", type=int, default=defaults.size, help="reviewers, 2 to 8")
+    make.add_argument(
+        "--p-observed", type=float, default=defaults.p_observed, help="chance to see a cell"
+    )
+    make.add_argument(
+        "--scale",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.scale,
+        help="multiply each seat's values by a hidden factor from 1 to 10",
+    )
+    make.add_argument(
+        "--max-value", type=int, default=defaults.max_value, help="values lie below this"
+    )
+    make.add_argument(
+        "--hardness", type=float, default=defaults.hardness, help="keep if solo x this < best"
+    )
+    make.add_argument(
+        "--keep", choices=KEEPS, default=defaults.keep, help="for which seats that must hold"
+    )
+    make.add_argument(
+        "--max-tables", type=int, default=defaults.max_tables, help="refused tables an instance"
+    )
+
+    again = commands.add_parser(
+        "replay",
+        help="score recorded games from their text",
+        description="For each recorded game one JSON line: its score from the accepted proposal's "
+        "text, its best by assignment, and whether both agree with the record. Exit status 1 "
+        "unless all agree.",
+    )
+    again.add_argument("file", type=Path, help="recorded games, one JSON object a line")
+
+    step = commands.add_parser(
+        "step",
+        help="play one game, moves as JSON lines",
+        description='Read moves {"seat": 0, "text": "[message] Hello"} from standard input and '
+        "answer each line with one JSON line.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    step.add_argument("--instances", type=Path, required=True, help=".parquet or recorded .jsonl")
+    step.add_argument("--index", type=int, default=0, help="which instance, from 0")
+    step.add_argument("--brief", action="store_true", help="the terse texts for tiny models")
+    step.add_argument("--no-messages", action="store_true", help="refuse [message] moves")
+    step.add_argument(
+        "--private-reasoning", action="store_true", help="allow private text before the tag"
+    )
+    step.add_argument("--prompts", action="store_true", help="show both prompts on standard error")
+    return parser
+
+
+def _generate(args: argparse.Namespace) -> int:
+    recipe = MatchingRecipe(
+        size=args.size,
+        p_observed=args.p_observed,
+        scale=args.scale,
+        max_value=args.max_value,
+        hardness=args.hardness,
+        keep=args.keep,
+        max_tables=args.max_tables,
+    )
+    begin_s = time.perf_counter()
+    instances = generate_many(
+        recipe, seed=args.seed, num=args.num, start=args.start, processes=args.processes
+    )
+    wall_s = time.perf_counter() - begin_s
+    write_instances(args.out, instances)
+    print(f"{len(instances)} instances in {wall_s:.1f} s: {args.out}", file=sys.stderr)
+    if instances:
+        print(_figures(instances), file=sys.stderr)
+    return 0
+
+
+def _figures(instances: Sequence[MatchingInstance]) -> str:
+    """The reference points of a set of instances, for a look at what was generated."""
+    solo = [instance.norm(value) for instance in instances for value in instance.solo]
+    better = [instance.norm(max(instance.solo)) for instance in instances]
+    seen = [sum(map(sum, mask)) for instance in instances for mask in instance.masks]
+    best = [float(instance.best) for instance in instances]
+    return (
+        f"best {statistics.fmean(best):.1f}, solo plan {statistics.fmean(solo):.3f}, "
+        f"better solo plan {statistics.fmean(better):.3f}, "
+        f"cells a seat sees {statistics.fmean(seen):.1f}"
+    )
+
+
+def _replay(args: argparse.Namespace) -> int:
+    lines = [replay(record, index=i) for i, record in enumerate(read_records(args.file))]
+    for line in lines:
+        print(json.dumps(line))
+    num_agree = sum(line["agrees"] for line in lines)
+    print(f"{num_agree} of {len(lines)} games agree", file=sys.stderr)
+    return 0 if num_agree == len(lines) else 1
+
+
+def _step(args: argparse.Namespace) -> int:
+    instances = read_instances(args.instances)
+    if not 0 <= args.index < len(instances):
+        raise ValueError(f"--index must be 0 to {len(instances) - 1}, got {args.index}")
+    options = MatchingOptions(
+        messages=not args.no_messages,
+        brief=args.brief,
+        private_reasoning=args.private_reasoning,
+    )
+    game = new_game(instances[args.index], options)
+    if args.prompts:
+        for seat in range(game.num_seats):
+            prompt = game.prompt(seat)
+            print(f"--- seat {seat}\n{prompt.system}\n\n{prompt.user}", file=sys.stderr)
+    answer_lines(game, sys.stdin.buffer, out=sys.stdout)
+    return 0
+
+
+def answer_lines(game: MatchingGame, lines: Iterable[bytes], *, out: TextIO) -> None:
+    """Answer each line of moves with one JSON line; a line that is no move gets an error."""
+    for line in lines:
+        observations = ("",) * game.num_seats
+        try:
+            seat, text = _read_move(line, num_seats=game.num_seats)
+        except ValueError as problem:
+            error: str | None = f"Error: {problem}"
+        else:
+            step = game.step(seat, text)
+            error, observations = step.error, step.observations
+        outcome = game.outcome()
+        answer = {
+            "seat_to_move": game.seat_to_move,
+            "error": error,
+            "over": outcome.over,
+            "agreed": outcome.agreed,
+            "score": outcome.score,
+            "score_norm": outcome.score_norm,
+            "observations": list(observations),
+        }
+        print(json.dumps(answer), file=out, flush=True)
+
+
+def _read_move(line: bytes, *, num_seats: int) -> tuple[int, str]:
+    """The seat and text of a move line; raises ValueError that says what is wrong with it."""
+    shape = '{"seat": 0, "text": "..."}'
+    try:
+        move: Any = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise ValueError(f"the line is no JSON; write {shape}") from None
+    if not isinstance(move, dict):
+        raise ValueError(f"the line is no JSON object; write {shape}")
+    seat, text = move.get("seat"), move.get("text")
+    if isinstance(seat, bool) or not isinstance(seat, int) or not 0 <= seat < num_seats:
+        raise ValueError(f'"seat" must be 0 to {num_seats - 1}, got {_shown(seat)}')
+    if not isinstance(text, str):
+        raise ValueError(f'"text" must be a string, got {_shown(text)}')
+    return seat, text
+
+
+def _shown(value: Any) -> str:
+    shown = json.dumps(value)
+    return shown if len(shown) <= 40 else shown[:39] + "…"

@@ -1,0 +1,110 @@
+"""Every sentence a seat reads in the matching game: rules, grids, observations, history. Knows no
+rules itself.
+
+Two styles: full, with a system prompt and the comma-separated grid, and brief, a few words for very
+small models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dialop.roster import display_names
+
+_RULES = """\
+You and a partner assign {size} reviewers to {size} papers, one reviewer to each paper. Every \
+reviewer-paper pair has a hidden value; your shared score is the total value of the agreed \
+assignment, divided by the best possible total. Without an agreement both of you score zero.
+
+You see only some of the values, your partner sees others. {scale_rule}
+
+The two of you take turns. Each turn is one move that starts with its tag:
+{message_rule}[propose] a full assignment, one `paper: reviewer` line for each paper, like this:
+[propose]
+Proposal:
+{example}
+[accept] the pending proposal, which ends the game
+[reject] the pending proposal, after which you move again
+
+When your partner has proposed, you must answer with [accept] or [reject] before anything else."""
+
+_SCALED = """\
+The values you see are multiplied by an unknown factor of your own, your partner's by another, so \
+only comparisons within one table are exact. A value that neither of you sees counts as the \
+average value."""
+_UNSCALED = "A value that neither of you sees counts as {unknown}, the average value."
+_MESSAGE_RULE = "[message] anything you want to tell your partner\n"
+
+
+def rules(
+    reviewers: Sequence[str], papers: Sequence[str], *, unknown: int | None, messages: bool
+) -> str:
+    """The full style's system prompt. `unknown` is the public value of unseen cells, None on scaled
+    boards."""
+    names, titles = display_names(reviewers, papers, brief=False)
+    lines = [f"{title}: {name}" for title, name in zip(titles, reversed(names), strict=True)]
+    return _RULES.format(
+        size=len(papers),
+        scale_rule=_SCALED if unknown is None else _UNSCALED.format(unknown=unknown),
+        message_rule=_MESSAGE_RULE if messages else "",
+        example="\n".join(lines),
+    )
+
+
+def grid(
+    displayed: Sequence[Sequence[int | None]], reviewers: Sequence[str], *, papers: Sequence[str]
+) -> str:
+    """The full style's table: a header with the full titles, one comma-separated line a reviewer,
+    unseen cells empty."""
+    lines = ["," + ",".join(papers)]
+    for name, row in zip(reviewers, displayed, strict=True):
+        lines.append(",".join([name, *("" if cell is None else str(cell) for cell in row)]))
+    return "\n".join(lines)
+
+
+def cell_lines(
+    displayed: Sequence[Sequence[int | None]], reviewers: Sequence[str], *, papers: Sequence[str]
+) -> str:
+    """The brief style's table: one `Ava BLEU 3` line a cell, `?` for an unseen one."""
+    names, titles = display_names(reviewers, papers, brief=True)
+    return "\n".join(
+        f"{name} {title} {'?' if cell is None else cell}"
+        for name, row in zip(names, displayed, strict=True)
+        for title, cell in zip(titles, row, strict=True)
+    )
+
+
+def move_text(kind: str, content: str) -> str:
+    """A move as its speaker would write it in the canonical form."""
+    if kind in ("accept", "reject"):
+        return f"[{kind}]"
+    return f"[{kind}]\n{content}" if kind == "propose" else f"[{kind}] {content}"
+
+
+def partner_text(kind: str, content: str, *, brief: bool) -> str:
+    """What the other seat reads of a move. Messages come without their tag, which the word Partner
+    stands for."""
+    if kind == "message":
+        return f"Partner: {content}"
+    text = f"Partner: {move_text(kind, content)}"
+    if kind == "propose" and not brief:
+        return f"{text}\nYou can only answer [accept] or [reject]."
+    return text
+
+
+def mover_text(kind: str, *, brief: bool) -> str:
+    """What the mover itself reads after its move; only a rejecter moves on, so only it needs a
+    text."""
+    if kind != "reject":
+        return ""
+    return "Your move." if brief else "You rejected the proposal. It is your move again."
+
+
+def history(moves: Sequence[tuple[int, str, str]], seat: int, *, brief: bool) -> str:
+    """Moves made before this game was restored, as (seat, kind, content), from one seat's side."""
+    lines = []
+    for mover, kind, content in moves:
+        who = "You" if mover == seat else "Partner"
+        shown = content if brief and kind == "message" else move_text(kind, content)
+        lines.append(f"{who}: {shown}")
+    return "\n".join(lines)

@@ -1,0 +1,121 @@
+"""Generated instances: distribution, filter, and that seed and index alone make them."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+
+from dialop.generate import Keep, MatchingRecipe, generate_instance, generate_many
+from dialop.matching import MatchingInstance
+
+TINY = MatchingRecipe(size=2, p_observed=0.5, scale=False, max_value=10, keep="exactly_one")
+SMALL = MatchingRecipe(size=3, p_observed=0.5, scale=False, max_value=10)
+
+
+def brute_best(instance: MatchingInstance) -> int:
+    table = instance.table
+    return max(
+        sum(table[r][p] for r, p in enumerate(papers)) for papers in permutations(range(len(table)))
+    )
+
+
+def test_the_full_game_has_the_specified_figures() -> None:
+    instances = generate_many(MatchingRecipe(), seed=11, num=80)
+    best = [float(i.best) for i in instances]
+    solo = [i.norm(s) for i in instances for s in i.solo]
+    better = [i.norm(max(i.solo)) for i in instances]
+    own = [sum(map(sum, mask)) for i in instances for mask in i.masks]
+    union = [
+        sum(a or b for rows in zip(*i.masks, strict=True) for a, b in zip(*rows, strict=True))
+        for i in instances
+    ]
+    # Tolerances are about four standard errors of a sample of 80.
+    assert statistics.fmean(best) == pytest.approx(609, abs=20)
+    assert statistics.stdev(best) == pytest.approx(44, abs=14)
+    assert statistics.fmean(own) == pytest.approx(24.5, abs=1.3)
+    assert statistics.fmean(union) == pytest.approx(40.8, abs=1.5)
+    assert statistics.fmean(solo) == pytest.approx(0.774, abs=0.012)
+    assert statistics.fmean(better) == pytest.approx(0.790, abs=0.012)
+    scales = [scale for i in instances for scale in i.scales]
+    assert min(scales) >= 1 and max(scales) <= 10
+    assert statistics.fmean(scales) == pytest.approx(5.5, abs=0.8)
+    assert sum(i.first_seat for i in instances) == 40
+
+
+@pytest.mark.parametrize(("recipe", "num_failing"), [(TINY, 1), (SMALL, 2)])
+def test_kept_boards_fail_the_right_number_of_solo_plans(
+    recipe: MatchingRecipe, num_failing: int
+) -> None:
+    for instance in generate_many(recipe, seed=2, num=60):
+        assert instance.best == brute_best(instance)
+        assert sum(s * recipe.hardness < instance.best for s in instance.solo) == num_failing
+        assert instance.scales == (1.0, 1.0) and instance.unknown == 5
+        assert all(0 <= cell < 10 for row in instance.table for cell in row)
+        for r in range(recipe.size):
+            for p in range(recipe.size):
+                if not any(mask[r][p] for mask in instance.masks):
+                    assert instance.table[r][p] == 5
+
+
+def test_an_unfiltered_stream_keeps_its_first_table_and_the_cap_ends_the_search() -> None:
+    impossible = MatchingRecipe(size=3, hardness=1000.0, max_tables=0)
+    unfiltered = MatchingRecipe(size=3, keep="all")
+    for index in range(5):
+        capped = generate_instance(impossible, seed=3, index=index)
+        assert capped == generate_instance(unfiltered, seed=3, index=index)
+    # Tables 0, 15, 16, 17, 100 of one stream: a cap of n takes table n, across block borders.
+    tables = {
+        num: generate_instance(replace(impossible, max_tables=num), seed=3, index=0).table
+        for num in (0, 1, 15, 16, 17, 47, 48, 100)
+    }
+    assert len(set(tables.values())) == len(tables)
+
+
+def test_an_instance_depends_on_seed_and_index_alone() -> None:
+    all_at_once = generate_many(TINY, seed=7, num=40)
+    assert all_at_once[10:20] == generate_many(TINY, seed=7, num=10, start=10)
+    assert all_at_once[13] == generate_instance(TINY, seed=7, index=13)
+    assert all_at_once[13].key == "7/13"
+    assert all_at_once == generate_many(TINY, seed=7, num=40, processes=2)
+    assert len({i.table for i in generate_many(SMALL, seed=8, num=40)}) == 40
+    assert generate_many(TINY, seed=8, num=5) != all_at_once[:5]
+
+
+def test_the_stream_of_a_seed_does_not_change() -> None:
+    instance = generate_instance(TINY, seed=1, index=0)
+    assert instance.table == ((5, 9), (0, 9))
+    assert instance.masks == (((0, 1), (0, 1)), ((0, 0), (1, 0)))
+    assert (instance.best, instance.solo, instance.first_seat) == (14, (9.0, 14.0), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": 1}, "size must be 2 to 8, got 1"),
+        ({"size": 9}, "size must be 2 to 8, got 9"),
+        ({"p_observed": 1.5}, "p_observed must be 0 to 1, got 1.5"),
+        ({"max_value": 1}, "max_value must be 2 to 10000, got 1"),
+        ({"hardness": 0.5}, "hardness must be at least 1, got 0.5"),
+        ({"keep": "some"}, "keep must be one of both, exactly_one, all, got 'some'"),
+        ({"max_tables": -1}, "max_tables must be at least 0, got -1"),
+    ],
+)
+def test_bad_recipes_are_refused(change: dict[str, Keep], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MatchingRecipe(**change)  # type: ignore[arg-type]
+
+
+def test_large_values_do_not_overflow() -> None:
+    recipe = MatchingRecipe(size=8, max_value=10_000, keep="all")
+    instance = generate_instance(recipe, seed=1, index=0)
+    assert instance.best > 8 * 5_000 and instance.unknown == 5_000
+
+
+def test_negative_seeds_and_counts_are_refused() -> None:
+    with pytest.raises(ValueError, match="seed and index must be at least 0, got -1 and 0"):
+        generate_instance(TINY, seed=-1, index=0)
+    with pytest.raises(ValueError, match="got 5 and 0"):
+        generate_many(TINY, seed=1, num=5, processes=0)

@@ -1,0 +1,224 @@
+"""Scripted players: what they score together, how they word it, that every game ends."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+
+import pytest
+from dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
+
+from dialop.generate import MatchingRecipe, generate_many
+from dialop.matching import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.pooling import estimate_ratio, estimate_top
+from dialop.scripted import ScriptedPlayer, make_scripted
+
+TINY = MatchingRecipe(size=2, p_observed=0.5, scale=False, max_value=10, keep="exactly_one")
+MAX_TURNS = 30
+
+
+@dataclass(frozen=True)
+class Played:
+    norm: float
+    num_turns: int
+    num_messages: int
+    num_errors: int
+
+
+def play_out(
+    instance: MatchingInstance, specs: tuple[str, str], *, options: MatchingOptions, seed: int
+) -> Played:
+    game = MatchingGame(instance, options)
+    players = [make_scripted(spec, seed=2 * seed + seat) for seat, spec in enumerate(specs)]
+    while (seat := game.seat_to_move) is not None and len(game.view(0).log) < MAX_TURNS:
+        errors_before = game.view(seat).num_errors_this_turn
+        step = game.step(seat, players[seat].act(game.view(seat)))
+        assert step.error is None or errors_before == 0, step.error
+    log = game.view(0).log
+    num_messages = sum(action.kind == "message" for action in log)
+    assert game.outcome().agreed
+    return Played(game.outcome().score_norm, len(log), num_messages, sum(game.num_errors))
+
+
+def play_all(
+    instances: list[MatchingInstance], specs: tuple[str, str], options: MatchingOptions = FULL
+) -> list[Played]:
+    return [play_out(i, specs, options=options, seed=n) for n, i in enumerate(instances)]
+
+
+def mean_norm(games: list[Played]) -> float:
+    return statistics.fmean(game.norm for game in games)
+
+
+@pytest.fixture(scope="module")
+def eights() -> list[MatchingInstance]:
+    return generate_many(MatchingRecipe(), seed=21, num=40)
+
+
+@pytest.fixture(scope="module")
+def twos() -> list[MatchingInstance]:
+    return generate_many(TINY, seed=22, num=300)
+
+
+def test_scores_on_the_full_game(eights: list[MatchingInstance]) -> None:
+    assert mean_norm(play_all(eights, ("random", "random"))) == pytest.approx(0.61, abs=0.05)
+    assert mean_norm(play_all(eights, ("solo", "solo"))) == pytest.approx(0.774, abs=0.03)
+    honest = play_all(eights, ("honest", "honest"))
+    assert mean_norm(honest) > 0.97
+    assert max(game.num_turns for game in honest) <= 4
+    for tell in ("top", "rows"):
+        spec = f"honest:tell={tell}"
+        assert mean_norm(play_all(eights, (spec, spec))) > 0.93
+
+
+def test_scores_on_tiny_boards(twos: list[MatchingInstance]) -> None:
+    solo = play_all(twos, ("solo", "solo"), BRIEF)
+    everything = play_all(twos, ("honest", "honest"), BRIEF)
+    top = play_all(twos, ("honest:tell=top", "honest:tell=top"), BRIEF)
+    assert mean_norm(solo) == pytest.approx(0.805, abs=0.04)
+    assert mean_norm(everything) == 1.0
+    assert mean_norm(solo) + 0.05 < mean_norm(top) < 0.97
+    assert all(game.num_turns == 2 and game.num_messages == 0 for game in solo)
+    assert max(game.num_turns for game in everything) <= 4
+    assert statistics.fmean(game.num_messages for game in everything) < 1.2
+
+
+def test_without_messages_honest_plays_solo(twos: list[MatchingInstance]) -> None:
+    for options in (SILENT, replace(BRIEF, messages=False)):
+        honest = play_all(twos[:50], ("honest", "honest"), options)
+        assert honest == play_all(twos[:50], ("solo", "solo"), options)
+
+
+@pytest.mark.parametrize("partner", ["random", "solo", "honest:tell=rows,reply=tell"])
+def test_honest_ends_beside_anyone(partner: str, eights: list[MatchingInstance]) -> None:
+    for specs in (("honest", partner), (partner, "honest")):
+        assert mean_norm(play_all(eights[:15], specs)) > 0.6
+
+
+@pytest.mark.parametrize("nonsense", ["[message] Ava BLEU 999999", "[message] lalala 7"])
+def test_honest_ends_beside_a_chatterbox_that_always_refuses(nonsense: str) -> None:
+    game = MatchingGame(SMALL, FULL)
+    honest = make_scripted("honest", seed=1)
+    while len(game.view(0).log) < MAX_TURNS:
+        seat = game.seat_to_move
+        text = honest.act(game.view(0)) if seat == 0 else nonsense
+        if seat == 1 and game.view(1).pending is not None:
+            text = "[reject]"
+        assert seat is not None and game.step(seat, text).error is None
+    kinds = [action.kind for action in game.view(0).log if action.seat == 0]
+    assert kinds[0] == "message" and set(kinds[1:]) == {"propose"}
+
+
+def test_honest_gives_in_after_two_rejections() -> None:
+    game = MatchingGame(SMALL, FULL)
+    honest = make_scripted("honest", seed=1)
+    play(
+        game,
+        (0, honest.act(game.view(0))),
+        (1, "[message] Ava on Electra is 0, Daniel on BLEU is 0"),
+    )
+    answers = []
+    while game.seat_to_move is not None:
+        seat = game.seat_to_move
+        if seat == 0:
+            text = honest.act(game.view(0))
+            answers.append(text.split()[0])
+        else:
+            text = WORST if game.view(1).pending is None else "[reject]"
+        play(game, (seat, text))
+    rejections = answers.count("[reject]")
+    assert rejections == 2 and answers[-1] == "[accept]" and len(game.view(0).log) <= 14
+
+
+def test_brief_wording_is_fixed_and_copies_the_prompt() -> None:
+    game = MatchingGame(SMALL, BRIEF)
+    for seed in (0, 1):
+        honest = make_scripted("honest", seed=seed)
+        assert honest.act(game.view(0)) == "[message] Ava BLEU 3, Daniel Electra 9"
+        top = make_scripted("honest:tell=top", seed=seed)
+        assert top.act(game.view(0)) == "[message] Daniel Electra 9"
+        assert make_scripted("solo", seed=seed).act(game.view(0)) == BEST
+    play(game, (0, "[message] Ava BLEU 3, Daniel Electra 9"))
+    # 3 + 9 beats 7 + 1: the listener plans on both tables and answers with the best at once.
+    assert make_scripted("honest", seed=0).act(game.view(1)) == BEST
+    teller = make_scripted("honest:reply=tell", seed=0)
+    assert teller.act(game.view(1)) == "[message] Ava Electra 7, Daniel BLEU 1"
+    assert make_scripted("random", seed=0).act(game.view(1)) in (BEST, WORST)
+
+
+def test_full_wording_varies_with_the_seed_and_only_with_it(eights: list[MatchingInstance]) -> None:
+    view = MatchingGame(eights[0], FULL).view(eights[0].first_seat)
+    for spec in ("honest", "solo", "random"):
+        players = [make_scripted(spec, seed=seed) for seed in range(20)]
+        texts = [player.act(view) for player in players]
+        assert len(set(texts)) >= 5
+        assert texts == [player.act(view) for player in players]
+
+
+@pytest.mark.parametrize("options", [FULL, BRIEF])
+@pytest.mark.parametrize("name", ["random", "solo", "honest"])
+def test_slips_are_refused_and_repaired(
+    name: str, options: MatchingOptions, twos: list[MatchingInstance]
+) -> None:
+    clean = play_all(twos[:40], (name, name), options)
+    slipping = play_all(twos[:40], (f"{name}:slip=1", f"{name}:slip=1"), options)
+    for plain, slip in zip(clean, slipping, strict=True):
+        # Every move is first malformed; what is played in the end is the same.
+        assert slip.num_errors == slip.num_turns == plain.num_turns and plain.num_errors == 0
+        assert slip.norm == plain.norm
+    some = play_all(twos[:100], ("solo:slip=0.2", "solo:slip=0.2"), options)
+    assert 10 <= sum(game.num_errors for game in some) <= 80
+
+
+def test_specs() -> None:
+    assert make_scripted("honest", seed=3) == ScriptedPlayer("honest", 3, "all", "propose", 0.0)
+    assert make_scripted(" honest : tell=top , slip=0.25", seed=3) == ScriptedPlayer(
+        "honest", 3, "top", "propose", 0.25
+    )
+    assert make_scripted("honest:tell=rows,reply=tell", seed=0).reply == "tell"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("honset", "unknown scripted player 'honset'.*random, solo, honest; did you mean 'honest'"),
+        ("", "unknown scripted player ''.*random, solo, honest"),
+        ("solo:tell=all", "unknown option of solo 'tell': choose one of slip"),
+        ("honest:tel=all", "unknown option of honest 'tel'.*did you mean 'tell'"),
+        ("honest:tell=most", "unknown tell 'most': choose one of all, top, rows"),
+        ("honest:reply=", "unknown reply '': choose one of propose, tell"),
+        ("random:slip=2", "slip must be a number from 0 to 1, got 2"),
+        ("random:slip=often", "slip must be a number from 0 to 1, got 'often'"),
+    ],
+)
+def test_bad_specs_name_the_valid_ones(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_scripted(spec, seed=0)
+
+
+def test_a_player_acts_only_in_its_own_turn() -> None:
+    view = MatchingGame(SMALL, FULL).view(1)
+    with pytest.raises(ValueError, match="seat 1 is not to move, seat 0 is"):
+        make_scripted("solo", seed=0).act(view)
+
+
+def test_estimates_by_hand() -> None:
+    # Largest of three uniform values 10, 20, 59.5: the range ends near 59.5 x 4 / 3.
+    assert estimate_top({(0, 0): 10, (0, 1): 20, (1, 0): 59}, num_cells=3) == pytest.approx(
+        79.33, abs=0.01
+    )
+    # One cell seen by both: 99.5 own units are 9.5 of the partner's.
+    assert estimate_ratio({(0, 0): 99, (1, 1): 3}, {(0, 0): 9, (0, 1): 5}) == pytest.approx(
+        99.5 / 9.5
+    )
+    assert estimate_ratio({}, {(0, 0): 9}) == 1.0
+
+
+def test_hidden_scales_are_bridged_by_talk() -> None:
+    """Seat 1 shows 28 and 4 (x 4), seat 0 shows 7 and 22 (x 2.5): raw numbers would mislead it."""
+    game = MatchingGame(SCALED, FULL)
+    told = make_scripted("honest", seed=0).act(game.view(1))
+    play(game, (1, told))
+    assert "28" in told and "4" in told
+    reply = make_scripted("honest", seed=0).act(game.view(0))
+    assert reply.startswith("[propose]")

@@ -1,0 +1,95 @@
+"""What a message states: accepted wordings, empty ones, and round trips of every phrasing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from dialop_boards import BRIEF, FULL, SMALL
+
+from dialop import wording
+from dialop.generate import MatchingRecipe, generate_instance
+from dialop.matching import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.pooling import own_cells
+from dialop.statements import count_true, stated_cells
+
+EIGHT = generate_instance(MatchingRecipe(keep="all"), seed=5, index=0)
+AVA_BLEU, AVA_ELECTRA, DANIEL_BLEU, DANIEL_ELECTRA = (0, 0), (0, 1), (1, 0), (1, 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Ava on BLEU is 87",
+        "Ava-BLEU: 87",
+        "Ava BLEU 87",
+        "ava li for bleu: 87!",
+        "87 for Ava on BLEU.",
+        "I have BLEU at 87 for Li, I think.",
+        "Hello there, my best is Ava, who has 87 on BLEU",
+        "BLEU: a Method for Automatic Evaluation of MT - Ava Li = 87",
+        "Ava (BLEU) 87",
+        "Ava/BLEU=87",
+        "Ava:\n- BLEU 87",
+    ],
+)
+def test_one_statement_in_many_words(text: str) -> None:
+    assert stated_cells(text, SMALL) == [(*AVA_BLEU, 87)]
+
+
+def test_lists_carry_the_last_named_row_or_column() -> None:
+    rows = [(*AVA_BLEU, 8), (*AVA_ELECTRA, 5), (*DANIEL_BLEU, 0)]
+    assert stated_cells("Ava: BLEU 8, Electra 5; Daniel: BLEU 0", SMALL) == rows
+    assert stated_cells("Ava has 8 on BLEU and 5 on Electra. Daniel has 0 on BLEU.", SMALL) == rows
+    assert stated_cells("Ava BLEU 8 Ava Electra 5 Daniel BLEU 0", SMALL) == rows
+    columns = [(*AVA_BLEU, 8), (*DANIEL_BLEU, 0), (*DANIEL_ELECTRA, 3)]
+    assert stated_cells("BLEU: Ava 8, Daniel 0. Electra: Daniel 3", SMALL) == columns
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "I see nothing useful here.",
+        "Is Ava on BLEU 87?",
+        "Ava on BLEU is not 87",
+        "Ava on BLEU is less than 87",
+        "Ava is my number 1",
+        "I rate BLEU 4/10 for Ava",
+        "Ava on BLEU is 87.5",
+        "Ava on BLEU is 40%",
+        "Sofia on BLEU is 87",
+        "Ava BLEU 87 12",
+        "Ava on BLEU is 1234567",
+        "BLEU: Ava\nElectra: Daniel",
+    ],
+)
+def test_what_states_nothing(text: str) -> None:
+    assert stated_cells(text, SMALL) == []
+
+
+def test_only_values_the_speaker_sees_are_true() -> None:
+    view = MatchingGame(SMALL, FULL).view(0)
+    assert count_true(view, "Ava BLEU 3, Daniel Electra 9") == (2, 2)
+    assert count_true(view, "Ava BLEU 4, Daniel Electra 9") == (1, 2)
+    # 7 is the true value, but only the partner sees that cell.
+    assert count_true(view, "Ava Electra 7") == (0, 1)
+    assert count_true(view, "hello") == (0, 0)
+
+
+@pytest.mark.parametrize("instance", [SMALL, EIGHT])
+@pytest.mark.parametrize("options", [FULL, BRIEF])
+def test_everything_that_scripted_players_tell_reads_back(
+    instance: MatchingInstance, options: MatchingOptions
+) -> None:
+    view = MatchingGame(instance, options).view(0)
+    cells = own_cells(view)
+    texts = {wording.message(cells, view, rng=np.random.default_rng(s)) for s in range(150)}
+    assert len(texts) == 1 if options.brief else len(texts) > 50
+    for text in texts:
+        tag, _, content = text.partition(" ")
+        told = stated_cells(content, view)
+        assert tag == "[message]" and sorted(told) == sorted((*c, v) for c, v in cells.items())
+        assert count_true(view, content) == (len(cells), len(cells))
+    for seed in range(10):
+        nothing = wording.message({}, view, rng=np.random.default_rng(seed))
+        assert stated_cells(nothing, view) == []

@@ -1,0 +1,199 @@
+"""Golden playthroughs and rules of the matching game, on boards small enough to check by hand."""
+
+from __future__ import annotations
+
+import pytest
+from dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
+
+from dialop.matching import MatchingGame, MatchingInstance, MatchingOptions
+
+
+def test_golden_brief_game() -> None:
+    game = MatchingGame(SMALL, BRIEF)
+    assert game.prompt(0).system == ""
+    assert game.prompt(0).user == "Ava BLEU 3\nAva Electra ?\nDaniel BLEU ?\nDaniel Electra 9"
+    assert game.prompt(1).user == "Ava BLEU ?\nAva Electra 7\nDaniel BLEU 1\nDaniel Electra ?"
+    step = game.step(0, "[message] Ava BLEU 3, Daniel Electra 9")
+    assert step.observations == ("", "Partner: Ava BLEU 3, Daniel Electra 9")
+    step = game.step(1, "[propose]\nBLEU: Daniel\nElectra: Ava")
+    assert step.observations == ("Partner: [propose]\nBLEU: Daniel\nElectra: Ava", "")
+    step = game.step(0, "[reject]")
+    assert step.observations == ("Your move.", "Partner: [reject]")
+    assert game.seat_to_move == 0
+    step = game.step(0, BEST)
+    assert step.observations == ("", "Partner: [propose]\nBLEU: Ava\nElectra: Daniel")
+    assert not game.outcome().agreed and game.outcome().rewards == (0.0, 0.0)
+    step = game.step(1, "[accept]")
+    assert step.observations == ("Partner: [accept]", "")
+    outcome = game.outcome()
+    assert (outcome.over, outcome.agreed, outcome.score, outcome.score_norm) == (True, True, 12, 1)
+    assert outcome.rewards == (1.0, 1.0)
+    assert outcome.facts == {"best": 12.0, "solo_0": 1.0, "solo_1": 8 / 12}
+
+
+def test_golden_full_game() -> None:
+    game = MatchingGame(SCALED, FULL)
+    system, user = game.prompt(0).system, game.prompt(0).user
+    assert "unknown factor" in system and "[message]" in system and "BLEU: Daniel Nguyen" in system
+    assert user == (
+        ",BLEU: a Method for Automatic Evaluation of MT,"
+        "Electra: Pre-training Text Encoders as Discriminators\n"
+        "Ava Li,7,\n"
+        "Daniel Nguyen,,22"
+    )
+    assert game.prompt(1).user.endswith("\nAva Li,,28\nDaniel Nguyen,4,\n\nYou move first.")
+    step = game.step(1, "[Message]  Two lines,\nboth kept. ")
+    assert step.observations == ("Partner: Two lines,\nboth kept.", "")
+    step = game.step(0, "  [PROPOSE] proposal:<br/>&emsp; - Electra: Li<br/>&emsp; - BLEU: Daniel")
+    shown = "Partner: [propose]\nProposal:\nBLEU: Daniel Nguyen\nElectra: Ava Li\n"
+    assert step.observations == ("", shown + "You can only answer [accept] or [reject].")
+    step = game.step(1, "[reject] too little")
+    rejected = "You rejected the proposal. It is your move again."
+    assert step.observations == ("Partner: [reject]", rejected)
+    play(game, (1, WORST), (0, "[accept] fine"))
+    outcome = game.outcome()
+    assert outcome.score == 8 and outcome.score_norm == pytest.approx(8 / 12)
+
+
+def test_unscaled_boards_tell_the_unknown_value_and_scaled_ones_do_not() -> None:
+    assert "counts as 5, the average" in MatchingGame(SMALL, FULL).prompt(0).system
+    assert MatchingGame(SMALL, FULL).view(0).public_unknown == 5
+    assert "counts as the average value" in MatchingGame(SCALED, FULL).prompt(0).system
+    assert MatchingGame(SCALED, FULL).view(0).public_unknown is None
+
+
+def test_displayed_values_are_truncated_and_hidden_cells_are_none() -> None:
+    assert MatchingGame(SCALED, FULL).view(0).displayed == ((7, None), (None, 22))
+    assert MatchingGame(SCALED, FULL).view(1).displayed == ((None, 28), (4, None))
+
+
+def test_a_view_holds_nothing_of_the_partner() -> None:
+    fields = set(type(MatchingGame(SMALL, FULL).view(0)).__slots__)
+    assert not fields & {"instance", "table", "masks", "scales", "best", "solo", "facts"}
+    other = MatchingInstance(
+        key="hand/2",
+        size=2,
+        table=((3, 2), (8, 9)),
+        masks=SMALL.masks,
+        scales=(1.0, 1.0),
+        first_seat=0,
+        best=12,
+        solo=(12.0, 8.0),
+        max_value=10,
+    )
+    # The boards differ only where seat 0 sees nothing, so seat 0 cannot tell them apart.
+    for options in (FULL, BRIEF):
+        one, two = MatchingGame(SMALL, options), MatchingGame(other, options)
+        assert one.prompt(0) == two.prompt(0) and one.view(0) == two.view(0)
+        assert one.prompt(1) != two.prompt(1)
+
+
+REFUSED = [
+    (0, "Ava BLEU 3", "no_tag", "line 1 has no tag; start with [message] or [propose]"),
+    (0, "so: [message] hi", "no_tag", "line 1 has no tag"),
+    (0, "[think] hm", "unknown_tag", "unknown tag [think]; use [message] or [propose]"),
+    (0, "[] hm", "unknown_tag", "unknown tag []; use [message] or [propose]"),
+    (0, "[message]  \n ", "empty", "nothing after [message]"),
+    (0, "[propose]", "empty", "nothing after [propose]"),
+    (0, "[accept]", "nothing_pending", "no proposal to accept; use [message] or [propose]"),
+    (0, "[reject] no", "nothing_pending", "no proposal to reject; use [message] or [propose]"),
+    (0, "[propose] BLEU: Ava", "bad_proposal", "line 2 is missing; 2 lines needed. Free: Electra"),
+    (1, "[message] hi", "not_your_turn", "it is your partner's turn"),
+]
+
+
+@pytest.mark.parametrize(("seat", "text", "kind", "message"), REFUSED)
+def test_refused_moves_before_a_proposal(seat: int, text: str, kind: str, message: str) -> None:
+    game = MatchingGame(SMALL, FULL)
+    step = game.step(seat, text)
+    assert (step.action, step.error_kind, step.observations) == (None, kind, ("", ""))
+    assert step.error is not None and step.error.startswith(f"Error: {message}")
+    assert game.num_errors == (1 - seat, seat) and game.seat_to_move == 0
+
+
+@pytest.mark.parametrize("text", ["[message] hi", BEST, "[think] hm", "[message]"])
+def test_a_pending_proposal_must_be_answered(text: str) -> None:
+    game = play(MatchingGame(SMALL, FULL), (0, BEST))
+    step = game.step(1, text)
+    assert step.error_kind == "must_answer"
+    assert step.error == "Error: answer the proposal first: [accept] or [reject]"
+    assert game.step(1, "no").error_kind == "no_tag"
+    assert game.view(1).num_errors_this_turn == 2
+    play(game, (1, "[accept]"))
+    assert game.num_errors == (0, 2) and game.outcome().agreed
+
+
+def test_after_the_end_nothing_is_legal() -> None:
+    game = play(MatchingGame(SMALL, FULL), (0, BEST), (1, "[accept]"))
+    for seat, text in ((0, "[accept]"), (1, "[accept]"), (0, "[message] bye")):
+        step = game.step(seat, text)
+        assert (step.error_kind, step.error) == ("over", "Error: the game is over")
+    assert game.outcome().score == 12
+
+
+def test_errors_this_turn_start_anew_with_each_turn() -> None:
+    game = MatchingGame(SMALL, FULL)
+    game.step(0, "x")
+    game.step(0, "y")
+    assert game.view(0).num_errors_this_turn == 2 and game.view(1).num_errors_this_turn == 0
+    play(game, (0, "[message] hi"))
+    assert game.view(1).num_errors_this_turn == 0 and game.num_errors == (2, 0)
+
+
+def test_control_condition_refuses_and_does_not_offer_messages() -> None:
+    game = MatchingGame(SMALL, SILENT)
+    assert "[message]" not in game.prompt(0).system + game.prompt(0).user
+    step = game.step(0, "[message] hi")
+    assert (step.error_kind, step.error) == (
+        "no_messages",
+        "Error: messages are off; use [propose]",
+    )
+    play(game, (0, BEST), (1, "[accept]"))
+
+
+def test_private_reasoning_is_allowed_only_on_request_and_never_shown() -> None:
+    text = "I think [propose] comes later.\n<think>[message] no</think>\n Well\n[message] Hello"
+    assert MatchingGame(SMALL, FULL).step(0, text).error_kind == "no_tag"
+    game = MatchingGame(SMALL, MatchingOptions(private_reasoning=True))
+    assert game.step(0, text).observations == ("", "Partner: Hello")
+    assert game.view(1).log[0].text == "Hello"
+    assert game.step(1, "no tag anywhere").error_kind == "no_tag"
+    assert game.step(1, "thinking\n[accept]").error_kind == "nothing_pending"
+
+
+def test_a_restored_game_tells_each_seat_its_past() -> None:
+    game = play(MatchingGame(SMALL, BRIEF), (0, "[message] Ava BLEU 3"), (1, BEST))
+    restored = MatchingGame.from_state(game.state())
+    cells = game.prompt(0).user
+    assert restored.prompt(0).user == (
+        f"{cells}\nYou: Ava BLEU 3\nPartner: [propose]\nBLEU: Ava\nElectra: Daniel"
+    )
+    assert restored.prompt(1).user.endswith(
+        "\nPartner: Ava BLEU 3\nYou: [propose]\nBLEU: Ava\nElectra: Daniel"
+    )
+    play(restored, (0, "[reject]"), (0, WORST), (1, "[accept]"))
+    # Moves made after the restoration reach the seats as observations, so the prompt stays.
+    assert "reject" not in restored.prompt(0).user and restored.outcome().score == 8
+
+
+def test_from_state_refuses_another_game() -> None:
+    with pytest.raises(ValueError, match="must be \"matching\", got 'planning'"):
+        MatchingGame.from_state({"game": "planning"})
+
+
+def test_an_instance_checks_its_shape() -> None:
+    good = {s: getattr(SMALL, s) for s in SMALL.__slots__}
+    for change, message in (
+        ({"size": 9}, "size must be 2 to 8, got 9 in hand/0"),
+        ({"first_seat": 2}, "first_seat must be 0 or 1, got 2 in hand/0"),
+        ({"table": ((1, 2),)}, "table must be 2x2 in hand/0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            MatchingInstance(**{**good, **change})
+
+
+def test_a_board_worth_nothing_scores_one_for_any_agreement() -> None:
+    good = {s: getattr(SMALL, s) for s in SMALL.__slots__}
+    empty = MatchingInstance(**{**good, "table": ((0, 0), (0, 0)), "best": 0, "solo": (0.0, 0.0)})
+    game = play(MatchingGame(empty, FULL), (0, BEST), (1, "[accept]"))
+    assert game.outcome().score == 0 and game.outcome().score_norm == 1
