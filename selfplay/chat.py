@@ -1,0 +1,282 @@
+"""Chat text to token ids, exactly as the model's own chat template would, one new stretch at a
+time.
+
+Units: token ids. Past ids are never tokenised again: a prompt is the one before, the sampled ids,
+and `following`. Contents cannot forge markers: in a private copy of the tokenizer every special
+token is respelled with a secret, the template's own markers are written in that spelling, and so
+`<|im_end|>` typed by a player is plain text while the whole stretch still goes through the
+tokenizer's own rules at once. Must not know: torch, games' rules.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from selfplay.template import Slot, Template, check_same, find_lead, say
+
+# What a decoded special token (or an id that no token has) looks like: text no rule of a game
+# reads.
+_UNREADABLE = "\ufffd"
+_USERS = ("Hello, world 12.", "  padded\n", "line one\n\nline two: a_b <3", "Grüße, 世界 🙂 1½")
+_SYSTEM, _ANSWER = "Play well.\nBe brief ", "Fine, {} it is."
+
+
+@dataclass(frozen=True, slots=True)
+class _Markers:
+    """The private copy of a tokenizer, with the secret spelling of each special token by its public
+    one.
+    """
+
+    backend: Tokenizer
+    spelling: Mapping[str, str]
+    pattern: re.Pattern[str]
+
+    def hide(self, static: str) -> str:
+        """Template text with its special tokens in the secret spelling."""
+        return self.pattern.sub(lambda found: self.spelling[found[0]], static)
+
+    def hide_slot(self, slot: Slot) -> Slot:
+        """A slot with the template text before it hidden."""
+        return replace(slot, before=self.hide(slot.before))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of text, in which only the secret spellings are special tokens."""
+        return list(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, each special token as one unreadable character."""
+        text = self.backend.decode(list(ids), skip_special_tokens=False)
+        for secret in self.spelling.values():
+            text = text.replace(secret, _UNREADABLE)
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """How one tokenizer's chat template turns new text into ids. Made by `make_rendering`, checked
+    there.
+
+    stop_ids: ids that end a sample; the first is the template's end-of-turn, the other the
+    tokenizer's eos if it is another one. end_id: the end-of-turn id. folds_system: the template has
+    no system role, so the system text stands before the first user text with a blank line between.
+    """
+
+    stop_ids: tuple[int, ...]
+    end_id: int
+    folds_system: bool
+    _markers: _Markers
+    _system: Slot
+    _user_after_system: Slot
+    _user_alone: Slot
+    _user_later: Slot
+    _tail: str
+    _lead: str
+    _end: str
+    _num_ids: int
+
+    def first(self, *, system: str, user: str) -> list[int]:
+        """The opening prompt with its generation prompt. An empty system is no system message at
+        all.
+        """
+        if not system:
+            text = self._user_alone.fill(user)
+        elif self.folds_system:
+            text = self._user_alone.fill(f"{system}\n\n{user}")
+        else:
+            text = self._system.fill(system) + self._user_after_system.fill(user)
+        return self._markers.encode(text + self._tail)
+
+    def following(self, user: str, *, closed: bool) -> list[int]:
+        """Everything from the sampled tokens to the next generation prompt.
+
+        closed: the sample ended with the end-of-turn token (`ends_turn`); otherwise that token
+        comes first here.
+        """
+        ids = self._markers.encode(self._user_later.fill(user) + self._tail)
+        return ids[1:] if closed else ids
+
+    def action_ids(self, text: str) -> list[int]:
+        """What a policy would have sampled to say `text` after a generation prompt: its tokens and
+        the end-of-turn.
+        """
+        said = self._lead + text.encode("utf-8", "replace").decode("utf-8") + self._end
+        prompt_ids = self._markers.encode(self._tail)
+        ids = self._markers.encode(self._tail + said)
+        if ids[: len(prompt_ids)] == prompt_ids:
+            return ids[len(prompt_ids) :]
+        # The text's first characters merge with the prompt's last ones (a leading newline, say). A
+        # policy samples after a fixed prompt, so its text stands alone behind a marker, which keeps
+        # it from counting as a beginning.
+        return self._markers.encode(self._end + said)[1:]
+
+    def ends_turn(self, ids: Sequence[int]) -> bool:
+        """Whether sampled ids end with the template's end-of-turn token."""
+        return bool(ids) and ids[-1] == self.end_id
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The sampled text without its stop token; any other special token shows as U+FFFD, never
+        as its spelling.
+        """
+        body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        known = [i if 0 <= i < self._num_ids else self.end_id for i in body]
+        return self._markers.decode(known).removeprefix(self._lead)
+
+
+def make_rendering(
+    tokenizer: PreTrainedTokenizerFast, *, template_kwargs: Mapping[str, object] | None = None
+) -> Rendering:
+    """Read the chat template by rendering it around sentinels, then check it against the template
+    itself.
+
+    A tokenizer without a template gets ChatML. `template_kwargs` reach the template
+    (`enable_thinking: false`). Raises ValueError when the template cannot be extended token by
+    token (it rewrites sampled text of old turns, has no single end-of-turn token, writes today's
+    date, ...), saying which rendering broke and what to set.
+    """
+    template = Template(tokenizer, template_kwargs)
+    markers = _private_markers(tokenizer)
+    template.check_steady()
+    folds = not template.has_system()
+    (user_alone,), tail = template.slots([say("user", 0)])
+    if folds:
+        system, user_after_system = Slot(""), user_alone
+    else:
+        (system, user_after_system), system_tail = template.slots(
+            [say("system", 0), say("user", 0)]
+        )
+        check_same(system_tail, tail, where="the generation prompt behind a system text")
+    user_later, header = template.turn(user_alone, tail)
+    template.check_thinking(tail)
+    found_end = markers.pattern.match(user_later.before)
+    if found_end is None:
+        raise ValueError(
+            "the chat template must put one special token right after the assistant's text, got "
+            f"{user_later.before!r}; add its end-of-turn text to the tokenizer's special tokens"
+        )
+    end_id = markers.encode(markers.hide(found_end[0]))[0]
+    eos_id = tokenizer.eos_token_id
+    rendering = Rendering(
+        stop_ids=(end_id,) if eos_id in (None, end_id) else (end_id, int(eos_id)),
+        end_id=end_id,
+        folds_system=folds,
+        _markers=markers,
+        _system=markers.hide_slot(system),
+        _user_after_system=markers.hide_slot(user_after_system),
+        _user_alone=markers.hide_slot(user_alone),
+        _user_later=markers.hide_slot(user_later),
+        _tail=markers.hide(tail),
+        _lead=find_lead(tail=tail, header=header),
+        _end=markers.hide(found_end[0]),
+        _num_ids=len(tokenizer),
+    )
+    _check_first(rendering, template)
+    for system_text in ("", _SYSTEM):
+        _check_extends(rendering, template, system=system_text, drops=len(tail) > len(header))
+    return rendering
+
+
+def _private_markers(tokenizer: PreTrainedTokenizerFast) -> _Markers:
+    """Copy the tokenizer with every special token respelled by a secret no player can type; ids
+    stay.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            f"chat needs a fast tokenizer (tokenizer.json), got {type(tokenizer).__name__}; "
+            "convert it with AutoTokenizer.from_pretrained(..., use_fast=True).save_pretrained(...)"
+        )
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    nonce = secrets.token_hex(12)
+    spelling = {
+        token["content"]: f"\ue000{nonce}{number}\ue001"
+        for number, token in enumerate(state["added_tokens"])
+        if token["special"]
+    }
+    if not spelling:
+        raise ValueError("chat needs a tokenizer with special tokens, got none")
+    ids = {secret: tokenizer.convert_tokens_to_ids(name) for name, secret in spelling.items()}
+    state["added_tokens"] = [
+        {**token, "content": spelling.get(token["content"], token["content"])}
+        for token in state["added_tokens"]
+    ]
+    # Post-processing adds beginnings of its own, which a chat template writes itself; padding and
+    # cuts are not ours.
+    state["post_processor"] = state["truncation"] = state["padding"] = None
+    model = state["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {spelling.get(t, t): i for t, i in model["vocab"].items()}
+    else:
+        model["vocab"] = [[spelling.get(t, t), score] for t, score in model["vocab"]]
+    if isinstance(model.get("unk_token"), str):
+        model["unk_token"] = spelling.get(model["unk_token"], model["unk_token"])
+    backend = Tokenizer.from_str(json.dumps(state))
+    for secret, expected in ids.items():
+        if backend.token_to_id(secret) != expected:
+            raise ValueError(
+                f"chat cannot copy this tokenizer: special token {expected} became "
+                f"{backend.token_to_id(secret)}"
+            )
+    # Longest first, as the tokenizer itself matches.
+    names = sorted(spelling, key=len, reverse=True)
+    return _Markers(backend, spelling, re.compile("|".join(re.escape(n) for n in names)))
+
+
+def _opening(rendering: Rendering, *, system: str, user: str) -> list[dict[str, str]]:
+    """The messages that `Rendering.first` stands for."""
+    if system and not rendering.folds_system:
+        return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    return [{"role": "user", "content": f"{system}\n\n{user}" if system else user}]
+
+
+def _check_first(rendering: Rendering, template: Template) -> None:
+    """Every first prompt equals the template's own, id for id."""
+    for user in _USERS:
+        for system in ("", _SYSTEM):
+            talk = _opening(rendering, system=system, user=user)
+            got = rendering.first(system=system, user=user)
+            where = f"first prompt for {talk!r}"
+            _check_same_ids(got, template.ids(talk), template, where=where)
+
+
+def _check_extends(rendering: Rendering, template: Template, *, system: str, drops: bool) -> None:
+    """A conversation grown piece by piece is the template's rendering of the whole.
+
+    What follows an answer must agree id for id, the whole as text: an answer's first token may be
+    cut differently behind a fixed prompt than inside a finished text, and the growing one is what
+    the policy saw. drops: the template leaves generation-only text out of old turns, which we keep,
+    so the text is compared from the last answer on.
+    """
+    ids = rendering.first(system=system, user=_USERS[0])
+    talk = _opening(rendering, system=system, user=_USERS[0])
+    for number, user in enumerate(_USERS[1:]):
+        answer = _ANSWER.format(number)
+        start = len(ids) if drops else 0
+        following = rendering.following(user, closed=True)
+        ids = ids + rendering.action_ids(answer) + following
+        talk += [{"role": "assistant", "content": answer}, {"role": "user", "content": user}]
+        expected = template.ids(talk)
+        where = f"a conversation of {len(talk)} messages grown turn by turn"
+        _check_same_ids(following, expected[-len(following) :], template, where=where)
+        text, whole = template.decode(ids[start:]), template.decode(expected)
+        check_same(text, whole[-len(text) :] if drops else whole, where=where)
+
+
+def _check_same_ids(
+    got: Sequence[int], expected: Sequence[int], template: Template, *, where: str
+) -> None:
+    """Raise with both texts and ids around the first difference."""
+    if list(got) != list(expected):
+        at = next(i for i, (a, b) in enumerate(zip_longest(got, expected)) if a != b)
+        near = slice(max(0, at - 8), at + 8)
+        raise ValueError(
+            f"chat template, {where}: ids differ from apply_chat_template at token {at}: "
+            f"{template.decode(got[near])!r} {list(got[near])} against "
+            f"{template.decode(expected[near])!r} {list(expected[near])}"
+        )

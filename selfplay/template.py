@@ -1,0 +1,242 @@
+"""Reading a chat template: render it around sentinels, cut the rendering there, refuse what
+rewrites history.
+
+Units: text. Names: a slot is a place where the template puts content; the text before it belongs to
+the slot; the tail is what follows the last user text, the generation prompt included. Must not
+know: ids, torch, games' rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+CHATML = (
+    "{%- for message in messages %}"
+    "{%- if message.role != 'system' or message.content %}"
+    "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+# Rendered in place of contents; the blanks are of kinds that no template writes in this order.
+_NUM_TURNS = 4
+_SLOT = "slotpx{}xqtext"
+_PAD_LEFT, _PAD_RIGHT = "\n\t ", " \t\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place for content: the template text before it, and whether the template trims the
+    content's sides.
+    """
+
+    before: str
+    strip_left: bool = False
+    strip_right: bool = False
+
+    def fill(self, content: str) -> str:
+        """Template text and content; lone surrogates, which no tokenizer takes, become question
+        marks.
+        """
+        content = content.encode("utf-8", "replace").decode("utf-8")
+        content = content.lstrip() if self.strip_left else content
+        return self.before + (content.rstrip() if self.strip_right else content)
+
+
+class Template:
+    """A tokenizer's chat template with its arguments bound."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, kwargs: Mapping[str, object] | None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.kwargs: dict[str, Any] = dict(kwargs or {})
+        if "chat_template" not in self.kwargs and not tokenizer.chat_template:
+            missing = [
+                t for t in ("<|im_start|>", "<|im_end|>") if t not in special_names(tokenizer)
+            ]
+            if missing:
+                raise ValueError(
+                    "a tokenizer without a chat template is rendered as ChatML, which needs the "
+                    f"special tokens <|im_start|> and <|im_end|>; missing: {', '.join(missing)}. "
+                    "Add them with tokenizer.add_special_tokens({'additional_special_tokens': "
+                    "['<|im_start|>', '<|im_end|>']}) and "
+                    "model.resize_token_embeddings(len(tokenizer)), save both, or give the "
+                    "tokenizer folder a chat_template.jinja"
+                )
+            self.kwargs["chat_template"] = CHATML
+
+    @property
+    def source(self) -> str:
+        """The template's own code."""
+        given = self.kwargs.get("chat_template")
+        return given if isinstance(given, str) else self.tokenizer.get_chat_template()
+
+    def text(self, messages: Sequence[Mapping[str, str]], *, before: str = "") -> str:
+        """The rendering with its generation prompt; `before` is template code put in front."""
+        kwargs = {**self.kwargs, "chat_template": before + self.source}
+        talk = [dict(m) for m in messages]
+        rendered = self.tokenizer.apply_chat_template(
+            talk, tokenize=False, add_generation_prompt=True, **kwargs
+        )
+        return str(rendered)
+
+    def ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """What `apply_chat_template` makes of the messages with its generation prompt."""
+        talk = [dict(m) for m in messages]
+        ids: Any = self.tokenizer.apply_chat_template(
+            talk, tokenize=True, return_dict=False, add_generation_prompt=True, **self.kwargs
+        )
+        return list(ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids as readable text for comparison, special tokens spelled out."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def slots(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[Slot], str]:
+        """The slots of sentinel messages and the text after the last; user and system slots know
+        how they trim.
+        """
+        where = " ".join(m["role"] for m in messages)
+        plain = _cut(self.text(messages), messages, where=where)
+        padded = [
+            m
+            if m["role"] == "assistant"
+            else {**m, "content": f"{_PAD_LEFT}{m['content']}{_PAD_RIGHT}"}
+            for m in messages
+        ]
+        pieces = _cut(self.text(padded), messages, where=f"{where}, contents padded with blanks")
+        slots = []
+        for i, message in enumerate(messages):
+            strip_left = strip_right = False
+            if message["role"] != "assistant":
+                strip_left = not pieces[i].endswith(_PAD_LEFT)
+                strip_right = not pieces[i + 1].startswith(_PAD_RIGHT)
+                pieces[i] = pieces[i].removesuffix(_PAD_LEFT)
+                pieces[i + 1] = pieces[i + 1].removeprefix(_PAD_RIGHT)
+            slots.append(Slot(plain[i], strip_left, strip_right))
+        for piece, expected in zip(pieces, plain, strict=True):
+            check_same(piece, expected, where=f"{where}, contents padded with blanks")
+        return slots, plain[-1]
+
+    def turn(self, first: Slot, tail: str) -> tuple[Slot, str]:
+        """The slot of any later user text, and the text between a user text and its answer in
+        history.
+
+        Raises ValueError unless every turn of a conversation looks alike and begins like the first
+        prompt.
+        """
+        talk = [say(role, i) for i in range(_NUM_TURNS) for role in ("user", "assistant")][:-1]
+        slots, history_tail = self.slots(talk)
+        users, answers = slots[0::2], slots[1::2]
+        where = f"a conversation of {len(talk)} messages"
+        check_same(users[0].before, first.before, where=f"{where}: its beginning")
+        check_same(history_tail, tail, where=f"{where}: its generation prompt")
+        for user, answer in zip(users[1:], answers, strict=True):
+            check_same(user.before, users[1].before, where=f"{where}: from answer to user text")
+            check_same(answer.before, answers[0].before, where=f"{where}: from user text to answer")
+        return users[1], answers[0].before
+
+    def has_system(self) -> bool:
+        """Whether a system text comes out before the first user text, in place; Gemma raises,
+        Mistral may move it.
+        """
+        system = {"role": "system", "content": _SLOT.format("system")}
+        talk = [system, say("user", 0), say("assistant", 0), say("user", 1)]
+        try:
+            text = self.text(talk)
+        except TemplateError:
+            return False
+        places = [text.find(m["content"]) for m in talk]
+        return text.count(system["content"]) == 1 and -1 < places[0] < places[1]
+
+    def check_steady(self) -> None:
+        """Refuse a template that writes the clock: prompts of one run would change at midnight."""
+        clock = "{%- macro strftime_now(format) %}clockpxqtext{%- endmacro %}"
+        asked = "strftime_now" in self.source
+        if asked and "clockpxqtext" in self.text([say("user", 0)], before=clock):
+            raise ValueError(
+                "the chat template writes today's date into the first prompt, so prompts differ "
+                "from day to day; set template_kwargs: {date_string: '26 Jul 2024'} (any date)"
+            )
+
+    def check_thinking(self, tail: str) -> None:
+        """Refuse a template that removes sampled thinking from old turns, unless the prompt has
+        closed it already.
+        """
+        thought = _SLOT.format("thought")
+        said = "<think>\n" + thought + "\n</think>\n\n" + _SLOT.format("said")
+        old = {"role": "assistant", "content": said}
+        text = self.text([say("user", 0), old, say("user", 1)])
+        if thought in text or "</think>" in tail:
+            return
+        remedy = (
+            "set template_kwargs: {enable_thinking: false}"
+            if "enable_thinking" in self.source
+            else "use a model that does not think, or give its folder a chat_template.jinja that "
+            "keeps old turns"
+        )
+        raise ValueError(
+            "the chat template strips <think>…</think> from old turns, so a later prompt would not "
+            f"extend what was sampled ({said!r} came back in {text!r}); {remedy}"
+        )
+
+
+def say(role: str, turn: int) -> dict[str, str]:
+    """A message whose content is a sentinel of its own."""
+    return {"role": role, "content": _SLOT.format(f"{role}{turn}")}
+
+
+def _cut(text: str, messages: Sequence[Mapping[str, str]], *, where: str) -> list[str]:
+    """Rendered text cut at the sentinels, which must all be there, once, in order."""
+    pieces = []
+    rest = text
+    for message in messages:
+        before, found, rest = rest.partition(message["content"])
+        if not found or message["content"] in rest:
+            raise ValueError(
+                f"chat template, {where}: the {message['role']} text must appear once and in "
+                f"order, got {text!r}"
+            )
+        pieces.append(before)
+    return [*pieces, rest]
+
+
+def find_lead(*, tail: str, header: str) -> str:
+    """Blank text the template's history has between its generation prompt and an answer.
+
+    `tail` follows a user text in a prompt, `header` in history. A longer tail is text for
+    generation only (Qwen3's empty think block): it stays in our context because it was there when
+    the answer was sampled. A longer header is accepted when it adds blanks only (Mistral's space),
+    which the policy samples itself.
+    """
+    lead = header[len(tail) :]
+    if header.startswith(tail) and not lead.strip():
+        return lead
+    if not tail.startswith(header):
+        where = "the generation prompt does not open an answer as history shows it"
+        check_same(tail, header, where=where)
+    return ""
+
+
+def special_names(tokenizer: PreTrainedTokenizerFast) -> set[str]:
+    """The spellings the tokenizer flags as special."""
+    return {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
+
+
+def check_same(got: str, expected: str, *, where: str) -> None:
+    """Raise with both texts around the first difference."""
+    if got != expected:
+        at = next(i for i, (a, b) in enumerate(zip_longest(got, expected)) if a != b)
+        near = slice(max(0, at - 30), at + 30)
+        raise ValueError(
+            f"chat template, {where}: cannot be extended turn by turn; at character {at} "
+            f"{got[near]!r} stands against {expected[near]!r}. Set template_kwargs so that old "
+            "turns stay as they were, or give the tokenizer folder another chat_template.jinja"
+        )

@@ -1,0 +1,124 @@
+"""One seat's exact tokens: ids, loss mask and engine log-probs, side by side, one entry a token.
+
+Units: tokens and nats. `observe`, `act`, `fork` and `mark_untrained` are the only writers, so the
+three lists always have one length and a 1 in the mask always means "the policy sampled this". Must
+not know: torch, text, games' rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sampled turn at token positions [start, end).
+
+    `turn` counts the seat's own turns from 0, `version` is the optimizer step whose weights spoke,
+    `finish` is why the sample ended ("stop" or "length"), `trained` whether the loss may see it.
+    """
+
+    start: int
+    end: int
+    turn: int
+    version: int
+    finish: str
+    trained: bool
+
+
+class Transcript:
+    """The growing token record of one seat in one game. Read the lists freely; write through the
+    methods only.
+    """
+
+    __slots__ = ("ids", "logprobs", "mask", "spans")
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.mask: list[int] = []
+        self.logprobs: list[float] = []
+        self.spans: list[Span] = []
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(self.ids)
+
+    def observe(self, ids: Sequence[int]) -> None:
+        """Append context the policy reads but did not say: mask 0, log-prob 0.0."""
+        self._check()
+        self.ids.extend(ids)
+        self.mask.extend([0] * len(ids))
+        self.logprobs.extend([0.0] * len(ids))
+
+    def act(
+        self,
+        ids: Sequence[int],
+        *,
+        logprobs: Sequence[float],
+        version: int,
+        finish: str,
+        trained: bool = True,
+    ) -> Span:
+        """Append exactly what was sampled, its end-of-turn token included, with one engine log-prob
+        a token.
+
+        Raises ValueError when `ids` is empty or the log-probs are not as many; nothing is written
+        then.
+        """
+        self._check()
+        if not ids:
+            raise ValueError("transcript.act needs at least one sampled token, got 0")
+        if len(logprobs) != len(ids):
+            raise ValueError(
+                f"transcript.act needs one log-prob a token, got {len(logprobs)} for {len(ids)} ids"
+            )
+        start = len(self.ids)
+        span = Span(
+            start=start,
+            end=start + len(ids),
+            turn=len(self.spans),
+            version=version,
+            finish=finish,
+            trained=trained,
+        )
+        self.ids.extend(ids)
+        self.mask.extend([int(trained)] * len(ids))
+        self.logprobs.extend(logprobs)
+        self.spans.append(span)
+        return span
+
+    def mark_untrained(self, span_index: int) -> None:
+        """Take one turn out of the loss (a scripted slip that must not be imitated); -1 is the
+        latest turn.
+
+        Raises ValueError when there is no such turn.
+        """
+        num_spans = len(self.spans)
+        if not -num_spans <= span_index < num_spans:
+            raise ValueError(
+                f"transcript.mark_untrained needs a turn below {num_spans}, got {span_index}"
+            )
+        span = replace(self.spans[span_index], trained=False)
+        self.spans[span_index] = span
+        self.mask[span.start : span.end] = [0] * (span.end - span.start)
+
+    def fork(self) -> Transcript:
+        """An independent copy: what is written to one is never seen in the other."""
+        self._check()
+        copy = Transcript()
+        copy.ids = list(self.ids)
+        copy.mask = list(self.mask)
+        copy.logprobs = list(self.logprobs)
+        copy.spans = list(self.spans)
+        return copy
+
+    def _check(self) -> None:
+        """A list written from outside would silently shift the loss mask against the tokens, so it
+        stops here.
+        """
+        if not len(self.ids) == len(self.mask) == len(self.logprobs):
+            raise RuntimeError(
+                "transcript lists must keep one length, got "
+                f"{len(self.ids)} ids, {len(self.mask)} mask, {len(self.logprobs)} logprobs"
+            )

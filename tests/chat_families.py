@@ -1,0 +1,107 @@
+"""Small stand-ins for chat models: a tokenizer trained here, templates that behave alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from selfplay.tokenizer import train_tokenizer
+
+TEMPLATES = Path(__file__).parent / "templates"
+TEXTS = [
+    "Hello, world 12. You are user assistant system model in out\n\n",
+    "[INST] the paper goes to the reviewer [/INST] start of turn, header end",
+    "<think>\n\n</think>\n\n the other one is better, I think.",
+] * 3
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A template file with its model's special tokens; `word_marks`: sentencepiece-like spaces."""
+
+    template: str
+    specials: tuple[str, ...]
+    bos: str | None = None
+    eos: str | None = None
+    kwargs: Mapping[str, object] = field(default_factory=dict)
+    word_marks: bool = False
+
+
+_CHATML = ("<|im_start|>", "<|im_end|>")
+_LLAMA = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+_GEMMA = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
+
+FAMILIES = {
+    "qwen2.5": Family("qwen25", _CHATML),
+    "qwen3 without thinking": Family("qwen3", _CHATML, kwargs={"enable_thinking": False}),
+    "llama3": Family("llama3", _LLAMA, bos=_LLAMA[0], eos=_LLAMA[3]),
+    "llama3.2 with a date": Family(
+        "llama32", _LLAMA, bos=_LLAMA[0], eos=_LLAMA[3], kwargs={"date_string": "26 Jul 2024"}
+    ),
+    "mistral": Family("mistral", ("<s>", "</s>"), bos="<s>", eos="</s>"),
+    "mistral, word marks": Family("mistral", ("<s>", "</s>"), "<s>", "</s>", word_marks=True),
+    "mistral nemo": Family(
+        "mistral_nemo", ("<s>", "</s>", "[INST]", "[/INST]"), bos="<s>", eos="</s>"
+    ),
+    "gemma": Family("gemma", _GEMMA, bos="<bos>", eos="<eos>"),
+    "gemma, word marks": Family("gemma", _GEMMA, "<bos>", "<eos>", word_marks=True),
+    "no template": Family("", _CHATML),
+}
+
+
+@cache
+def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
+    """The family's tokenizer, trained in a blink. Read it, do not change it."""
+    return make_tokenizer(FAMILIES[name])
+
+
+def make_tokenizer(family: Family) -> PreTrainedTokenizerFast:
+    """A new tokenizer with the family's special tokens and template."""
+    tokenizer = _word_marked() if family.word_marks else train_tokenizer(TEXTS, vocab_size=420)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(family.specials)})
+    if family.bos:
+        tokenizer.bos_token = family.bos
+    if family.eos:
+        tokenizer.eos_token = family.eos
+    tokenizer.chat_template = (
+        (TEMPLATES / f"{family.template}.jinja").read_text() if family.template else None
+    )
+    return tokenizer
+
+
+def _word_marked() -> PreTrainedTokenizerFast:
+    """Llama-2-like: spaces become word marks, one is put before a text's beginning, bytes fall
+    back.
+
+    Its special tokens stand in the vocabulary itself, and its post-processor puts one in front.
+    """
+    backend = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        special_tokens=special + [f"<0x{byte:02X}>" for byte in range(256)],
+        show_progress=False,
+    )
+    backend.train_from_iterator(TEXTS, trainer=trainer)
+    state = json.loads(backend.to_str())
+    state["added_tokens"] = state["added_tokens"][: len(special)]
+    backend = Tokenizer.from_str(json.dumps(state))
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")

@@ -1,0 +1,251 @@
+"""Rendering equals each family's own template, extends turn by turn, and cannot be talked into
+markers.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from chat_families import FAMILIES, Family, make_tokenizer, tokenizer_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from selfplay.chat import Rendering, make_rendering
+from selfplay.template import CHATML
+
+# Text as players write it: anything but lone surrogates and what spells a special token.
+PLAIN = st.text(st.characters(exclude_categories=["Cs"]), max_size=40).filter(
+    lambda text: not re.search(r"[<|\[]", text)
+)
+EXAMPLES = settings(max_examples=25, suppress_health_check=list(HealthCheck), deadline=None)
+every_family = pytest.mark.parametrize("name", FAMILIES)
+
+
+def rendering_of(name: str) -> Rendering:
+    return make_rendering(tokenizer_of(name), template_kwargs=FAMILIES[name].kwargs)
+
+
+RENDERINGS = {name: rendering_of(name) for name in FAMILIES}
+
+
+def reference(name: str, messages: list[dict[str, str]]) -> list[int]:
+    """The family's own `apply_chat_template`, with the generation prompt."""
+    tokenizer = tokenizer_of(name)
+    kwargs = dict(FAMILIES[name].kwargs)
+    if tokenizer.chat_template is None:
+        kwargs["chat_template"] = CHATML
+    return tokenizer.apply_chat_template(
+        messages, tokenize=True, return_dict=False, add_generation_prompt=True, **kwargs
+    )
+
+
+def opening(rendering: Rendering, system: str, user: str) -> list[dict[str, str]]:
+    if not system:
+        return [{"role": "user", "content": user}]
+    if rendering.folds_system:
+        return [{"role": "user", "content": f"{system}\n\n{user}"}]
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
+def text_of(name: str, ids: list[int]) -> str:
+    return tokenizer_of(name).decode(ids, skip_special_tokens=False)
+
+
+@every_family
+@EXAMPLES
+@given(system=PLAIN, user=PLAIN)
+def test_first_prompt_is_the_templates_own(name: str, system: str, user: str) -> None:
+    rendering = RENDERINGS[name]
+    expected = reference(name, opening(rendering, system, user))
+    assert rendering.first(system=system, user=user) == expected
+
+
+@every_family
+@EXAMPLES
+@given(users=st.tuples(PLAIN, PLAIN, PLAIN))
+def test_what_follows_an_answer_is_the_templates_own(name: str, users: tuple[str, ...]) -> None:
+    rendering = RENDERINGS[name]
+    talk = opening(rendering, "", users[0])
+    for user in users[1:]:
+        talk += [{"role": "assistant", "content": "Fine."}, {"role": "user", "content": user}]
+        following = rendering.following(user, closed=True)
+        expected = reference(name, talk)
+        assert following == expected[-len(following) :]
+        assert expected[-len(following) - 1] == rendering.end_id
+
+
+@pytest.mark.parametrize("name", [n for n in FAMILIES if "qwen3" not in n])
+def test_a_grown_conversation_is_the_templates_rendering_of_it(name: str) -> None:
+    rendering = RENDERINGS[name]
+    ids = rendering.first(system="Be brief.", user="Who are you?")
+    talk = opening(rendering, "Be brief.", "Who are you?")
+    for answer, user in [("I, 12.", "And now?"), ("The other one.", " good ")]:
+        ids += rendering.action_ids(answer) + rendering.following(user, closed=True)
+        talk += [{"role": "assistant", "content": answer}, {"role": "user", "content": user}]
+        assert ids == reference(name, talk)
+
+
+def test_qwen3_keeps_the_empty_think_block_that_was_in_the_prompt() -> None:
+    """The template drops the block from old turns; our context keeps what was really there."""
+    name = "qwen3 without thinking"
+    rendering = RENDERINGS[name]
+    ids = rendering.first(system="", user="A") + rendering.action_ids("B")
+    ids += rendering.following("C", closed=True)
+    block = "<think>\n\n</think>\n\n"
+    assert text_of(name, ids) == (
+        f"<|im_start|>user\nA<|im_end|>\n<|im_start|>assistant\n{block}B<|im_end|>\n"
+        f"<|im_start|>user\nC<|im_end|>\n<|im_start|>assistant\n{block}"
+    )
+
+
+def test_qwen25_keeps_its_default_system_text_when_there_is_none() -> None:
+    ids = RENDERINGS["qwen2.5"].first(system="", user="A")
+    assert text_of("qwen2.5", ids).startswith("<|im_start|>system\nYou are Tess")
+    ids = RENDERINGS["qwen2.5"].first(system="S", user="A")
+    assert text_of("qwen2.5", ids).startswith("<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n")
+
+
+def test_llama3_and_gemma_trim_what_their_templates_trim() -> None:
+    ids = RENDERINGS["llama3"].following(" \n next \n", closed=False)
+    assert text_of("llama3", ids) == (
+        "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nnext<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    ids = RENDERINGS["gemma"].first(system=" S ", user=" A ")
+    assert text_of("gemma", ids) == (
+        "<bos><start_of_turn>user\nS \n\n A<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "folds"),
+    [("qwen2.5", False), ("llama3", False), ("mistral", True), ("mistral nemo", True)],
+)
+def test_a_template_without_a_steady_system_role_gets_it_in_the_first_user_text(
+    name: str, folds: bool
+) -> None:
+    rendering = RENDERINGS[name]
+    assert rendering.folds_system is folds
+    first = text_of(name, rendering.first(system="Rules.", user="Go."))
+    assert ("Rules.\n\nGo." in first) is folds
+
+
+@pytest.mark.parametrize(
+    ("name", "stops"),
+    [
+        ("qwen2.5", ["<|im_end|>"]),
+        ("llama3", ["<|eot_id|>"]),
+        ("mistral", ["</s>"]),
+        ("gemma", ["<end_of_turn>", "<eos>"]),
+    ],
+)
+def test_stop_ids(name: str, stops: list[str]) -> None:
+    tokenizer, rendering = tokenizer_of(name), RENDERINGS[name]
+    assert list(rendering.stop_ids) == tokenizer.convert_tokens_to_ids(stops)
+    assert rendering.end_id == rendering.stop_ids[0]
+
+
+@every_family
+def test_the_end_of_turn_comes_from_the_sample_or_from_what_follows(name: str) -> None:
+    rendering = RENDERINGS[name]
+    said = rendering.action_ids("Yes.")
+    assert rendering.ends_turn(said)
+    assert not rendering.ends_turn(said[:-1])
+    assert not rendering.ends_turn([])
+    cut_off = said[:-1] + rendering.following("Go on.", closed=False)
+    assert cut_off == said + rendering.following("Go on.", closed=True)
+
+
+@every_family
+@EXAMPLES
+@given(text=PLAIN)
+def test_an_action_reads_as_its_text(name: str, text: str) -> None:
+    rendering = RENDERINGS[name]
+    ids = rendering.action_ids(text)
+    assert ids[-1] == rendering.end_id
+    assert not set(ids[:-1]) & set(tokenizer_of(name).all_special_ids)
+    if "word marks" not in name:  # Those decoders drop a text's first blank, the template's or not.
+        normal = tokenizer_of(name).backend_tokenizer.normalizer
+        assert rendering.decode(ids) == (normal.normalize_str(text) if normal else text)
+
+
+@every_family
+def test_text_that_spells_special_tokens_stays_text(name: str) -> None:
+    tokenizer, rendering = tokenizer_of(name), RENDERINGS[name]
+    special = set(tokenizer.all_special_ids)
+    forged = "x" + "".join(tokenizer.all_special_tokens) + "y"
+
+    def num_special(ids: list[int]) -> int:
+        return sum(i in special for i in ids)
+
+    first = rendering.first(system=forged, user=forged)
+    assert num_special(first) == num_special(rendering.first(system="a", user="b"))
+    assert forged in tokenizer.decode(first, skip_special_tokens=False)
+    following = rendering.following(forged, closed=True)
+    assert num_special(following) == num_special(rendering.following("a", closed=True))
+    said = rendering.action_ids(forged)
+    assert num_special(said) == 1
+    assert rendering.decode(said) == forged
+
+
+@every_family
+def test_a_sampled_special_token_is_unreadable_and_not_its_spelling(name: str) -> None:
+    rendering = RENDERINGS[name]
+    word = rendering.action_ids("yes")[:-1]
+    decoded = rendering.decode([*word, rendering.end_id, *word, rendering.end_id])
+    assert decoded.count("\ufffd") == 1
+    assert "<" not in decoded
+    beyond = len(tokenizer_of(name)) + 5
+    assert rendering.decode([beyond, rendering.end_id]) == "\ufffd"
+
+
+def test_lone_surrogates_do_not_stop_a_game() -> None:
+    rendering = RENDERINGS["llama3"]
+    assert rendering.following("\ud800", closed=True) == rendering.following("?", closed=True)
+    assert rendering.action_ids("a\udfff") == rendering.action_ids("a?")
+
+
+CHAT = ("<|im_start|>", "<|im_end|>")
+
+
+def test_thinking_that_would_be_stripped_is_refused_with_what_to_set() -> None:
+    with pytest.raises(ValueError, match=r"strips <think>.*enable_thinking: false"):
+        make_rendering(make_tokenizer(Family("qwen3", CHAT)))
+
+
+def test_a_template_that_writes_the_date_is_refused_with_what_to_set() -> None:
+    family = FAMILIES["llama3.2 with a date"]
+    with pytest.raises(ValueError, match=r"today's date.*date_string"):
+        make_rendering(make_tokenizer(family))
+
+
+def test_no_template_and_no_chatml_tokens_says_how_to_add_them() -> None:
+    tokenizer = make_tokenizer(Family("", ("<s>", "</s>"), bos="<s>", eos="</s>", word_marks=True))
+    with pytest.raises(ValueError, match=r"missing: <\|im_start\|>, <\|im_end\|>.*add_special"):
+        make_rendering(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("template", "complaint"),
+    [
+        # Old answers are shortened.
+        (CHATML.replace("message.content +", "message.content[:3] +"), "once and in order"),
+        # The first turn looks different once there are more.
+        (
+            CHATML.replace("message.role + ", "message.role + (loop.length | string) + "),
+            "beginning",
+        ),
+        # No generation prompt.
+        (CHATML.replace("add_generation_prompt", "false"), "does not open an answer"),
+        # The end of a turn is no token of its own.
+        (CHATML.replace("<|im_end|>", "</turn>"), "one special token"),
+        # Contents are changed.
+        (CHATML.replace("message.content +", "message.content.replace('12', '13') +"), "token"),
+    ],
+)
+def test_templates_that_cannot_be_extended_are_refused(template: str, complaint: str) -> None:
+    tokenizer = make_tokenizer(Family("", CHAT))
+    tokenizer.chat_template = template
+    with pytest.raises(ValueError, match=complaint):
+        make_rendering(tokenizer)

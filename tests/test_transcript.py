@@ -1,0 +1,92 @@
+"""A transcript's lists by hand: what is masked, what is trained, and that forks are independent."""
+
+from __future__ import annotations
+
+import pytest
+
+from selfplay.transcript import Span, Transcript
+
+
+def two_turns() -> Transcript:
+    """Prompt 1 2 3, said 10 11, heard 4 5, said 12."""
+    transcript = Transcript()
+    transcript.observe([1, 2, 3])
+    transcript.act([10, 11], logprobs=[-0.5, -0.25], version=7, finish="stop")
+    transcript.observe([4, 5])
+    transcript.act([12], logprobs=[-2.0], version=8, finish="length")
+    return transcript
+
+
+def test_mask_covers_exactly_the_sampled_tokens() -> None:
+    transcript = two_turns()
+    assert transcript.ids == [1, 2, 3, 10, 11, 4, 5, 12]
+    assert transcript.mask == [0, 0, 0, 1, 1, 0, 0, 1]
+    assert transcript.logprobs == [0.0, 0.0, 0.0, -0.5, -0.25, 0.0, 0.0, -2.0]
+    assert transcript.spans == [
+        Span(start=3, end=5, turn=0, version=7, finish="stop", trained=True),
+        Span(start=7, end=8, turn=1, version=8, finish="length", trained=True),
+    ]
+    assert len(transcript) == 8
+
+
+def test_untrained_act_keeps_its_logprobs_but_not_its_mask() -> None:
+    transcript = Transcript()
+    transcript.observe([1])
+    span = transcript.act([2, 3], logprobs=[-1.0, -1.5], version=0, finish="stop", trained=False)
+    assert transcript.mask == [0, 0, 0]
+    assert transcript.logprobs == [0.0, -1.0, -1.5]
+    assert not span.trained
+
+
+@pytest.mark.parametrize(
+    ("span_index", "mask"), [(0, [0, 0, 0, 0, 0, 0, 0, 1]), (-1, [0, 0, 0, 1, 1, 0, 0, 0])]
+)
+def test_mark_untrained_takes_one_turn_out(span_index: int, mask: list[int]) -> None:
+    transcript = two_turns()
+    transcript.mark_untrained(span_index)
+    assert transcript.mask == mask
+    assert [span.trained for span in transcript.spans].count(False) == 1
+    assert not transcript.spans[span_index].trained
+
+
+@pytest.mark.parametrize("span_index", [2, -3])
+def test_mark_untrained_refuses_a_turn_that_is_not_there(span_index: int) -> None:
+    with pytest.raises(ValueError, match="below 2"):
+        two_turns().mark_untrained(span_index)
+
+
+def test_forks_share_the_past_and_nothing_else() -> None:
+    trunk = two_turns()
+    branch = trunk.fork()
+    assert (branch.ids, branch.mask, branch.logprobs, branch.spans) == (
+        trunk.ids,
+        trunk.mask,
+        trunk.logprobs,
+        trunk.spans,
+    )
+    branch.observe([6])
+    branch.act([13, 14], logprobs=[-0.1, -0.2], version=9, finish="stop")
+    branch.mark_untrained(0)
+    assert trunk.ids == two_turns().ids
+    assert trunk.mask == two_turns().mask
+    assert trunk.spans == two_turns().spans
+    trunk.observe([99])
+    assert branch.ids == [1, 2, 3, 10, 11, 4, 5, 12, 6, 13, 14]
+
+
+def test_act_refuses_wrong_lengths_and_writes_nothing() -> None:
+    transcript = two_turns()
+    with pytest.raises(ValueError, match="one log-prob a token, got 1 for 2 ids"):
+        transcript.act([1, 2], logprobs=[-0.5], version=0, finish="stop")
+    with pytest.raises(ValueError, match="at least one sampled token"):
+        transcript.act([], logprobs=[], version=0, finish="stop")
+    assert transcript.ids == two_turns().ids
+
+
+def test_a_list_written_from_outside_is_noticed() -> None:
+    transcript = two_turns()
+    transcript.ids.append(1)
+    with pytest.raises(RuntimeError, match="9 ids, 8 mask, 8 logprobs"):
+        transcript.observe([2])
+    with pytest.raises(RuntimeError, match="one length"):
+        transcript.fork()
