@@ -1,0 +1,138 @@
+"""YAML files and `key.sub=value` words as one tree whose nodes know their place. Knows no types.
+
+A file may start from another with `base: FILE`, relative to itself. Mappings merge key by key,
+anything else is replaced. Nodes are PyYAML's: `start_mark` names the file and line they stand on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+_OVERRIDE = "override "  # Marks made from the command line carry this in place of a file name.
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used; the message is meant for the person who wrote them."""
+
+
+def _compose(text: str, name: str) -> yaml.Node | None:
+    """Parse without building values, so that every node still knows its file and line."""
+    loader = yaml.SafeLoader(text)
+    loader.name = name
+    try:
+        node = loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = place(mark) if mark else name
+        raise SettingsError(f"{where}: not valid YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{name}: not valid YAML: {error}") from None
+    finally:
+        loader.dispose()
+    if node is not None:
+        _refuse_duplicates(node, set())
+    return node
+
+
+def _refuse_duplicates(node: yaml.Node, seen: set[int]) -> None:
+    """YAML lets a later key silently replace an earlier one; here that is a mistake."""
+    if id(node) in seen or isinstance(node, yaml.ScalarNode):
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for child in node.value:
+            _refuse_duplicates(child, seen)
+        return
+    lines: dict[str, int] = {}
+    for name, child in node.value:
+        if not isinstance(name, yaml.ScalarNode):
+            raise SettingsError(f"{place(name.start_mark)}: a key must be plain text")
+        line = name.start_mark.line + 1
+        if name.value in lines:
+            raise SettingsError(
+                f"{place(name.start_mark)}: {name.value} is given twice, "
+                f"first on line {lines[name.value]}"
+            )
+        lines[name.value] = line
+        _refuse_duplicates(child, seen)
+
+
+def read(path: Path, parents: tuple[Path, ...] = ()) -> yaml.MappingNode:
+    """The file's tree over that of its `base`, if it names one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: cannot be read: {error}") from None
+    node = _compose(text, str(path)) or empty(str(path))
+    if not isinstance(node, yaml.MappingNode):
+        raise SettingsError(f"{place(node.start_mark)}: settings must be a mapping of keys")
+    chain = (*parents, path.resolve())
+    for index, (name, value) in enumerate(node.value):
+        if name.value != "base":
+            continue
+        del node.value[index]
+        if not isinstance(value, yaml.ScalarNode) or not value.value:
+            raise SettingsError(f"{place(value.start_mark)}: base must be the name of a file")
+        target = path.parent / value.value
+        if target.resolve() in chain:
+            raise SettingsError(
+                f"{place(name.start_mark)}: base {value.value} leads back to itself"
+            )
+        return merge(read(target, chain), node)
+    return node
+
+
+def override(text: str) -> yaml.MappingNode:
+    """`a.b=value` as the tree of `a: {b: value}`; the value is read as YAML."""
+    dotted, equals, value = text.partition("=")
+    parts = dotted.strip().split(".")
+    name = f"{_OVERRIDE}{text!r}"
+    if not equals or not all(parts):
+        raise SettingsError(f"{name}: must read key=value or section.key=value")
+    leaf = _compose(value, name) or yaml.ScalarNode("tag:yaml.org,2002:null", "", _mark(name))
+    return _nest(parts, leaf, name)
+
+
+def _nest(parts: Sequence[str], leaf: yaml.Node, name: str) -> yaml.MappingNode:
+    tree = empty(name)
+    label = yaml.ScalarNode("tag:yaml.org,2002:str", parts[0], _mark(name))
+    tree.value.append((label, _nest(parts[1:], leaf, name) if parts[1:] else leaf))
+    return tree
+
+
+def merge(under: yaml.MappingNode, over: yaml.MappingNode) -> yaml.MappingNode:
+    """A new tree: mappings key by key, everything else replaced by what stands in `over`."""
+    merged = {name.value: (name, value) for name, value in under.value}
+    for name, value in over.value:
+        old = merged[name.value][1] if name.value in merged else None
+        if isinstance(old, yaml.MappingNode) and isinstance(value, yaml.MappingNode):
+            value = merge(old, value)
+        merged[name.value] = (name, value)
+    return yaml.MappingNode(over.tag, list(merged.values()), over.start_mark, over.end_mark)
+
+
+def place(mark: yaml.Mark) -> str:
+    """`FILE:LINE`, or the override itself."""
+    if mark.name.startswith(_OVERRIDE) or mark.name == "defaults":
+        return str(mark.name)
+    return f"{mark.name}:{mark.line + 1}"
+
+
+def _mark(name: str) -> yaml.Mark:
+    return yaml.Mark(name, 0, 0, 0, None, 0)
+
+
+def empty(name: str) -> yaml.MappingNode:
+    """A mapping without keys that says it comes from `name`."""
+    return yaml.MappingNode("tag:yaml.org,2002:map", [], _mark(name), _mark(name))
+
+
+def sources(node: yaml.Node) -> list[str]:
+    """Every file and override that something below `node` comes from, in order, each once."""
+    if isinstance(node, yaml.MappingNode) and node.value:
+        found = [source for _, child in node.value for source in sources(child)]
+        return list(dict.fromkeys(found))
+    return [str(node.start_mark.name)]

@@ -1,0 +1,261 @@
+"""Settings: what a file or a word on the command line may say, and how a mistake is answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfplay.settings import SettingsError, describe, difference, dump, key, load, section
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    width: int = key(64, "Width of the model.", low=8)
+    family: Literal["qwen2", "llama"] = key("qwen2", "Which shape.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    group_size: int = key(8, "Episodes of one instance.", low=1)
+    temperature: float = key(1.0, "Softmax temperature.", low=0.0, high=2.0)
+    seats: tuple[int, ...] = key((0, 1), "Seats that train.", low=0, high=1)
+    scripted: str | None = key(None, "Wording of the partner.")
+    talk: Literal["on", "off"] = key("on", "Whether messages are allowed.")
+
+    def check(self) -> None:
+        if self.temperature == 0 and self.group_size > 1:
+            raise ValueError("temperature 0 makes the games of a group alike, got group_size > 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partner:
+    kind: str = key("self", "Who sits there.", choices=("self", "honest", "solo"))
+    share: float = key(1.0, "Share of the games.", low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    path: str | None = key(None, "Folder.")
+    scratch: Shape | None = section(Shape, "A fresh model of this shape.", optional=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    seed: int = key(0, "Seed of every draw.")
+    wandb: bool = key(False, "Log to wandb too.")
+    words: tuple[str, ...] = key((), "Extra words.")
+    chat: dict[str, object] = key({}, "Extra arguments of the chat template.")
+    partners: tuple[Partner, ...] = key((), "The pool of partners.")
+    rollout: Rollout = section(Rollout, "How games are played.")
+    model: Model = section(Model, "Which model.")
+
+
+def write(tmp_path: Path, text: str, name: str = "run.yaml") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def refused(path: Path | None, *overrides: str) -> str:
+    with pytest.raises(SettingsError) as error:
+        load(Config, path, overrides)
+    return str(error.value)
+
+
+def test_no_file_gives_every_default() -> None:
+    assert load(Config, None, []) == Config()
+
+
+def test_file_and_overrides_set_every_type(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """
+seed: 3
+words: [a, b]
+chat: {enable_thinking: false, deep: {n: [1, 2.5, null]}}
+partners: [{kind: honest, share: 0.5}, {}]
+rollout:
+  seats: [1]
+  talk: off          # YAML reads this as false; the choice is meant
+model:
+  scratch: {width: 32}
+""",
+    )
+    config = load(
+        Config,
+        path,
+        [
+            "seed=4",
+            "wandb=true",
+            "rollout.temperature=1e-5",
+            "rollout.scripted=plain",
+            "chat.deep.n=7",
+        ],
+    )
+    assert config == Config(
+        seed=4,
+        wandb=True,
+        words=("a", "b"),
+        chat={"enable_thinking": False, "deep": {"n": 7}},
+        partners=(Partner(kind="honest", share=0.5), Partner()),
+        rollout=Rollout(seats=(1,), talk="off", temperature=1e-5, scripted="plain"),
+        model=Model(scratch=Shape(width=32)),
+    )
+    assert type(load(Config, None, ["rollout.temperature=2"]).rollout.temperature) is float
+
+
+def test_null_takes_away_and_an_empty_section_is_its_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path, "model:\n  scratch: {width: 32}\nrollout:\n")
+    assert load(Config, path, ["model.scratch=null"]) == Config()
+    assert load(Config, None, ["model.scratch.width=16"]).model.scratch == Shape(width=16)
+
+
+def test_a_file_starts_from_its_base(tmp_path: Path) -> None:
+    write(tmp_path, "seed: 1\nrollout: {group_size: 4, temperature: 0.5}\n", "base.yaml")
+    path = write(tmp_path, "base: base.yaml\nrollout: {group_size: 2}\n")
+    config = load(Config, path, [])
+    assert config == Config(seed=1, rollout=Rollout(group_size=2, temperature=0.5))
+
+
+def test_a_circle_of_bases_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "base: run.yaml\n", "base.yaml")
+    path = write(tmp_path, "seed: 1\nbase: base.yaml\n")
+    assert refused(path) == f"{tmp_path / 'base.yaml'}:1: base run.yaml leads back to itself"
+
+
+def test_a_mistake_in_a_base_names_the_base(tmp_path: Path) -> None:
+    base = write(tmp_path, "seed: 1\nwandb: maybe\n", "base.yaml")
+    path = write(tmp_path, "base: base.yaml\n")
+    assert refused(path) == f"{base}:2: wandb must be true or false, got 'maybe'"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("rollout:\n  group_sise: 4\n", 2, "unknown key rollout.group_sise; nearest is "
+         "rollout.group_size"),
+        ("group_size: 4\n", 1, "unknown key group_size; nearest is rollout.group_size"),
+        ("zzz: 4\n", 1, "unknown key zzz; valid here are seed, wandb, words, chat, partners, "
+         "rollout, model"),
+        ("partners:\n- {kind: self}\n- {kid: self}\n", 3, "unknown key partners[1].kid; nearest "
+         "is partners[1].kind"),
+        ("seed: 1\nseed: 2\n", 2, "seed is given twice, first on line 1"),
+        ("chat: {a: 1, a: 2}\n", 1, "a is given twice, first on line 1"),
+        ("seed: 1.5\n", 1, "seed must be an integer, got '1.5'"),
+        ("seed: true\n", 1, "seed must be an integer, got 'true'"),
+        ("seed: null\n", 1, "seed must be an integer, got 'null'"),
+        ("wandb: 1\n", 1, "wandb must be true or false, got '1'"),
+        ("words: [a, 2]\n", 1, "words[1] must be text, so put it in quotes, got '2'"),
+        ("words: a\n", 1, "words must be a list, written [str], got 'a'"),
+        ("chat: [1]\n", 1, "chat must be a mapping, got [1]"),
+        ("rollout: 3\n", 1, "rollout must be a section with group_size, temperature, seats, "
+         "scripted, talk, got '3'"),
+        ("rollout:\n  group_size: 0\n", 2, "rollout.group_size must be at least 1, got '0'"),
+        ("rollout:\n  temperature: 3\n", 2, "rollout.temperature must be at least 0.0 and at "
+         "most 2.0, got '3'"),
+        ("rollout:\n  temperature: .nan\n", 2, "rollout.temperature must be a number, got '.nan'"),
+        ("rollout:\n  seats: [0, 2]\n", 2, "rollout.seats[1] must be at least 0 and at most 1, "
+         "got '2'"),
+        ("model:\n  scratch: {family: lama}\n", 2, "model.scratch.family must be one of qwen2, "
+         "llama, got 'lama'; nearest is llama"),
+        ("partners: [{kind: Honest}]\n", 1, "partners[0].kind must be one of self, honest, solo, "
+         "got 'Honest'; nearest is honest"),
+        ("- 1\n", 1, "settings must be a mapping of keys"),
+        ("seed: [1\n", 2, "not valid YAML: expected ',' or ']', but got '<stream end>'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_names_file_line_rule_value_and_nearest(
+    tmp_path: Path, text: str, line: int, message: str
+) -> None:
+    path = write(tmp_path, text)
+    assert refused(path) == f"{path}:{line}: {message}"
+
+
+def test_a_mistake_on_the_command_line_names_the_word() -> None:
+    message = refused(None, "seed=1", "rollout.group_size=few")
+    assert message == (
+        "override 'rollout.group_size=few': rollout.group_size must be an integer, got 'few'"
+    )
+    assert refused(None, "seed") == "override 'seed': must read key=value or section.key=value"
+    assert refused(None, "rolout.group_size=2").endswith("unknown key rolout; nearest is rollout")
+    assert refused(None, "seed.x=2").endswith("seed must be an integer, got {x: 2}")
+    assert "override 'words=[a': not valid YAML" in refused(None, "words=[a")
+
+
+def test_a_contradiction_names_its_section_and_where_it_comes_from(tmp_path: Path) -> None:
+    path = write(tmp_path, "rollout:\n  group_size: 4\n")
+    assert refused(path, "rollout.temperature=0") == (
+        f"{path}, override 'rollout.temperature=0': temperature 0 makes the games of a "
+        "group alike, got group_size > 1"
+    )
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert refused(tmp_path / "no.yaml").startswith(f"{tmp_path / 'no.yaml'}: cannot be read")
+
+
+text = st.text(st.characters(codec="utf-8"), max_size=12)
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | text
+anything = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3)
+)
+configs = st.builds(
+    Config,
+    seed=st.integers(),
+    wandb=st.booleans(),
+    words=st.lists(text).map(tuple),
+    chat=st.dictionaries(text, anything, max_size=3),
+    partners=st.lists(
+        st.builds(Partner, kind=st.sampled_from(["self", "solo"]), share=st.floats(0, 1))
+    ).map(tuple),
+    rollout=st.builds(
+        Rollout,
+        group_size=st.integers(1, 99),
+        temperature=st.floats(1e-12, 2),
+        seats=st.lists(st.integers(0, 1)).map(tuple),
+        scripted=st.none() | text,
+        talk=st.sampled_from(["on", "off"]),
+    ),
+    model=st.builds(
+        Model, path=st.none() | text, scratch=st.none() | st.builds(Shape, width=st.integers(8))
+    ),
+)
+
+
+@given(config=configs)
+def test_the_resolved_copy_loads_back_to_an_equal_object(
+    config: Config, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "round.yaml"
+    path.write_text(dump(config), encoding="utf-8")
+    assert load(Config, path, []) == config
+    assert difference(load(Config, path, []), config) == []
+
+
+def test_difference_names_each_key_with_both_values() -> None:
+    a = Config()
+    b = load(Config, None, ["seed=2", "rollout.talk=off", "model.scratch={}", "words=[x]"])
+    assert difference(a, b) == [
+        "seed: 0 -> 2",
+        "words: [] -> [x]",
+        "rollout.talk: 'on' -> 'off'",
+        "model.scratch: null -> {family: qwen2, width: 64}",
+    ]
+
+
+def test_help_lists_every_key_with_type_default_rule_and_sentence() -> None:
+    lines = describe(Config).splitlines()
+    assert lines[0] == "  seed  (int; default 0)"
+    assert lines[1] == "      Seed of every draw."
+    assert "rollout: How games are played." in lines
+    assert "  rollout.temperature  (float; default 1.0; at least 0.0; at most 2.0)" in lines
+    assert "  rollout.talk  (on | off; default 'on')" in lines
+    assert "model.scratch: A fresh model of this shape. (null unless given)" in lines
+    assert "  model.scratch.width  (int; default 64; at least 8)" in lines
+    assert "  partners  (list of section; default [])" in lines
+    assert "  partners[].kind  (str; default self; one of self, honest, solo)" in lines
