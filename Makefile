@@ -1,0 +1,72 @@
+# Two commands are all it takes: `make train` and `make test`. `make help` lists the others.
+PYTHON ?= python3
+CONFIG ?= configs/tiny.yaml
+# The index of PyTorch's CPU builds; without it pip takes the CUDA build with its gigabytes of
+# libraries. `make TORCH_INDEX= train` leaves it out (a mirror of your own, a Mac).
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+VENV := .venv
+VENV_SGLANG := .venv-sglang
+PIP_FLAGS := --quiet --disable-pip-version-check --retries 2
+EXTRA_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# Installed in a call of its own: once it is there, pip keeps it and never looks for the CUDA build.
+TORCH := $(shell grep '^torch[>=<]' requirements.txt)
+TORCH_SGLANG := torch==2.13.0
+# Two test processes with one thread each are faster on two cores than one with two.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+
+.PHONY: help train test test-sglang test-gpu check format python clean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+train: $(VENV)/.run  ## from nothing to two agents that learnt to talk (ARGS="seed=1 …" to change settings)
+	$(VENV)/bin/python train.py --config $(CONFIG) $(ARGS)
+
+test: $(VENV)/.dev  ## all tests of the CPU default (ARGS="-k name" to choose)
+	$(TEST_ENV) $(VENV)/bin/python -m pytest -q -n 2 tests --ignore tests/sglang --ignore tests/gpu $(ARGS)
+
+test-sglang: $(VENV_SGLANG)/.dev  ## the engine adapter on the real SGLang, without a GPU
+	$(TEST_ENV) PYTHONPATH=$(CURDIR)/tests/sglang/stand_ins:$(CURDIR) SGLANG_USE_CPU_ENGINE=1 \
+		$(VENV_SGLANG)/bin/python -m pytest -q tests/sglang $(ARGS)
+
+test-gpu: python  ## what needs GPUs; PYTHON has torch for CUDA and requirements-gpu.txt
+	PYTHONPATH=$(CURDIR):$(PYTHONPATH) $(PYTHON) -m pytest -q tests/gpu $(ARGS)
+
+check: $(VENV)/.dev  ## format, lint and types
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+format: $(VENV)/.dev  ## write the format that `check` wants
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix-only .
+
+clean:  ## remove the environments and caches, not the runs
+	rm -rf $(VENV) $(VENV_SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo 'Python 3.11 or newer is needed; found: '"$$($(PYTHON) --version 2>&1)"; \
+		echo 'Name another with: make PYTHON=python3.12 $(MAKECMDGOALS)'; exit 1; }
+
+# A stamp file stands for an installed list, so that a changed list installs anew and nothing else does.
+$(VENV)/.run: requirements.txt | python
+	@echo 'Installing requirements.txt into $(VENV), once'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --no-deps $(EXTRA_INDEX) '$(TORCH)'
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -r requirements.txt
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run requirements-dev.txt
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -r requirements-dev.txt
+	@touch $@
+
+$(VENV_SGLANG)/.dev: requirements-sglang-cpu.txt | python
+	@echo 'Installing SGLang for CPUs into $(VENV_SGLANG), once'
+	$(PYTHON) -m venv $(VENV_SGLANG)
+	$(VENV_SGLANG)/bin/python -m pip install $(PIP_FLAGS) $(EXTRA_INDEX) '$(TORCH_SGLANG)'
+	$(VENV_SGLANG)/bin/python -m pip install $(PIP_FLAGS) --no-deps -r requirements-sglang-cpu.txt
+	$(VENV_SGLANG)/bin/python -m pip install $(PIP_FLAGS) 'pytest>=8,<10' 'hypothesis>=6.100,<7' 'pyarrow>=17'
+	@touch $@
