@@ -83,9 +83,9 @@ def move_text(kind: str, content: str) -> str:
 
 def partner_text(kind: str, content: str, *, brief: bool) -> str:
     """What the other seat reads of a move. Messages come without their tag, which the word Partner
-    stands for."""
+    stands for; in the brief view on a line of their own, where cells look as they do in a table."""
     if kind == "message":
-        return f"Partner: {content}"
+        return f"Partner:\n{content}" if brief else f"Partner: {content}"
     text = f"Partner: {move_text(kind, content)}"
     if kind == "propose" and not brief:
         return f"{text}\nYou can only answer [accept] or [reject]."
@@ -105,6 +105,6 @@ def history(moves: Sequence[tuple[int, str, str]], seat: int, *, brief: bool) ->
     lines = []
     for mover, kind, content in moves:
         who = "You" if mover == seat else "Partner"
-        shown = content if brief and kind == "message" else move_text(kind, content)
-        lines.append(f"{who}: {shown}")
+        told = brief and kind == "message"
+        lines.append(f"{who}:\n{content}" if told else f"{who}: {move_text(kind, content)}")
     return "\n".join(lines)

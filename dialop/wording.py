@@ -61,7 +61,9 @@ def proposal(pairs: Pairs, view: MatchingView, *, rng: np.random.Generator) -> s
 def message(cells: Mapping[Cell, int], view: MatchingView, *, rng: np.random.Generator) -> str:
     """A message that states cells, {(reviewer, paper): displayed value}."""
     if view.options.brief:
-        return f"[message] {_flat(cells, view, False) if cells else _NOTHING_BRIEF}"
+        # The very lines of the table: a small model copies sooner than it rephrases.
+        lines = [_flat({cell: value}, view, False) for cell, value in cells.items()]
+        return "\n".join(["[message]", *(lines or [_NOTHING_BRIEF])])
     if not cells:
         return f"[message] {_NOTHING[rng.integers(len(_NOTHING))]}"
     opener = _OPENERS[rng.integers(len(_OPENERS))]

@@ -121,7 +121,7 @@ def test_a_cut_game_shows_both_sides_of_the_talk_and_is_played_on(
 
 def test_the_brief_style_cuts_too(records: list[dict[str, Any]]) -> None:
     game = MatchingGame.from_recorded(records[0], 1, options=BRIEF)
-    assert game.prompt(0).user.endswith("\nPartner: I want to make a case for Joseph being Llama")
+    assert game.prompt(0).user.endswith("\nPartner:\nI want to make a case for Joseph being Llama")
 
 
 def test_bad_cuts_and_another_roster_are_refused(records: list[dict[str, Any]]) -> None:

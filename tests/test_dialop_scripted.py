@@ -134,15 +134,15 @@ def test_brief_wording_is_fixed_and_copies_the_prompt() -> None:
     game = MatchingGame(SMALL, BRIEF)
     for seed in (0, 1):
         honest = make_scripted("honest", seed=seed)
-        assert honest.act(game.view(0)) == "[message] Ava BLEU 3, Daniel Electra 9"
+        assert honest.act(game.view(0)) == "[message]\nAva BLEU 3\nDaniel Electra 9"
         top = make_scripted("honest:tell=top", seed=seed)
-        assert top.act(game.view(0)) == "[message] Daniel Electra 9"
+        assert top.act(game.view(0)) == "[message]\nDaniel Electra 9"
         assert make_scripted("solo", seed=seed).act(game.view(0)) == BEST
     play(game, (0, "[message] Ava BLEU 3, Daniel Electra 9"))
     # 3 + 9 beats 7 + 1: the listener plans on both tables and answers with the best at once.
     assert make_scripted("honest", seed=0).act(game.view(1)) == BEST
     teller = make_scripted("honest:reply=tell", seed=0)
-    assert teller.act(game.view(1)) == "[message] Ava Electra 7, Daniel BLEU 1"
+    assert teller.act(game.view(1)) == "[message]\nAva Electra 7\nDaniel BLEU 1"
     assert make_scripted("random", seed=0).act(game.view(1)) in (BEST, WORST)
 
 

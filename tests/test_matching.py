@@ -14,7 +14,7 @@ def test_golden_brief_game() -> None:
     assert game.prompt(0).user == "Ava BLEU 3\nAva Electra ?\nDaniel BLEU ?\nDaniel Electra 9"
     assert game.prompt(1).user == "Ava BLEU ?\nAva Electra 7\nDaniel BLEU 1\nDaniel Electra ?"
     step = game.step(0, "[message] Ava BLEU 3, Daniel Electra 9")
-    assert step.observations == ("", "Partner: Ava BLEU 3, Daniel Electra 9")
+    assert step.observations == ("", "Partner:\nAva BLEU 3, Daniel Electra 9")
     step = game.step(1, "[propose]\nBLEU: Daniel\nElectra: Ava")
     assert step.observations == ("Partner: [propose]\nBLEU: Daniel\nElectra: Ava", "")
     step = game.step(0, "[reject]")
@@ -166,10 +166,10 @@ def test_a_restored_game_tells_each_seat_its_past() -> None:
     restored = MatchingGame.from_state(game.state())
     cells = game.prompt(0).user
     assert restored.prompt(0).user == (
-        f"{cells}\nYou: Ava BLEU 3\nPartner: [propose]\nBLEU: Ava\nElectra: Daniel"
+        f"{cells}\nYou:\nAva BLEU 3\nPartner: [propose]\nBLEU: Ava\nElectra: Daniel"
     )
     assert restored.prompt(1).user.endswith(
-        "\nPartner: Ava BLEU 3\nYou: [propose]\nBLEU: Ava\nElectra: Daniel"
+        "\nPartner:\nAva BLEU 3\nYou: [propose]\nBLEU: Ava\nElectra: Daniel"
     )
     play(restored, (0, "[reject]"), (0, WORST), (1, "[accept]"))
     # Moves made after the restoration reach the seats as observations, so the prompt stays.
