@@ -1,0 +1,260 @@
+"""Play games to their end. `play` is one game as a generator; two drivers feed all games' prompts to an engine.
+
+A wave engine gets every waiting prompt at once; a streaming engine gets each prompt the moment its game asks for it, so
+a long message delays only its own game. Speaks of seats, turns and episodes; knows no torch and no rewards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dialop.game import Game, Outcome, Prompt
+
+from selfplay.config import Config
+from selfplay.engines.base import Completion, Engine, Request, Sampling
+from selfplay.players import Player
+from selfplay.transcript import Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One try at a move: who, the text, the legal action or the error and its kind, what each seat then reads."""
+
+    seat: int
+    text: str
+    action: str | None
+    error: str | None
+    error_kind: str | None
+    observations: tuple[str, ...]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One played game. `ended` is "agreed", "turns", "retries" or "tokens"; transcripts are None for partners.
+
+    `views[seat]` is what the seat knew at the end, for measures and reports.
+    """
+
+    instance: str
+    index: int
+    players: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
+    turns: tuple[Turn, ...]
+    transcripts: tuple[Transcript | None, ...]
+    views: tuple[Any, ...]
+    outcome: Outcome
+    ended: str
+
+    def num_errors(self, seat: int) -> int:
+        return sum(turn.error is not None for turn in self.turns if turn.seat == seat)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A game about to be played: the game, who sits in each seat, and its place in the step."""
+
+    game: Game
+    players: tuple[Player, ...]
+    instance: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a game ends without agreement: legal moves a game, refused moves a turn."""
+
+    max_turns: int
+    max_retries: int
+
+
+def limits_of(config: Config) -> Limits:
+    return Limits(max_turns=config.rollout.max_turns, max_retries=config.rollout.max_retries)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStats:
+    """What a rollout did and how long the engine and everything beside it took."""
+
+    num_games: int
+    num_turns: int
+    num_errors: int
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    engine_s: float
+    games_s: float
+
+
+def play(table: Table, limits: Limits) -> Generator[Request, Completion, Episode]:
+    """One game: yields each prompt, is sent its completion, returns the episode.
+
+    A move that was cut off at its token limit is refused before the game sees it, like any other error.
+    """
+    game, players = table.game, table.players
+    prompts = tuple(game.prompt(seat) for seat in range(game.num_seats))
+    unread = [""] * game.num_seats
+    turns: list[Turn] = []
+    num_legal, num_refused, ended = 0, 0, "agreed"
+    while (seat := game.seat_to_move) is not None:
+        if num_legal >= limits.max_turns or num_refused > limits.max_retries:
+            ended = "turns" if num_legal >= limits.max_turns else "retries"
+            break
+        move = yield from players[seat].move(game, seat, unread[seat])
+        if move is None:
+            ended = "tokens"
+            break
+        if move.complete:
+            step = game.step(seat, move.text)
+            turn = Turn(
+                seat, move.text, step.action, step.error, step.error_kind, step.observations, move.num_tokens
+            )
+        else:
+            error = "Error: your move was cut off; be shorter."
+            turn = Turn(seat, move.text, None, error, "cut_off", ("",) * game.num_seats, move.num_tokens)
+        turns.append(turn)
+        unread[seat] = turn.error or ""
+        for s, text in enumerate(turn.observations):
+            unread[s] = "\n".join(part for part in (unread[s], text) if part)
+        if turn.error is None:
+            num_legal, num_refused = num_legal + 1, 0
+        else:
+            num_refused += 1
+            players[seat].refused()
+    return Episode(
+        instance=table.instance,
+        index=table.index,
+        players=tuple(p.name for p in players),
+        prompts=prompts,
+        turns=tuple(turns),
+        transcripts=tuple(p.transcript for p in players),
+        views=tuple(game.view(seat) for seat in range(game.num_seats)),
+        outcome=game.outcome(),
+        ended=ended,
+    )
+
+
+def run(
+    tables: Sequence[Table], engine: Engine | None, *, sampling: Sampling, limits: Limits
+) -> tuple[list[Episode], RolloutStats]:
+    """Play all tables to their end with one engine; episodes in the order of the tables.
+
+    A rank that shares another's engine has none, and no tables.
+    """
+    if engine is None:
+        if tables:
+            raise ValueError(f"a rank without an engine can play no tables, got {len(tables)}")
+        return [], RolloutStats(0, 0, 0, 0, 0, 0.0, 0.0)
+    started = time.perf_counter()
+    plays = [_named(table, play(table, limits)) for table in tables]
+    tally = _Tally()
+    drive = _drive_stream if engine.streaming else _drive_waves
+    episodes = drive(plays, engine, sampling, tally)
+    turns = [turn for episode in episodes for turn in episode.turns]
+    return episodes, RolloutStats(
+        num_games=len(episodes),
+        num_turns=len(turns),
+        num_errors=sum(turn.error is not None for turn in turns),
+        num_prompt_tokens=tally.num_prompt_tokens,
+        num_generated_tokens=tally.num_generated_tokens,
+        engine_s=tally.engine_s,
+        games_s=time.perf_counter() - started - tally.engine_s,
+    )
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Counts kept while games run. With a streaming engine `engine_s` is the whole stay in its loop."""
+
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    engine_s: float = 0.0
+
+    def count(self, request: Request, completion: Completion) -> None:
+        self.num_prompt_tokens += len(request.prompt_ids)
+        self.num_generated_tokens += len(completion.ids)
+
+
+Playing = Generator[Request, Completion, Episode]
+
+
+def _named(table: Table, playing: Playing) -> Playing:
+    """Whatever goes wrong in a game is a bug: let it crash, but say in which game."""
+    try:
+        return (yield from playing)
+    except (
+        ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
+    ) as error:
+        error.add_note(f"in instance {table.instance}, episode {table.index}, seat {table.game.seat_to_move}")
+        raise
+
+
+def _drive_waves(plays: Sequence[Playing], engine: Engine, sampling: Sampling, tally: _Tally) -> list[Episode]:
+    """All waiting games get their completions together, wave after wave, until every game has ended."""
+    episodes: dict[int, Episode] = {}
+    waiting: list[tuple[int, Request]] = []
+
+    def go_on(place: int, completion: Completion | None) -> None:
+        try:
+            waiting.append((place, plays[place].send(completion)))  # type: ignore[arg-type]
+        except StopIteration as ended:
+            episodes[place] = ended.value
+
+    for place in range(len(plays)):
+        go_on(place, None)
+    while waiting:
+        wave, waiting = waiting, []
+        started = time.perf_counter()
+        completions = engine.generate([request for _, request in wave], sampling)
+        tally.engine_s += time.perf_counter() - started
+        for (place, request), completion in zip(wave, completions, strict=True):
+            tally.count(request, completion)
+            go_on(place, completion)
+    return [episodes[place] for place in range(len(plays))]
+
+
+def _drive_stream(plays: Sequence[Playing], engine: Engine, sampling: Sampling, tally: _Tally) -> list[Episode]:
+    """Each game goes on as soon as its own turn is done."""
+    Ask = Callable[[Request], Awaitable[Completion]]
+
+    def task(playing: Playing) -> Callable[[Ask], Awaitable[Episode]]:
+        async def go_on(ask: Ask) -> Episode:
+            try:
+                request = next(playing)
+                while True:
+                    completion = await ask(request)
+                    tally.count(request, completion)
+                    request = playing.send(completion)
+            except StopIteration as ended:
+                episode: Episode = ended.value
+                return episode
+
+        return go_on
+
+    started = time.perf_counter()
+    episodes: list[Episode] = engine.stream([task(playing) for playing in plays], sampling)
+    tally.engine_s += time.perf_counter() - started
+    return episodes
+
+
+
+def run_scripted(tables: Sequence[Table], *, limits: Limits) -> list[Episode]:
+    """Play tables at which nobody asks an engine (teachers, scripted baselines)."""
+    episodes = []
+    for table in tables:
+        playing = _named(table, play(table, limits))
+        try:
+            next(playing)
+        except StopIteration as ended:
+            episodes.append(ended.value)
+        else:
+            raise ValueError(f"a seat of instance {table.instance} asked for an engine in a scripted game")
+    return episodes
+
+
+def openings(episodes: Sequence[Episode], num: int = 8) -> list[list[int]]:
+    """The first prompts of the first games' policy seats, ids only."""
+    transcripts = [t for e in episodes[:num] for t in e.transcripts if t is not None and t.spans]
+    return [t.ids[: t.spans[0].start] for t in transcripts[:num]]

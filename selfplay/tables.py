@@ -1,0 +1,140 @@
+"""Who sits where: the tables of a self-play step, of an evaluation and of the teachers' games.
+
+Every table's draws are named (run seed, purpose, step, instance, episode), so any single game can be played again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dialop.matching import MatchingGame, MatchingInstance
+from dialop.scripted import make_scripted
+
+from selfplay.chat import Rendering
+from selfplay.config import Config
+from selfplay.data import named_seed, options_of
+from selfplay.players import Player, PolicyPlayer, ScriptedPartner, Teacher
+from selfplay.rollout import Table
+
+SCRIPTED = "scripted:"
+
+
+def self_play_tables(
+    instances: Sequence[MatchingInstance], *, step: int, config: Config, rendering: Rendering
+) -> list[Table]:
+    """G episodes of each instance: the policy in both seats, or in each seat half the time beside a partner."""
+    tables = []
+    for instance in instances:
+        for index in range(config.rollout.group_size):
+            names = (config.seed, "play", step, instance.key, index)
+            learner_seat = None if config.rollout.train_seats == "both" else index % 2
+            players = seat_players(
+                names, learner_seat=learner_seat, partner=config.rollout.partner, config=config, rendering=rendering
+            )
+            tables.append(_table(instance, players, index, config))
+    return tables
+
+
+def evaluation_tables(
+    instances: Sequence[MatchingInstance], *, partner: str, config: Config, rendering: Rendering
+) -> list[Table]:
+    """One game an instance; with a partner other than "self" the policy sits in seat 0 and 1 by turns."""
+    tables = []
+    for index, instance in enumerate(instances):
+        learner_seat = None if partner == "self" else index % 2
+        players = seat_players(
+            ("evaluation", instance.key),
+            learner_seat=learner_seat,
+            partner=partner,
+            config=config,
+            rendering=rendering,
+        )
+        tables.append(_table(instance, players, 0, config))
+    return tables
+
+
+def scripted_tables(instances: Sequence[MatchingInstance], *, spec: str, config: Config) -> list[Table]:
+    """One game an instance between two scripted players of one kind, for figures to compare with."""
+    return [
+        _table(
+            instance, tuple(_partner(SCRIPTED + spec, ("evaluation", instance.key), s) for s in (0, 1)), 0, config
+        )
+        for instance in instances
+    ]
+
+
+def teacher_tables(
+    instances: Sequence[MatchingInstance], *, config: Config, rendering: Rendering
+) -> list[Table]:
+    """One game an instance between two teachers, each drawn from the warm start's mixture."""
+    specs, weights = teacher_mixture(config.warm_start.teachers)
+    tables = []
+    for instance in instances:
+        players = []
+        for seat in (0, 1):
+            spec = _pick(specs, weights, named_seed(config.seed, "teacher", instance.key, seat))
+            script = make_scripted(spec, seed=named_seed(config.seed, "teacher's words", instance.key, seat))
+            players.append(Teacher(script, rendering, name=SCRIPTED + spec))
+        tables.append(_table(instance, tuple(players), 0, config))
+    return tables
+
+
+def teacher_mixture(teachers: Sequence[str]) -> tuple[list[str], list[float]]:
+    """Specs and weights of "spec*weight" entries; the weight is 1 where none stands."""
+    specs, weights = [], []
+    for entry in teachers:
+        spec, _, weight = entry.partition("*")
+        try:
+            weights.append(float(weight) if weight else 1.0)
+        except ValueError:
+            raise ValueError(
+                f"warm_start.teachers: the weight in {entry!r} must be a number, as in 'solo*0.5'"
+            ) from None
+        if weights[-1] < 0:
+            raise ValueError(f"warm_start.teachers: the weight in {entry!r} must not be negative")
+        make_scripted(spec, seed=0)  # names the valid specs when this one is not
+        specs.append(spec)
+    if sum(weights) <= 0:
+        raise ValueError(f"warm_start.teachers needs one positive weight, got {list(teachers)}")
+    return specs, weights
+
+
+def seat_players(
+    names: tuple[object, ...], *, learner_seat: int | None, partner: str, config: Config, rendering: Rendering
+) -> tuple[Player, ...]:
+    """Two players: the policy in every seat (learner_seat None) or in one, `partner` in the other."""
+    return tuple(
+        _policy(names, config, rendering) if learner_seat in (None, seat) else _partner(partner, names, seat)
+        for seat in (0, 1)
+    )
+
+
+def _policy(names: tuple[object, ...], config: Config, rendering: Rendering) -> PolicyPlayer:
+    return PolicyPlayer(
+        rendering,
+        seed_names=names,
+        max_new_tokens=config.rollout.max_new_tokens,
+        max_game_tokens=config.rollout.max_game_tokens,
+    )
+
+
+def _partner(partner: str, names: tuple[object, ...], seat: int) -> ScriptedPartner:
+    if not partner.startswith(SCRIPTED):
+        raise ValueError(f"a partner must be 'self' or 'scripted:NAME', as in 'scripted:honest', got {partner!r}")
+    script = make_scripted(partner.removeprefix(SCRIPTED), seed=named_seed(*names, "partner", seat))
+    return ScriptedPartner(script, name=partner)
+
+
+def _table(instance: MatchingInstance, players: tuple[Player, ...], index: int, config: Config) -> Table:
+    game = MatchingGame(instance, options_of(config.game))
+    return Table(game=game, players=players, instance=instance.key, index=index)
+
+
+def _pick(specs: Sequence[str], weights: Sequence[float], seed: int) -> str:
+    """The spec whose share of the weights the seed's uniform draw falls into."""
+    left = (seed / 2**63) * sum(weights)
+    for spec, weight in zip(specs, weights, strict=True):
+        left -= weight
+        if left < 0:
+            return spec
+    return specs[-1]

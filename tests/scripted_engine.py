@@ -1,0 +1,75 @@
+"""Engines that say what a test prepared, one waking all games at once, one each on its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from selfplay.chat import Rendering
+from selfplay.engines.base import Completion, Request, Sampling
+
+CUT = "…"  # a prepared text that ends with this was cut off at its limit
+
+
+class WaveEngine:
+    """Answers each request with the text prepared for its seed; the k-th id has log-prob -k."""
+
+    streaming = False
+    version = 3
+
+    def __init__(self, rendering: Rendering, texts: Mapping[int, str]) -> None:
+        self.rendering, self.texts = rendering, texts
+        self.asked: list[Request] = []
+        self.waves: list[int] = []
+
+    def answer(self, request: Request) -> Completion:
+        self.asked.append(request)
+        text = self.texts[request.seed]
+        ids = self.rendering.action_ids(text.removesuffix(CUT))
+        if text.endswith(CUT):
+            ids = ids[:-1]
+        logprobs = [-float(k) for k in range(1, len(ids) + 1)]
+        return Completion(ids, logprobs, "length" if text.endswith(CUT) else "stop", self.version)
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        self.waves.append(len(requests))
+        return [self.answer(request) for request in requests]
+
+    def stream(self, tasks: Any, sampling: Sampling) -> list[Any]:
+        raise AssertionError("a wave engine is never streamed from")
+
+    def update_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        self.version = version
+
+    def sleep(self) -> None: ...
+
+    def wake(self, what: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class StreamEngine(WaveEngine):
+    """The same answers, each after a while that differs from game to game and turn to turn."""
+
+    streaming = True
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        raise AssertionError("a streaming engine never gets a wave")
+
+    def stream(
+        self,
+        tasks: Iterable[Callable[[Callable[[Request], Awaitable[Completion]]], Awaitable[Any]]],
+        sampling: Sampling,
+    ) -> list[Any]:
+        async def ask(request: Request) -> Completion:
+            for _ in range(1 + request.seed % 5):
+                await asyncio.sleep(0)
+            return self.answer(request)
+
+        async def play_all() -> list[Any]:
+            return list(await asyncio.gather(*(task(ask) for task in tasks)))
+
+        return asyncio.run(play_all())
