@@ -1,0 +1,150 @@
+"""Rewards and group-relative advantages worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from dialop_boards import BRIEF, SMALL
+
+from dialop.game import Outcome
+from dialop.matching import MatchingGame
+from selfplay.advantages import credit, grpo_advantages, imitation_samples
+from selfplay.config import AlgorithmConfig, RewardConfig
+from selfplay.rewards import seat_reward
+from selfplay.rollout import Episode, Turn
+from selfplay.transcript import Transcript
+
+NO_STD = AlgorithmConfig(advantage_std=False)
+
+
+def said(token: int, *, num: int = 1, trained: bool = True) -> Transcript:
+    """A prompt 1 2, then `num` sampled tokens."""
+    transcript = Transcript()
+    transcript.observe([1, 2])
+    transcript.act([token] * num, logprobs=[-0.5] * num, version=0, finish="stop", trained=trained)
+    return transcript
+
+
+def episode(
+    rewards: tuple[float, float],
+    index: int = 0,
+    *,
+    instance: str = "hand/0",
+    errors: tuple[int, int] = (0, 0),
+    agreed: bool = True,
+    transcripts: tuple[Transcript | None, ...] | None = None,
+) -> Episode:
+    turns = [
+        Turn(seat, "?", None, "Error: no", "no_tag", ("", ""), 1)
+        for seat in (0, 1)
+        for _ in range(errors[seat])
+    ]
+    game = MatchingGame(SMALL, BRIEF)
+    return Episode(
+        instance=instance,
+        index=index,
+        players=("policy", "policy"),
+        prompts=(game.prompt(0), game.prompt(1)),
+        turns=tuple(turns),
+        transcripts=transcripts or (said(10 + index), said(20 + index, num=2)),
+        views=(game.view(0), game.view(1)),
+        outcome=Outcome(True, agreed, 0.0, rewards[0], rewards, {}),
+        ended="agreed",
+    )
+
+
+def test_rewards_share_the_score_and_charge_each_seat_for_its_own_errors() -> None:
+    played = episode((0.75, 0.75), errors=(0, 2))
+    config = RewardConfig(error_penalty=0.25)
+    assert [seat_reward(played, seat, config=config) for seat in (0, 1)] == [0.75, 0.25]
+    assert seat_reward(played, 1, config=RewardConfig()) == 0.75
+    assert seat_reward(played, 1, config=RewardConfig(error_penalty=0.5)) == 0.0, "never below 0"
+
+
+def test_accept_only_rewards_any_agreement() -> None:
+    config = RewardConfig(kind="accept", error_penalty=0.25)
+    assert seat_reward(episode((0.1, 0.1), errors=(1, 0)), 0, config=config) == 0.75
+    assert seat_reward(episode((0.0, 0.0), agreed=False), 0, config=config) == 0.0
+
+
+def test_advantages_by_hand() -> None:
+    """Mean 0.5; deviations -0.5, 0, 0.5; population standard deviation sqrt(1/6)."""
+    rewards = [0.0, 0.5, 1.0]
+    assert grpo_advantages(rewards, divide_by_std=False, eps=9.0) == [-0.5, 0.0, 0.5]
+    std = math.sqrt(1 / 6)
+    got = grpo_advantages(rewards, divide_by_std=True, eps=0.0)
+    assert got == pytest.approx([-0.5 / std, 0.0, 0.5 / std])
+    # The added constant damps: with std 0.5 and eps 0.5 the largest advantage is 0.5, not 1.
+    assert grpo_advantages([0.0, 1.0], divide_by_std=True, eps=0.5) == [-0.5, 0.5]
+
+
+def test_two_seats_never_share_a_baseline() -> None:
+    """Seat 1 is fined, seat 0 is not: each is compared with its own seat of the other episodes."""
+    episodes = [
+        episode((1.0, 1.0), 0, errors=(0, 1)),
+        episode((1.0, 1.0), 1, errors=(0, 0)),
+        episode((0.4, 0.4), 2, errors=(0, 0)),
+    ]
+    samples, stats = credit(episodes, algorithm=NO_STD, reward=RewardConfig(error_penalty=0.2))
+    by_name = {sample.name: sample.advantages[-1] for sample in samples}
+    assert by_name == pytest.approx(
+        {
+            "instance hand/0 episode 0 seat 0": 0.2,
+            "instance hand/0 episode 1 seat 0": 0.2,
+            "instance hand/0 episode 2 seat 0": -0.4,
+            "instance hand/0 episode 0 seat 1": 0.8 - 2.2 / 3,
+            "instance hand/0 episode 1 seat 1": 1.0 - 2.2 / 3,
+            "instance hand/0 episode 2 seat 1": 0.4 - 2.2 / 3,
+        }
+    )
+    assert (stats.num_groups, stats.num_flat_groups) == (2, 0)
+
+
+def test_instances_never_share_a_baseline_and_flat_groups_are_dropped() -> None:
+    episodes = [
+        episode((0.2, 0.2), 0, instance="easy"),
+        episode((0.4, 0.4), 1, instance="easy"),
+        episode((0.9, 0.9), 0, instance="flat"),
+        episode((0.9, 0.9), 1, instance="flat"),
+    ]
+    samples, stats = credit(episodes, algorithm=NO_STD, reward=RewardConfig())
+    assert (stats.num_groups, stats.num_flat_groups) == (4, 2)
+    assert [s.name for s in samples] == [
+        f"instance easy episode {i} seat {seat}" for seat in (0, 1) for i in (0, 1)
+    ]
+    assert [s.advantages[-1] for s in samples] == pytest.approx([-0.1, 0.1, -0.1, 0.1])
+
+
+def test_an_advantage_stands_on_trained_tokens_alone() -> None:
+    episodes = [episode((0.0, 0.0), 0), episode((1.0, 1.0), 1)]
+    samples, _ = credit(episodes, algorithm=NO_STD, reward=RewardConfig())
+    assert [s.ids for s in samples] == [[1, 2, 10], [1, 2, 11], [1, 2, 20, 20], [1, 2, 21, 21]]
+    assert samples[3].mask == [0, 0, 1, 1]
+    assert samples[3].advantages == [0.0, 0.0, 0.5, 0.5]
+    assert samples[3].old_logprobs == [0.0, 0.0, -0.5, -0.5]
+
+
+def test_partners_and_seats_that_never_spoke_form_no_group() -> None:
+    silent = Transcript()
+    silent.observe([1, 2])
+    episodes = [
+        episode((0.0, 0.0), 0, transcripts=(said(10), None)),
+        episode((1.0, 1.0), 1, transcripts=(said(11), silent)),
+        episode((0.5, 0.5), 2, transcripts=(None, said(22))),
+    ]
+    samples, stats = credit(episodes, algorithm=NO_STD, reward=RewardConfig())
+    assert [s.ids[-1] for s in samples] == [10, 11]
+    # Seat 1 spoke in one episode only: a group of one is flat.
+    assert (stats.num_groups, stats.num_flat_groups) == (2, 1)
+
+
+def test_imitation_weighs_every_token_worth_imitating() -> None:
+    masked = said(10, num=2)
+    masked.observe([3])
+    masked.act([11], logprobs=[0.0], version=0, finish="stop")
+    masked.mark_untrained(0)
+    (sample,) = imitation_samples([episode((1.0, 1.0), transcripts=(masked, None))])
+    assert sample.ids == [1, 2, 10, 10, 3, 11]
+    assert sample.mask == [0, 0, 0, 0, 0, 1]
+    assert sample.advantages == [0, 0, 0, 0, 0, 1]
