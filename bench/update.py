@@ -1,0 +1,310 @@
+"""How fast and how large the update is: log-probs of packed tokens, backward, optimizer step.
+
+True Qwen2.5 shapes with random weights, so nothing has to be downloaded. Utilisation is the work of
+a step (6 operations a weight and token, of the head only where a token is trained, plus causal
+attention; recomputed activations are no work) over what this GPU's matmul reaches in the same run.
+
+    python -m bench.update                                    one GPU, every shape
+    torchrun --nproc-per-node 4 -m bench.update --tp 2        a 2 x 2 mesh
+    python -m bench.update --dry-run                          a tiny shape on a CPU
+
+Prints one line a case (rank 0), and writes them as JSON lines to --out. Seconds end in _s.
+Shapes: N packed tokens of S sequences, M trained positions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+from transformers import PreTrainedModel, Qwen2Config
+
+from selfplay.attention import attention_backend
+from selfplay.logprob import token_logprobs
+from selfplay.model import apply_liger, empty_model, policy_logprobs
+from selfplay.parallel import (
+    World,
+    all_reduce_max,
+    clip_grad_norm,
+    close_world,
+    fill_shards,
+    init_world,
+    shard,
+)
+
+GIB = 2**30
+# name: width, layers, heads, key/value heads, MLP width, vocabulary, tied embeddings
+SHAPES = {
+    "0.5b": (896, 24, 14, 2, 4864, 151_936, True),
+    "1.5b": (1536, 28, 12, 2, 8960, 151_936, True),
+    "7b": (3584, 28, 28, 4, 18_944, 152_064, False),
+    "tiny": (64, 2, 4, 2, 128, 512, True),
+}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["0.5b", "1.5b", "7b"])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[16_384, 32_768], help="a rank")
+    parser.add_argument("--seq-len", type=int, default=1536)
+    parser.add_argument("--trained", type=float, default=1.0, help="share of tokens trained")
+    parser.add_argument("--liger", nargs="+", choices=["off", "on"], default=["off", "on"])
+    parser.add_argument(
+        "--checkpointing", nargs="+", default=["none", "full"], help='"none", "full" or "every K"'
+    )
+    parser.add_argument("--master", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=5, help="timed, after 2 that warm up")
+    parser.add_argument("--out", type=Path, default=None, help="JSON lines")
+    parser.add_argument("--dry-run", action="store_true", help="a tiny shape on the CPU")
+    chosen = parser.parse_args()
+    if chosen.dry_run:
+        chosen.shapes, chosen.tokens, chosen.seq_len = ["tiny"], [256, 512], 60
+        chosen.liger, chosen.steps = ["off"], 2
+    return chosen
+
+
+def random_model(
+    name: str, world: World, *, master: torch.dtype, liger: bool, checkpointing: str
+) -> PreTrainedModel:
+    """The shape on the mesh, each rank's shards filled with noise, norms with ones."""
+    width, layers, heads, kv_heads, mlp_width, vocab, tied = SHAPES[name]
+    config = Qwen2Config(
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=mlp_width,
+        vocab_size=vocab,
+        tie_word_embeddings=tied,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    )
+    model = empty_model(config, dtype=master)
+    if liger:
+        apply_liger(model)
+    compute = torch.bfloat16 if world.device.type == "cuda" else torch.float32
+    shard(model, world, param_dtype=compute, activation_checkpointing=checkpointing)
+
+    def noise(parameter: str, box: tuple[slice, ...]) -> torch.Tensor:
+        size = [part.stop - part.start for part in box]
+        if "norm" in parameter:
+            return torch.ones(size, device=world.device)
+        return torch.randn(size, device=world.device) * 0.02
+
+    fill_shards(model, noise, world)
+    return model.train()
+
+
+def packed_batch(
+    num_tokens: int, seq_len: int, trained: float, vocab: int, world: World
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, torch.Tensor, torch.Tensor]:
+    """Sequences of one length, the last one shorter; the same on the ranks of a tp row."""
+    generator = torch.Generator().manual_seed(world.dp_rank)
+    bounds = torch.tensor([*range(0, num_tokens, seq_len), num_tokens], dtype=torch.int32)
+    ids_N = torch.randint(0, vocab, (num_tokens,), generator=generator)
+    positions_N = torch.arange(num_tokens) % seq_len
+    follows_N = positions_N.roll(-1) != 0
+    follows_N[-1] = False
+    places_M = follows_N.nonzero()[:, 0]
+    keep = round(trained * len(places_M))
+    places_M = places_M[torch.randperm(len(places_M), generator=generator)[:keep].sort().values]
+    tensors = (ids_N, positions_N, bounds, places_M, ids_N[places_M + 1])
+    ids_N, positions_N, bounds, places_M, targets_M = (t.to(world.device) for t in tensors)
+    return ids_N, positions_N, bounds, seq_len, places_M, targets_M
+
+
+def work(name: str, num_tokens: int, seq_len: int, num_trained: int) -> float:
+    """Operations of one forward and backward pass over one rank's tokens."""
+    width, layers, heads, kv_heads, mlp_width, vocab, _ = SHAPES[name]
+    head = width // heads
+    a_layer = width * head * (2 * heads + 2 * kv_heads) + 3 * width * mlp_width
+    lengths = [seq_len] * (num_tokens // seq_len) + [num_tokens % seq_len]
+    # Forward, QK^T and AV: 2 products of 2 L^2 operations a channel, half of them masked; the
+    # backward pass is twice that.
+    attention = 3 * 2 * sum(n * n for n in lengths) * width * layers
+    return 6.0 * (a_layer * layers * num_tokens + vocab * width * num_trained) + attention
+
+
+def matmul_peak(device: torch.device) -> float:
+    """Operations a second of a large square product in the compute dtype."""
+    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    seconds = timed(lambda: left @ right, device, num=20)
+    return 2.0 * size**3 / seconds
+
+
+def timed(function: Callable[[], object], device: torch.device, *, num: int) -> float:
+    """Median seconds of `num` runs after two."""
+    seconds = []
+    for _ in range(num + 2):
+        synchronize(device)
+        start = time.perf_counter()
+        function()
+        synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return median(seconds[2:])
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def memory_gib(device: torch.device, *, peak: bool) -> float:
+    if device.type != "cuda":
+        return 0.0
+    used = torch.cuda.max_memory_allocated if peak else torch.cuda.memory_allocated
+    return used(device) / GIB
+
+
+def restart_peak(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def logprob_memory(name: str, num_positions: int, device: torch.device) -> float:
+    """Peak GiB of the fused log-prob above its inputs and their gradients, forward and backward."""
+    width, vocab = SHAPES[name][0], SHAPES[name][5]
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    hidden_MD = torch.randn(num_positions, width, device=device, dtype=dtype, requires_grad=True)
+    weight_VD = torch.randn(vocab, width, device=device, dtype=dtype).mul_(0.02).requires_grad_()
+    targets_M = torch.randint(0, vocab, (num_positions,), device=device)
+    hidden_MD.grad, weight_VD.grad = torch.zeros_like(hidden_MD), torch.zeros_like(weight_VD)
+    restart_peak(device)
+    before = memory_gib(device, peak=False)
+    logprobs_M, _ = token_logprobs(hidden_MD, weight_VD, targets_M, temperature=1.0)
+    logprobs_M.sum().backward()
+    synchronize(device)
+    return memory_gib(device, peak=True) - before
+
+
+def measure(
+    name: str, num_tokens: int, options: argparse.Namespace, world: World, *, liger: bool,
+    checkpointing: str, peak_flops: float,
+) -> dict[str, object]:  # fmt: skip
+    """One case: seconds of its parts, tokens a second, utilisation, peak memory."""
+    master = getattr(torch, options.master)
+    model = random_model(name, world, master=master, liger=liger, checkpointing=checkpointing)
+    batch = packed_batch(num_tokens, options.seq_len, options.trained, SHAPES[name][5], world)
+    num_trained = len(batch[-1]) * world.dp_size
+    restart_peak(world.device)
+
+    def forward() -> torch.Tensor:
+        logprobs_M, _ = policy_logprobs(model, *batch, temperature=1.0)
+        return logprobs_M.sum() / -num_trained
+
+    first_losses: list[float] = []
+
+    def forward_backward() -> None:
+        model.zero_grad(set_to_none=True)
+        loss = forward()
+        loss.backward()
+        if not first_losses:
+            first_losses.append(loss.item())
+
+    with torch.no_grad():
+        forward_s = timed(forward, world.device, num=options.steps)
+    pass_s = timed(forward_backward, world.device, num=options.steps)
+    pass_gib = memory_gib(world.device, peak=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+
+    def step() -> None:
+        clip_grad_norm(model, 1.0, world)
+        optimizer.step()
+
+    step_s: float | None = None
+    try:
+        step_s = all_reduce_max(timed(step, world.device, num=options.steps), world)
+    except torch.cuda.OutOfMemoryError:
+        step_s = None  # the passes were measured; the optimizer's state does not fit beside them
+    pass_s, forward_s = all_reduce_max(pass_s, world), all_reduce_max(forward_s, world)
+    flops = work(name, num_tokens, options.seq_len, len(batch[-1])) * world.dp_size
+    # Random weights know nothing: the loss starts near the log of the vocabulary.
+    expected = math.log(SHAPES[name][5])
+    assert abs(first_losses[0] * world.dp_size - expected) < 1.5, (first_losses, expected)
+    return {
+        "shape": name,
+        "mesh": f"{world.dp_size}x{world.tp}",
+        "tokens": num_tokens,
+        "liger": liger,
+        "checkpointing": checkpointing,
+        "master": options.master,
+        "forward_s": forward_s,
+        "forward_backward_s": pass_s,
+        "step_s": step_s,
+        "tokens_per_s": num_tokens * world.dp_size / pass_s,
+        "utilisation": flops / pass_s / peak_flops / world.world_size,
+        "peak_pass_gib": pass_gib,
+        "peak_all_gib": memory_gib(world.device, peak=True),
+    }
+
+
+def cases(options: argparse.Namespace) -> list[tuple[bool, str, int, str]]:
+    """Plain layers first: once liger is on, its RoPE serves every model of the process."""
+    chosen = sorted({name == "on" for name in options.liger})
+    return [
+        (liger, name, tokens, checkpointing)
+        for liger in chosen
+        for name in options.shapes
+        for tokens in options.tokens
+        for checkpointing in options.checkpointing
+    ]
+
+
+def main() -> None:
+    options = arguments()
+    world = init_world(options.tp, device="cpu" if options.dry_run else None)
+    peak_flops = matmul_peak(world.device)
+    compute = torch.bfloat16 if world.device.type == "cuda" else torch.float32
+
+    def say(line: str) -> None:
+        if world.rank == 0:
+            print(line, flush=True)
+
+    say(
+        f"torch {torch.__version__}, {world.world_size} x {world.device.type}, "
+        f"attention {attention_backend(world.device, compute)}, "
+        f"matmul {peak_flops / 1e12:.0f} TFLOP/s"
+    )
+    for name in options.shapes:
+        most = max(options.tokens)
+        gib = logprob_memory(name, most, world.device)
+        say(f"fused log-prob, {name}, {most} positions: {gib:.2f} GiB above inputs and gradients")
+    say("shape mesh tokens liger checkpointing | forward fwd+bwd step | tok/s util | GiB pass all")
+    for liger, name, tokens, checkpointing in cases(options):
+        restart_peak(world.device)
+        head = f"{name} {world.dp_size}x{world.tp} {tokens} {'on' if liger else 'off'}"
+        try:
+            row = measure(
+                name, tokens, options, world, liger=liger, checkpointing=checkpointing,
+                peak_flops=peak_flops,
+            )  # fmt: skip
+        except torch.cuda.OutOfMemoryError as error:
+            if world.world_size > 1:
+                raise  # other ranks wait in a collective
+            say(f"{head} {checkpointing} | out of memory: {str(error)[:80]}")
+            continue
+        step_s = row["step_s"]
+        step = f"{step_s * 1e3:.1f} ms" if isinstance(step_s, float) else "out of memory"
+        say(
+            f"{head} {checkpointing} | {row['forward_s'] * 1e3:.1f} ms "
+            f"{row['forward_backward_s'] * 1e3:.1f} ms {step} | {row['tokens_per_s']:.0f} "
+            f"{row['utilisation']:.2f} | {row['peak_pass_gib']:.1f} {row['peak_all_gib']:.1f}"
+        )
+        if options.out is not None and world.rank == 0:
+            with options.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+    close_world(world)
+
+
+if __name__ == "__main__":
+    main()

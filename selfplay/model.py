@@ -1,0 +1,318 @@
+"""The policy: loading or shaping it, scoring packed tokens with it, writing it out. Knows no
+batches and no losses.
+
+A packed row is N tokens holding S sequences back to back, without padding: `ids_N` and
+`positions_N` (int64, positions restart at 0 in each sequence), `cu_seqlens_S1` (int32, the starts
+and the end), `max_seqlen` (an int).
+
+Shapes: N packed tokens, S sequences, M positions whose next token is scored, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from huggingface_hub import save_torch_state_dict, snapshot_download
+from safetensors import safe_open
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from selfplay.attention import NAME as PACKED
+from selfplay.attention import packed_kwargs, register_packed_attention
+from selfplay.logprob import token_logprobs
+from selfplay.parallel import World, fill_shards, full_tensors, run_as_forward, shard, vocab_shard
+
+ARCHITECTURES = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchShape:
+    """A model from nothing. `arch` is "qwen2" or "llama"; widths in numbers, not bytes."""
+
+    arch: str
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    mlp_width: int
+    max_positions: int
+    tie_embeddings: bool = True
+    init_range: float = 0.08
+    rope_theta: float = 10_000.0
+
+
+def load_model(
+    name_or_folder: str, *, device: torch.device | str, dtype: torch.dtype
+) -> PreTrainedModel:
+    """A Hugging Face causal model, its weights in `dtype` on `device`, attending by "packed"."""
+    register_packed_attention()
+    model = AutoModelForCausalLM.from_pretrained(
+        name_or_folder, dtype=dtype, attn_implementation=PACKED
+    )
+    return _train_every_token(model).to(device)
+
+
+def load_sharded(
+    name_or_folder: str,
+    world: World,
+    *,
+    dtype: torch.dtype,
+    param_dtype: torch.dtype,
+    reduce_dtype: torch.dtype = torch.float32,
+    activation_checkpointing: str = "none",
+    liger: bool = False,
+) -> PreTrainedModel:
+    """`load_model` and `shard` in one, for models too large to be whole on any rank.
+
+    The model is built and sharded without memory; then each rank reads its own part of each tensor,
+    so that it never holds more than its shard and one tensor. Raises ValueError for a folder
+    without safetensors and for a tensor that the folder lacks.
+    """
+    if world.mesh is None:
+        model = load_model(name_or_folder, device=world.device, dtype=dtype)
+        return shard(model, world, activation_checkpointing=activation_checkpointing)
+    folder = Path(name_or_folder)
+    if not folder.is_dir():
+        patterns = ["*.safetensors", "*.json"]
+        folder = Path(snapshot_download(name_or_folder, allow_patterns=patterns))
+    files = _tensor_files(folder)
+    model = empty_model(AutoConfig.from_pretrained(folder), dtype=dtype)
+    if liger:
+        apply_liger(model)
+    shard(
+        model,
+        world,
+        param_dtype=param_dtype,
+        reduce_dtype=reduce_dtype,
+        activation_checkpointing=activation_checkpointing,
+    )
+
+    def read(name: str, box: tuple[slice, ...]) -> torch.Tensor:
+        if name not in files:
+            raise ValueError(f"{folder} must hold a tensor named {name}, got {len(files)} others")
+        with safe_open(files[name], framework="pt") as file:
+            part: torch.Tensor = file.get_slice(name)[box]
+            return part
+
+    fill_shards(model, read, world)
+    return model
+
+
+def empty_model(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
+    """A model on the meta device, but for the rotary frequencies, which follow from the config and
+    are in no file; its parameters get memory and values from `fill_shards`."""
+    register_packed_attention()
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=PACKED)
+    trunk = model.base_model
+    trunk.rotary_emb = type(trunk.rotary_emb)(config=model.config)
+    return _train_every_token(model)
+
+
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """Where each tensor of a Hugging Face folder lies."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        weight_map = json.loads(index.read_text())["weight_map"]
+        return {name: folder / file for name, file in weight_map.items()}
+    single = folder / "model.safetensors"
+    if not single.exists():
+        raise ValueError(f"model.path must hold safetensors to be loaded in shards, got {folder}")
+    with safe_open(single, framework="pt") as file:
+        return dict.fromkeys(file.keys(), single)
+
+
+def scratch_config(
+    shape: ScratchShape, *, vocab_size: int, **special_ids: int | None
+) -> Qwen2Config | LlamaConfig:
+    """The Hugging Face config of a shape; `special_ids` may name bos_token_id, eos_token_id and
+    pad_token_id. Raises ValueError where sizes do not divide."""
+    if shape.arch not in ARCHITECTURES:
+        names = ", ".join(ARCHITECTURES)
+        raise ValueError(f"model.scratch.arch must be one of {names}, got {shape.arch!r}")
+    if shape.width % (2 * shape.heads):
+        nearest = max(1, round(shape.width / (2 * shape.heads))) * 2 * shape.heads
+        raise ValueError(
+            f"model.scratch.width must be an even multiple of heads ({shape.heads}), "
+            f"got {shape.width}; the nearest is {nearest}"
+        )
+    if shape.heads % shape.kv_heads:
+        divisors = [n for n in range(1, shape.heads + 1) if shape.heads % n == 0]
+        nearest = min(divisors, key=lambda n: abs(n - shape.kv_heads))
+        raise ValueError(
+            f"model.scratch.kv_heads must divide heads ({shape.heads}), got {shape.kv_heads}; "
+            f"the nearest is {nearest}"
+        )
+    return ARCHITECTURES[shape.arch][0](
+        vocab_size=vocab_size,
+        hidden_size=shape.width,
+        intermediate_size=shape.mlp_width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=shape.max_positions,
+        tie_word_embeddings=shape.tie_embeddings,
+        initializer_range=shape.init_range,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **special_ids},
+    )
+
+
+def scratch_model(
+    shape: ScratchShape, *, vocab_size: int, seed: int, **special_ids: int | None
+) -> PreTrainedModel:
+    """An fp32 model on the CPU with random weights, the same for the same seed. The global
+    generators are left as they were."""
+    register_packed_attention()
+    config = scratch_config(shape, vocab_size=vocab_size, **special_ids)
+    config._attn_implementation = PACKED
+    config.dtype = torch.float32
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        return _train_every_token(ARCHITECTURES[shape.arch][1](config))
+
+
+def _train_every_token(model: PreTrainedModel) -> PreTrainedModel:
+    """Nothing is padded here, so where the padding token stands in a text it is a word like any
+    other; its embedding would otherwise get no gradient."""
+    model.get_input_embeddings().padding_idx = None
+    return model
+
+
+def apply_liger(model: PreTrainedModel) -> None:
+    """Replace the model's RMSNorm, RoPE and SwiGLU by liger's Triton kernels; before `shard`.
+
+    Norms and MLPs are replaced in this model only. liger can replace RoPE only for all models of
+    this architecture in the process, which then have to be on a GPU. Raises ValueError for an
+    architecture that liger does not know, ImportError without liger.
+    """
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+    kind = model.config.model_type
+    if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise ValueError(
+            f"the liger kernels must know the architecture, got {kind}; switch them off"
+        )
+    MODEL_TYPE_TO_APPLY_LIGER_FN[kind](
+        rope=True,
+        rms_norm=True,
+        swiglu=True,
+        cross_entropy=False,
+        fused_linear_cross_entropy=False,
+        model=model,
+    )
+
+
+def liger_is_here() -> bool:
+    return find_spec("liger_kernel") is not None
+
+
+def local_folder(name_or_folder: str) -> Path:
+    """The folder itself, or the hub's files of this name on this machine, fetched if need be."""
+    folder = Path(name_or_folder)
+    return folder if folder.is_dir() else Path(snapshot_download(name_or_folder))
+
+
+def policy_logprobs(
+    model: PreTrainedModel,
+    ids_N: torch.Tensor,
+    positions_N: torch.Tensor,
+    cu_seqlens_S1: torch.Tensor,
+    max_seqlen: int,
+    predict_M: torch.Tensor,
+    targets_M: torch.Tensor,
+    *,
+    temperature: float,
+    entropy_grad: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-prob of `targets_M` after the tokens at `predict_M` (indices into N, each at most once),
+    and the entropy there; both fp32 [M], in nats.
+
+    Logits exist only at those positions, a chunk at a time. Under FSDP all ranks must call
+    together; under tensor parallel the ranks of a row with the same tokens.
+    """
+    return run_as_forward(
+        model,
+        _policy_logprobs,
+        ids_N,
+        positions_N,
+        cu_seqlens_S1,
+        max_seqlen,
+        predict_M,
+        targets_M,
+        temperature=temperature,
+        entropy_grad=entropy_grad,
+    )
+
+
+def _policy_logprobs(
+    model: PreTrainedModel,
+    ids_N: torch.Tensor,
+    positions_N: torch.Tensor,
+    cu_seqlens_S1: torch.Tensor,
+    max_seqlen: int,
+    predict_M: torch.Tensor,
+    targets_M: torch.Tensor,
+    *,
+    temperature: float,
+    entropy_grad: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden_1ND = model.base_model(
+        input_ids=ids_N[None],
+        position_ids=positions_N[None],
+        use_cache=False,
+        **packed_kwargs(cu_seqlens_S1, max_seqlen),
+    ).last_hidden_state
+    weight_VD, rows = vocab_shard(model.get_output_embeddings().weight)
+    return token_logprobs(
+        hidden_1ND[0].index_select(0, predict_M),
+        weight_VD,
+        targets_M,
+        temperature=temperature,
+        entropy_grad=entropy_grad,
+        shard=rows,
+    )
+
+
+def export(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    folder: Path | str,
+    *,
+    world: World | None = None,
+) -> None:
+    """Write an ordinary Hugging Face folder: config, safetensors in the weights' own dtype,
+    tokenizer. Sharded weights are gathered one tensor at a time to rank 0, which writes; all ranks
+    must call."""
+    writes = world is None or world.rank == 0
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in full_tensors(model):
+        if writes:
+            weights[name] = tensor.cpu()
+    if not writes:
+        return
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    config = copy.deepcopy(model.config)
+    # FSDP makes a class of its own that says so in its name.
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    config.dtype = next(iter(weights.values())).dtype
+    config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    save_torch_state_dict(weights, folder, metadata={"format": "pt"})
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)

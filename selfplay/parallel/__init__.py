@@ -1,0 +1,42 @@
+"""Processes, meshes and shards: how one model is spread over ranks and how ranks agree.
+
+`world` joins the processes and moves small values between them, `shard` places a model on the mesh
+(FSDP2) and ends its gradients, `tensor` divides its layers (tensor parallel). No other part of the
+trainer speaks to `torch.distributed`, but for the carriers of weights.
+"""
+
+from selfplay.parallel.shard import (
+    clip_grad_norm,
+    fill_shards,
+    full_tensors,
+    run_as_forward,
+    shard,
+    vocab_shard,
+)
+from selfplay.parallel.world import (
+    World,
+    all_reduce_max,
+    all_reduce_sum,
+    barrier,
+    broadcast_object,
+    close_world,
+    gather_objects,
+    init_world,
+)
+
+__all__ = [
+    "World",
+    "all_reduce_max",
+    "all_reduce_sum",
+    "barrier",
+    "broadcast_object",
+    "clip_grad_norm",
+    "close_world",
+    "fill_shards",
+    "full_tensors",
+    "gather_objects",
+    "init_world",
+    "run_as_forward",
+    "shard",
+    "vocab_shard",
+]

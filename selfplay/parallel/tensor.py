@@ -1,0 +1,101 @@
+"""Tensor parallel from a model's own plan: which rank computes which heads, MLP columns and words.
+
+transformers' `base_model_tp_plan` names for each linear layer "colwise" or "rowwise"; these become
+torch's parallel styles. Between the two every rank computes its own heads; outside them all ranks
+of a row hold the same hidden states. Knows no tokens and no losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+from transformers import PreTrainedModel
+
+STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+# A norm over each head: its weight is the same on every rank, its gradient a sum over their heads.
+PER_HEAD = "replicated_with_grad_allreduce"
+LAYER = "layers.*."
+
+
+def divide(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Divide the trunk by the plan, and embeddings and head by vocabulary, in place.
+
+    The vocabulary is divided even where the plan would gather logits: log-probs then combine three
+    numbers a position and rank instead of whole rows, and a tied embedding shares the division.
+    Raises ValueError where the sizes do not divide or the plan asks for more than is known here.
+    """
+    plan = _checked_plan(model, mesh.size())
+    trunk = model.base_model
+    linear = {name: STYLES[kind]() for name, kind in plan.items() if kind in STYLES}
+    # Every rank holds the same values (or none, on the meta device), so none has to be sent.
+    parallelize_module(trunk, mesh, linear, src_data_rank=None)
+    words: dict[str, ParallelStyle] = {"embed_tokens": RowwiseParallel(input_layouts=Replicate())}
+    parallelize_module(trunk, mesh, words, src_data_rank=None)
+    if model.config.tie_word_embeddings:
+        model.get_output_embeddings().weight = trunk.embed_tokens.weight
+    else:
+        parallelize_module(model, mesh, {"lm_head": ColwiseParallel()}, src_data_rank=None)
+    # Marked once as the same on every rank, a hidden state has its gradient summed over ranks once
+    # and not once each for q, k and v, or gate and up.
+    parents = {name.rpartition(".")[0] for name, kind in plan.items() if kind == "colwise"}
+    for layer in trunk.layers:
+        for parent in sorted(parents):
+            block = layer.get_submodule(parent.removeprefix(LAYER))
+            block.register_forward_pre_hook(_replicate_input(mesh), with_kwargs=True)
+
+
+def partial_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
+    """Parameters that are whole on every rank while each rank's gradient covers its heads only."""
+    plan = model.config.base_model_tp_plan or {}
+    names = [name.removeprefix(LAYER) for name, kind in plan.items() if kind == PER_HEAD]
+    return [
+        parameter
+        for layer in model.base_model.layers
+        for name in names
+        for parameter in layer.get_submodule(name).parameters()
+    ]
+
+
+def _checked_plan(model: PreTrainedModel, size: int) -> dict[str, str]:
+    config = model.config
+    plan: dict[str, str] = config.base_model_tp_plan or {}
+    unknown = set(plan.values()) - set(STYLES) - {PER_HEAD}
+    if not plan or unknown:
+        why = f"its plan asks for {sorted(unknown)}" if plan else "it brings no plan"
+        raise ValueError(f"parallel.tp must be 1 for {config.model_type}, got {size}: {why}")
+    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
+        units = getattr(config, key)
+        if units % size:
+            nearest = max(n for n in range(1, size) if units % n == 0)
+            raise ValueError(
+                f"parallel.tp must divide the model's {key} ({units}), got {size}; "
+                f"the nearest is {nearest}"
+            )
+    return plan
+
+
+def _replicate_input(mesh: DeviceMesh) -> Callable[..., Any]:
+    """A pre-forward hook that marks the hidden states as the same on every rank of the mesh."""
+
+    def hook(
+        _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args:
+            return (
+                DTensor.from_local(args[0], mesh, [Replicate()], run_check=False),
+                *args[1:],
+            ), kwargs
+        hidden = DTensor.from_local(kwargs["hidden_states"], mesh, [Replicate()], run_check=False)
+        return args, {**kwargs, "hidden_states": hidden}
+
+    return hook

@@ -1,0 +1,157 @@
+"""Run under torchrun by test_parallel.py: one model on a mesh against the same model whole.
+
+Usage: torchrun --nproc-per-node N tests/mesh_worker.py TP FOLDER [DEVICE]. Rank 0 writes
+FOLDER/report.json: for each case the largest differences from one process, in fp32. Knows how to
+measure; what may be claimed of it stands in the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from selfplay.attention import register_packed_attention
+from selfplay.model import ScratchShape, export, load_sharded, policy_logprobs, scratch_model
+from selfplay.parallel import (
+    World,
+    all_reduce_max,
+    all_reduce_sum,
+    broadcast_object,
+    clip_grad_norm,
+    close_world,
+    gather_objects,
+    init_world,
+    shard,
+)
+
+# 54 words over 2 x 2 ranks leave 27 rows to a pair: FSDP has to cope with 14 and 13.
+VOCAB = 54
+LENGTHS = (5, 9, 3)
+PREDICT = (1, 2, 3, 5, 6, 9, 12, 14)
+
+
+def build(arch: str, tied: bool) -> PreTrainedModel:
+    """The same small model in every process. Qwen3 has a norm over each head."""
+    if arch != "qwen3":
+        shape = ScratchShape(
+            arch=arch, width=32, layers=2, heads=4, kv_heads=2, mlp_width=64,
+            max_positions=64, tie_embeddings=tied,
+        )  # fmt: skip
+        return scratch_model(shape, vocab_size=VOCAB, seed=1)
+    register_packed_attention()
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
+        tie_word_embeddings=tied, initializer_range=0.08,
+    )  # fmt: skip
+    config._attn_implementation = "packed"
+    torch.manual_seed(1)
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:  # all ones would hide a weight that is used in the wrong place
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def score(model: PreTrainedModel, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Log-probs and entropies of one packed batch of three sequences."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, VOCAB, (sum(LENGTHS),), generator=generator)
+    predict = torch.tensor(PREDICT)
+    positions = torch.cat([torch.arange(n) for n in LENGTHS])
+    bounds = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
+    tensors = [t.to(device) for t in (ids, positions, bounds, predict, ids[predict + 1])]
+    return policy_logprobs(model, *tensors[:3], max(LENGTHS), *tensors[3:], temperature=0.8)
+
+
+def backward(model: PreTrainedModel, seeds: list[int], total: int, device: torch.device) -> None:
+    for seed in seeds:
+        logprobs, _ = score(model, seed, device)
+        (logprobs.sum() / total).backward()
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full.detach().cpu()
+
+
+def compare(arch: str, tied: bool, checkpointing: str, world: World) -> dict[str, float]:
+    """Two micro-batches a rank on the mesh; the same in one process, one after the other."""
+    seeds = [list(range(10 * r, 10 * r + 2)) for r in range(world.dp_size)]
+    total = 2 * world.dp_size * len(PREDICT)
+    lone = build(arch, tied)
+    backward(lone, [s for row in seeds for s in row], total, torch.device("cpu"))
+    reference = dict(lone.named_parameters())
+    expected = score(lone, 99, torch.device("cpu"))
+    model = shard(build(arch, tied), world, activation_checkpointing=checkpointing)
+    model.train()
+    with torch.no_grad():
+        seen = score(model, 99, world.device)
+    backward(model, seeds[world.dp_rank], total, world.device)
+    squares = sum(p.grad.double().square().sum().item() for p in reference.values())
+    norm = clip_grad_norm(model, squares**0.5 / 2, world)
+    gaps = {
+        name: (whole(p.grad) * 2 - reference[name].grad).abs().max()
+        / reference[name].grad.abs().max()
+        for name, p in model.named_parameters()
+    }  # fmt: skip
+    same = [torch.equal(whole(p), reference[name]) for name, p in model.named_parameters()]
+    return {
+        "logprob": (seen[0].cpu() - expected[0]).abs().max().item(),
+        "entropy": (seen[1].cpu() - expected[1]).abs().max().item(),
+        "gradient": max(gap.item() for gap in gaps.values()),
+        "norm": abs(norm / squares**0.5 - 1),
+        "values_kept": float(all(same)),
+        "names_kept": float(set(gaps) == set(reference)),
+    }
+
+
+def round_trip(tied: bool, world: World, folder: Path) -> dict[str, float]:
+    """Export from shards, read back whole and in shards, both bit for bit."""
+    lone = build("qwen2", tied)
+    out = folder / f"export_{tied}"
+    export(shard(build("qwen2", tied), world), None, out, world=world)
+    broadcast_object(None, world)
+    back = AutoModelForCausalLM.from_pretrained(out)
+    exported = [torch.equal(p, back.get_parameter(n)) for n, p in lone.named_parameters()]
+    again = load_sharded(str(out), world, dtype=torch.float32, param_dtype=torch.float32)
+    loaded = [torch.equal(whole(p), lone.get_parameter(n)) for n, p in again.named_parameters()]
+    with torch.no_grad():
+        seen = score(again, 5, world.device)[0].cpu()
+    gap = (seen - score(lone, 5, torch.device("cpu"))[0]).abs()
+    mine = sum(p.to_local().numel() for p in again.parameters())
+    return {
+        "exported": float(all(exported) and type(back) is type(lone)),
+        "loaded": float(all(loaded) and len(loaded) == len(exported)),
+        "logprob": gap.max().item(),
+        "share": mine / sum(p.numel() for p in lone.parameters()),
+    }
+
+
+def main() -> None:
+    tp, folder = int(sys.argv[1]), Path(sys.argv[2])
+    world = init_world(tp, device=sys.argv[3] if len(sys.argv) > 3 else "cpu")
+    report: dict[str, object] = {
+        "sum": all_reduce_sum([1.0, float(world.rank)], world),
+        "max": all_reduce_max(float(world.rank), world),
+        "gathered": gather_objects(world.rank, world),
+    }
+    cases = [("qwen2", True, "none"), ("llama", False, "every 2"), ("qwen3", True, "full")]
+    for arch, tied, checkpointing in cases:
+        report[f"{arch} {tied}"] = compare(arch, tied, checkpointing, world)
+    for tied in (True, False):
+        report[f"round trip {tied}"] = round_trip(tied, world, folder)
+    if world.rank == 0:
+        (folder / "report.json").write_text(json.dumps(report, indent=1))
+    close_world(world)
+
+
+if __name__ == "__main__":
+    main()

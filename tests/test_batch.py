@@ -1,0 +1,62 @@
+"""Packing by hand: where the loss looks, what it finds there, and how samples fill micro-batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfplay.advantages import Sample
+from selfplay.batch import micro_batches, num_trained_tokens, pack, split_by_tokens
+
+CPU = torch.device("cpu")
+# Prompt 10 11, said 12 13, heard 14, said 15.
+LONG = Sample("long", [10, 11, 12, 13, 14, 15], [0, 0, 1, 1, 0, 1], [0, 0, -1, -2, 0, -3], [0, 0, 5, 5, 0, 5])
+# Prompt 20, said 21.
+SHORT = Sample("short", [20, 21], [0, 1], [0, -4], [0, -6])
+
+
+def test_packing_by_hand() -> None:
+    batch = pack([LONG, SHORT], device=CPU)
+    assert batch.ids_N.tolist() == [10, 11, 12, 13, 14, 15, 20, 21]
+    assert batch.positions_N.tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert batch.cu_seqlens_S1.tolist() == [0, 6, 8]
+    assert batch.cu_seqlens_S1.dtype == torch.int32
+    assert batch.max_seqlen == 6
+    # The token before each trained one predicts it; the 15 at the end of LONG never predicts the 20.
+    assert batch.predict_M.tolist() == [1, 2, 4, 6]
+    assert batch.targets_M.tolist() == [12, 13, 15, 21]
+    assert batch.old_logprobs_M.tolist() == [-1.0, -2.0, -3.0, -4.0]
+    assert batch.advantages_M.tolist() == [5.0, 5.0, 5.0, -6.0]
+    assert [batch.names[i] for i in batch.sample_M] == ["long", "long", "long", "short"]
+
+
+def test_the_first_token_of_a_transcript_cannot_be_trained() -> None:
+    bad = Sample("bad", [1, 2], [1, 1], [0.0, 0.0], [1.0, 1.0])
+    with pytest.raises(ValueError, match="nothing predicts it"):
+        pack([SHORT, bad], device=CPU)
+
+
+def test_split_by_hand() -> None:
+    """Longest first; 9 is over the budget and stands alone, then 5, then 4 + 2 fill 6."""
+    assert split_by_tokens([4, 9, 2, 5], budget=6) == [[1], [3], [0, 2]]
+    assert split_by_tokens([], budget=6) == []
+
+
+@given(st.lists(st.integers(2, 50)), st.integers(1, 80))
+def test_every_sequence_is_in_one_micro_batch_within_the_budget(
+    lengths: list[int], budget: int
+) -> None:
+    batches = split_by_tokens(lengths, budget=budget)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    assert all(len(b) == 1 or sum(lengths[i] for i in b) <= budget for b in batches)
+
+
+def test_trained_tokens_do_not_depend_on_the_budget() -> None:
+    samples = [LONG, SHORT, LONG]
+    assert num_trained_tokens(samples) == 7
+    for budget, num_batches in ((100, 1), (8, 2), (2, 3)):
+        batches = micro_batches(samples, budget=budget, device=CPU)
+        assert len(batches) == num_batches
+        assert sum(len(batch.targets_M) for batch in batches) == 7

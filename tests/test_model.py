@@ -1,0 +1,205 @@
+"""Packed scoring equals scoring each sequence alone; models are made, written and read exactly."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
+
+from selfplay.attention import attention_backend, packed_kwargs, register_packed_attention
+from selfplay.model import ScratchShape, export, load_model, policy_logprobs, scratch_model
+
+SHAPE = ScratchShape(
+    arch="qwen2", width=32, layers=2, heads=4, kv_heads=2, mlp_width=48, max_positions=128
+)
+VOCAB = 61
+# One far longer than the rest, one of a single token, one of which nothing is scored.
+LENGTHS = (7, 40, 1, 12, 3, 16)
+
+
+def packed(seed: int = 0) -> tuple[list[torch.Tensor], dict[str, torch.Tensor | int]]:
+    generator = torch.Generator().manual_seed(seed)
+    sequences = [torch.randint(0, VOCAB, (n,), generator=generator) for n in LENGTHS]
+    bounds = torch.tensor([0, *LENGTHS]).cumsum(0)
+    predict = torch.cat(
+        [torch.arange(bounds[i], bounds[i + 1] - 1) for i in range(len(LENGTHS)) if i != 4]
+    )
+    ids = torch.cat(sequences)
+    return sequences, {
+        "ids_N": ids,
+        "positions_N": torch.cat([torch.arange(n) for n in LENGTHS]),
+        "cu_seqlens_S1": bounds.to(torch.int32),
+        "max_seqlen": max(LENGTHS),
+        "predict_M": predict,
+        "targets_M": ids[predict + 1],
+    }
+
+
+def one_by_one(
+    model: PreTrainedModel, sequences: list[torch.Tensor], temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hugging Face's own forward pass and log_softmax, one sequence at a time."""
+    logprobs, entropies = [], []
+    for index, ids in enumerate(sequences):
+        if index == 4:
+            continue
+        log_probs = torch.log_softmax(model(ids[None]).logits[0, :-1] / temperature, dim=-1)
+        logprobs.append(log_probs.gather(1, ids[1:, None])[:, 0])
+        entropies.append(-(log_probs.exp() * log_probs).sum(-1))
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+@pytest.mark.parametrize(("arch", "tied"), [("qwen2", True), ("llama", False)])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_packed_scores_and_gradients_are_those_of_each_sequence_alone(
+    arch: str, tied: bool, temperature: float
+) -> None:
+    model = scratch_model(
+        replace(SHAPE, arch=arch, tie_embeddings=tied), vocab_size=VOCAB, seed=3, pad_token_id=0
+    )
+    sequences, row = packed()
+    seen = policy_logprobs(model, **row, temperature=temperature)
+    seen[0].sum().backward()
+    mine = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    plain = scratch_model(
+        replace(SHAPE, arch=arch, tie_embeddings=tied), vocab_size=VOCAB, seed=3, pad_token_id=0
+    )
+    plain.set_attn_implementation("eager")
+    expected = one_by_one(plain, sequences, temperature)
+    expected[0].sum().backward()
+    for a, b in zip(seen, expected, strict=True):
+        assert (a - b).abs().max() < 1e-5
+    for name, parameter in plain.named_parameters():
+        gap = (mine[name] - parameter.grad).abs().max() / parameter.grad.abs().max()
+        assert gap < 1e-5, name
+
+
+def test_sequences_do_not_see_each_other() -> None:
+    model = scratch_model(SHAPE, vocab_size=VOCAB, seed=3)
+    _, row = packed()
+    before, _ = policy_logprobs(model, **row, temperature=1.0)
+    changed = row["ids_N"].clone()
+    changed[:7] = (changed[:7] + 1) % VOCAB  # the whole first sequence
+    after, _ = policy_logprobs(model, **{**row, "ids_N": changed}, temperature=1.0)
+    assert torch.equal(before[6:], after[6:])
+    assert not torch.equal(before[:6], after[:6])
+
+
+def test_a_sliding_window_is_kept_in_packed_rows() -> None:
+    register_packed_attention()
+    config = MistralConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, sliding_window=5, head_dim=8,
+    )  # fmt: skip
+    config._attn_implementation = "packed"
+    torch.manual_seed(0)
+    model = MistralForCausalLM(config).eval()
+    sequences, row = packed()
+    seen, _ = policy_logprobs(model, **row, temperature=1.0)
+    model.set_attn_implementation("eager")
+    expected, _ = one_by_one(model, sequences, 1.0)
+    assert (seen - expected).abs().max() < 1e-5
+
+
+def test_generation_with_a_cache_is_the_models_own() -> None:
+    """Without `packed_kwargs` masks work as ever: none, 2-D padding, an explicit 4-D one."""
+    model = scratch_model(SHAPE, vocab_size=VOCAB, seed=3, pad_token_id=0).eval()
+    plain = scratch_model(SHAPE, vocab_size=VOCAB, seed=3, pad_token_id=0).eval()
+    plain.set_attn_implementation("eager")
+    ids = torch.tensor([[0, 0, 5, 6, 7], [1, 2, 3, 4, 5]])
+    padding = (ids != 0).long()
+    positions = (padding.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        both = [
+            m(ids, attention_mask=padding, position_ids=positions).logits for m in (model, plain)
+        ]
+        real = padding.bool()
+        assert (both[0] - both[1])[real].abs().max() < 1e-5
+        causal = torch.ones(5, 5, dtype=torch.bool).tril()
+        mask = causal[None, None] & real[:, None, None, :] | torch.eye(5, dtype=torch.bool)
+        explicit = model(ids, attention_mask=mask, position_ids=positions).logits
+        assert (explicit - both[0])[real].abs().max() < 1e-5
+        cache = DynamicCache(config=model.config)
+        model(ids[1:, :3], past_key_values=cache)
+        last = [model(ids[1:, i : i + 1], past_key_values=cache).logits[0, 0] for i in (3, 4)]
+        assert (torch.stack(last) - both[0][1, 3:]).abs().max() < 1e-5
+
+
+def test_packed_mode_builds_no_mask() -> None:
+    row = packed_kwargs(torch.tensor([0, 3, 9], dtype=torch.int32), 6)
+    assert row["attention_mask"].numel() == 1
+    assert attention_backend("cpu", torch.float32) == "sdpa"
+
+
+def test_scratch_models_depend_on_the_seed_alone() -> None:
+    state = torch.get_rng_state()
+    first = scratch_model(SHAPE, vocab_size=VOCAB, seed=5)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(3)
+    again, other = (scratch_model(SHAPE, vocab_size=VOCAB, seed=s) for s in (5, 6))
+    for name, parameter in first.named_parameters():
+        assert torch.equal(parameter, again.get_parameter(name))
+    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
+    assert first.lm_head.weight.std().item() == pytest.approx(SHAPE.init_range, rel=0.05)
+
+
+def test_every_token_trains_the_padding_token_too() -> None:
+    model = scratch_model(
+        replace(SHAPE, tie_embeddings=False), vocab_size=VOCAB, seed=5, pad_token_id=0
+    )
+    policy_logprobs(
+        model,
+        torch.tensor([4, 0, 7]),
+        torch.arange(3),
+        torch.tensor([0, 3], dtype=torch.int32),
+        3,
+        torch.tensor([1]),
+        torch.tensor([7]),
+        temperature=1.0,
+    )[0].sum().backward()
+    assert model.get_input_embeddings().weight.grad[0].abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"arch": "gpt"}, "arch must be one of qwen2, llama, got 'gpt'"),
+        ({"width": 36}, r"even multiple of heads \(4\), got 36; the nearest is 32"),
+        ({"kv_heads": 3}, r"kv_heads must divide heads \(4\), got 3; the nearest is"),
+    ],
+)
+def test_a_shape_that_does_not_fit_says_why(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        scratch_model(replace(SHAPE, **change), vocab_size=VOCAB, seed=0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_export_is_an_ordinary_folder(tied: bool, tmp_path: Path) -> None:
+    model = scratch_model(
+        replace(SHAPE, tie_embeddings=tied), vocab_size=VOCAB, seed=5, eos_token_id=2
+    )
+    export(model, None, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["Qwen2ForCausalLM"]
+    assert config["dtype"] == "float32"
+    assert config["eos_token_id"] == 2
+    assert "packed" not in json.dumps(config)
+    back = AutoModelForCausalLM.from_pretrained(tmp_path)
+    ours = load_model(str(tmp_path), device="cpu", dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, back.get_parameter(name))
+        assert torch.equal(parameter, ours.get_parameter(name))
+    assert ours.config._attn_implementation == "packed"
+    half = load_model(str(tmp_path), device="cpu", dtype=torch.bfloat16)
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}

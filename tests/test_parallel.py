@@ -1,0 +1,136 @@
+"""One gradient from every mesh: FSDP2, tensor parallel and both at once against one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from selfplay.model import ScratchShape, scratch_model
+from selfplay.parallel import all_reduce_sum, clip_grad_norm, full_tensors, init_world, shard
+from selfplay.parallel.shard import _chunk
+from selfplay.parallel.tensor import _checked_plan
+from selfplay.parallel.world import data_parallel_size
+
+WORKER = Path(__file__).with_name("mesh_worker.py")
+SHAPE = ScratchShape(
+    arch="qwen2", width=16, layers=4, heads=4, kv_heads=2, mlp_width=24, max_positions=32
+)
+MODELS = ("qwen2 True", "llama False", "qwen3 True")
+
+
+@pytest.fixture(scope="module", params=[(2, 1), (2, 2), (4, 2)], ids=["fsdp2", "tp2", "fsdp2xtp2"])
+def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the worker measured on a mesh of gloo processes, and how many there were."""
+    num, tp = request.param
+    folder = tmp_path_factory.mktemp(f"mesh_{num}_{tp}")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num)]
+    launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    done = subprocess.run(
+        [*launch, str(WORKER), str(tp), str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return num, json.loads((folder / "report.json").read_text())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_scores_and_gradients_are_those_of_one_process(report: Any, model: str) -> None:
+    measured = report[1][model]
+    assert measured["logprob"] < 1e-5
+    assert measured["entropy"] < 1e-5
+    assert measured["gradient"] < 1e-5  # relative to the largest entry of each tensor
+    assert measured["norm"] < 1e-6
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_sharding_keeps_values_and_names(report: Any, model: str) -> None:
+    assert report[1][model]["values_kept"] == report[1][model]["names_kept"] == 1.0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_export_and_load_are_exact_and_no_rank_holds_more_than_its_share(
+    report: Any, tied: bool
+) -> None:
+    num, measured = report[0], report[1][f"round trip {tied}"]
+    assert measured["exported"] == measured["loaded"] == 1.0
+    assert measured["logprob"] < 1e-5
+    # Norms are not divided over tp ranks and rows do not always divide.
+    assert measured["share"] < 1 / num + 0.02
+
+
+def test_ranks_agree_on_small_things(report: Any) -> None:
+    num, measured = report
+    assert measured["sum"] == [num, num * (num - 1) / 2]
+    assert measured["max"] == num - 1
+    assert measured["gathered"] == list(range(num))
+
+
+def test_one_cpu_process_is_a_world_without_a_mesh() -> None:
+    world = init_world(device="cpu")
+    model = scratch_model(SHAPE, vocab_size=20, seed=0)
+    assert world.mesh is None
+    assert shard(model, world) is model
+    assert all_reduce_sum([1.5], world) == [1.5]
+    assert [name for name, _ in full_tensors(model)] == [n for n, _ in model.named_parameters()]
+
+
+def test_the_norm_before_clipping_is_returned() -> None:
+    world = init_world(device="cpu")
+    model = scratch_model(SHAPE, vocab_size=20, seed=0)
+    model.model.norm.weight.grad = torch.full((16,), 3.0)  # its norm is 3 * sqrt(16)
+    assert clip_grad_norm(model, float("inf"), world) == pytest.approx(12.0)
+    assert clip_grad_norm(model, 6.0, world) == pytest.approx(12.0)
+    assert model.model.norm.weight.grad.tolist() == pytest.approx([1.5] * 16)
+    assert clip_grad_norm(model, 6.1, world) == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize(
+    ("which", "recomputed"), [("none", []), ("full", [0, 1, 2, 3]), ("every 2", [0, 2])]
+)
+def test_activation_checkpointing_names_its_layers(which: str, recomputed: list[int]) -> None:
+    model = scratch_model(SHAPE, vocab_size=20, seed=0)
+    shard(model, init_world(device="cpu"), activation_checkpointing=which)
+    layers = model.base_model.layers
+    assert [i for i, layer in enumerate(layers) if layer.gradient_checkpointing] == recomputed
+
+
+@pytest.mark.parametrize("which", ["some", "every", "every 0", "every x"])
+def test_an_unknown_checkpointing_is_refused(which: str) -> None:
+    model = scratch_model(SHAPE, vocab_size=20, seed=0)
+    with pytest.raises(ValueError, match='must be "none", "full" or "every K"'):
+        shard(model, init_world(device="cpu"), activation_checkpointing=which)
+
+
+def test_mesh_sizes_must_make_up_the_world() -> None:
+    assert data_parallel_size(8, 2, None) == data_parallel_size(8, 2, 4) == 4
+    with pytest.raises(ValueError, match=r"tp must divide .*\(8\), got 3; the nearest is 2"):
+        data_parallel_size(8, 3, None)
+    with pytest.raises(ValueError, match=r"\(8\), got 2 \* 3; with this tp, fsdp is 4"):
+        data_parallel_size(8, 2, 3)
+
+
+def test_tensor_parallel_must_divide_heads_and_words() -> None:
+    model = scratch_model(SHAPE, vocab_size=21, seed=0)
+    with pytest.raises(ValueError, match=r"num_key_value_heads \(2\), got 4; the nearest is 2"):
+        _checked_plan(model, 4)
+    with pytest.raises(ValueError, match=r"vocab_size \(21\), got 2; the nearest is 1"):
+        _checked_plan(model, 2)
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(10, 3), (4, 4), (3, 4), (27, 2), (1, 8)])
+def test_chunks_are_those_of_torch(rows: int, parts: int) -> None:
+    expected = [list(chunk) for chunk in torch.arange(rows).chunk(parts)]
+    expected += [[]] * (parts - len(expected))
+    mine = [_chunk(slice(0, rows), parts, i) for i in range(parts)]
+    assert [list(range(part.start, part.stop)) for part in mine] == expected

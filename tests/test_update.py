@@ -1,0 +1,234 @@
+"""One optimizer step: the gradient is the one written on paper, however the batch is cut."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_run import CPU, VOCAB, tiny_model, trainer_logprobs
+from transformers import PreTrainedModel
+
+from selfplay.advantages import Sample
+from selfplay.batch import micro_batches
+from selfplay.config import Config, load_config
+from selfplay.parallel import init_world
+from selfplay.update import Learner, Part, learning_rate, make_optimizer, self_play_rate, update
+
+FREE = 1e9  # a bound on the gradient's norm that never binds
+
+
+def config_of(*overrides: str) -> Config:
+    free = ["model.scratch={}", "rollout.max_game_tokens=1000", f"optim.max_grad_norm={FREE}"]
+    return load_config(None, [*free, *overrides])
+
+
+def learner_of(model: PreTrainedModel, *, reference: PreTrainedModel | None = None) -> Learner:
+    """Plain gradient descent: with rate 1 the change of the parameters is minus the gradient."""
+    return Learner(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        world=init_world(device="cpu"),
+        compute_dtype=torch.float32,
+        reference=reference,
+    )
+
+
+def some_samples(model: PreTrainedModel, num: int = 8, *, shift: float = 0.1) -> list[Sample]:
+    """Transcripts of 8 to 36 tokens with gaps in the mask; old log-probs lie off by up to `shift`."""
+    rng = random.Random(0)
+    samples = []
+    for index in range(num):
+        ids = [rng.randrange(VOCAB) for _ in range(8 + 4 * index)]
+        mask = [0, 0, 0, *(int(rng.random() < 0.5) for _ in ids[4:]), 1]
+        sample = Sample(f"sample {index}", ids, mask, [0.0] * len(ids), [0.0] * len(ids))
+        true = iter(trainer_logprobs(model, [sample], temperature=1.0).tolist())
+        old = [next(true) + rng.uniform(-shift, shift) if m else 0.0 for m in mask]
+        advantage = rng.uniform(-2, 2)
+        samples.append(replace(sample, old_logprobs=old, advantages=[advantage * m for m in mask]))
+    return samples
+
+
+def change(model: PreTrainedModel, parts: list[Part], *overrides: str, **learner: PreTrainedModel):
+    """Minus the gradient of one update, and its metrics."""
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    metrics = update(learner_of(model, **learner), parts, lr=1.0, config=config_of(*overrides))
+    return {name: p.detach() - before[name] for name, p in model.named_parameters()}, metrics
+
+
+def naive_gradient(model: PreTrainedModel, samples: list[Sample]) -> dict[str, torch.Tensor]:
+    """One transcript at a time through the plain model, every token's loss by the formula."""
+    total = torch.zeros(())
+    for sample in samples:
+        logprobs_TV = model(torch.tensor([sample.ids])).logits[0].log_softmax(-1)
+        for t, trained in enumerate(sample.mask):
+            if trained:
+                ratio = (logprobs_TV[t - 1, sample.ids[t]] - sample.old_logprobs[t]).exp()
+                a = sample.advantages[t]
+                total = total - torch.minimum(a * ratio, a * ratio.clamp(0.8, 1.2))
+    loss = total / sum(sum(sample.mask) for sample in samples)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "llama"])
+def test_the_gradient_is_the_naive_loops(arch: str) -> None:
+    model = tiny_model(arch)
+    samples = some_samples(model, shift=0.4)
+    expected = naive_gradient(model, samples)
+    moved, metrics = change(model, [Part(samples, "surrogate")])
+    assert_same({name: -delta for name, delta in moved.items()}, expected)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    assert 0 < metrics["clip_share"] < 1
+    assert metrics["num_trained_tokens"] == sum(sum(s.mask) for s in samples)
+
+
+def test_the_step_does_not_depend_on_the_micro_batches() -> None:
+    """176 tokens in 1, 2 and 8 micro-batches, and in another order: one gradient, one tally."""
+    model = tiny_model()
+    samples = some_samples(model)
+    whole, metrics = change(tiny_model(), [Part(samples, "surrogate")])
+    for budget, num_batches in ((176, 1), (100, 2), (16, 8)):
+        assert len(micro_batches(samples, budget=budget, device=CPU)) == num_batches
+        cut, same = change(
+            tiny_model(),
+            [Part(samples[::-1], "surrogate")],
+            f"optim.tokens_per_microbatch={budget}",
+        )
+        assert_same(cut, whole)
+        assert same == pytest.approx(metrics, rel=1e-4)
+
+
+def test_metrics_are_means_over_trained_tokens() -> None:
+    model = tiny_model()
+    samples = some_samples(model, shift=0.1)
+    _, metrics = change(tiny_model(), [Part(samples, "surrogate")])
+    new = trainer_logprobs(model, samples, temperature=1.0)
+    old = torch.tensor([p for s in samples for p, m in zip(s.old_logprobs, s.mask, strict=True) if m])
+    assert metrics["gap_mean"] == pytest.approx(float((new - old).abs().mean()), rel=1e-4)
+    assert metrics["gap_max"] == pytest.approx(float((new - old).abs().max()), rel=1e-4)
+    assert metrics["ratio_mean"] == pytest.approx(float((new - old).exp().mean()), rel=1e-4)
+    assert 0 < metrics["entropy"] < math.log(VOCAB)
+
+
+def test_recomputed_old_logprobs_make_every_ratio_one() -> None:
+    samples = some_samples(tiny_model(), shift=0.5)
+    _, metrics = change(
+        tiny_model(), [Part(samples, "surrogate")], "algorithm.old_logprobs=recomputed"
+    )
+    assert metrics["ratio_mean"] == 1.0 and metrics["clip_share"] == 0.0
+    assert metrics["gap_max"] > 0.1, "the gap to the engine is still measured"
+
+
+def test_nothing_to_learn_changes_nothing() -> None:
+    """Every group was flat: a step that is logged and not taken."""
+    moved, metrics = change(tiny_model(), [Part([], "surrogate")])
+    assert metrics == {"num_trained_tokens": 0.0}
+    assert not any(delta.any() for delta in moved.values())
+
+
+def test_a_loss_that_is_not_finite_names_its_sample_and_takes_no_step() -> None:
+    model = tiny_model()
+    samples = some_samples(model)
+    bad = samples[5]
+    samples[5] = replace(
+        bad,
+        old_logprobs=[-1e9 if m else 0.0 for m in bad.mask],
+        advantages=[-1.0 * m for m in bad.mask],
+    )
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    config = config_of("optim.tokens_per_microbatch=64")
+    with pytest.raises(FloatingPointError, match=r"surrogate loss of sample 5 is inf"):
+        update(learner_of(model), [Part(samples, "surrogate")], lr=1.0, config=config)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_imitation_learns_the_plain_softmax_whatever_the_temperature_of_play() -> None:
+    samples = [replace(s, advantages=[float(m) for m in s.mask]) for s in some_samples(tiny_model())]
+    model = tiny_model()
+    expected = -trainer_logprobs(model, samples, temperature=1.0).mean()
+    _, metrics = change(model, [Part(samples, "imitation")], "rollout.temperature=0.5")
+    assert metrics["imitation_loss"] == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_parts_add_up_each_over_its_own_tokens() -> None:
+    """A replay of weight 0.25 adds a quarter of its own mean gradient."""
+    played = some_samples(tiny_model())[:5]
+    taught = [replace(s, advantages=[float(m) for m in s.mask]) for s in some_samples(tiny_model())[5:]]
+    alone, _ = change(tiny_model(), [Part(played, "surrogate")])
+    replay, _ = change(tiny_model(), [Part(taught, "imitation")])
+    both, metrics = change(
+        tiny_model(), [Part(played, "surrogate"), Part(taught, "imitation", weight=0.25)]
+    )
+    assert_same(both, {name: alone[name] + 0.25 * replay[name] for name in alone})
+    assert {"policy_loss", "imitation_loss"} <= metrics.keys()
+
+
+def test_the_reference_pulls() -> None:
+    """Without any advantage the KL term alone brings the policy to the reference."""
+    model, reference = tiny_model(seed=0), tiny_model(seed=0).requires_grad_(False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.05)
+    samples = [replace(s, advantages=[0.0] * len(s.ids)) for s in some_samples(model)]
+    learner = learner_of(model, reference=reference)
+    config = config_of("algorithm.kl=0.5")
+    seen = [
+        update(learner, [Part(samples, "surrogate")], lr=0.02, config=config)["kl_reference"]
+        for _ in range(12)
+    ]
+    assert seen[0] > 0.001 and seen[-1] < 0.5 * seen[0]
+    assert all(p.grad is None for p in reference.parameters())
+    at_home, metrics = change(
+        tiny_model(seed=0), [Part(samples, "surrogate")], "algorithm.kl=0.5", reference=reference
+    )
+    assert metrics["kl_reference"] == pytest.approx(0.0, abs=1e-6)
+    assert max(float(delta.abs().max()) for delta in at_home.values()) < 1e-4
+
+
+def test_long_gradients_are_shortened() -> None:
+    samples = some_samples(tiny_model())
+    free, metrics = change(tiny_model(), [Part(samples, "surrogate")])
+    assert metrics["grad_norm"] > 0.1
+    bound, same = change(tiny_model(), [Part(samples, "surrogate")], "optim.max_grad_norm=0.1")
+    assert same["grad_norm"] == pytest.approx(metrics["grad_norm"])
+    share = 0.1 / metrics["grad_norm"]
+    assert_same(bound, {name: share * delta for name, delta in free.items()})
+
+
+def test_weight_decay_is_for_matrices() -> None:
+    matrices, vectors = make_optimizer(
+        tiny_model(), config_of("optim.weight_decay=0.1").optim
+    ).param_groups
+    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.1, 0.0)
+    assert {p.ndim for p in matrices["params"]} == {2} and {p.ndim for p in vectors["params"]} == {1}
+
+
+def test_learning_rates_by_hand() -> None:
+    def rates(schedule: str, final_share: float = 0.0) -> list[float]:
+        return [
+            learning_rate(
+                step,
+                peak=8.0,
+                num_steps=6,
+                warmup_steps=2,
+                schedule=schedule,
+                final_share=final_share,
+            )
+            for step in range(6)
+        ]
+
+    assert rates("constant") == [4, 8, 8, 8, 8, 8]
+    assert rates("linear") == [4, 8, 8, 6, 4, 2]
+    assert rates("linear", 0.5) == [4, 8, 8, 7, 6, 5]
+    assert rates("cosine") == pytest.approx([4, 8, 8, 4 + 4 / math.sqrt(2), 4, 4 - 4 / math.sqrt(2)])
+    config = config_of("steps=4", "optim.lr=8.0", "optim.schedule=linear")
+    assert [self_play_rate(step, config) for step in range(4)] == [8, 6, 4, 2]
