@@ -1,0 +1,74 @@
+"""Writing a run's state so that nothing written is lost, and reading it back exactly.
+
+A checkpoint folder `checkpoints/step_N` holds `state/` (model and optimizer, sharded as the run was and readable on any
+mesh), `hf/` (an ordinary Hugging Face folder) and `progress.json`. It gets its name only when it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from transformers import PreTrainedTokenizerBase
+
+from selfplay.model import export
+from selfplay.parallel import barrier
+from selfplay.update import Learner
+
+
+def save_checkpoint(
+    folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase, *, step: int, keep: int
+) -> Path:
+    """Write the state after `step` finished steps; the newest `keep` checkpoints stay."""
+    world = learner.world
+    final = folder / "checkpoints" / f"step_{step:06d}"
+    partial = final.with_name(f".{final.name}")
+    if world.rank == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    barrier(world)
+    dcp.save(_state(learner), checkpoint_id=partial / "state", no_dist=world.mesh is None)
+    export(learner.model, tokenizer, partial / "hf", world=world)
+    if world.rank == 0:
+        (partial / "progress.json").write_text(json.dumps({"step": step}))
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        for old in checkpoints(folder)[:-keep]:
+            shutil.rmtree(old)
+    barrier(world)
+    return final
+
+
+def resume(folder: Path, learner: Learner) -> int:
+    """Read the newest checkpoint into the learner, in place; returns the number of finished steps, 0 without one."""
+    found = checkpoints(folder)
+    if not found:
+        return 0
+    state = _state(learner)
+    dcp.load(state, checkpoint_id=found[-1] / "state", no_dist=learner.world.mesh is None)
+    set_state_dict(
+        learner.model,
+        learner.optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+    )
+    step: int = json.loads((found[-1] / "progress.json").read_text())["step"]
+    return step
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """A run's complete checkpoints, oldest first."""
+    return sorted(p.parent for p in (folder / "checkpoints").glob("step_*/progress.json"))
+
+
+def finish(folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase) -> None:
+    """The trained policy as an ordinary Hugging Face folder, `final/`."""
+    export(learner.model, tokenizer, folder / "final", world=learner.world)
+
+
+def _state(learner: Learner) -> dict[str, object]:
+    model_state, optimizer_state = get_state_dict(learner.model, learner.optimizer)
+    return {"model": model_state, "optimizer": optimizer_state}

@@ -1,0 +1,107 @@
+"""The GPU changes hands: the engine sleeps while the trainer works, then wakes with the new weights.
+
+    sleep → update → wake weights → push → wake cache → gate
+
+so that the peak of memory is the larger phase, not the sum. With an engine that cannot sleep (on a
+CPU, or one that reads the trainer's own parameters) the same verbs do nothing. Knows no games.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from selfplay.advantages import Sample
+from selfplay.batch import micro_batches
+from selfplay.config import Config
+from selfplay.engines.base import Engine, Request, Sampling
+from selfplay.offload import Offload
+from selfplay.parallel import World, barrier, gather_objects
+from selfplay.sync import push, verify
+from selfplay.update import Learner, batch_logprobs, even_out
+
+GATE_PROMPTS, GATE_TOKENS = 8, 32
+
+
+def lend(engine: Engine | None, offload: Offload, world: World) -> None:
+    """The engine gives its memory back and the trainer takes its own; all ranks of a replica wait."""
+    if engine is not None:
+        engine.sleep()
+    barrier(world)
+    offload.fetch()
+
+
+def give_back(
+    learner: Learner, engine: Engine | None, offload: Offload, *, version: int, config: Config
+) -> None:
+    """The engine wakes, takes the learner's weights as `version`, and gets its cache back."""
+    world = learner.world
+    # The hf engine generates with the fp32 master weights, SGLang in the dtype of computation.
+    dtype = torch.float32 if config.engine.kind == "hf" else learner.compute_dtype
+    offload.stow_state()
+    if engine is not None:
+        engine.wake("weights")
+    push(learner.model, engine, version=version, group=world.replica.group, dtype=dtype)
+    if engine is not None:
+        engine.wake("kv_cache")
+    barrier(world)
+
+
+def gate(
+    learner: Learner,
+    engine: Engine | None,
+    prompts: Sequence[Sequence[int]],
+    *,
+    sampling: Sampling,
+    config: Config,
+) -> dict[str, float]:
+    """Let engine and trainer score a few fresh turns; raises RuntimeError when they disagree.
+
+    `prompts` are beginnings of this rank's last games; every rank must call. The hf engine reads
+    the policy's parameters or an exact copy, and the update compares its whole rollout anyway.
+    """
+    world = learner.world
+    if config.engine.kind == "hf":
+        return {}
+    mine: list[Sample] = []
+    if engine is not None and prompts:
+        asked = [
+            Request(tuple(ids), GATE_TOKENS, seed) for seed, ids in enumerate(prompts[:GATE_PROMPTS])
+        ]
+        for request, said in zip(asked, engine.generate(asked, sampling), strict=True):
+            unread = [0] * len(request.prompt_ids)
+            mine.append(
+                Sample(
+                    name="gate",
+                    ids=[*request.prompt_ids, *said.ids],
+                    mask=[*unread, *[1] * len(said.ids)],
+                    old_logprobs=[*map(float, unread), *said.logprobs],
+                    advantages=[0.0] * (len(unread) + len(said.ids)),
+                )
+            )
+    everyone = [sample for part in gather_objects(mine, world) for sample in part]
+    if not everyone:
+        return {}
+    engine_T: list[float] = []
+    trainer_T: list[float] = []
+    share = everyone[world.dp_rank :: world.dp_size]
+    batches = micro_batches(share, budget=config.optim.tokens_per_microbatch, device=world.device)
+    for batch in even_out(batches, world):
+        with torch.no_grad():
+            logprobs_M, _ = batch_logprobs(
+                learner, learner.model, batch, temperature=sampling.temperature
+            )
+        if batch.names != ("",):
+            engine_T += batch.old_logprobs_M.tolist()
+            trainer_T += logprobs_M.tolist()
+    if isinstance(learner.model, FSDPModule):
+        learner.model.reshard()  # without a backward pass nobody else drops the gathered copy
+    parts = gather_objects((engine_T, trainer_T), world)
+    found = verify(
+        [x for part, _ in parts for x in part],
+        [x for _, part in parts for x in part],
+        bound=config.engine.max_gap,
+    )
+    return {"gate_gap": found.mean_abs}

@@ -1,0 +1,80 @@
+"""Optimizer state, reference and optionally parameters wait in pinned host memory while others need the GPU.
+
+A tensor's storage is emptied in place and filled again, so whoever holds the tensor (FSDP, the
+optimizer) need not know. Bytes move on the current stream; sizes in bytes. On a CPU nothing moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from selfplay.update import Learner
+
+
+class Parked:
+    """A set of GPU tensors that can be stowed in pinned memory and fetched back, any number of times."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[Tensor, Tensor, int]] = []
+
+    def stow(self, tensors: Iterable[Tensor]) -> None:
+        """Copy to the host and empty the GPU storages; tensors that share a storage move once."""
+        if self._held:
+            return
+        seen: set[int] = set()
+        for tensor in tensors:
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            storage = local.untyped_storage()
+            if not local.is_cuda or storage.size() == 0 or storage.data_ptr() in seen:
+                continue
+            seen.add(storage.data_ptr())
+            whole = torch.empty(0, dtype=torch.uint8, device=local.device).set_(storage)
+            host = torch.empty(whole.shape, dtype=torch.uint8, pin_memory=True)
+            host.copy_(whole, non_blocking=True)
+            self._held.append((whole, host, storage.size()))
+        if self._held:
+            torch.cuda.synchronize()
+        for whole, _, _ in self._held:
+            whole.untyped_storage().resize_(0)
+
+    def fetch(self) -> None:
+        """Fill the GPU storages again."""
+        for whole, host, size in self._held:
+            whole.untyped_storage().resize_(size)
+            whole.copy_(host, non_blocking=True)
+        if self._held:
+            torch.cuda.synchronize()
+        self._held = []
+
+
+class Offload:
+    """What the settings send to the host while the engine plays: all of it is back before an update."""
+
+    def __init__(self, learner: Learner, *, state: bool, parameters: bool, reference: bool) -> None:
+        self._learner = learner
+        self._state, self._parameters, self._reference = state, parameters, reference
+        self._parked_state, self._parked_parameters = Parked(), Parked()
+
+    def stow_state(self) -> None:
+        """After the update: optimizer state and reference leave the GPU, if the settings say so."""
+        kept: list[Tensor] = []
+        if self._state:
+            for values in self._learner.optimizer.state.values():
+                kept += [v for v in values.values() if isinstance(v, Tensor)]
+        if self._reference and self._learner.reference is not None:
+            kept += self._learner.reference.parameters()
+        self._parked_state.stow(kept)
+
+    def stow_parameters(self) -> None:
+        """After the push: parameters leave the GPU too, if the settings say so."""
+        if self._parameters:
+            self._parked_parameters.stow(self._learner.model.parameters())
+
+    def fetch(self) -> None:
+        """Before the update: everything comes back."""
+        self._parked_parameters.fetch()
+        self._parked_state.fetch()

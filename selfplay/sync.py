@@ -1,0 +1,206 @@
+"""Carries the trainer's weights to the engine and checks that they arrived. Knows no games and no text.
+
+Sizes in bytes, times in seconds. N counts the elements of a flat buffer, T the tokens that are compared.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from selfplay.engines import sglang_push
+from selfplay.engines.base import Engine
+from selfplay.engines.sglang import SGLangEngine
+
+WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # activation checkpointing, torch.compile
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What a push moved, as seen by this rank: `gather_s` until the buckets were filled, `engine_s` to load them."""
+
+    num_bytes: int
+    num_buckets: int
+    gather_s: float
+    engine_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """How far the engine's log-probs lie from the trainer's on the same tokens, in nats a token."""
+
+    engine_mean: float
+    trainer_mean: float
+    mean_abs: float
+    max_abs: float
+
+
+def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters under their Hugging Face names, whatever wraps the modules; a tied head appears once."""
+    for name, parameter in model.named_parameters():
+        for wrapper in WRAPPERS:
+            name = name.replace(wrapper, "")
+        yield name, parameter
+
+
+def whole(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """The full parameter. A sharded one is cast first, so half the bytes travel, then gathered: a collective call."""
+    tensor = parameter.detach()
+    if isinstance(tensor, DTensor):
+        return tensor.to(dtype).full_tensor()
+    return tensor
+
+
+def push(
+    model: nn.Module,
+    engine: Engine | None,
+    *,
+    version: int,
+    group: dist.ProcessGroup | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | None = None,
+    bucket_bytes: int = 2**30,
+) -> Pushed:
+    """Give the engine this model's weights. Every rank of a sharded model calls it, in step: gathers are collective.
+
+    `engine` is the replica's engine on its leader and None on its other ranks, which hand over handles to their own
+    gathered copies. `group` is the replica's gloo group, its leader first, in the engine's rank order; None when the
+    replica is one rank wide. `dtype` and `device` are the engine's. At most one bucket is whole on a GPU at a time.
+
+    Raises ValueError on every rank of the replica, before anything moves, if the model's parameters are not exactly
+    the engine's, RuntimeError if the engine refuses a bucket.
+    """
+    parameters = dict(named_parameters(model))
+    shapes = {name: torch.Size(parameter.shape) for name, parameter in parameters.items()}
+    if engine is not None and not isinstance(engine, SGLangEngine):
+        return _copy_into(engine, parameters, version=version, dtype=dtype)
+    _agree(engine.check_names if engine is not None else None, shapes, group)
+    if device is None:
+        device = next(iter(parameters.values())).device
+    buckets = sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes)
+    gather_s = engine_s = 0.0
+    for names in buckets:
+        began_s = time.perf_counter()
+        sizes = [shapes[name] for name in names]
+        flat_N = torch.empty(sum(map(math.prod, sizes)), dtype=dtype, device=device)
+        for view, name in zip(sglang_push.views(flat_N, sizes), names, strict=True):
+            view.copy_(whole(parameters[name], dtype))
+        if flat_N.is_cuda:
+            torch.cuda.current_stream(device).synchronize()
+        filled_s = time.perf_counter()
+        _hand_over(engine, flat_N, names=names, shapes=sizes, version=version, group=group)
+        # A new buffer each time: the engine may still read this one, and its handle counts who does.
+        del flat_N, view
+        if device.type == "cuda":
+            torch.cuda.ipc_collect()
+        gather_s += filled_s - began_s
+        engine_s += time.perf_counter() - filled_s
+    num_bytes = sum(map(math.prod, shapes.values())) * dtype.itemsize
+    return Pushed(num_bytes, len(buckets), gather_s, engine_s)
+
+
+def _copy_into(engine: Engine, parameters: dict[str, nn.Parameter], *, version: int, dtype: torch.dtype) -> Pushed:
+    """For an engine in this very process, which copies by name (or reads the same parameters)."""
+    began_s = time.perf_counter()
+    engine.update_weights(((name, whole(p, dtype)) for name, p in parameters.items()), version)
+    num_bytes = sum(p.numel() for p in parameters.values()) * dtype.itemsize
+    return Pushed(num_bytes, 1, 0.0, time.perf_counter() - began_s)
+
+
+def _agree(check, shapes: dict[str, torch.Size], group: dist.ProcessGroup | None) -> None:
+    """The leader compares names and shapes with the engine's; all ranks learn the verdict before any gather."""
+    verdict: list[str | None] = [None]
+    if check is not None:
+        try:
+            check(shapes)
+        except ValueError as error:
+            verdict = [str(error)]
+    if group is not None:
+        dist.broadcast_object_list(verdict, group=group, group_src=0)
+    if verdict[0] is not None:
+        raise ValueError(verdict[0])
+
+
+def _hand_over(
+    engine: SGLangEngine | None,
+    flat_N: Tensor,
+    *,
+    names: Sequence[str],
+    shapes: Sequence[torch.Size],
+    version: int,
+    group: dist.ProcessGroup | None,
+) -> None:
+    """Bring one bucket to every rank of the engine. Returns, or raises, on all ranks only when the engine is done."""
+    if group is None:
+        if engine is None:
+            raise ValueError("a rank without an engine must name its replica's group, got None")
+        # One trainer rank may lead an engine several GPUs wide: each of its ranks opens a handle of its own.
+        payloads = [sglang_push.serialise(flat_N, names, shapes) for _ in range(engine.tp_size)]
+        engine.push_bucket(payloads, names=names, version=version)
+        return
+    leads = dist.get_rank(group) == 0
+    gathered: list[bytes | None] | None = [None] * dist.get_world_size(group) if leads else None
+    dist.gather_object(sglang_push.serialise(flat_N, names, shapes), gathered, group=group, group_dst=0)
+    verdict: list[str | None] = [None]
+    if engine is not None and gathered is not None:
+        try:
+            engine.push_bucket([p for p in gathered if p is not None], names=names, version=version)
+        except RuntimeError as error:
+            verdict = [str(error)]
+    # Peers wait here: their buffers must outlive the engine's reads.
+    dist.broadcast_object_list(verdict, group=group, group_src=0)
+    if verdict[0] is not None:
+        raise RuntimeError(verdict[0])
+
+
+def verify(engine_logprobs_T: Sequence[float], trainer_logprobs_T: Sequence[float], *, bound: float) -> Gap:
+    """The gate after a push: both sides score the same sampled tokens, and must agree to `bound` nats on average.
+
+    Raises RuntimeError with both sides' means and the gap when it is above the bound or not a number.
+    """
+    if len(engine_logprobs_T) != len(trainer_logprobs_T) or not len(engine_logprobs_T):
+        raise ValueError(
+            f"the gate compares equally many log-probs, at least one, got {len(engine_logprobs_T)} from the engine "
+            f"and {len(trainer_logprobs_T)} from the trainer"
+        )
+    engine_T, trainer_T = (torch.tensor(list(x), dtype=torch.float64) for x in (engine_logprobs_T, trainer_logprobs_T))
+    apart_T = (engine_T - trainer_T).abs()
+    gap = Gap(*(float(x) for x in (engine_T.mean(), trainer_T.mean(), apart_T.mean(), apart_T.max())))
+    if not gap.mean_abs <= bound:
+        raise RuntimeError(
+            f"the engine does not speak with the trainer's weights: mean log-prob {gap.engine_mean:.4f} in the engine, "
+            f"{gap.trainer_mean:.4f} in the trainer, {gap.mean_abs:.4f} apart a token on {len(engine_T)} tokens, "
+            f"bound {bound:g}"
+        )
+    return gap
+
+
+def checksum(model: nn.Module, *, dtype: torch.dtype = torch.bfloat16, tp_size: int = 1) -> list[dict[str, str]]:
+    """What `SGLangEngine.fingerprints` must show after a push of this model, one dict an engine rank.
+
+    Collective for a sharded model, and it gathers the whole of it: a check for tests and benchmarks, not for each step.
+    """
+    config = model.config
+    named = {name: whole(parameter, dtype).to(dtype) for name, parameter in named_parameters(model)}
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return [
+        {
+            name: sglang_push.fingerprint(tensor)
+            for name, tensor in sglang_push.engine_layout(
+                named,
+                num_heads=config.num_attention_heads,
+                num_kv_heads=config.num_key_value_heads,
+                head_dim=head_dim,
+                tp_size=tp_size,
+                tp_rank=tp_rank,
+            )
+        }
+        for tp_rank in range(tp_size)
+    ]

@@ -1,0 +1,110 @@
+"""A run that was interrupted is the run that was not: weights bit for bit, every logged number."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_run import metrics_of, run_tiny
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "final" / "model.safetensors")
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert metrics_of(one) == metrics_of(other)
+    assert (one / "games.jsonl").read_text() == (other / "games.jsonl").read_text()
+    mine, yours = weights(one), weights(other)
+    assert mine.keys() == yours.keys()
+    assert all(torch.equal(mine[name], yours[name]) for name in mine)
+    held_out = [json.loads((run / "held_out_after.json").read_text()) for run in (one, other)]
+    assert held_out[0] == held_out[1]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps without a break, a checkpoint after the second and the last."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    assert run_tiny(folder) == 0
+    return folder
+
+
+def test_the_tiny_run_learns_something_to_compare(straight: Path) -> None:
+    lines = metrics_of(straight)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert all(line["num_trained_tokens"] > 0 and line["grad_norm"] > 0 for line in lines)
+    assert all(line["gap_max"] < 1e-4 for line in lines), "the engine speaks with the trainer's weights"
+    first, last = (
+        load_file(straight / name / "model.safetensors") for name in ("warm_start", "final")
+    )
+    assert any(not torch.equal(first[name], last[name]) for name in first)
+    assert sorted(p.name for p in (straight / "checkpoints").iterdir()) == [
+        "step_000002",
+        "step_000004",
+    ]
+
+
+def test_the_same_settings_give_the_same_run(straight: Path, tmp_path: Path) -> None:
+    assert run_tiny(tmp_path / "run") == 0
+    assert_same_run(straight, tmp_path / "run")
+
+
+def test_a_run_killed_after_its_third_step_goes_on_as_if_nothing_had_been(
+    straight: Path, tmp_path: Path
+) -> None:
+    """Its newest checkpoint is two steps old, its logs hold three steps and a torn line."""
+    folder = tmp_path / "run"
+    shutil.copytree(straight, folder)
+    shutil.rmtree(folder / "checkpoints" / "step_000004")
+    shutil.rmtree(folder / "final")
+    (folder / "checkpoints" / ".step_000004").mkdir()
+    (folder / "held_out_after.json").unlink()
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])
+    assert run_tiny(folder) == 0
+    assert_same_run(straight, folder)
+
+
+def test_more_steps_later_are_the_same_steps(tmp_path: Path) -> None:
+    """With a schedule that does not depend on the length: two steps, then two more, are four."""
+    constant = "optim.schedule=constant"
+    assert run_tiny(tmp_path / "long", constant) == 0
+    assert run_tiny(tmp_path / "short", constant, "steps=2") == 0
+    before = (tmp_path / "short" / "held_out_after.json").read_text()
+    assert run_tiny(tmp_path / "short", constant) == 0
+    assert_same_run(tmp_path / "long", tmp_path / "short")
+    after = (tmp_path / "short" / "held_out_after.json").read_text()
+    assert after != before, "what the shorter run had found is played anew"
+
+
+def test_a_finished_run_started_again_stays_as_it_is(straight: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(straight, folder)
+    times = {p: p.stat().st_mtime_ns for p in (folder / "checkpoints").rglob("*") if p.is_file()}
+    assert run_tiny(folder) == 0
+    assert_same_run(straight, folder)
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
+
+
+def test_another_setting_is_refused_with_its_name(
+    straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(straight, folder)
+    before = (folder / "config.yaml").read_text()
+    assert run_tiny(folder, "optim.lr=0.5") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("train.py: ") and "optim.lr" in said and "0.5" in said
+    assert (folder / "config.yaml").read_text() == before
+    assert_same_run(straight, folder)
+
+
+def test_a_bad_key_ends_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_tiny(tmp_path / "run", "rollout.instance=3") == 2
+    assert "rollout.instances" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
