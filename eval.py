@@ -1,0 +1,210 @@
+"""Play held-out games with a trained policy and say what it is worth, beside others on the same
+instances.
+
+    python eval.py --checkpoint runs/tiny --games generated --num 1024
+    python eval.py --checkpoint runs/tiny/warm_start --games generated --temperature 0
+    python eval.py --checkpoint HF_FOLDER --config configs/matching.yaml --games matching.jsonl \\
+        --partner scripted:honest [key=value ...]
+
+Prints a table and three games to read, and writes them to `evaluation.json` and `evaluation.md`.
+Settings are those of the run the checkpoint lies in, or of --config; key=value words win over both.
+Under `torchrun --nproc-per-node 2 -- eval.py …` the games are spread over the ranks (torchrun takes
+--num for one of its own options without the two dashes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig
+
+from selfplay.assemble import (
+    make_learner,
+    make_offload,
+    make_tokenizer,
+    share_policy,
+    shares_policy,
+    start_engine,
+)
+from selfplay.chat import Rendering, make_rendering
+from selfplay.config import Config
+from selfplay.engines.base import Engine
+from selfplay.evaluate import check_room, evaluate, evaluate_people, evaluate_scripted
+from selfplay.evaluation_report import Page, errors_text, games_text, table_text, write_page
+from selfplay.evaluation_source import (
+    Games,
+    Source,
+    check_partner,
+    find_config,
+    find_games,
+    find_source,
+    nearest,
+    report_folder,
+)
+from selfplay.hand_over import give_back
+from selfplay.held_out import SCRIPTS
+from selfplay.parallel import World, close_world, init_world
+from selfplay.settings import SettingsError, dump
+
+
+def find_rendering(source: Source, config: Config, *, games: Games, world: World) -> Rendering:
+    """The policy's tokenizer and chat template, after checking that it can read these boards.
+
+    Raises:
+        ValueError: for a template that cannot be used or prompts that leave no room.
+        OSError: for a folder without a tokenizer.
+    """
+    tokenizer = make_tokenizer(config, source.home, world)
+    rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
+    text = AutoConfig.from_pretrained(source.weights).get_text_config()
+    positions = getattr(text, "max_position_embeddings", None)
+    check_room(games.instances, rendering=rendering, config=config, max_positions=positions)
+    return rendering
+
+
+def row_name(partner: str, temperature: float, *, usual: float) -> str:
+    """Such as "policy" (sampling as in training), "policy, greedy", "policy with scripted:honest,
+    temperature 0.7"."""
+    pair = "policy" if partner == "self" else f"policy with {partner}"
+    if temperature == usual:
+        return pair
+    return f"{pair}, temperature {temperature:g}" if temperature else f"{pair}, greedy"
+
+
+def make_engine(
+    config: Config, weights: Path, world: World, *, cleanup: ExitStack
+) -> Engine | None:
+    """The engine of training, made and given the weights in the order of training; None on a rank
+    that shares another's."""
+    engine = start_engine(config, weights, world, cleanup=cleanup)
+    learner = make_learner(config, weights, world, reference=False)
+    engine = share_policy(config, learner) if shares_policy(config, world) else engine
+    give_back(learner, engine, make_offload(config, learner), version=0, config=config)
+    return engine
+
+
+def play_all(
+    asked: argparse.Namespace,
+    config: Config,
+    source: Source,
+    *,
+    games: Games,
+    rendering: Rendering,
+    engine: Engine | None,
+    world: World,
+) -> Page | None:
+    """Play every row of the page; None on ranks other than the first."""
+    rows = {}
+    for temperature in asked.temperature:
+        name = row_name(asked.partner, temperature, usual=config.rollout.temperature)
+        rows[name] = evaluate(
+            games.instances,
+            engine,
+            rendering=rendering,
+            config=config,
+            world=world,
+            partner=asked.partner,
+            temperature=temperature,
+        )
+    if world.rank:
+        return None
+    if games.records:
+        rows["people"] = evaluate_people(games.records, games.instances)
+    for spec in SCRIPTS:
+        rows[spec] = evaluate_scripted(games.instances, spec=spec, config=config)
+    facts = {
+        "checkpoint": str(asked.checkpoint),
+        "weights": str(source.weights),
+        "games": asked.games,
+        "num_games": len(games.instances),
+        "board_sizes": sorted({instance.size for instance in games.instances}),
+        "messages_allowed": config.game.messages,
+        "partner": asked.partner,
+        "temperatures": asked.temperature,
+        "engine": config.engine.kind,
+    }
+    return Page(title=f"Evaluation of {asked.checkpoint}", facts=facts, rows=rows)
+
+
+def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    """The command line with `key=value` words in any place; raises ValueError for a word it does
+    not know."""
+    parser = argparse.ArgumentParser(
+        prog="eval.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="eval.py --checkpoint RUN_OR_FOLDER --games FILE|generated [options] [key=value ...]",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--checkpoint", type=Path, required=True, help="a run folder or a Hugging Face folder")
+    add("--games", required=True, help="'generated', a .parquet of instances or recorded .jsonl")
+    add("--num", type=int, help="games (default: eval.final_games, or all of the file)")
+    add("--partner", default="self", help="'self' or 'scripted:SPEC' (default: self)")
+    add("--out", type=Path, help="folder to write to (default: RUN/eval_NAME)")
+    add(
+        "--temperature",
+        type=float,
+        action="append",
+        help="0 is greedy; may be given again (default: rollout.temperature, as in training)",
+    )
+    add("--config", type=Path, help="settings file (default: the run's own)")
+    asked, rest = parser.parse_known_args(words)
+    known = [f"--{name}" for name in vars(asked)]
+    for word in rest:
+        if word.startswith("-") or "=" not in word:
+            raise ValueError(f"unknown argument {word!r}{nearest(word, known)}")
+    asked.overrides = rest
+    return asked
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Everything that can be wrong with the question is found before the first weight is loaded."""
+    try:
+        asked = read_arguments(words)
+        source = find_source(asked.checkpoint)
+        config = find_config(source, asked.config, asked.overrides)
+        check_partner(asked.partner)
+        asked.temperature = asked.temperature or [config.rollout.temperature]
+        if not all(math.isfinite(t) and t >= 0 for t in asked.temperature):
+            raise ValueError(f"--temperature must be 0 (greedy) or above, got {asked.temperature}")
+        asked.out = asked.out or report_folder(source, asked.games, asked.partner)
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        device = None if config.device == "auto" else config.device
+        world = init_world(
+            config.parallel.tp,
+            config.parallel.fsdp,
+            engine_tp=config.engine.tp_size,
+            device=device,
+        )
+        games = find_games(asked.games, asked.num, config)
+        rendering = find_rendering(source, config, games=games, world=world)
+        asked.out.mkdir(parents=True, exist_ok=True)
+    except (SettingsError, ValueError, OSError) as error:
+        print(f"eval.py: {error}", file=sys.stderr)
+        return 2
+    with ExitStack() as cleanup:
+        engine = make_engine(config, source.weights, world, cleanup=cleanup)
+        page = play_all(
+            asked, config, source, games=games, rendering=rendering, engine=engine, world=world
+        )
+    if page is not None:
+        print(games_text(page.rows))
+        print(table_text(page.rows))
+        print(f"\nerrors a game by kind\n{errors_text(page.rows) or 'none'}\n")
+        (asked.out / "config.yaml").write_text(dump(config), encoding="utf-8")
+        for path in write_page(page, asked.out):
+            print(path)
+    close_world(world)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""What an evaluation is asked about: a policy on disk, its settings, the games to play.
+
+Every mistake in the asking is a ValueError that names the argument, the rule, the value and the
+nearest valid choice. Loads no weights.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from dialop.matching import MatchingInstance
+from dialop.scripted import NAMES, make_scripted
+from dialop.store import read_instances, read_records
+from selfplay.checkpoint import checkpoints
+from selfplay.config import Config, load_config
+from selfplay.data import HELD_OUT, generated
+from selfplay.tables import SCRIPTED
+
+GENERATED = "generated"
+# What a run needed to train and an evaluation does not: a reference model, a fixed number of ranks.
+_ALONE = ("parallel.tp=1", "parallel.fsdp=null", "algorithm.kl=0.0")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the policy lies: its Hugging Face folder, the folder reports go to, the run's settings
+    (None outside a run)."""
+
+    weights: Path
+    home: Path
+    settings: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Games:
+    """The instances to play; `records` are the people's games on them, empty where there are
+    none."""
+
+    instances: Sequence[MatchingInstance]
+    records: Sequence[dict[str, Any]]
+
+
+def find_source(checkpoint: Path) -> Source:
+    """What --checkpoint names: a run folder (its final export, else its newest checkpoint, else its
+    warm start), a part of one, or any Hugging Face folder.
+
+    Raises:
+        ValueError: for a folder that is missing or holds no model; names the nearest that does.
+    """
+    if not checkpoint.is_dir():
+        raise ValueError(
+            f"--checkpoint must be a run folder or a Hugging Face folder, got {checkpoint}"
+            + nearest(checkpoint.name, _beside(checkpoint, lambda path: path.is_dir()))
+        )
+    if (checkpoint / "config.yaml").exists():
+        newest = [folder / "hf" for folder in reversed(checkpoints(checkpoint))]
+        parts = [checkpoint / "final", *newest, checkpoint / "warm_start"]
+        weights = next((part for part in parts if _is_model(part)), None)
+        if weights is None:
+            raise ValueError(
+                f"--checkpoint: the run {checkpoint} has no final/, no checkpoints/step_N/hf and "
+                "no warm_start/ yet"
+            )
+        return Source(weights, checkpoint, checkpoint / "config.yaml")
+    weights = checkpoint / "hf" if _is_model(checkpoint / "hf") else checkpoint
+    if not _is_model(weights):
+        raise ValueError(
+            f"--checkpoint: {checkpoint} holds neither a run (config.yaml) nor a Hugging Face "
+            "model (config.json and *.safetensors)"
+        )
+    for run in (checkpoint.parent, checkpoint.parent.parent, checkpoint.parent.parent.parent):
+        if (run / "config.yaml").exists():
+            return Source(weights, run, run / "config.yaml")
+    return Source(weights, checkpoint, None)
+
+
+def find_config(source: Source, given: Path | None, overrides: Sequence[str]) -> Config:
+    """The run's settings or those of --config, with the policy's folder as their model.
+
+    Raises:
+        SettingsError, ValueError: settings that cannot be used, or none at all.
+    """
+    path = given or source.settings
+    if path is None:
+        raise ValueError(
+            f"--config is needed: {source.weights} lies in no run, so nothing says which game to "
+            "play; give a file such as configs/tiny.yaml"
+        )
+    policy = (f"model.path={dumps(str(source.weights))}", "model.scratch=null")
+    return load_config(path, [*_ALONE, *overrides, *policy])
+
+
+def find_games(games: str, num: int | None, config: Config) -> Games:
+    """The first `num` instances of the held-out stream or of a file (None: as many as a run plays
+    at its end, or the whole file).
+
+    Raises:
+        ValueError: for a missing or empty file or more games than it holds.
+        OSError: for a file that cannot be read.
+    """
+    if num is not None and num < 1:
+        raise ValueError(f"--num must be at least 1, got {num}")
+    if games == GENERATED:
+        num = num or config.eval.final_games
+        return Games(generated(config, HELD_OUT, start=0, num=num), [])
+    path = Path(games)
+    if not path.is_file():
+        files = _beside(path, lambda other: other.suffix in (".parquet", ".jsonl"))
+        raise ValueError(
+            f"--games must be '{GENERATED}' or a .parquet or .jsonl file, got {games}"
+            + nearest(path.name, [GENERATED, *files])
+        )
+    instances = read_instances(path)
+    if not instances:
+        raise ValueError(f"--games: {path} holds no games")
+    if num is not None and num > len(instances):
+        raise ValueError(f"--num must be at most {len(instances)}, the games in {path}, got {num}")
+    instances = instances[:num]
+    records = islice(read_records(path), len(instances)) if path.suffix == ".jsonl" else ()
+    return Games(instances, list(records))
+
+
+def check_partner(partner: str) -> None:
+    """Raises ValueError for a partner that cannot be made, with the valid ones."""
+    if partner == "self":
+        return
+    name = partner.removeprefix(SCRIPTED)
+    if name == partner:
+        valid = ["self", *(SCRIPTED + script for script in NAMES)]
+        near = SCRIPTED + name if name.partition(":")[0] in NAMES else name
+        raise ValueError(
+            f"--partner must be one of {', '.join(valid)}, got {partner!r}" + nearest(near, valid)
+        )
+    try:
+        make_scripted(name, seed=0)
+    except ValueError as error:
+        raise ValueError(f"--partner: {error}") from error
+
+
+def report_folder(source: Source, games: str, partner: str) -> Path:
+    """RUN/eval_NAME: the policy's part of the run unless it is the final one, the games, the
+    partner."""
+    part = source.weights.parent.name if source.weights.name == "hf" else source.weights.name
+    inside = source.weights != source.home and part != "final"
+    words = [part] * inside + [Path(games).stem] + [partner.replace(":", "_")] * (partner != "self")
+    return source.home / "_".join(["eval", *words])
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "config.json").exists() and any(folder.glob("*.safetensors"))
+
+
+def _beside(path: Path, wanted: Callable[[Path], bool]) -> list[str]:
+    """Names of the wanted things in the folder where `path` should be."""
+    home = path.parent
+    return sorted(p.name for p in home.iterdir() if wanted(p)) if home.is_dir() else []
+
+
+def nearest(got: str, valid: Sequence[str]) -> str:
+    """The end of an error message: the valid word most like the one that was given, if any is."""
+    near = difflib.get_close_matches(got, valid, n=1)
+    return f"; nearest is {near[0]}" if near else ""

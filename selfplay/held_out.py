@@ -1,0 +1,73 @@
+"""What a run shows for itself: held-out games before and after self-play, and during it on another
+set of instances.
+
+Only rank 0 writes and prints; every rank plays its share.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from selfplay.chat import Rendering
+from selfplay.config import Config
+from selfplay.data import HELD_OUT, VALIDATION, generated
+from selfplay.engines.base import Engine
+from selfplay.evaluate import evaluate, evaluate_scripted
+from selfplay.evaluation_report import COLUMNS, rows_json, table_text, write_whole
+from selfplay.parallel import World
+
+SCRIPTS = ("honest", "solo", "random")
+
+
+def held_out(
+    stage: str,
+    config: Config,
+    *,
+    folder: Path,
+    engine: Engine | None,
+    rendering: Rendering,
+    world: World,
+) -> None:
+    """Play the held-out instances, sampling as in training and greedily; write
+    `held_out_<stage>.json` and say it.
+
+    `stage` is "before" or "after"; a stage that already stands in the folder is not played again.
+    """
+    path = folder / f"held_out_{stage}.json"
+    if path.exists():
+        return
+    instances = generated(config, HELD_OUT, start=0, num=config.eval.final_games)
+    temperatures = {"sampled": None, "greedy": 0.0}
+    found = {
+        name: evaluate(
+            instances,
+            engine,
+            rendering=rendering,
+            config=config,
+            world=world,
+            temperature=temperature,
+        )
+        for name, temperature in temperatures.items()
+    }
+    if world.rank:
+        return
+    if stage == "after":
+        for spec in SCRIPTS:
+            found[spec] = evaluate_scripted(instances, spec=spec, config=config)
+    write_whole(path, json.dumps(rows_json(found), indent=1) + "\n")
+    print(f"held-out games {stage} self-play ({len(instances)} instances):")
+    print(table_text(found), flush=True)
+
+
+def validation(
+    config: Config, *, engine: Engine | None, rendering: Rendering, world: World
+) -> dict[str, float]:
+    """Scores on the validation instances, sampling as in training: metrics with the prefix
+    `eval_`."""
+    instances = generated(config, VALIDATION, start=0, num=config.eval.num_games)
+    found = evaluate(instances, engine, rendering=rendering, config=config, world=world)
+    names = [measure for measure, _, _ in COLUMNS if measure in found.measures]
+    return {f"eval_{name}": found.measures[name] for name in names} | {
+        "eval_score": found.interval[0]
+    }

@@ -1,0 +1,124 @@
+"""What a set of played games shows, as plain numbers. docs/metrics.md gives each its formula and its warning signs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from dialop.statements import count_true
+
+from selfplay.advantages import CreditStats
+from selfplay.parallel import World, gather_objects
+from selfplay.rollout import Episode, RolloutStats
+
+
+def tally(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Sums over games, addable over ranks (`add_up`), from which `game_measures` takes means.
+
+    Words, statements and errors are the policy's where it plays beside a partner, else both seats'.
+    """
+    sums: Counter[str] = Counter()
+    for episode in episodes:
+        policy = {s for s, t in enumerate(episode.transcripts) if t is not None}
+        turns = [t for t in episode.turns if not policy or t.seat in policy]
+        said = [turn for turn in turns if turn.action == "message"]
+        counts = [count_true(episode.views[turn.seat], turn.text) for turn in said]
+        sums["games"] += 1
+        sums["agreement"] += episode.outcome.agreed
+        sums["optimal"] += episode.outcome.score_norm > 1 - 1e-9
+        sums["messages"] += len(said)
+        sums["words"] += sum(len(turn.text.split()) for turn in said)
+        sums["proposals"] += sum(turn.action == "propose" for turn in turns)
+        sums["turns"] += len(episode.turns)
+        sums["errors"] += sum(turn.error is not None for turn in turns)
+        sums["statements"] += sum(stated for _, stated in counts)
+        sums["true_statements"] += sum(true for true, _ in counts)
+        sums.update(f"errors_{turn.error_kind}" for turn in turns if turn.error_kind)
+    return {
+        **{name: float(count) for name, count in sums.items()},
+        "games": float(len(episodes)),
+        "score": sum(e.outcome.score_norm for e in episodes),
+        "talk_value": sum(talk_value(e) for e in episodes),
+    }
+
+
+def add_up(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Several tallies as one."""
+    sums: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return sums
+
+
+def game_measures(sums: Mapping[str, float]) -> dict[str, float]:
+    """Means over games. `honesty` is the share of stated cell values that are true in the speaker's own table; it is
+    missing when nothing was stated."""
+    means = {name: value / sums["games"] for name, value in sums.items() if name not in ("games", "true_statements")}
+    if sums.get("statements"):
+        means["honesty"] = sums["true_statements"] / sums["statements"]
+    return means
+
+
+def talk_value(episode: Episode) -> float:
+    """Score minus the better seat's solo plan of the instance: what talking was worth over the best lone guess."""
+    facts = episode.outcome.facts
+    return episode.outcome.score_norm - max(facts["solo_0"], facts["solo_1"])
+
+
+def game_record(episode: Episode, *, step: int) -> dict[str, Any]:
+    """One game in full, both views, as written to games.jsonl."""
+    return {
+        "step": step,
+        "instance": episode.instance,
+        "episode": episode.index,
+        "score_norm": episode.outcome.score_norm,
+        "agreed": episode.outcome.agreed,
+        "ended": episode.ended,
+        "seats": [
+            {"player": player, "system": prompt.system, "user": prompt.user}
+            for player, prompt in zip(episode.players, episode.prompts, strict=True)
+        ],
+        "turns": [
+            {
+                "seat": turn.seat,
+                "text": turn.text,
+                "error": turn.error,
+                "observations": list(turn.observations),
+                "trained": episode.transcripts[turn.seat] is not None,
+            }
+            for turn in episode.turns
+        ],
+        "facts": episode.outcome.facts,
+    }
+
+
+
+
+def step_metrics(
+    episodes: Sequence[Episode], played: RolloutStats, credited: CreditStats, learnt: dict[str, float], world: World
+) -> dict[str, float]:
+    """One step's numbers over all ranks: games, groups, what the update saw, and the engine's pace."""
+    mine = tally(episodes) | {
+        "num_groups": float(credited.num_groups),
+        "num_flat_groups": float(credited.num_flat_groups),
+        "num_generated_tokens": float(played.num_generated_tokens),
+        "num_prompt_tokens": float(played.num_prompt_tokens),
+        "engine_s": played.engine_s,
+    }
+    gathered = gather_objects(mine, world)
+    sums = add_up(gathered)
+    engine_s = sums.pop("engine_s") / world.replica.num
+    counts = {name: sums.pop(name) for name in list(sums) if name.startswith("num_")}
+    return {
+        **game_measures(sums),
+        **learnt,
+        "flat_groups": counts["num_flat_groups"] / max(1, counts["num_groups"]),
+        "num_games": sums["games"],
+        "num_groups": counts["num_groups"],
+        "num_prompt_tokens": counts["num_prompt_tokens"],
+        "num_generated_tokens": counts["num_generated_tokens"],
+        "engine_s": engine_s,
+        "tokens_per_s": counts["num_generated_tokens"] / engine_s if engine_s else 0.0,
+    }
