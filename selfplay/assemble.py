@@ -1,0 +1,189 @@
+"""From settings to the parts of a run: tokenizer, first weights, learner, engine. Each is made once.
+
+Memory on a GPU decides the order: the engine starts first and takes its share of what is free, then
+sleeps while the learner is made beside it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from selfplay.chat import Rendering
+from selfplay.config import Config
+from selfplay.engines.base import Engine
+from selfplay.engines.hf import HFEngine
+from selfplay.engines.sglang import SGLangEngine
+from selfplay.model import (
+    ScratchShape,
+    export,
+    liger_is_here,
+    load_model,
+    load_sharded,
+    local_folder,
+    scratch_model,
+)
+from selfplay.offload import Offload
+from selfplay.parallel import World, barrier
+from selfplay.update import Learner, make_optimizer
+from selfplay.warm_start import scratch_tokenizer, warm_start
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+FIRST_PORT = 29_600  # engines of one host rendezvous at ports of their own, 16 apart
+
+
+def make_tokenizer(config: Config, folder: Path, world: World) -> PreTrainedTokenizerBase:
+    """The model's own tokenizer; a scratch model's is trained once and kept in the run folder."""
+    saved = folder / "tokenizer"
+    if config.model.path is not None:
+        return AutoTokenizer.from_pretrained(config.model.path)
+    if world.rank == 0 and not (saved / "tokenizer.json").exists():
+        scratch_tokenizer(config).save_pretrained(saved)
+    barrier(world)
+    return AutoTokenizer.from_pretrained(saved)
+
+
+def first_weights(
+    config: Config,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    rendering: Rendering,
+    world: World,
+) -> Path:
+    """The folder that self-play starts from, made here if it is not there yet.
+
+    The warm start's result when there is one, else the model's own weights or random ones.
+    """
+    warm = folder / "warm_start"
+    if config.warm_start.num_games == 0:
+        return _own_weights(config, folder, tokenizer, world)
+    if not (warm / "config.json").exists():
+        own = _own_weights(config, folder, tokenizer, world)
+        learner = make_learner(config, own, world, reference=False)
+        warm_start(learner, config, rendering, tokenizer_folder=folder / "tokenizer")
+        export(learner.model, tokenizer, warm, world=world)
+        barrier(world)
+    return warm
+
+
+def make_learner(config: Config, weights: Path, world: World, *, reference: bool) -> Learner:
+    """The policy spread over the ranks, its optimizer and, if asked for, a frozen reference."""
+    model = _load(config, weights, world)
+    frozen = _load(config, weights, world).requires_grad_(False) if reference else None
+    return Learner(
+        model=model,
+        optimizer=make_optimizer(model, config.optim),
+        world=world,
+        compute_dtype=DTYPES[config.model.dtype],
+        reference=frozen,
+    )
+
+
+def shares_policy(config: Config, world: World) -> bool:
+    """Whether the engine can read the very parameters that train: whole ones, in one process."""
+    return config.engine.kind == "hf" and world.mesh is None
+
+
+def start_engine(
+    config: Config, weights: Path, world: World, *, cleanup: ExitStack
+) -> Engine | None:
+    """This rank's own engine, asleep; None where it shares the policy or another rank's engine.
+
+    It holds the first weights, which the first push replaces. `cleanup` will close it.
+    """
+    if shares_policy(config, world):
+        return None
+    if config.engine.kind == "hf":
+        # Sharded parameters cannot generate, so each rank's engine has a whole copy.
+        copy = load_model(str(weights), device=world.device, dtype=torch.float32)
+        return HFEngine(copy.requires_grad_(False), max_batch=config.engine.max_batch)
+    if not world.replica.leads:
+        return None
+    local_replica = world.local_rank // world.replica.size
+    engine = SGLangEngine(
+        str(weights),
+        tp_size=world.replica.size,
+        mem_fraction=config.engine.mem_fraction,
+        attention_backend=config.engine.attention,
+        dtype=config.model.dtype,
+        context_length=config.rollout.max_game_tokens + 8,
+        max_running_requests=config.engine.max_batch,
+        max_total_tokens=config.engine.max_cache_tokens or None,
+        seed=config.seed + world.replica.index,
+        deterministic=config.engine.deterministic,
+        device=world.device.type,
+        base_gpu_id=local_replica * world.replica.size,
+        nccl_port=FIRST_PORT + 16 * local_replica,
+        timeout_s=config.engine.timeout_s,
+    )
+    cleanup.callback(engine.close)
+    engine.sleep()
+    return engine
+
+
+def make_offload(config: Config, learner: Learner) -> Offload:
+    """What waits in host memory while the engine plays."""
+    parallel = config.parallel
+    return Offload(
+        learner,
+        state=parallel.offload_optimizer,
+        parameters=parallel.offload_parameters,
+        reference=parallel.offload_reference,
+    )
+
+
+def share_policy(config: Config, learner: Learner) -> Engine:
+    """An engine that speaks with the very parameters the learner trains: nothing is copied."""
+    return HFEngine(learner.model, max_batch=config.engine.max_batch)
+
+
+def _own_weights(
+    config: Config, folder: Path, tokenizer: PreTrainedTokenizerBase, world: World
+) -> Path:
+    """The model's own folder, or the run's folder of random weights in the scratch shape."""
+    if config.model.path is not None:
+        return local_folder(config.model.path)
+    random = folder / "random_start"
+    if world.rank == 0 and not (random / "config.json").exists():
+        export(_scratch(config, tokenizer), tokenizer, random, world=None)
+    barrier(world)
+    return random
+
+
+def _scratch(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    scratch = config.model.scratch
+    assert scratch is not None
+    shape = ScratchShape(
+        arch=scratch.arch,
+        width=scratch.width,
+        layers=scratch.layers,
+        heads=scratch.heads,
+        kv_heads=scratch.kv_heads,
+        mlp_width=scratch.mlp_width,
+        max_positions=scratch.max_positions,
+        tie_embeddings=scratch.tie_embeddings,
+        init_range=scratch.init_range,
+        rope_theta=scratch.rope_theta,
+    )
+    return scratch_model(
+        shape,
+        vocab_size=len(tokenizer),
+        seed=config.seed,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _load(config: Config, weights: Path, world: World) -> PreTrainedModel:
+    """Master weights in fp32, layers computing in the configured dtype."""
+    return load_sharded(
+        str(weights),
+        world,
+        dtype=torch.float32,
+        param_dtype=DTYPES[config.model.dtype],
+        activation_checkpointing=config.parallel.checkpointing,
+        liger=config.model.liger and world.device.type == "cuda" and liger_is_here(),
+    )

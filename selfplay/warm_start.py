@@ -1,0 +1,131 @@
+"""From nothing to a player that knows the rules: a tokenizer from scripted games, and imitation of scripted players.
+
+The teachers' games become the same transcripts as self-play and train through the same update.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from selfplay.advantages import Sample, imitation_samples
+from selfplay.chat import Rendering, make_rendering
+from selfplay.config import Config
+from selfplay.data import TEACHERS, TOKENIZER, generated, named_seed
+from selfplay.log import progress
+from selfplay.rollout import limits_of, run_scripted
+from selfplay.tables import scripted_tables, teacher_mixture, teacher_tables
+from selfplay.tokenizer import train_tokenizer
+from selfplay.parallel import World
+from selfplay.update import Learner, Part, learning_rate, update
+
+
+def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
+    """A byte-level BPE tokenizer trained on what seats read and say in scripted games of this very game."""
+    scratch = config.model.scratch
+    assert scratch is not None
+    specs, _ = teacher_mixture(config.warm_start.teachers)
+    instances = generated(config, TOKENIZER, start=0, num=scratch.tokenizer_games)
+    return train_tokenizer(_texts(config, specs, instances), vocab_size=scratch.vocab_size)
+
+
+def _texts(config: Config, specs: list[str], instances: list) -> Iterator[str]:
+    share = -(-len(instances) // len(specs))
+    for place, spec in enumerate(specs):
+        tables = scripted_tables(instances[place * share : (place + 1) * share], spec=spec, config=config)
+        for episode in run_scripted(tables, limits=limits_of(config)):
+            # With the role names a chat template writes, which would cost a token a letter otherwise.
+            for prompt in episode.prompts:
+                yield from (f"system\n{prompt.system}", f"user\n{prompt.user}")
+            for turn in episode.turns:
+                yield f"assistant\n{turn.text}"
+                yield from (f"user\n{text}" for text in turn.observations)
+
+
+def teacher_samples(
+    config: Config, rendering: Rendering, *, start: int, num: int
+) -> list[Sample]:
+    """Transcripts of the teachers' games start..start+num-1, both seats, slips masked out.
+
+    Raises ValueError when many of them are longer than a policy's transcript may be.
+    """
+    instances = generated(config, TEACHERS, start=start, num=num)
+    tables = teacher_tables(instances, config=config, rendering=rendering)
+    samples = imitation_samples(run_scripted(tables, limits=limits_of(config)))
+    fitting = [s for s in samples if len(s.ids) <= config.rollout.max_game_tokens]
+    # A rare quarrel outgrows any sensible limit; if many games do, the limit is wrong.
+    if len(fitting) < 0.95 * len(samples):
+        raise ValueError(
+            f"rollout.max_game_tokens must hold the teachers' games: {len(samples) - len(fitting)} "
+            f"of {len(samples)} transcripts are longer than {config.rollout.max_game_tokens}, "
+            f"the longest {max(len(s.ids) for s in samples)}"
+        )
+    return fitting
+
+
+def _many_teacher_samples(config: Config, rendering: Rendering, folder: Path) -> list[Sample]:
+    """All of the warm start's samples, played by several processes where the settings ask for it."""
+    num, processes = config.warm_start.num_games, config.data.processes
+    if processes == 1:
+        return teacher_samples(config, rendering, start=0, num=num)
+    chunk = -(-num // (4 * processes))
+    jobs = [(config, folder, start, min(chunk, num - start)) for start in range(0, num, chunk)]
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        return [sample for part in pool.map(_teacher_job, jobs) for sample in part]
+
+
+def _teacher_job(job: tuple[Config, Path, int, int]) -> list[Sample]:
+    config, folder, start, num = job
+    alone = replace(config, data=replace(config.data, processes=1))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
+    return teacher_samples(alone, rendering, start=start, num=num)
+
+
+def warm_start(
+    learner: Learner, config: Config, rendering: Rendering, *, tokenizer_folder: Path
+) -> dict[str, float]:
+    """Imitate the teachers; returns the last steps' metrics, averaged. Each rank takes its share of
+    a batch. `tokenizer_folder` is read by the processes that play, if there are several."""
+    warm, world = config.warm_start, learner.world
+    samples = _many_teacher_samples(config, rendering, tokenizer_folder)
+    per_epoch = len(samples) // warm.batch_size
+    if per_epoch == 0:
+        raise ValueError(f"warm_start.batch_size must be at most {len(samples)} transcripts, got {warm.batch_size}")
+    num_steps = per_epoch * warm.epochs
+    recent: list[dict[str, float]] = []
+    order: list[int] = []
+    for step in progress(range(num_steps), "warm start", rank=world.rank):
+        epoch, place = divmod(step, per_epoch)
+        if place == 0:
+            order = list(range(len(samples)))
+            random.Random(named_seed(config.seed, "warm start", epoch)).shuffle(order)
+        batch = order[place * warm.batch_size : (place + 1) * warm.batch_size]
+        part = Part([samples[i] for i in batch[world.dp_rank :: world.dp_size]], "imitation")
+        lr = learning_rate(
+            step,
+            peak=warm.lr,
+            num_steps=num_steps,
+            warmup_steps=warm.warmup_steps,
+            schedule="cosine",
+            final_share=0.05,
+        )
+        metrics = update(learner, [part], lr=lr, config=config)
+        recent = [*recent[-49:], metrics]
+    return {name: sum(m[name] for m in recent) / len(recent) for name in recent[-1]}
+
+
+def replay_part(config: Config, rendering: Rendering, *, step: int, world: World) -> list[Part]:
+    """Fresh teachers' games to imitate beside a self-play step, weighted; [] when no replay is asked for."""
+    warm = config.warm_start
+    if warm.replay == 0.0:
+        return []
+    start = warm.num_games + step * warm.replay_games
+    samples = teacher_samples(config, rendering, start=start, num=warm.replay_games)
+    return [Part(samples[world.dp_rank :: world.dp_size], "imitation", weight=warm.replay)]

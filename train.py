@@ -1,0 +1,137 @@
+"""Train one policy in both seats to talk by playing with itself.
+
+    python train.py --config configs/tiny.yaml [key=value ...]
+    torchrun --nproc-per-node 2 train.py --config configs/tiny.yaml
+
+One step, top to bottom: take instances, play groups, rewards and advantages, update, push weights, log, evaluate, save.
+Starting again in the same run folder goes on where the last checkpoint ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from selfplay import rollout
+from selfplay.advantages import credit
+from selfplay.assemble import (
+    first_weights,
+    make_learner,
+    make_offload,
+    make_tokenizer,
+    share_policy,
+    shares_policy,
+    start_engine,
+)
+from selfplay.batch import share_by_tokens
+from selfplay.chat import make_rendering
+from selfplay.checkpoint import finish, resume, save_checkpoint
+from selfplay.config import Config, load_config
+from selfplay.data import TrainStream
+from selfplay.engines.base import Sampling
+from selfplay.hand_over import gate, give_back, lend
+from selfplay.held_out import held_out, validation
+from selfplay.journal import Journal
+from selfplay.log import Stopwatch, open_run
+from selfplay.measures import step_metrics
+from selfplay.parallel import World, close_world, init_world
+from selfplay.settings import SettingsError, describe
+from selfplay.tables import self_play_tables
+from selfplay.update import learn
+from selfplay.warm_start import replay_part
+
+
+def train(config: Config, world: World, cleanup: ExitStack) -> None:
+    """The whole run: its parts, then one screen of loop."""
+    folder = Path(config.out)
+    open_run(folder, config, rank=world.rank)
+    tokenizer = make_tokenizer(config, folder, world)
+    rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
+    weights = first_weights(config, folder, tokenizer, rendering, world)
+    engine = start_engine(config, weights, world, cleanup=cleanup)
+    learner = make_learner(config, weights, world, reference=config.algorithm.kl > 0)
+    engine = share_policy(config, learner) if shares_policy(config, world) else engine
+    offload = make_offload(config, learner)
+    sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
+    limits = rollout.limits_of(config)
+    stream = TrainStream(config)
+    first_step = resume(folder, learner)
+    give_back(learner, engine, offload, version=first_step, config=config)
+    if first_step == 0:
+        held_out("before", config, folder=folder, engine=engine, rendering=rendering, world=world)
+    if first_step < config.steps:  # what a shorter run found in this folder holds no longer
+        (folder / "held_out_after.json").unlink(missing_ok=True)
+    journal = Journal(folder, config, after_step=first_step, rank=world.rank)
+    watch = Stopwatch()
+
+    for step in range(first_step, config.steps):
+        with watch("play"):
+            instances = stream.step(step, world.replica.share(config.rollout.instances))
+            tables = self_play_tables(instances, step=step, config=config, rendering=rendering)
+            episodes, played = rollout.run(tables, engine, sampling=sampling, limits=limits)
+        with watch("credit"):
+            samples, credited = credit(episodes, algorithm=config.algorithm, reward=config.reward)
+            mine = share_by_tokens(samples, world)
+            replay = replay_part(config, rendering, step=step, world=world)
+        with watch("sleep"):
+            lend(engine, offload, world)
+        with watch("update"):
+            learnt = learn(learner, mine, replay, step=step, config=config)
+        with watch("push"):
+            give_back(learner, engine, offload, version=step + 1, config=config)
+        with watch("gate"):
+            learnt |= gate(learner, engine, rollout.openings(episodes), sampling=sampling, config=config)
+        metrics = step_metrics(episodes, played, credited, learnt, world)
+        if config.eval.every and (step + 1) % config.eval.every == 0:
+            with watch("eval"):
+                metrics |= validation(config, engine=engine, rendering=rendering, world=world)
+        journal.step(step + 1, metrics, episodes, watch)
+        if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
+            with watch("save"):
+                save_checkpoint(folder, learner, tokenizer, step=step + 1, keep=config.keep_checkpoints)
+
+    journal.close()
+    held_out("after", config, folder=folder, engine=engine, rendering=rendering, world=world)
+    finish(folder, learner, tokenizer)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="train.py",
+        description=__doc__,
+        epilog="Every key, its type, default and meaning:\n\n" + describe(Config),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", required=True, type=Path, help="a YAML file with what differs from the defaults")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file's")
+    asked = parser.parse_args(arguments)
+    try:
+        config = load_config(asked.config, asked.overrides)
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        world = init_world(
+            config.parallel.tp,
+            config.parallel.fsdp,
+            engine_tp=config.engine.tp_size,
+            device=None if config.device == "auto" else config.device,
+        )
+    except (SettingsError, ValueError) as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        return 2
+    try:
+        with ExitStack() as cleanup:
+            train(config, world, cleanup)
+    except SettingsError as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        return 2
+    close_world(world)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
