@@ -1,0 +1,78 @@
+"""What an engine is: prompt ids in, sampled ids out. Knows no games, no rewards, no text.
+
+Two drivers meet two kinds of engine: a wave engine (`generate`) answers all waiting prompts at once; a streaming engine
+(`stream`) answers each as soon as it is done, on its own event loop. `Engine.streaming` says which one it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One turn to generate: the exact prompt ids, at most `max_new_tokens` more, and the seed of its draws."""
+
+    prompt_ids: Sequence[int]
+    max_new_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What was sampled: new ids (the matched stop token included), one log-prob a token, why it ended, whose weights.
+
+    Log-probs are those of the full softmax after the temperature. `finish` is "stop" or "length".
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    finish: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How every request of a rollout is sampled. Temperature 0 is greedy (log-probs then at temperature 1)."""
+
+    temperature: float
+    stop_ids: tuple[int, ...]
+
+
+class Engine(Protocol):
+    """A generator of turns with replaceable weights. All sizes in tokens, all times in seconds."""
+
+    streaming: bool
+    version: int
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        """Answer all requests, in order."""
+        ...
+
+    def stream(
+        self,
+        tasks: Iterable[Callable[[Callable[[Request], Awaitable[Completion]]], Awaitable[Any]]],
+        sampling: Sampling,
+    ) -> list[Any]:
+        """Run one coroutine a game, each given `ask(request)`; streaming engines only. Results in order."""
+        ...
+
+    def update_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Make the engine speak with these weights (Hugging Face names) from the next request on."""
+        ...
+
+    def sleep(self) -> None:
+        """Give weights and cache memory back while the trainer works. No-op where nothing can be freed."""
+        ...
+
+    def wake(self, what: str) -> None:
+        """Take memory again: "weights" before a push, then "kv_cache" before generating."""
+        ...
+
+    def close(self) -> None:
+        """End the engine and everything it started."""
+        ...

@@ -1,0 +1,210 @@
+"""The transformers engine: one model in this process, batched over all waiting prompts. The reference for tests.
+
+It reads the policy's own parameters, so there is nothing to push while both live in one process. Every request draws
+from its own seed, so a completion does not depend on what it was batched with (up to the rounding of the matmuls).
+
+Shapes: B rows, P longest prompt, K keys so far, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from selfplay.engines.base import Completion, Request, Sampling
+
+
+class _Slots(CacheLayerMixin):
+    """One layer's keys and values in memory taken once; a step writes in place instead of copying all that came before."""
+
+    is_sliding = False
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity, self.length = capacity, 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        B, heads, _, width = key_states.shape
+        self.keys = key_states.new_empty(B, heads, self.capacity, width)
+        self.values = value_states.new_empty(B, heads, self.capacity, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, self.length = self.length, self.length + key_states.shape[2]
+        self.keys[:, :, start : self.length] = key_states
+        self.values[:, :, start : self.length] = value_states
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+
+    def take(self, rows: Tensor) -> None:
+        """Keep these rows, in this order; a row may be taken several times."""
+        self.keys, self.values = self.keys[rows], self.values[rows]
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_cache_shape(self) -> int:
+        return self.capacity
+
+    def get_max_length(self) -> int:
+        return self.capacity
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+
+def _uniforms(requests: Sequence[Request], length: int) -> np.ndarray:
+    """One uniform draw a row and step, [B, length], each row from its request's own seed."""
+    draws = np.empty((len(requests), length))
+    for row, request in enumerate(requests):
+        draws[row] = np.random.Generator(np.random.Philox(request.seed)).random(length)
+    return draws
+
+
+def _sample(logits_BV: Tensor, temperature: float, draws_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Sampled ids and their log-probs under the full softmax after the temperature; temperature 0 takes the largest."""
+    logprobs_BV = (logits_BV.float() / (temperature or 1.0)).log_softmax(-1)
+    if temperature == 0.0:
+        ids_B = logprobs_BV.argmax(-1)
+    else:
+        cdf_BV = logprobs_BV.double().exp().cumsum(-1)
+        ids_B = torch.searchsorted(cdf_BV, (draws_B[:, None] * cdf_BV[:, -1:]), right=True)[:, 0]
+        ids_B.clamp_(max=logits_BV.shape[-1] - 1)
+    return ids_B, logprobs_BV.gather(1, ids_B[:, None])[:, 0]
+
+
+class HFEngine:
+    """Batched generation with a transformers causal language model."""
+
+    streaming = False
+
+    def __init__(self, model: PreTrainedModel, *, max_batch: int = 512) -> None:
+        self.model, self.max_batch, self.version = model, max_batch, 0
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        """Answer all requests, in order. Prompts of like length are batched together, equal prompts are read once."""
+        order = sorted(range(len(requests)), key=lambda i: (len(requests[i].prompt_ids), tuple(requests[i].prompt_ids)))
+        answers: dict[int, Completion] = {}
+        was_training = self.model.training
+        self.model.eval()
+        for start in range(0, len(order), self.max_batch):
+            places = order[start : start + self.max_batch]
+            batch = [requests[i] for i in places]
+            answers.update(zip(places, self._generate_batch(batch, sampling), strict=True))
+        self.model.train(was_training)
+        return [answers[i] for i in range(len(requests))]
+
+    @torch.no_grad()
+    def _generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        device = self.model.device
+        horizon = max(r.max_new_tokens for r in requests)
+        draws = torch.from_numpy(_uniforms(requests, horizon)).to(device)
+        layers, valid_BK, lengths_B, logits_BV = self._prefill(requests, horizon)
+        limits = torch.tensor([r.max_new_tokens for r in requests], device=device)
+        stops = torch.tensor(sampling.stop_ids, device=device)
+        rows = torch.arange(len(requests), device=device)  # which request each live row answers
+        going_B = torch.ones(len(requests), dtype=torch.bool, device=device)
+        ids: list[list[int]] = [[] for _ in requests]
+        logprobs: list[list[float]] = [[] for _ in requests]
+        stopped = [False] * len(requests)
+        for step in range(horizon):
+            new_B, logprob_B = _sample(logits_BV, sampling.temperature, draws[rows, step])
+            stop_B = torch.isin(new_B, stops)
+            for row, token, logprob, stop, going in zip(
+                *(t.tolist() for t in (rows, new_B, logprob_B, stop_B, going_B)), strict=True
+            ):
+                if going:
+                    ids[row].append(token)
+                    logprobs[row].append(logprob)
+                    stopped[row] = stop
+            going_B = going_B & ~stop_B & (limits[rows] > step + 1)
+            num_going = int(going_B.sum())
+            if num_going == 0:
+                break
+            if num_going <= 0.75 * len(rows):  # finished rows ride along until dropping them pays for the copy
+                keep = going_B.nonzero()[:, 0]
+                for layer in layers:
+                    layer.take(keep)
+                rows, new_B, valid_BK = rows[keep], new_B[keep], valid_BK[keep]
+                lengths_B, going_B = lengths_B[keep], going_B[keep]
+            valid_BK[:, layers[0].length] = True
+            logits_BV = self._forward(new_B[:, None], lengths_B[:, None], valid_BK[:, None], layers)
+            lengths_B = lengths_B + 1
+        return [
+            Completion(ids=i, logprobs=p, finish="stop" if s else "length", version=self.version)
+            for i, p, s in zip(ids, logprobs, stopped, strict=True)
+        ]
+
+    def _prefill(
+        self, requests: Sequence[Request], horizon: int
+    ) -> tuple[list[_Slots], Tensor, Tensor, Tensor]:
+        """Read the prompts, left-padded; equal neighbours (a group's first turns) are read once and then copied."""
+        unique: list[Sequence[int]] = []
+        index: list[int] = []
+        for request in requests:
+            if not unique or list(unique[-1]) != list(request.prompt_ids):
+                unique.append(request.prompt_ids)
+            index.append(len(unique) - 1)
+        device, P = self.model.device, max(len(p) for p in unique)
+        ids_BP = torch.zeros(len(unique), P, dtype=torch.long)
+        valid_BK = torch.zeros(len(unique), P + horizon, dtype=torch.bool)
+        for row, prompt in enumerate(unique):
+            ids_BP[row, P - len(prompt) :] = torch.tensor(prompt)
+            valid_BK[row, P - len(prompt) : P] = True
+        ids_BP, valid_BK = ids_BP.to(device), valid_BK.to(device)
+        positions_BP = (valid_BK[:, :P].cumsum(-1) - 1).clamp(min=0)
+        causal_PP = torch.ones(P, P, dtype=torch.bool, device=device).tril()
+        # A padding row sees itself: a softmax over nothing would be NaN, and NaN would spread through the values.
+        mask_BPP = (causal_PP & valid_BK[:, None, :P]) | torch.eye(P, dtype=torch.bool, device=device)
+        layers = [_Slots(P + horizon) for _ in range(self.model.config.num_hidden_layers)]
+        logits_BV = self._forward(ids_BP, positions_BP, mask_BPP, layers)
+        take = torch.tensor(index, device=device)
+        for layer in layers:
+            layer.take(take)
+        return layers, valid_BK[take], positions_BP[take, -1] + 1, logits_BV[take]
+
+    def _forward(self, ids_BQ: Tensor, positions_BQ: Tensor, mask_BQK: Tensor, layers: list[_Slots]) -> Tensor:
+        """Logits of the last position, [B, V]; writes the new keys and values into `layers`."""
+        K = layers[0].length + ids_BQ.shape[1]
+        output = self.model(
+            input_ids=ids_BQ,
+            position_ids=positions_BQ,
+            attention_mask=mask_BQK[:, None, :, :K],
+            past_key_values=Cache(layers=layers),
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1]
+
+    def stream(
+        self,
+        tasks: Iterable[Callable[[Callable[[Request], Awaitable[Completion]]], Awaitable[Any]]],
+        sampling: Sampling,
+    ) -> list[Any]:
+        raise NotImplementedError("the hf engine answers in waves: use generate")
+
+    def update_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Copy tensors into the model by name; unknown names raise KeyError before anything speaks with them."""
+        own = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, tensor in named_tensors:
+                if name not in own:
+                    raise KeyError(f"the engine's model has no parameter {name!r}")
+                own[name].copy_(tensor)
+        self.version = version
+
+    def sleep(self) -> None:
+        """Nothing to free: the cache lives only inside `generate` and the weights are the policy's."""
+
+    def wake(self, what: str) -> None:
+        """Nothing was freed."""
+
+    def close(self) -> None:
+        """Nothing was started."""

@@ -1,0 +1,317 @@
+"""The SGLang engine: continuous batching in processes beside the trainer, its weights replaceable.
+
+The trainer's process keeps the front of the engine; one scheduler process a tensor-parallel rank
+does the work. Everything asynchronous runs on the engine's one event loop. Sizes in tokens unless a
+name says bytes, times in seconds. Knows no games and no rewards. SGLang itself is imported when an
+engine starts, never before.
+
+What can be reproduced: with `deterministic=True` a completion depends on its prompt, its seed and
+the weights alone. Without it `Request.seed` is ignored: draws come from one generator a scheduler,
+seeded by `seed`, and depend on which requests share a batch, so a run is a fair sample but not
+repeatable token for token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from selfplay.engines import sglang_children, sglang_push, sglang_start
+from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.engines.sglang_loop import EngineLoop
+
+Ask = Callable[[Request], Awaitable[Completion]]
+TAGS = ("kv_cache", "weights")  # what sleeps; CUDA graphs stay resident
+
+
+@dataclass(slots=True)
+class Served:
+    """Running counts over the engine's life; cached tokens are prompt tokens not computed again."""
+
+    num_requests: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_new_tokens: int = 0
+
+
+class SGLangEngine:
+    """One replica: `tp_size` GPUs wide, led by the process that builds it, ended with it."""
+
+    streaming = True
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        tp_size: int = 1,
+        mem_fraction: float = 0.7,
+        attention_backend: str = "auto",
+        dtype: str = "bfloat16",
+        context_length: int | None = None,
+        max_running_requests: int = 512,
+        max_total_tokens: int | None = None,
+        seed: int = 0,
+        deterministic: bool = False,
+        device: str = "cuda",
+        base_gpu_id: int = 0,
+        nccl_port: int | None = None,
+        timeout_s: float = 300.0,
+        memory_saver: bool = True,
+        load_format: str = "auto",
+    ) -> None:
+        """Start the engine; blocks until it has answered once.
+
+        model_path: a local folder with config.json and, unless `load_format` is "dummy", weights.
+        mem_fraction: weights' and cache's share of the GPU memory that is free at this moment.
+        attention_backend: "auto" picks by hardware, see `sglang_start.pick_attention_backend`.
+        max_total_tokens: size of the cache, where memory should not decide it.
+        base_gpu_id: the replica's first GPU among those visible; it takes `tp_size` in a row.
+        nccl_port: each replica of a host its own, 16 apart; with None SGLang looks for a free one.
+        timeout_s: how long the engine may be silent while it owes an answer.
+        load_format: "dummy" starts with random weights; asking is refused until others are pushed.
+
+        Raises RuntimeError outside the main thread or when a child process dies while starting.
+        """
+        if attention_backend == "auto":
+            attention_backend = sglang_start.pick_attention_backend(
+                device, deterministic=deterministic
+            )
+        if device == "cpu" and max_total_tokens is None:
+            max_total_tokens = 65_536
+        self.tp_size, self.dtype, self.device = tp_size, getattr(torch, dtype), device
+        self.attention_backend = attention_backend
+        self.deterministic = deterministic
+        self.version = 0
+        self.served = Served()
+        self.can_sleep = memory_saver and device == "cuda"
+        expected = sglang_start.expected_parameters(model_path)
+        self.weights = sglang_push.Ledger(expected, complete=load_format != "dummy")
+        self._released: set[str] = set()
+        arguments = sglang_start.engine_arguments(
+            model_path,
+            device=device,
+            dtype=dtype,
+            tp_size=tp_size,
+            mem_fraction=mem_fraction,
+            attention_backend=attention_backend,
+            context_length=context_length,
+            max_running_requests=max_running_requests,
+            max_total_tokens=max_total_tokens,
+            seed=seed,
+            deterministic=deterministic,
+            base_gpu_id=base_gpu_id,
+            nccl_port=nccl_port,
+            memory_saver=self.can_sleep,
+            load_format=load_format,
+        )
+        signals = sglang_children.Signals()
+        started = sglang_start.launch(arguments)
+        self._loop = EngineLoop(started, signals, timeout_s=timeout_s)
+        self._manager = self._loop.manager
+        self.context_length = int(self._manager.model_config.context_len)
+        began_s = time.perf_counter()
+        warm_up = self._answer(Request([1, 2, 3, 4], 2, 0), Sampling(1.0, ()))
+        patience_s = max(timeout_s, 600.0)  # it compiles kernels
+        self._loop.run(warm_up, what="the first answer", timeout_s=patience_s)
+        self.served = Served()
+        self.start_s = {
+            "import": started.import_s,
+            "processes and weights": started.launch_s,
+            "first answer": time.perf_counter() - began_s,
+        }
+        parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.start_s.items())
+        print(f"engine up: {parts}; attention {attention_backend}, tp {tp_size}", flush=True)
+
+    # Answers
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        """Answer all requests, in order. Raises like `stream`."""
+
+        def one(request: Request) -> Callable[[Ask], Awaitable[Completion]]:
+            return lambda ask: ask(request)
+
+        return self.stream([one(request) for request in requests], sampling)
+
+    def stream(
+        self, tasks: Iterable[Callable[[Ask], Awaitable[Any]]], sampling: Sampling
+    ) -> list[Any]:
+        """Run one coroutine a game, all at once, each given `ask(request)`; results in order.
+
+        The first exception cancels the other games and their requests, then propagates. Also raises
+        ValueError for a request that cannot fit the context, RuntimeError when the engine has died,
+        stays silent for `timeout_s` while it owes an answer, aborts a request, or holds no valid
+        weights or cache (asleep, or a push is incomplete).
+        """
+        if self._released:
+            raise RuntimeError(f"the engine sleeps: wake {sorted(self._released)} before asking")
+        if not self.weights.complete:
+            raise RuntimeError("the engine holds no valid weights: push them before asking")
+
+        async def ask(request: Request) -> Completion:
+            return await self._answer(request, sampling)
+
+        async def play() -> list[Any]:
+            games = [asyncio.ensure_future(task(ask)) for task in tasks]
+            try:
+                return await asyncio.gather(*games)
+            finally:
+                for game in games:
+                    game.cancel()
+                await asyncio.gather(*games, return_exceptions=True)
+                await self._loop.drain()
+
+        return self._loop.run(play(), what="generation")
+
+    async def _answer(self, request: Request, sampling: Sampling) -> Completion:
+        length = len(request.prompt_ids) + request.max_new_tokens
+        if length > self.context_length:
+            raise ValueError(
+                f"prompt and max_new_tokens must fit the engine's context of {self.context_length} "
+                f"tokens, got {len(request.prompt_ids)} + {request.max_new_tokens}"
+            )
+        parameters = {
+            "max_new_tokens": request.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": 1.0,
+            "top_k": -1,
+            "stop_token_ids": list(sampling.stop_ids),
+        }
+        if self.deterministic:  # a missing seed would be 42 for all, and a group's games identical
+            parameters["sampling_seed"] = request.seed % 2**63
+        rid = f"turn-{self.served.num_requests}"
+        self.served.num_requests += 1
+        try:
+            with self._loop.owing():
+                answer = await self._loop.engine.async_generate(
+                    input_ids=list(request.prompt_ids),
+                    sampling_params=parameters,
+                    return_logprob=True,
+                    rid=rid,
+                )
+        except asyncio.CancelledError:
+            self._manager.abort_request(rid)
+            raise
+        return self._completion(answer)
+
+    def _completion(self, answer: Mapping[str, Any]) -> Completion:
+        meta = answer["meta_info"]
+        finish = meta["finish_reason"]["type"]
+        if finish not in ("stop", "length"):
+            raise RuntimeError(f"the engine ended a request with {meta['finish_reason']}")
+        if meta["weight_version"] != str(self.version):
+            raise RuntimeError(
+                f"the engine speaks with version {meta['weight_version']}, expected {self.version}"
+            )
+        ids = [int(i) for i in answer["output_ids"]]
+        self.served.num_prompt_tokens += meta["prompt_tokens"]
+        self.served.num_cached_tokens += meta["cached_tokens"]
+        self.served.num_new_tokens += len(ids)
+        logprobs = [entry[0] for entry in meta["output_token_logprobs"]]
+        return Completion(ids=ids, logprobs=logprobs, finish=finish, version=self.version)
+
+    # Weights
+
+    def update_weights(
+        self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> None:
+        """Speak with these weights (Hugging Face names, all of them) from the next request on.
+
+        For whole tensors; `selfplay.sync.push` gathers sharded ones bucket by bucket.
+        """
+        named = dict(named_tensors)
+        shapes = {name: tensor.shape for name, tensor in named.items()}
+        self.weights.check_names(shapes)
+        self.weights.lose()
+        for names in sglang_push.plan_buckets(shapes, self.dtype, bucket_bytes=2**30):
+            sizes = [shapes[name] for name in names]
+            sources = (named[name].detach() for name in names)
+            device = named[names[0]].device
+            flat_N = sglang_push.fill(sources, sizes, dtype=self.dtype, device=device)
+            payloads = [sglang_push.serialise(flat_N, names, sizes) for _ in range(self.tp_size)]
+            self.push_bucket(payloads, names=names, version=version)
+            del flat_N
+            sglang_push.collect(device)
+
+    def push_bucket(self, payloads: Sequence[bytes], *, names: Sequence[str], version: int) -> None:
+        """Load one bucket: one payload a rank, in order, made by `sglang_push.serialise`.
+
+        Between the first bucket and the one that brings the last missing parameter the engine
+        refuses to answer.
+        """
+        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
+        if "weights" in self._released:
+            raise RuntimeError("the engine's weights sleep: wake them before a push")
+        if len(payloads) != self.tp_size:
+            raise ValueError(
+                f"a bucket needs one payload a rank, {self.tp_size}, got {len(payloads)}"
+            )
+        last = self.weights.expect(names)
+        request = UpdateWeightsFromTensorReqInput(
+            serialized_named_tensors=list(payloads),
+            load_format="flattened_bucket",
+            flush_cache=last and "kv_cache" not in self._released,
+            weight_version=str(version) if last else None,
+        )
+        updated = self._manager.update_weights_from_tensor(request, None)
+        success, message = self._loop.control(updated, what="a weight push")
+        if not success:
+            raise RuntimeError(f"the engine refused a bucket: {message}")
+        self.weights.receive(names)
+        if last:
+            self.version = version
+
+    def fingerprints(self) -> list[dict[str, str]]:
+        """The engine's hash of each parameter and buffer, one dict a rank. CUDA only."""
+        from sglang.srt.managers.io_struct import CheckWeightsReqInput
+
+        checked = self._manager.check_weights(CheckWeightsReqInput(action="checksum"))
+        success, message, ranks, _ = self._loop.control(checked, what="a weight check")
+        if not success or ranks is None:
+            raise RuntimeError(f"the engine could not hash its weights: {message}")
+        return [rank["checksums"] for rank in ranks]
+
+    # Memory
+
+    def sleep(self) -> None:
+        """Give cache and weights back to the GPU, contents lost; no-op unless `can_sleep`.
+
+        The memory saver is a CUDA library: on CPU, or without it, the engine keeps what it holds.
+        """
+        if not self.can_sleep or self._released:
+            return
+        from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
+
+        released = self._manager.release_memory_occupation(
+            ReleaseMemoryOccupationReqInput(tags=list(TAGS)), None
+        )
+        self._loop.control(released, what="going to sleep")
+        self._released = set(TAGS)
+        self.weights.lose()
+
+    def wake(self, what: str) -> None:
+        """Take memory again: "weights" (void until pushed) before a push, "kv_cache" after it."""
+        if what not in TAGS:
+            raise ValueError(f"wake takes one of {TAGS}, got {what!r}")
+        if what not in self._released:  # resuming it would end the whole process tree
+            return
+        from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
+
+        resumed = self._manager.resume_memory_occupation(
+            ResumeMemoryOccupationReqInput(tags=[what]), None
+        )
+        self._loop.control(resumed, what=f"waking {what}")
+        self._released.discard(what)
+        if what == "kv_cache":
+            flushed = self._manager.flush_cache()
+            if not self._loop.control(flushed, what="flushing the prefix cache").success:
+                raise RuntimeError("the engine could not flush its prefix cache")
+
+    def close(self) -> None:
+        """End the engine's processes, and only those. Safe to call twice."""
+        self._loop.close()

@@ -1,0 +1,96 @@
+"""Two torchrun ranks on gloo, FSDP2 shards, engines of both kinds. `torchrun … ranks_script.py
+MODEL_FOLDER OUT`.
+
+First one engine a rank, then one engine two ranks wide led by rank 0, then rank 1 fails while rank
+0 is in a barrier.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import socket
+import sys
+
+import tiny
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import PreTrainedModel
+
+from selfplay import sync
+from selfplay.engines.base import Request, Sampling
+from selfplay.engines.sglang import SGLangEngine
+
+PROMPT, PLAIN = list(range(10, 50)), Sampling(1.0, (tiny.STOP,))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def sharded(model: PreTrainedModel) -> PreTrainedModel:
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def gaps(engine: SGLangEngine, model: PreTrainedModel) -> list[float]:
+    completions = engine.generate([Request(PROMPT[:n], 10, 0) for n in (5, 40)], PLAIN)
+    return [tiny.worst_gap(model, PROMPT[:n], c) for n, c in zip((5, 40), completions, strict=True)]
+
+
+def say(case: str, **facts: object) -> None:
+    print(f"MARK {case} {json.dumps(facts)}", flush=True)
+
+
+def main(folder: str, out: str) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    # A launcher's habit that keeps an engine's children from ever coming up; the engine has to
+    # cope.
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    reference = tiny.moved(tiny.build(), seed=4)
+    policy = sharded(tiny.moved(tiny.build(), seed=4))
+
+    engine = SGLangEngine(folder, **tiny.ENGINE, nccl_port=free_port())
+    stale = gaps(engine, reference)
+    sync.push(policy, engine, version=3, dtype=torch.float32, bucket_bytes=50_000)
+    say(f"replica {rank}", stale=stale, fresh=gaps(engine, reference), version=engine.version)
+    engine.close()
+    dist.barrier()
+
+    group = dist.new_group([0, 1], backend="gloo")
+    wide = (
+        SGLangEngine(folder, **tiny.ENGINE, tp_size=2, nccl_port=free_port()) if rank == 0 else None
+    )
+    stale = gaps(wide, reference) if wide is not None else []
+    for version in (1, 2):
+        sync.push(
+            policy, wide, version=version, group=group, dtype=torch.float32, bucket_bytes=50_000
+        )
+    if wide is not None:
+        say("wide", stale=stale, fresh=gaps(wide, reference), version=wide.version)
+        wide._loop.engine.save_sharded_model(path=out, pattern=None, max_size=None)
+        torch.save(dict(reference.named_parameters()), pathlib.Path(out) / "reference.pt")
+
+    extra = torch.nn.Module()
+    extra.inner, extra.more = policy, torch.nn.Linear(2, 2)
+    try:
+        sync.push(extra, wide, version=3, group=group, dtype=torch.float32)
+    except ValueError as error:
+        say(f"refused {rank}", error=str(error))
+    dist.barrier()
+    if rank == 1:
+        say("failing")
+        raise RuntimeError("a bug in rank 1")
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,86 @@
+"""Stand-ins with which the real SGLang runs on a CPU without AMX. For tests only; a GPU host
+installs the packages.
+
+Put this folder on PYTHONPATH: the interpreter then runs this file at start, the engine's child
+processes included. What is faked, and why no test result depends on it:
+- sgl_kernel: compiled kernels. The torch_native path imports their names and calls none; a call
+  raises.
+- xgrammar: constrained decoding. SGLang needs its types to import; the engine runs with
+  grammar_backend="none".
+- IPython: notebook display, imported by SGLang's top module.
+- torchvision's registrations for operators that a CPU build of torch cannot load; no image is ever
+  read. Scheduler, prefix cache, sampling, log-probs, weight loading, tensor parallelism: all of
+  that is SGLang's own.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Sequence
+
+
+class Uncallable:
+    """A compiled function that is not there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *_: object, **__: object) -> None:
+        raise NotImplementedError(
+            f"sgl_kernel.{self.name}: this SGLang runs without compiled kernels"
+        )
+
+
+class Kernels(types.ModuleType):
+    """Any public name is a function that raises when called."""
+
+    __version__ = "0.4.5"
+
+    def __getattr__(self, name: str) -> Uncallable:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Uncallable(name)
+
+
+class Types(types.ModuleType):
+    """Any public name is an empty pydantic model, good enough to annotate a field with."""
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        from pydantic import BaseModel
+
+        return type(name, (BaseModel,), {})
+
+
+STAND_INS: dict[str, type[types.ModuleType]] = {
+    "sgl_kernel": Kernels,
+    "xgrammar": Types,
+    "xgrammar.structural_tag": Types,
+    "IPython": Types,
+    "IPython.display": Types,
+    "torchvision._meta_registrations": types.ModuleType,
+}
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Serves the names above, before any other finder."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in STAND_INS:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package="." not in fullname)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return STAND_INS[spec.name](spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing to run: the module's class answers for its names."""
+
+
+sys.meta_path.insert(0, Finder())

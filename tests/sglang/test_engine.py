@@ -1,0 +1,211 @@
+"""The adapter on the real engine: what it returns, whose weights speak, what it refuses."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+
+from selfplay import sync
+from selfplay.engines import sglang_push
+from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.engines.sglang import SGLangEngine
+
+PROMPT = list(range(10, 50))
+PLAIN = Sampling(1.0, (tiny.STOP,))
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
+    engine = SGLangEngine(tiny.save(tmp_path_factory.mktemp("model")), **tiny.ENGINE)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def policy(engine: SGLangEngine) -> Any:
+    """The model whose weights the engine holds at the start of each test."""
+    model = tiny.build()
+    sync.push(model, engine, version=engine.version + 1, dtype=torch.float32)
+    return model
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_the_full_softmax_after_the_temperature(
+    engine: SGLangEngine, policy: Any, temperature: float
+) -> None:
+    requests = [Request(PROMPT[:n], 12, n) for n in (1, 7, 40)]
+    for request, completion in zip(
+        requests, engine.generate(requests, Sampling(temperature, ())), strict=True
+    ):
+        assert tiny.worst_gap(policy, list(request.prompt_ids), completion, temperature) < 1e-4
+
+
+def test_greedy_takes_the_largest_and_scores_it_at_temperature_one(
+    engine: SGLangEngine, policy: Any
+) -> None:
+    [completion] = engine.generate([Request(PROMPT, 6, 0)], Sampling(0.0, ()))
+    with torch.no_grad():
+        best = policy(torch.tensor([PROMPT])).logits[0, -1].argmax().item()
+    assert completion.ids[0] == best
+    assert tiny.worst_gap(policy, PROMPT, completion) < 1e-4
+
+
+def test_a_completion_ends_with_its_stop_token_or_at_its_length(
+    engine: SGLangEngine, policy: Any
+) -> None:
+    [whole] = engine.generate([Request(PROMPT, 8, 0)], Sampling(0.0, ()))
+    stop = (
+        next(i for i in whole.ids if i != whole.ids[0]) if len(set(whole.ids)) > 1 else whole.ids[0]
+    )
+    [cut] = engine.generate([Request(PROMPT, 8, 0)], Sampling(0.0, (stop,)))
+    assert (whole.finish, len(whole.ids), len(whole.logprobs)) == ("length", 8, 8)
+    assert cut.finish == "stop"
+    assert cut.ids == whole.ids[: whole.ids.index(stop) + 1]
+    assert len(cut.logprobs) == len(cut.ids)
+
+
+def test_the_second_turn_costs_only_its_new_tokens(engine: SGLangEngine, policy: Any) -> None:
+    """40 prompt tokens and 6 sampled ones are in the cache, but the last, which was not fed back."""
+
+    async def two_turns(ask: Any) -> tuple[Completion, Completion, list[int]]:
+        first = await ask(Request(PROMPT, 6, 0))
+        cached = engine.served.num_cached_tokens
+        history = [*PROMPT, *first.ids, 60, 61, 62]
+        second = await ask(Request(history, 6, 0))
+        return first, second, [engine.served.num_cached_tokens - cached, *history]
+
+    [(first, second, (num_cached, *history))] = engine.stream([two_turns], Sampling(1.0, ()))
+    assert num_cached >= len(PROMPT) + len(first.ids) - 1
+    assert tiny.worst_gap(policy, history, second) < 1e-4
+
+
+def test_games_go_on_without_waiting_for_each_other(engine: SGLangEngine, policy: Any) -> None:
+    """A game of two short turns ends while the long turn, asked first, still runs."""
+    ended: list[str] = []
+
+    async def long(ask: Any) -> str:
+        await ask(Request(PROMPT, 300, 0))
+        ended.append("long")
+        return "long"
+
+    async def short(ask: Any) -> str:
+        for _ in range(2):
+            await ask(Request(PROMPT, 2, 0))
+        ended.append("short")
+        return "short"
+
+    assert engine.stream([long, short], Sampling(1.0, ())) == ["long", "short"]
+    assert ended == ["short", "long"]
+
+
+def test_a_failing_game_ends_the_others_and_leaves_the_engine_idle(
+    engine: SGLangEngine, policy: Any
+) -> None:
+    async def long(ask: Any) -> None:
+        await ask(Request(PROMPT, 400, 0))
+        raise AssertionError("was to be cancelled")
+
+    async def fails(ask: Any) -> None:
+        await ask(Request(PROMPT, 1, 0))
+        raise KeyError("a bug in game 7")
+
+    with pytest.raises(KeyError, match="game 7"):
+        engine.stream([long, fails, long], Sampling(1.0, ()))
+    assert not engine._manager.rid_to_state
+    assert engine.generate([Request(PROMPT, 2, 0)], PLAIN)[0].ids
+
+
+def test_a_request_that_cannot_fit_is_refused_and_the_engine_stays_usable(
+    engine: SGLangEngine, policy: Any
+) -> None:
+    with pytest.raises(ValueError, match="context of 512 tokens, got 40 \\+ 480"):
+        engine.generate([Request(PROMPT, 480, 0)], PLAIN)
+    assert engine.generate([Request(PROMPT, 2, 0)], PLAIN)[0].ids
+
+
+def test_a_push_changes_who_speaks(engine: SGLangEngine, policy: Any) -> None:
+    other = tiny.moved(policy, seed=1)
+    version = engine.version
+    [stale] = engine.generate([Request(PROMPT, 12, 0)], PLAIN)
+    pushed = sync.push(other, engine, version=version + 5, dtype=torch.float32, bucket_bytes=40_000)
+    [fresh] = engine.generate([Request(PROMPT, 12, 0)], PLAIN)
+    assert pushed.num_buckets > 2
+    assert (stale.version, fresh.version) == (version, version + 5)
+    assert tiny.worst_gap(other, PROMPT, stale) > 0.1
+    assert tiny.worst_gap(other, PROMPT, fresh) < 1e-4
+    engine.update_weights(policy.named_parameters(), version + 6)
+    assert (
+        tiny.worst_gap(policy, PROMPT, engine.generate([Request(PROMPT, 12, 0)], PLAIN)[0]) < 1e-4
+    )
+
+
+def test_every_tensor_of_the_engine_is_the_trainers_bit_for_bit(
+    engine: SGLangEngine, policy: Any, tmp_path: pathlib.Path
+) -> None:
+    other = tiny.moved(policy, seed=2)
+    sync.push(other, engine, version=engine.version + 1, dtype=torch.float32)
+    engine._loop.engine.save_sharded_model(path=str(tmp_path), pattern=None, max_size=None)
+    [file] = tmp_path.glob("*.safetensors")
+    held = load_file(file)
+    wanted = dict(
+        sglang_push.engine_layout(
+            dict(other.named_parameters()),
+            other.config,
+            tp_size=1,
+            tp_rank=0,
+        )
+    )
+    # The tied table is written once, under this name.
+    wanted["lm_head.weight"] = wanted.pop("model.embed_tokens.weight")
+    assert wanted.keys() == held.keys()
+    assert all(torch.equal(held[name], tensor) for name, tensor in wanted.items())
+
+
+@pytest.mark.parametrize("case", ["unknown", "missing", "shape"])
+def test_a_push_that_is_not_the_whole_model_is_refused(
+    engine: SGLangEngine, policy: Any, case: str
+) -> None:
+    named = dict(policy.named_parameters())
+    if case == "unknown":
+        named["model.layers.9.mlp.up_proj.weight"] = named["model.norm.weight"]
+    elif case == "missing":
+        del named["model.norm.weight"]
+    else:
+        named["model.norm.weight"] = torch.zeros(65)
+    with pytest.raises(ValueError, match="must carry the engine's 26 parameters"):
+        engine.update_weights(named.items(), engine.version + 1)
+    assert engine.generate([Request(PROMPT, 2, 0)], PLAIN)[0].ids
+
+
+def test_half_a_push_silences_the_engine_until_the_rest_has_come(
+    engine: SGLangEngine, policy: Any
+) -> None:
+    named = {name: parameter.detach() for name, parameter in policy.named_parameters()}
+    halves = [list(named)[:10], list(named)[10:]]
+    for names, is_last in zip(halves, (False, True), strict=True):
+        shapes = [named[name].shape for name in names]
+        flat_N = torch.cat([named[name].flatten() for name in names])
+        payload = sglang_push.serialise(flat_N, names, shapes)
+        engine.push_bucket([payload], names=names, version=engine.version + 1)
+        if not is_last:
+            with pytest.raises(RuntimeError, match="holds no valid weights"):
+                engine.generate([Request(PROMPT, 2, 0)], PLAIN)
+    assert engine.generate([Request(PROMPT, 2, 0)], PLAIN)[0].ids
+
+
+def test_sleep_and_wake_do_nothing_where_memory_cannot_be_released(
+    engine: SGLangEngine, policy: Any
+) -> None:
+    assert not engine.can_sleep
+    engine.sleep()
+    engine.wake("weights")
+    engine.wake("kv_cache")
+    with pytest.raises(ValueError, match="wake takes one of"):
+        engine.wake("everything")
+    assert engine.generate([Request(PROMPT, 2, 0)], PLAIN)[0].ids

@@ -1,0 +1,70 @@
+"""Two ranks with FSDP2 shards push to an engine each, then to a wide one; then one rank fails."""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+
+from selfplay.engines import sglang_push
+
+
+@dataclass(frozen=True)
+class Ran:
+    said: dict[str, dict[str, Any]]
+    folder: pathlib.Path
+    returncode: int
+    gone_s: float
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    folder = tmp_path_factory.mktemp("ranks")
+    process = tiny.start("ranks_script.py", tiny.save(folder / "model"), str(folder), torchrun=2)
+    output = tiny.read_until(process, "MARK failing")
+    processes = tiny.tree(process)[1:]
+    gone_s = tiny.seconds_until_gone(processes, limit_s=40)
+    rest, _ = process.communicate(timeout=60)
+    return Ran(tiny.marks(output + rest), folder, process.returncode, gone_s)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_pushes_the_gathered_shards_to_its_own_engine(ran: Ran, rank: int) -> None:
+    said = ran.said[f"replica {rank}"]
+    assert min(said["stale"]) > 0.1
+    assert max(said["fresh"]) < 1e-4
+    assert said["version"] == 3
+
+
+def test_two_ranks_push_to_an_engine_two_ranks_wide(ran: Ran) -> None:
+    said = ran.said["wide"]
+    assert min(said["stale"]) > 0.1
+    assert max(said["fresh"]) < 1e-4
+    assert said["version"] == 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_of_the_wide_engine_holds_its_slices_bit_for_bit(ran: Ran, rank: int) -> None:
+    held = load_file(next(ran.folder.glob(f"model-rank-{rank}-*.safetensors")))
+    reference = torch.load(ran.folder / "reference.pt", weights_only=False)
+    layout = sglang_push.engine_layout(reference, tiny.build().config, tp_size=2, tp_rank=rank)
+    wanted = {name: tensor.detach() for name, tensor in layout}
+    # The tied table is written once, under this name.
+    wanted["lm_head.weight"] = wanted.pop("model.embed_tokens.weight")
+    assert wanted.keys() == held.keys()
+    assert all(torch.equal(held[name], tensor) for name, tensor in wanted.items())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_model_that_is_not_the_engines_is_refused_on_every_rank(ran: Ran, rank: int) -> None:
+    assert "unknown ['inner." in ran.said[f"refused {rank}"]["error"]
+
+
+def test_an_exception_in_one_rank_ends_them_all_within_ten_seconds(ran: Ran) -> None:
+    assert ran.returncode != 0
+    assert ran.gone_s < 10

@@ -1,0 +1,134 @@
+"""A trainer to be killed, or to lose its engine: `trainer_script.py CASE … MODEL_FOLDER`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import tiny
+import torch
+
+from selfplay.engines.base import Request, Sampling
+from selfplay.engines.sglang import SGLangEngine
+
+REQUEST, SAMPLING = Request(list(range(10, 30)), 4, 0), Sampling(1.0, (tiny.STOP,))
+
+
+def build(folder: str, timeout_s: float = 60.0) -> SGLangEngine:
+    return SGLangEngine(folder, **(tiny.ENGINE | {"timeout_s": timeout_s}))
+
+
+def say(case: str, **facts: object) -> None:
+    print(f"MARK {case} {json.dumps(facts)}", flush=True)
+
+
+def scheduler(engine: SGLangEngine) -> int:
+    """The process that computes: the one whose title says so."""
+    pids = [p.pid for p in engine._loop.processes if p.pid is not None]
+    return next(
+        pid for pid in pids if b"scheduler" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+
+
+def refused(engine: SGLangEngine) -> dict[str, object]:
+    """Ask, expecting a RuntimeError; what it said and after how many seconds."""
+    began_s = time.perf_counter()
+    try:
+        engine.generate([REQUEST] * 3, SAMPLING)
+    except RuntimeError as error:
+        return {"error": str(error), "after_s": time.perf_counter() - began_s}
+    return {"error": "none", "after_s": time.perf_counter() - began_s}
+
+
+def train(engine: SGLangEngine) -> None:
+    """Train until a signal comes, beside a child that is not the engine's."""
+    bystander = subprocess.Popen(
+        ["sleep", "60"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    say("training", bystander=bystander.pid)
+    try:
+        while True:
+            torch.randn(64, 64) @ torch.randn(64, 64)
+    finally:
+        say("finally", alive=[p.is_alive() for p in engine._loop.processes])
+
+
+def wait_in_a_call() -> None:
+    """Wait inside one library call, as in a collective: Python runs no signal handler meanwhile."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    say("training")
+    store.get("a key that nobody sets")
+
+
+def hang(folder: str) -> None:
+    """The engine stops answering; then the trainer goes on until it is killed."""
+    engine = build(folder, timeout_s=3.0)
+    os.kill(scheduler(engine), signal.SIGSTOP)
+    say("asked", **refused(engine))
+    say("asked again", **refused(engine))
+    train(engine)
+
+
+def crash(folder: str) -> None:
+    """The engine dies during training; then the trainer waits in a collective until killed."""
+    engine = build(folder)
+    os.kill(scheduler(engine), signal.SIGKILL)
+    until_s = time.perf_counter() + 3.0
+    while time.perf_counter() < until_s:  # SGLang's watchdog looks once a second and reports once
+        torch.randn(64, 64) @ torch.randn(64, 64)
+    say("asked", **refused(engine))
+    wait_in_a_call()
+
+
+def crash_while_asked(folder: str) -> None:
+    """The engine dies while answers are awaited: the wait ends at once, not at the time-out."""
+    engine = build(folder)
+
+    async def game(ask: object) -> None:
+        if not engine._loop.manager.rid_to_state:
+            os.kill(scheduler(engine), signal.SIGKILL)
+        await ask(REQUEST)
+
+    began_s = time.perf_counter()
+    try:
+        engine.stream([game, game], SAMPLING)
+    except RuntimeError as error:
+        say("crash while asked", error=str(error), after_s=time.perf_counter() - began_s)
+    engine.close()
+
+
+def broken(folder: str) -> None:
+    """Weights that cannot be read: an exception, where SGLang would SIGKILL who started it."""
+    weights = pathlib.Path(folder) / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:1000])
+    try:
+        build(folder)
+    except RuntimeError as error:
+        say("broken", error=str(error))
+    weights.write_bytes(whole)
+
+
+def plain(folder: str) -> None:
+    engine = build(folder)
+    engine.generate([REQUEST], SAMPLING)
+    train(engine)
+
+
+CASES = {
+    "hang": hang,
+    "crash": crash,
+    "crash while asked": crash_while_asked,
+    "broken": broken,
+    "plain": plain,
+}
+
+if __name__ == "__main__":
+    *cases, folder = sys.argv[1:]
+    for case in cases:
+        CASES[case](folder)

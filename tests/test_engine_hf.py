@@ -1,0 +1,160 @@
+"""The transformers engine against the trainer's own scoring, and what a request may rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+from tiny_run import VOCAB, tiny_model, trainer_logprobs
+
+from selfplay.advantages import Sample
+from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.engines.hf import HFEngine
+
+# Many stop tokens, so that an untrained model meets one soon.
+STOPS = tuple(range(30))
+# Prompts of 3 to 17 tokens, two of them equal, with unequal limits.
+PROMPTS = [tuple(100 + (7 * row + i) % 150 for i in range(3 + 2 * row)) for row in range(8)]
+REQUESTS = [
+    Request(prompt_ids=prompt, max_new_tokens=4 + 3 * row, seed=1000 + row)
+    for row, prompt in enumerate([PROMPTS[0], *PROMPTS])
+]
+
+
+def as_sample(request: Request, said: Completion) -> Sample:
+    num_prompt = len(request.prompt_ids)
+    return Sample(
+        name="",
+        ids=[*request.prompt_ids, *said.ids],
+        mask=[0] * num_prompt + [1] * len(said.ids),
+        old_logprobs=[0.0] * num_prompt + said.logprobs,
+        advantages=[0.0] * (num_prompt + len(said.ids)),
+    )
+
+
+def generate(
+    requests: Sequence[Request],
+    *,
+    temperature: float = 1.0,
+    max_batch: int = 512,
+    stops: tuple = STOPS,
+) -> list[Completion]:
+    engine = HFEngine(tiny_model(), max_batch=max_batch)
+    return engine.generate(requests, Sampling(temperature=temperature, stop_ids=stops))
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "llama"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_the_trainers(arch: str, temperature: float) -> None:
+    model = tiny_model(arch)
+    said = HFEngine(model).generate(REQUESTS, Sampling(temperature=temperature, stop_ids=STOPS))
+    samples = [as_sample(r, c) for r, c in zip(REQUESTS, said, strict=True)]
+    expected = trainer_logprobs(model, samples, temperature=temperature)
+    got = torch.tensor([p for completion in said for p in completion.logprobs])
+    assert len({len(c.ids) for c in said}) > 2, "rows of one length would not test the cache"
+    assert (got - expected).abs().max() < 1e-4
+
+
+def test_a_completion_does_not_depend_on_what_it_was_batched_with() -> None:
+    together = generate(REQUESTS)
+    alone = [generate([request])[0] for request in REQUESTS]
+    turned = generate(REQUESTS[::-1])[::-1]
+    split = generate(REQUESTS, max_batch=2)
+    for other in (alone, turned, split):
+        assert [c.ids for c in other] == [c.ids for c in together]
+        assert [c.finish for c in other] == [c.finish for c in together]
+        for a, b in zip(other, together, strict=True):
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+
+
+def test_equal_prompts_differ_by_seed_alone() -> None:
+    requests = [Request(PROMPTS[2], 12, seed) for seed in (1, 2, 3, 1)]
+    said = generate(requests, stops=())
+    assert said[0].ids == said[3].ids
+    assert len({tuple(c.ids) for c in said}) == 3
+
+
+def test_stop_token_is_kept_and_limits_are_each_requests_own() -> None:
+    requests = [Request(PROMPTS[i % 8], 1 + i % 9, seed=i) for i in range(64)]
+    said = generate(requests)
+    for request, completion in zip(requests, said, strict=True):
+        assert len(completion.ids) == len(completion.logprobs) <= request.max_new_tokens
+        assert not set(completion.ids[:-1]) & set(STOPS)
+        if completion.ids[-1] in STOPS:
+            assert completion.finish == "stop"
+        else:
+            assert completion.finish == "length"
+            assert len(completion.ids) == request.max_new_tokens
+    assert {c.finish for c in said} == {"stop", "length"}
+
+
+def test_a_shorter_limit_only_cuts() -> None:
+    (long,) = generate([Request(PROMPTS[3], 20, seed=5)], stops=())
+    (short,) = generate([Request(PROMPTS[3], 8, seed=5)], stops=())
+    assert short.ids == long.ids[:8]
+
+
+def test_greedy_takes_the_likeliest_token_whatever_the_seed() -> None:
+    model = tiny_model()
+    engine, sampling = HFEngine(model), Sampling(temperature=0.0, stop_ids=())
+    one, other = engine.generate([Request(PROMPTS[1], 6, seed) for seed in (1, 2)], sampling)
+    ids = list(PROMPTS[1])
+    with torch.no_grad():
+        for token, logprob in zip(one.ids, one.logprobs, strict=True):
+            expected_V = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+            assert token == int(expected_V.argmax())
+            assert logprob == pytest.approx(float(expected_V.max()), abs=1e-4)
+            ids.append(token)
+    assert one.ids == other.ids
+
+
+def test_samples_follow_the_softmax_at_the_temperature() -> None:
+    """One token of 4,000 seeds: each common token's share lies within four standard errors."""
+    model, num, temperature = tiny_model(), 4000, 0.7
+    requests = [Request(PROMPTS[0], 1, seed) for seed in range(num)]
+    said = HFEngine(model).generate(requests, Sampling(temperature=temperature, stop_ids=()))
+    with torch.no_grad():
+        logits_V = model(torch.tensor([PROMPTS[0]])).logits[0, -1]
+    expected_V = (logits_V / temperature).softmax(-1).double()
+    shares_V = torch.bincount(torch.tensor([c.ids[0] for c in said]), minlength=VOCAB) / num
+    common_V = expected_V > 0.01
+    errors_V = (expected_V * (1 - expected_V) / num).sqrt()
+    assert common_V.sum() > 5
+    assert ((shares_V - expected_V).abs() < 4 * errors_V)[common_V].all()
+
+
+def test_new_weights_speak_from_the_next_request_on() -> None:
+    engine, sampling = HFEngine(tiny_model(seed=0)), Sampling(temperature=1.0, stop_ids=())
+    before = engine.generate(REQUESTS, sampling)
+    engine.update_weights(tiny_model(seed=1).named_parameters(), version=7)
+    after = engine.generate(REQUESTS, sampling)
+    fresh = HFEngine(tiny_model(seed=1)).generate(REQUESTS, sampling)
+    assert [c.ids for c in after] == [c.ids for c in fresh] != [c.ids for c in before]
+    assert {c.version for c in before} == {0} and {c.version for c in after} == {7}
+    with pytest.raises(KeyError, match="no parameter 'lm_tail'"):
+        engine.update_weights([("lm_tail", torch.zeros(1))], version=8)
+    assert engine.version == 7
+
+
+def test_generating_leaves_the_model_as_it_was() -> None:
+    model = tiny_model().train()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    HFEngine(model).generate(REQUESTS, Sampling(temperature=1.0, stop_ids=STOPS))
+    assert model.training
+    assert all(
+        torch.equal(p, before[name]) and p.grad is None for name, p in model.named_parameters()
+    )
+
+
+def test_no_request_no_answer() -> None:
+    assert generate([]) == []
+
+
+def test_requests_are_answered_in_their_own_order() -> None:
+    """Sorted inside by length: the k-th answer is still the k-th request's."""
+    limits = [9, 2, 7, 1, 5]
+    said = generate([Request(PROMPTS[7 - i], n, seed=i) for i, n in enumerate(limits)], stops=())
+    assert [len(c.ids) for c in said] == limits
+    assert all(a != b for a, b in pairwise(c.ids for c in said))
