@@ -36,6 +36,19 @@ _UNSCALED = "A value that neither of you sees counts as {unknown}, the average v
 _MESSAGE_RULE = "[message] anything you want to tell your partner\n"
 
 
+def brief_phrases(reviewers: Sequence[str], papers: Sequence[str]) -> list[str]:
+    """What the brief style repeats as units: a tokenizer of its own may give each one token, so
+    that a cell is its name and its value."""
+    names, titles = display_names(reviewers, papers, brief=True)
+    pairs = [(name, title) for name in names for title in titles]
+    return [
+        *(f"[{tag}]" for tag in ("message", "propose", "accept", "reject")),
+        "Partner:",
+        *(f"{name} {title} " for name, title in pairs),
+        *(f"{title}: {name}" for name, title in pairs),
+    ]
+
+
 def rules(
     reviewers: Sequence[str], papers: Sequence[str], *, unknown: int | None, messages: bool
 ) -> str:

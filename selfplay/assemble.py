@@ -60,12 +60,11 @@ def first_weights(
     warm = folder / "warm_start"
     if config.warm_start.num_games == 0:
         return _own_weights(config, folder, tokenizer, world)
-    if not (warm / "config.json").exists():
+    if not warm.exists():
         own = _own_weights(config, folder, tokenizer, world)
         learner = make_learner(config, own, world, reference=False)
-        warm_start(learner, config, rendering, tokenizer_folder=folder / "tokenizer")
-        export(learner.model, tokenizer, warm, world=world)
-        barrier(world)
+        warm_start(learner, config, rendering, folder=folder)
+        _export_whole(learner.model, tokenizer, warm, world=world)
     return warm
 
 
@@ -147,10 +146,22 @@ def _own_weights(
     if config.model.path is not None:
         return local_folder(config.model.path)
     random = folder / "random_start"
-    if world.rank == 0 and not (random / "config.json").exists():
-        export(_scratch(config, tokenizer), tokenizer, random, world=None)
+    if world.rank == 0 and not random.exists():
+        _export_whole(_scratch(config, tokenizer), tokenizer, random, world=None)
     barrier(world)
     return random
+
+
+def _export_whole(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, world: World | None
+) -> None:
+    """Write a Hugging Face folder that gets its name only when it is complete."""
+    partial = folder.with_name(f".{folder.name}")
+    export(model, tokenizer, partial, world=world)
+    if world is None or world.rank == 0:
+        partial.rename(folder)
+    if world is not None:
+        barrier(world)
 
 
 def _scratch(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
@@ -170,7 +181,7 @@ def _scratch(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrainedMo
     )
     return scratch_model(
         shape,
-        vocab_size=len(tokenizer),
+        vocab_size=max(scratch.vocab_size, len(tokenizer)),
         seed=config.seed,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

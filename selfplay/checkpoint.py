@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -69,6 +70,6 @@ def finish(folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase) -
     export(learner.model, tokenizer, folder / "final", world=learner.world)
 
 
-def _state(learner: Learner) -> dict[str, object]:
+def _state(learner: Learner) -> dict[str, Any]:
     model_state, optimizer_state = get_state_dict(learner.model, learner.optimizer)
     return {"model": model_state, "optimizer": optimizer_state}

@@ -54,7 +54,7 @@ class ScratchConfig:
     tie_embeddings: bool = key(True, "output layer shares the embedding matrix")
     init_range: float = key(0.08, "standard deviation of initial weights", low=0.0)
     rope_theta: float = key(10_000.0, "base of the rotary position frequencies", low=1.0)
-    vocab_size: int = key(512, "tokens of the byte-level BPE tokenizer", low=260)
+    vocab_size: int = key(512, "tokens of the byte-level BPE tokenizer, the game's phrases included", low=260)
     tokenizer_games: int = key(500, "scripted games whose text trains the tokenizer", low=1)
 
     def check(self) -> None:

@@ -9,8 +9,9 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
-from dialop.generate import MatchingRecipe, generate_many
+from dialop.generate import Keep, MatchingRecipe, generate_many
 from dialop.matching import MatchingInstance, MatchingOptions
 from dialop.store import read_instances
 
@@ -34,7 +35,7 @@ def recipe_of(game: GameConfig) -> MatchingRecipe:
         scale=game.scale,
         max_value=game.max_value,
         hardness=game.hardness,
-        keep=game.keep,
+        keep=cast(Keep, game.keep),
     )
 
 

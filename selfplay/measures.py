@@ -28,7 +28,7 @@ def tally(episodes: Sequence[Episode]) -> dict[str, float]:
         sums["agreement"] += episode.outcome.agreed
         sums["optimal"] += episode.outcome.score_norm > 1 - 1e-9
         sums["messages"] += len(said)
-        sums["words"] += sum(len(turn.text.split()) for turn in said)
+        sums["words"] += sum(len(turn.text.partition("]")[2].split()) for turn in said)
         sums["proposals"] += sum(turn.action == "propose" for turn in turns)
         sums["turns"] += len(episode.turns)
         sums["errors"] += sum(turn.error is not None for turn in turns)

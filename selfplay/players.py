@@ -34,8 +34,11 @@ Moving = Generator[Request, Completion, Move | None]
 class Player(Protocol):
     """A seat's occupant. `transcript` is None for a partner whose tokens never train."""
 
-    name: str
-    transcript: Transcript | None
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def transcript(self) -> Transcript | None: ...
 
     def move(self, game: Game, seat: int, observation: str) -> Moving:
         """Try a move after reading `observation`; None when the seat cannot move any more (out of tokens)."""
@@ -79,7 +82,7 @@ class PolicyPlayer:
 class ScriptedPartner:
     """A scripted player as a partner; nothing of it trains."""
 
-    transcript = None
+    transcript: Transcript | None = None
 
     def __init__(self, script: ScriptedPlayer, *, name: str) -> None:
         self.name, self._script = name, script

@@ -1,6 +1,7 @@
-"""Carries the trainer's weights to the engine and checks that they arrived. Knows no games and no text.
+"""Carries the trainer's weights to the engine and checks that they arrived.
 
-Sizes in bytes, times in seconds. N counts the elements of a flat buffer, T the tokens that are compared.
+Sizes in bytes, times in seconds. N counts the elements of a flat buffer, T the tokens that are
+compared. Knows no games and no text.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # activation checkpoin
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What a push moved, as seen by this rank: `gather_s` until the buckets were filled, `engine_s` to load them."""
+    """What a push moved, and this rank's seconds to fill the buckets and to have them loaded."""
 
     num_bytes: int
     num_buckets: int
@@ -43,7 +44,7 @@ class Gap:
 
 
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters under their Hugging Face names, whatever wraps the modules; a tied head appears once."""
+    """Parameters under their Hugging Face names, whatever wraps them; a tied head appears once."""
     for name, parameter in model.named_parameters():
         for wrapper in WRAPPERS:
             name = name.replace(wrapper, "")
@@ -51,11 +52,12 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def whole(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """The full parameter. A sharded one is cast first, so half the bytes travel, then gathered: a collective call."""
-    tensor = parameter.detach()
-    if isinstance(tensor, DTensor):
-        return tensor.to(dtype).full_tensor()
-    return tensor
+    """The full parameter. A sharded one is cast, then gathered: fewer bytes, a collective call."""
+    if not isinstance(parameter, DTensor):
+        return parameter.detach()
+    cast = parameter.detach().to(dtype)
+    assert isinstance(cast, DTensor)
+    return cast.full_tensor()
 
 
 def push(
@@ -68,45 +70,45 @@ def push(
     device: torch.device | None = None,
     bucket_bytes: int = 2**30,
 ) -> Pushed:
-    """Give the engine this model's weights. Every rank of a sharded model calls it, in step: gathers are collective.
+    """Give the engine this model's weights. All ranks of a sharded model call it, in step.
 
-    `engine` is the replica's engine on its leader and None on its other ranks, which hand over handles to their own
-    gathered copies. `group` is the replica's gloo group, its leader first, in the engine's rank order; None when the
-    replica is one rank wide. `dtype` and `device` are the engine's. At most one bucket is whole on a GPU at a time.
+    `engine` is the replica's engine on its leader and None on its other ranks, which hand over
+    handles to their own gathered copies. `group` is the replica's gloo group, its leader first, in
+    the engine's rank order; None when the replica is one rank wide. `dtype` and `device` are the
+    engine's. At most one bucket is whole on a GPU at a time.
 
-    Raises ValueError on every rank of the replica, before anything moves, if the model's parameters are not exactly
-    the engine's, RuntimeError if the engine refuses a bucket.
+    Raises ValueError on every rank of the replica, before anything moves, if the model's parameters
+    are not exactly the engine's, RuntimeError if the engine refuses a bucket.
     """
     parameters = dict(named_parameters(model))
     shapes = {name: torch.Size(parameter.shape) for name, parameter in parameters.items()}
     if engine is not None and not isinstance(engine, SGLangEngine):
         return _copy_into(engine, parameters, version=version, dtype=dtype)
-    _agree(engine.check_names if engine is not None else None, shapes, group)
+    _agree(engine.weights if engine is not None else None, shapes, group)
     if device is None:
         device = next(iter(parameters.values())).device
+    if engine is not None:
+        engine.weights.lose()  # void until all of it has come
     buckets = sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes)
     gather_s = engine_s = 0.0
     for names in buckets:
         began_s = time.perf_counter()
         sizes = [shapes[name] for name in names]
-        flat_N = torch.empty(sum(map(math.prod, sizes)), dtype=dtype, device=device)
-        for view, name in zip(sglang_push.views(flat_N, sizes), names, strict=True):
-            view.copy_(whole(parameters[name], dtype))
-        if flat_N.is_cuda:
-            torch.cuda.current_stream(device).synchronize()
+        sources = (whole(parameters[name], dtype) for name in names)
+        flat_N = sglang_push.fill(sources, sizes, dtype=dtype, device=device)
         filled_s = time.perf_counter()
         _hand_over(engine, flat_N, names=names, shapes=sizes, version=version, group=group)
-        # A new buffer each time: the engine may still read this one, and its handle counts who does.
-        del flat_N, view
-        if device.type == "cuda":
-            torch.cuda.ipc_collect()
+        del flat_N
+        sglang_push.collect(device)
         gather_s += filled_s - began_s
         engine_s += time.perf_counter() - filled_s
     num_bytes = sum(map(math.prod, shapes.values())) * dtype.itemsize
     return Pushed(num_bytes, len(buckets), gather_s, engine_s)
 
 
-def _copy_into(engine: Engine, parameters: dict[str, nn.Parameter], *, version: int, dtype: torch.dtype) -> Pushed:
+def _copy_into(
+    engine: Engine, parameters: dict[str, nn.Parameter], *, version: int, dtype: torch.dtype
+) -> Pushed:
     """For an engine in this very process, which copies by name (or reads the same parameters)."""
     began_s = time.perf_counter()
     engine.update_weights(((name, whole(p, dtype)) for name, p in parameters.items()), version)
@@ -114,12 +116,16 @@ def _copy_into(engine: Engine, parameters: dict[str, nn.Parameter], *, version: 
     return Pushed(num_bytes, 1, 0.0, time.perf_counter() - began_s)
 
 
-def _agree(check, shapes: dict[str, torch.Size], group: dist.ProcessGroup | None) -> None:
-    """The leader compares names and shapes with the engine's; all ranks learn the verdict before any gather."""
+def _agree(
+    weights: sglang_push.Ledger | None,
+    shapes: dict[str, torch.Size],
+    group: dist.ProcessGroup | None,
+) -> None:
+    """The leader compares names and shapes; all ranks learn the verdict before any gather."""
     verdict: list[str | None] = [None]
-    if check is not None:
+    if weights is not None:
         try:
-            check(shapes)
+            weights.check_names(shapes)
         except ValueError as error:
             verdict = [str(error)]
     if group is not None:
@@ -137,17 +143,20 @@ def _hand_over(
     version: int,
     group: dist.ProcessGroup | None,
 ) -> None:
-    """Bring one bucket to every rank of the engine. Returns, or raises, on all ranks only when the engine is done."""
+    """Bring one bucket to every rank of the engine; all ranks return when the engine is done."""
     if group is None:
         if engine is None:
             raise ValueError("a rank without an engine must name its replica's group, got None")
-        # One trainer rank may lead an engine several GPUs wide: each of its ranks opens a handle of its own.
+        # One trainer rank may lead an engine several GPUs wide: each of its ranks opens a handle of
+        # its own.
         payloads = [sglang_push.serialise(flat_N, names, shapes) for _ in range(engine.tp_size)]
         engine.push_bucket(payloads, names=names, version=version)
         return
     leads = dist.get_rank(group) == 0
     gathered: list[bytes | None] | None = [None] * dist.get_world_size(group) if leads else None
-    dist.gather_object(sglang_push.serialise(flat_N, names, shapes), gathered, group=group, group_dst=0)
+    dist.gather_object(
+        sglang_push.serialise(flat_N, names, shapes), gathered, group=group, group_dst=0
+    )
     verdict: list[str | None] = [None]
     if engine is not None and gathered is not None:
         try:
@@ -160,46 +169,49 @@ def _hand_over(
         raise RuntimeError(verdict[0])
 
 
-def verify(engine_logprobs_T: Sequence[float], trainer_logprobs_T: Sequence[float], *, bound: float) -> Gap:
-    """The gate after a push: both sides score the same sampled tokens, and must agree to `bound` nats on average.
+def verify(
+    engine_logprobs_T: Sequence[float], trainer_logprobs_T: Sequence[float], *, bound: float
+) -> Gap:
+    """The gate after a push: the sides' log-probs of the same sampled tokens must agree.
 
-    Raises RuntimeError with both sides' means and the gap when it is above the bound or not a number.
+    `bound` is the largest mean difference allowed, in nats a token. Raises RuntimeError with both
+    sides' means and the gap when it is above the bound or not a number.
     """
-    if len(engine_logprobs_T) != len(trainer_logprobs_T) or not len(engine_logprobs_T):
+    num_tokens = len(engine_logprobs_T)
+    if num_tokens != len(trainer_logprobs_T) or num_tokens == 0:
         raise ValueError(
-            f"the gate compares equally many log-probs, at least one, got {len(engine_logprobs_T)} from the engine "
-            f"and {len(trainer_logprobs_T)} from the trainer"
+            f"the gate compares equally many log-probs, at least one, got {num_tokens} from the "
+            f"engine and {len(trainer_logprobs_T)} from the trainer"
         )
-    engine_T, trainer_T = (torch.tensor(list(x), dtype=torch.float64) for x in (engine_logprobs_T, trainer_logprobs_T))
+    engine_T = torch.tensor(list(engine_logprobs_T), dtype=torch.float64)
+    trainer_T = torch.tensor(list(trainer_logprobs_T), dtype=torch.float64)
     apart_T = (engine_T - trainer_T).abs()
-    gap = Gap(*(float(x) for x in (engine_T.mean(), trainer_T.mean(), apart_T.mean(), apart_T.max())))
+    gap = Gap(
+        *(float(x) for x in (engine_T.mean(), trainer_T.mean(), apart_T.mean(), apart_T.max()))
+    )
     if not gap.mean_abs <= bound:
         raise RuntimeError(
-            f"the engine does not speak with the trainer's weights: mean log-prob {gap.engine_mean:.4f} in the engine, "
-            f"{gap.trainer_mean:.4f} in the trainer, {gap.mean_abs:.4f} apart a token on {len(engine_T)} tokens, "
-            f"bound {bound:g}"
+            f"the engine does not speak with the trainer's weights: mean log-prob "
+            f"{gap.engine_mean:.4f} in the engine, {gap.trainer_mean:.4f} in the trainer, "
+            f"{gap.mean_abs:.4f} apart a token on {num_tokens} tokens, bound {bound:g}"
         )
     return gap
 
 
-def checksum(model: nn.Module, *, dtype: torch.dtype = torch.bfloat16, tp_size: int = 1) -> list[dict[str, str]]:
-    """What `SGLangEngine.fingerprints` must show after a push of this model, one dict an engine rank.
+def checksum(
+    model: nn.Module, *, dtype: torch.dtype = torch.bfloat16, tp_size: int = 1
+) -> list[dict[str, str]]:
+    """What `SGLangEngine.fingerprints` must show after a push of this model, one dict a rank.
 
-    Collective for a sharded model, and it gathers the whole of it: a check for tests and benchmarks, not for each step.
+    Collective for a sharded model, and it gathers the whole of it: a check for tests and
+    benchmarks, not for each step.
     """
-    config = model.config
     named = {name: whole(parameter, dtype).to(dtype) for name, parameter in named_parameters(model)}
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return [
         {
             name: sglang_push.fingerprint(tensor)
             for name, tensor in sglang_push.engine_layout(
-                named,
-                num_heads=config.num_attention_heads,
-                num_kv_heads=config.num_key_value_heads,
-                head_dim=head_dim,
-                tp_size=tp_size,
-                tp_rank=tp_rank,
+                named, model.config, tp_size=tp_size, tp_rank=tp_rank
             )
         }
         for tp_rank in range(tp_size)

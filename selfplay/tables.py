@@ -70,7 +70,7 @@ def teacher_tables(
     specs, weights = teacher_mixture(config.warm_start.teachers)
     tables = []
     for instance in instances:
-        players = []
+        players: list[Player] = []
         for seat in (0, 1):
             spec = _pick(specs, weights, named_seed(config.seed, "teacher", instance.key, seat))
             script = make_scripted(spec, seed=named_seed(config.seed, "teacher's words", instance.key, seat))

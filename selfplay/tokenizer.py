@@ -9,10 +9,10 @@ is a Qwen2 with them, whatever the saved tokenizer says. Must not know: torch, g
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tokenizers import pre_tokenizers, trainers
+from tokenizers import AddedToken, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
@@ -23,21 +23,24 @@ _SPECIAL = [END_OF_TEXT, TURN_START, TURN_END]
 _MIN_VOCAB_SIZE = 256 + len(_SPECIAL)
 
 
-def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    texts: Iterable[str], *, vocab_size: int, phrases: Sequence[str] = ()
+) -> PreTrainedTokenizerFast:
     """Train on `texts`: at most `vocab_size` tokens, ChatML template, eos `<|im_end|>`, pad
-    `<|endoftext|>`.
+    `<|endoftext|>`. Each of `phrases` is one token wherever it stands.
 
     Any text can be encoded and comes back as it was (in Unicode's composed form). Raises ValueError
-    for a vocabulary too small for all bytes.
+    for a vocabulary too small for all bytes and phrases.
     """
-    if vocab_size < _MIN_VOCAB_SIZE:
+    smallest = _MIN_VOCAB_SIZE + len(phrases)
+    if vocab_size < smallest:
         raise ValueError(
-            f"tokenizer.vocab_size must be at least {_MIN_VOCAB_SIZE} (256 bytes and "
-            f"{len(_SPECIAL)} special tokens), got {vocab_size}"
+            f"model.scratch.vocab_size must be at least {smallest} (256 bytes, {len(_SPECIAL)} "
+            f"special tokens and {len(phrases)} phrases of the game), got {vocab_size}"
         )
     backend = Qwen2Tokenizer().backend_tokenizer
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=vocab_size - len(phrases),
         special_tokens=_SPECIAL,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -53,5 +56,6 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedToken
         additional_special_tokens=[TURN_START],
         clean_up_tokenization_spaces=False,
     )
+    tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in phrases])
     tokenizer.chat_template = CHATML
     return tokenizer

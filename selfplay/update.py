@@ -91,7 +91,8 @@ def learn(
     Returns metrics averaged over the optimizer steps; the gap to the engine is that of the first, before any weight
     moved. With recomputed old log-probs the trainer scores the rollout once more first.
     """
-    algorithm, found = config.algorithm, {}
+    algorithm = config.algorithm
+    found: dict[str, float] = {}
     if algorithm.old_logprobs == "recomputed":
         samples, found = rescored(learner, samples, config=config)
     seen: list[dict[str, float]] = []
@@ -140,7 +141,7 @@ def rescored(
 def _check_gap(metrics: dict[str, float], config: Config) -> None:
     """The whole rollout is the strictest comparison of engine and trainer, and it costs nothing."""
     gap = metrics.get("gap_mean", 0.0)
-    if gap > config.engine.max_gap:
+    if not gap <= config.engine.max_gap:  # NaN is no agreement either
         raise RuntimeError(
             f"engine and trainer log-probs differ by {gap:.4f} nats a token on average over this step's games, "
             f"engine.max_gap is {config.engine.max_gap:g}: the engine does not speak with the trainer's weights"

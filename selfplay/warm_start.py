@@ -6,24 +6,28 @@ The teachers' games become the same transcripts as self-play and train through t
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
+from dialop.texts import brief_phrases
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from selfplay.advantages import Sample, imitation_samples
 from selfplay.chat import Rendering, make_rendering
 from selfplay.config import Config
 from selfplay.data import TEACHERS, TOKENIZER, generated, named_seed
-from selfplay.log import progress
+from selfplay.log import StepLog, progress
 from selfplay.rollout import limits_of, run_scripted
 from selfplay.tables import scripted_tables, teacher_mixture, teacher_tables
 from selfplay.tokenizer import train_tokenizer
 from selfplay.parallel import World
 from selfplay.update import Learner, Part, learning_rate, update
+
+LOG_EVERY = 50  # optimizer steps of the warm start to a line of its log
 
 
 def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
@@ -32,7 +36,11 @@ def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     assert scratch is not None
     specs, _ = teacher_mixture(config.warm_start.teachers)
     instances = generated(config, TOKENIZER, start=0, num=scratch.tokenizer_games)
-    return train_tokenizer(_texts(config, specs, instances), vocab_size=scratch.vocab_size)
+    first = instances[0]
+    phrases = brief_phrases(first.reviewers, first.papers) if config.game.brief else ()
+    return train_tokenizer(
+        _texts(config, specs, instances), vocab_size=scratch.vocab_size, phrases=phrases
+    )
 
 
 def _texts(config: Config, specs: list[str], instances: list) -> Iterator[str]:
@@ -45,7 +53,7 @@ def _texts(config: Config, specs: list[str], instances: list) -> Iterator[str]:
                 yield from (f"system\n{prompt.system}", f"user\n{prompt.user}")
             for turn in episode.turns:
                 yield f"assistant\n{turn.text}"
-                yield from (f"user\n{text}" for text in turn.observations)
+                yield from (f"user\n{text}" for text in (*turn.observations, turn.error) if text)
 
 
 def teacher_samples(
@@ -89,17 +97,22 @@ def _teacher_job(job: tuple[Config, Path, int, int]) -> list[Sample]:
 
 
 def warm_start(
-    learner: Learner, config: Config, rendering: Rendering, *, tokenizer_folder: Path
+    learner: Learner, config: Config, rendering: Rendering, *, folder: Path
 ) -> dict[str, float]:
     """Imitate the teachers; returns the last steps' metrics, averaged. Each rank takes its share of
-    a batch. `tokenizer_folder` is read by the processes that play, if there are several."""
+    a batch. `folder` is the run's: it holds the tokenizer and gets `warm_start.jsonl`."""
     warm, world = config.warm_start, learner.world
-    samples = _many_teacher_samples(config, rendering, tokenizer_folder)
+    samples = _many_teacher_samples(config, rendering, folder / "tokenizer")
     per_epoch = len(samples) // warm.batch_size
     if per_epoch == 0:
-        raise ValueError(f"warm_start.batch_size must be at most {len(samples)} transcripts, got {warm.batch_size}")
+        raise ValueError(
+            f"warm_start.batch_size must be at most {len(samples)} transcripts, "
+            f"got {warm.batch_size}"
+        )
     num_steps = per_epoch * warm.epochs
-    recent: list[dict[str, float]] = []
+    log = StepLog(folder / "warm_start.jsonl", after_step=None, rank=world.rank)
+    recent: deque[dict[str, float]] = deque(maxlen=LOG_EVERY)
+    means: dict[str, float] = {}
     order: list[int] = []
     for step in progress(range(num_steps), "warm start", rank=world.rank):
         epoch, place = divmod(step, per_epoch)
@@ -116,9 +129,12 @@ def warm_start(
             schedule="cosine",
             final_share=0.05,
         )
-        metrics = update(learner, [part], lr=lr, config=config)
-        recent = [*recent[-49:], metrics]
-    return {name: sum(m[name] for m in recent) / len(recent) for name in recent[-1]}
+        recent.append(update(learner, [part], lr=lr, config=config))
+        if (step + 1) % LOG_EVERY == 0 or step + 1 == num_steps:
+            means = {name: sum(m[name] for m in recent) / len(recent) for name in recent[-1]}
+            log.append({"step": step + 1, **means})
+    log.close()
+    return means
 
 
 def replay_part(config: Config, rendering: Rendering, *, step: int, world: World) -> list[Part]:

@@ -41,7 +41,9 @@ class WaveEngine:
     def stream(self, tasks: Any, sampling: Sampling) -> list[Any]:
         raise AssertionError("a wave engine is never streamed from")
 
-    def update_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+    def update_weights(
+        self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> None:
         self.version = version
 
     def sleep(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Packing by hand: where the loss looks, what it finds there, and how samples fill micro-batches."""
+"""Packing by hand: where the loss looks, what it finds, and how samples fill micro-batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from selfplay.batch import micro_batches, num_trained_tokens, pack, split_by_tok
 
 CPU = torch.device("cpu")
 # Prompt 10 11, said 12 13, heard 14, said 15.
-LONG = Sample("long", [10, 11, 12, 13, 14, 15], [0, 0, 1, 1, 0, 1], [0, 0, -1, -2, 0, -3], [0, 0, 5, 5, 0, 5])
+LONG = Sample(
+    "long", [10, 11, 12, 13, 14, 15], [0, 0, 1, 1, 0, 1], [0, 0, -1, -2, 0, -3], [0, 0, 5, 5, 0, 5]
+)
 # Prompt 20, said 21.
 SHORT = Sample("short", [20, 21], [0, 1], [0, -4], [0, -6])
 
@@ -24,7 +26,7 @@ def test_packing_by_hand() -> None:
     assert batch.cu_seqlens_S1.tolist() == [0, 6, 8]
     assert batch.cu_seqlens_S1.dtype == torch.int32
     assert batch.max_seqlen == 6
-    # The token before each trained one predicts it; the 15 at the end of LONG never predicts the 20.
+    # The token before each trained one predicts it; the 15 at LONG's end never predicts the 20.
     assert batch.predict_M.tolist() == [1, 2, 4, 6]
     assert batch.targets_M.tolist() == [12, 13, 15, 21]
     assert batch.old_logprobs_M.tolist() == [-1.0, -2.0, -3.0, -4.0]

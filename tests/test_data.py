@@ -85,7 +85,7 @@ def test_a_file_is_read_in_seeded_shuffled_epochs(tmp_path: Path) -> None:
     config = config_of(f"data.train={path}")
     stream = TrainStream(config)
     steps = [keys(stream.step(step, range(5))) for step in range(9)]
-    epochs = [sum(steps[first : first + 3], []) for first in (0, 3, 6)]
+    epochs = [[*steps[first], *steps[first + 1], *steps[first + 2]] for first in (0, 3, 6)]
     assert all(len(set(epoch)) == 15 for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert len({frozenset(epoch) for epoch in epochs}) > 1, "the rest differs"
@@ -96,8 +96,8 @@ def test_a_file_is_read_in_seeded_shuffled_epochs(tmp_path: Path) -> None:
 
 def test_a_file_must_be_there_and_fill_a_step(tmp_path: Path) -> None:
     path = tmp_path / "games.parquet"
-    with pytest.raises(ValueError, match="data.train must be 'generated' or an existing file"):
+    with pytest.raises(ValueError, match=r"data\.train must be 'generated' or an existing file"):
         TrainStream(config_of(f"data.train={path}"))
     write_instances(path, generated(config_of(), TRAIN, start=0, num=4))
-    with pytest.raises(ValueError, match="rollout.instances must be at most the 4 instances"):
+    with pytest.raises(ValueError, match=r"rollout\.instances must be at most the 4 instances"):
         TrainStream(config_of(f"data.train={path}"))

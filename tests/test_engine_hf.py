@@ -39,7 +39,7 @@ def generate(
     *,
     temperature: float = 1.0,
     max_batch: int = 512,
-    stops: tuple = STOPS,
+    stops: tuple[int, ...] = STOPS,
 ) -> list[Completion]:
     engine = HFEngine(tiny_model(), max_batch=max_batch)
     return engine.generate(requests, Sampling(temperature=temperature, stop_ids=stops))

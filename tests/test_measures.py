@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Generator
 
 import pytest
@@ -13,7 +12,7 @@ from dialop.game import Game
 from dialop.matching import MatchingGame
 from selfplay.advantages import CreditStats
 from selfplay.engines.base import Completion, Request
-from selfplay.measures import game_measures, game_record, step_metrics, talk_value, tally
+from selfplay.measures import add_up, game_measures, game_record, step_metrics, talk_value, tally
 from selfplay.parallel import init_world
 from selfplay.players import Move
 from selfplay.rollout import Episode, Limits, RolloutStats, Table, run_scripted
@@ -76,10 +75,8 @@ def test_value_of_talk_is_over_the_better_lone_plan() -> None:
 def test_tallies_of_ranks_add_up() -> None:
     """Means over all games do not depend on which rank played which."""
     whole = game_measures(tally([TALKED, SILENT, FAILED]))
-    sums: Counter[str] = Counter()
-    for part in (tally([TALKED]), tally([]), tally([SILENT, FAILED])):
-        sums.update(part)
-    assert game_measures(sums) == pytest.approx(whole)
+    parts = (tally([TALKED]), tally([]), tally([SILENT, FAILED]))
+    assert game_measures(add_up(parts)) == pytest.approx(whole)
 
 
 def test_a_step_line_by_hand() -> None:

@@ -38,7 +38,9 @@ def test_the_tiny_run_learns_something_to_compare(straight: Path) -> None:
     lines = metrics_of(straight)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all(line["num_trained_tokens"] > 0 and line["grad_norm"] > 0 for line in lines)
-    assert all(line["gap_max"] < 1e-4 for line in lines), "the engine speaks with the trainer's weights"
+    assert all(line["gap_max"] < 1e-4 for line in lines), (
+        "the engine speaks with the trainer's weights"
+    )
     first, last = (
         load_file(straight / name / "model.safetensors") for name in ("warm_start", "final")
     )

@@ -1,10 +1,10 @@
-"""Games driven by prepared words: what each seat's transcript holds, how games end, who is named."""
+"""Games driven by prepared words: what each seat's transcript holds, how games end."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from chat_families import tokenizer_of
@@ -25,8 +25,7 @@ from selfplay.transcript import Span
 
 LIMITS = Limits(max_turns=8, max_retries=1)
 SAMPLING = Sampling(temperature=1.0, stop_ids=())
-TOLD, HEARD = "[message] BLEU Ava 3", "Partner: BLEU Ava 3"
-PROPOSED = "Partner: [propose]\nBLEU: Ava\nElectra: Daniel"
+TOLD = "[message] BLEU Ava 3"
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +85,11 @@ def play_one(
 def test_a_game_word_for_word(rendering: Rendering) -> None:
     """Seat 0 tells, seat 1 slips once, proposes; seat 0 accepts the best matching."""
     episode = play_one(rendering, [(0, TOLD), (1, "propose it"), (1, BEST), (0, "[accept]")])
-    assert (episode.ended, episode.outcome.agreed, episode.outcome.score_norm) == ("agreed", True, 1)
+    assert (episode.ended, episode.outcome.agreed, episode.outcome.score_norm) == (
+        "agreed",
+        True,
+        1,
+    )
     kinds = [(turn.seat, turn.action, turn.error_kind) for turn in episode.turns]
     assert kinds == [
         (0, "message", None),
@@ -98,9 +101,11 @@ def test_a_game_word_for_word(rendering: Rendering) -> None:
 
     prompts = [episode.prompts[seat].user for seat in (0, 1)]
     assert prompts[0] == "Ava BLEU 3\nAva Electra ?\nDaniel BLEU ?\nDaniel Electra 9"
+    message, proposal = episode.turns[0].observations[1], episode.turns[2].observations[0]
+    assert "BLEU Ava 3" in message and "Electra: Daniel" in proposal
     first, said = rendering.first, rendering.action_ids
     told, accepted = said(TOLD), said("[accept]")
-    heard = rendering.following(PROPOSED, closed=True)
+    heard = rendering.following(proposal, closed=True)
     seat_0 = episode.transcripts[0]
     assert seat_0 is not None
     opening = first(system="", user=prompts[0])
@@ -111,13 +116,16 @@ def test_a_game_word_for_word(rendering: Rendering) -> None:
         *[0] * len(heard),
         *[1] * len(accepted),
     ]
-    ones = [-float(k) for k in range(1, len(told) + 1)], [-float(k) for k in range(1, len(accepted) + 1)]
+    ones = (
+        [-float(k) for k in range(1, len(told) + 1)],
+        [-float(k) for k in range(1, len(accepted) + 1)],
+    )
     assert seat_0.logprobs == [0.0] * len(opening) + ones[0] + [0.0] * len(heard) + ones[1]
 
     # The second seat hears the message with its opening prompt; its slip stays and trains.
     error = episode.turns[1].error
     assert error is not None and error.startswith("Error: ")
-    opening = first(system="", user=f"{prompts[1]}\n{HEARD}")
+    opening = first(system="", user=f"{prompts[1]}\n{message}")
     slip, repair, proposed = said("propose it"), rendering.following(error, closed=True), said(BEST)
     seat_1 = episode.transcripts[1]
     assert seat_1 is not None
@@ -148,9 +156,7 @@ GAMES: list[list[tuple[int, str]]] = [
 
 
 def test_both_drivers_play_the_same_games(rendering: Rendering) -> None:
-    waves, stream = (
-        engine(rendering, prepared(*GAMES)) for engine in (WaveEngine, StreamEngine)
-    )
+    waves, stream = (engine(rendering, prepared(*GAMES)) for engine in (WaveEngine, StreamEngine))
     (one, one_stats), (other, other_stats) = (
         rollout.run(hand_tables(rendering, len(GAMES)), engine, sampling=SAMPLING, limits=LIMITS)
         for engine in (waves, stream)
@@ -181,7 +187,7 @@ def test_every_prompt_extends_the_one_before(rendering: Rendering) -> None:
     rollout.run(hand_tables(rendering), engine, sampling=SAMPLING, limits=LIMITS)
     prompts = [list(request.prompt_ids) for request in engine.asked]
     for seat_prompts in ([prompts[0], prompts[3]], [prompts[1], prompts[2], prompts[4]]):
-        for before, after in zip(seat_prompts, seat_prompts[1:], strict=False):
+        for before, after in pairwise(seat_prompts):
             assert after[: len(before)] == before
 
 
@@ -222,8 +228,9 @@ def test_a_seat_out_of_tokens_ends_the_game(rendering: Rendering) -> None:
     """Room for the opening, the message and no more; the last try gets what is left."""
     game = hand_tables(rendering)[0].game
     opening = rendering.first(system="", user=game.prompt(0).user)
-    said, heard = rendering.action_ids(TOLD), rendering.following(PROPOSED, closed=True)
     moves = [(0, TOLD), (1, BEST), (0, "[accept]")]
+    proposal = play_one(rendering, moves).turns[1].observations[0]
+    said, heard = rendering.action_ids(TOLD), rendering.following(proposal, closed=True)
     full = len(opening) + len(said) + len(heard)
     assert play_one(rendering, moves, max_game_tokens=full).ended == "tokens"
     engine = WaveEngine(rendering, prepared(moves))
@@ -286,7 +293,9 @@ def test_the_learner_sits_half_and_half_and_a_partner_leaves_no_transcript(
         )
         assert set(episode.players) == {"policy", "scripted:solo"}
         assert all((t.num_tokens > 0) == (learner_0, learner_1)[t.seat] for t in episode.turns)
-    alone = evaluation_tables(boards(4), partner="scripted:honest", config=config, rendering=rendering)
+    alone = evaluation_tables(
+        boards(4), partner="scripted:honest", config=config, rendering=rendering
+    )
     assert [table.players[0].name for table in alone] == ["policy", "scripted:honest"] * 2
 
 

@@ -12,11 +12,20 @@ from tiny_run import CPU, VOCAB, tiny_model, trainer_logprobs
 from transformers import PreTrainedModel
 
 from selfplay.advantages import Sample
-from selfplay.batch import micro_batches
+from selfplay.batch import micro_batches, pack
 from selfplay.config import Config, load_config
 from selfplay.parallel import init_world
-from selfplay.update import Learner, Part, learning_rate, make_optimizer, self_play_rate, update
+from selfplay.update import (
+    Learner,
+    Part,
+    learn,
+    learning_rate,
+    make_optimizer,
+    self_play_rate,
+    update,
+)
 
+GAP = "engine.max_gap=1"  # made-up old log-probs are no sign of a broken engine
 FREE = 1e9  # a bound on the gradient's norm that never binds
 
 
@@ -37,7 +46,7 @@ def learner_of(model: PreTrainedModel, *, reference: PreTrainedModel | None = No
 
 
 def some_samples(model: PreTrainedModel, num: int = 8, *, shift: float = 0.1) -> list[Sample]:
-    """Transcripts of 8 to 36 tokens with gaps in the mask; old log-probs lie off by up to `shift`."""
+    """8 to 36 tokens each, with gaps in the mask; old log-probs lie off by up to `shift`."""
     rng = random.Random(0)
     samples = []
     for index in range(num):
@@ -51,7 +60,14 @@ def some_samples(model: PreTrainedModel, num: int = 8, *, shift: float = 0.1) ->
     return samples
 
 
-def change(model: PreTrainedModel, parts: list[Part], *overrides: str, **learner: PreTrainedModel):
+def as_taught(samples: list[Sample]) -> list[Sample]:
+    """The same tokens as a teacher's, each worth 1."""
+    return [replace(s, advantages=[float(m) for m in s.mask]) for s in samples]
+
+
+def change(
+    model: PreTrainedModel, parts: list[Part], *overrides: str, **learner: PreTrainedModel
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Minus the gradient of one update, and its metrics."""
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     metrics = update(learner_of(model, **learner), parts, lr=1.0, config=config_of(*overrides))
@@ -112,7 +128,7 @@ def test_metrics_are_means_over_trained_tokens() -> None:
     samples = some_samples(model, shift=0.1)
     _, metrics = change(tiny_model(), [Part(samples, "surrogate")])
     new = trainer_logprobs(model, samples, temperature=1.0)
-    old = torch.tensor([p for s in samples for p, m in zip(s.old_logprobs, s.mask, strict=True) if m])
+    old = pack(samples, device=CPU).old_logprobs_M
     assert metrics["gap_mean"] == pytest.approx(float((new - old).abs().mean()), rel=1e-4)
     assert metrics["gap_max"] == pytest.approx(float((new - old).abs().max()), rel=1e-4)
     assert metrics["ratio_mean"] == pytest.approx(float((new - old).exp().mean()), rel=1e-4)
@@ -120,12 +136,35 @@ def test_metrics_are_means_over_trained_tokens() -> None:
 
 
 def test_recomputed_old_logprobs_make_every_ratio_one() -> None:
-    samples = some_samples(tiny_model(), shift=0.5)
-    _, metrics = change(
-        tiny_model(), [Part(samples, "surrogate")], "algorithm.old_logprobs=recomputed"
+    model = tiny_model()
+    samples = some_samples(model, shift=0.5)
+    config = config_of("algorithm.old_logprobs=recomputed", "engine.max_gap=1")
+    metrics = learn(learner_of(model), samples, [], step=0, config=config)
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5) and metrics["clip_share"] == 0.0
+    assert metrics["gap_max"] > 0.4, "the gap to the engine is still measured"
+
+
+def test_minibatches_share_a_rollout_out_and_epochs_repeat_it() -> None:
+    """Rate 0 keeps the weights, so the means over all steps are those of the rollout."""
+    model = tiny_model()
+    samples = some_samples(model)
+    whole = learn(learner_of(model), samples, [], step=0, config=config_of("optim.lr=0.0", GAP))
+    cut = learn(
+        learner_of(model),
+        samples,
+        [],
+        step=0,
+        config=config_of("optim.lr=0.0", "algorithm.minibatches=4", "algorithm.epochs=3", GAP),
     )
-    assert metrics["ratio_mean"] == 1.0 and metrics["clip_share"] == 0.0
-    assert metrics["gap_max"] > 0.1, "the gap to the engine is still measured"
+    assert (whole["num_optimizer_steps"], cut["num_optimizer_steps"]) == (1, 12)
+    # A mean over steps: four cuts of a rollout together hold each of its tokens once.
+    assert cut["num_trained_tokens"] * 4 == whole["num_trained_tokens"]
+
+
+def test_an_engine_with_other_weights_stops_the_run() -> None:
+    samples = some_samples(tiny_model(seed=0))
+    with pytest.raises(RuntimeError, match=r"differ by .* engine.max_gap is 0.05"):
+        learn(learner_of(tiny_model(seed=1)), samples, [], step=0, config=config_of())
 
 
 def test_nothing_to_learn_changes_nothing() -> None:
@@ -152,7 +191,7 @@ def test_a_loss_that_is_not_finite_names_its_sample_and_takes_no_step() -> None:
 
 
 def test_imitation_learns_the_plain_softmax_whatever_the_temperature_of_play() -> None:
-    samples = [replace(s, advantages=[float(m) for m in s.mask]) for s in some_samples(tiny_model())]
+    samples = as_taught(some_samples(tiny_model()))
     model = tiny_model()
     expected = -trainer_logprobs(model, samples, temperature=1.0).mean()
     _, metrics = change(model, [Part(samples, "imitation")], "rollout.temperature=0.5")
@@ -162,7 +201,7 @@ def test_imitation_learns_the_plain_softmax_whatever_the_temperature_of_play() -
 def test_parts_add_up_each_over_its_own_tokens() -> None:
     """A replay of weight 0.25 adds a quarter of its own mean gradient."""
     played = some_samples(tiny_model())[:5]
-    taught = [replace(s, advantages=[float(m) for m in s.mask]) for s in some_samples(tiny_model())[5:]]
+    taught = as_taught(some_samples(tiny_model())[5:])
     alone, _ = change(tiny_model(), [Part(played, "surrogate")])
     replay, _ = change(tiny_model(), [Part(taught, "imitation")])
     both, metrics = change(
@@ -194,6 +233,26 @@ def test_the_reference_pulls() -> None:
     assert max(float(delta.abs().max()) for delta in at_home.values()) < 1e-4
 
 
+def test_what_only_fills_a_rank_up_weighs_nothing() -> None:
+    """The weightless micro-batch that a rank with less to do gets has no KL term either; only its
+    token counts here, which on a rank it does not."""
+    reference = tiny_model(seed=1).requires_grad_(False)
+    samples = some_samples(tiny_model())[2:]
+    num_trained = sum(sum(s.mask) for s in samples)
+    filler = Sample(name="", ids=[0, 0], mask=[0, 1], old_logprobs=[0.0] * 2, advantages=[0.0] * 2)
+    settings = ("algorithm.kl=0.5", "optim.tokens_per_microbatch=16")
+    alone, metrics = change(
+        tiny_model(), [Part(samples, "surrogate")], *settings, reference=reference
+    )
+    filled, same = change(
+        tiny_model(), [Part([*samples, filler], "surrogate")], *settings, reference=reference
+    )
+    share = num_trained / (num_trained + 1)
+    assert_same(filled, {name: share * delta for name, delta in alone.items()})
+    for name in ("kl_reference", "entropy", "gap_max", "policy_loss"):
+        assert same[name] == pytest.approx(metrics[name])
+
+
 def test_long_gradients_are_shortened() -> None:
     samples = some_samples(tiny_model())
     free, metrics = change(tiny_model(), [Part(samples, "surrogate")])
@@ -209,7 +268,9 @@ def test_weight_decay_is_for_matrices() -> None:
         tiny_model(), config_of("optim.weight_decay=0.1").optim
     ).param_groups
     assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.1, 0.0)
-    assert {p.ndim for p in matrices["params"]} == {2} and {p.ndim for p in vectors["params"]} == {1}
+    assert {p.ndim for p in matrices["params"]} == {2} and {p.ndim for p in vectors["params"]} == {
+        1
+    }
 
 
 def test_learning_rates_by_hand() -> None:
@@ -229,6 +290,8 @@ def test_learning_rates_by_hand() -> None:
     assert rates("constant") == [4, 8, 8, 8, 8, 8]
     assert rates("linear") == [4, 8, 8, 6, 4, 2]
     assert rates("linear", 0.5) == [4, 8, 8, 7, 6, 5]
-    assert rates("cosine") == pytest.approx([4, 8, 8, 4 + 4 / math.sqrt(2), 4, 4 - 4 / math.sqrt(2)])
+    assert rates("cosine") == pytest.approx(
+        [4, 8, 8, 4 + 4 / math.sqrt(2), 4, 4 - 4 / math.sqrt(2)]
+    )
     config = config_of("steps=4", "optim.lr=8.0", "optim.schedule=linear")
     assert [self_play_rate(step, config) for step in range(4)] == [8, 6, 4, 2]

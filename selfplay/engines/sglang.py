@@ -114,18 +114,21 @@ class SGLangEngine:
         self._loop = EngineLoop(started, signals, timeout_s=timeout_s)
         self._manager = self._loop.manager
         self.context_length = int(self._manager.model_config.context_len)
-        began_s = time.perf_counter()
-        warm_up = self._answer(Request([1, 2, 3, 4], 2, 0), Sampling(1.0, ()))
-        patience_s = max(timeout_s, 600.0)  # it compiles kernels
-        self._loop.run(warm_up, what="the first answer", timeout_s=patience_s)
+        self.start_s = self._warm_up(started, patience_s=max(timeout_s, 600.0))
         self.served = Served()
-        self.start_s = {
+        parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.start_s.items())
+        print(f"engine up: {parts}; attention {attention_backend}, tp {tp_size}", flush=True)
+
+    def _warm_up(self, started: sglang_start.Started, *, patience_s: float) -> dict[str, float]:
+        """Answer once, which compiles kernels; the seconds of each part of the start."""
+        began_s = time.perf_counter()
+        answer = self._answer(Request([1, 2, 3, 4], 2, 0), Sampling(1.0, ()))
+        self._loop.run(answer, what="the first answer", timeout_s=patience_s)
+        return {
             "import": started.import_s,
             "processes and weights": started.launch_s,
             "first answer": time.perf_counter() - began_s,
         }
-        parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.start_s.items())
-        print(f"engine up: {parts}; attention {attention_backend}, tp {tp_size}", flush=True)
 
     # Answers
 

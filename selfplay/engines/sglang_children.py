@@ -119,7 +119,7 @@ class Signals:
     thread ends the process if the handler has not run after `grace_s`.
     """
 
-    def __init__(self, *, grace_s: float = 5.0) -> None:
+    def __init__(self, *, grace_s: float = 3.0) -> None:
         self._on_death: Callable[[], None] | None = None
         self._grace_s = grace_s
         self._previous = {

@@ -7,7 +7,6 @@ First one engine a rank, then one engine two ranks wide led by rank 0, then rank
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import socket
@@ -16,6 +15,7 @@ import sys
 import tiny
 import torch
 import torch.distributed as dist
+from processes import say
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
@@ -43,10 +43,6 @@ def sharded(model: PreTrainedModel) -> PreTrainedModel:
 def gaps(engine: SGLangEngine, model: PreTrainedModel) -> list[float]:
     completions = engine.generate([Request(PROMPT[:n], 10, 0) for n in (5, 40)], PLAIN)
     return [tiny.worst_gap(model, PROMPT[:n], c) for n, c in zip((5, 40), completions, strict=True)]
-
-
-def say(case: str, **facts: object) -> None:
-    print(f"MARK {case} {json.dumps(facts)}", flush=True)
 
 
 def main(folder: str, out: str) -> None:

@@ -71,7 +71,7 @@ def test_a_completion_ends_with_its_stop_token_or_at_its_length(
 
 
 def test_the_second_turn_costs_only_its_new_tokens(engine: SGLangEngine, policy: Any) -> None:
-    """40 prompt tokens and 6 sampled ones are in the cache, but the last, which was not fed back."""
+    """All but the last of 40 prompt and 6 sampled tokens are in the cache: it was not fed back."""
 
     async def two_turns(ask: Any) -> tuple[Completion, Completion, list[int]]:
         first = await ask(Request(PROMPT, 6, 0))

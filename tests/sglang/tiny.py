@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
-import os
 import pathlib
-import re
-import subprocess
-import sys
-import time
 from typing import Any
 
-import psutil
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-HERE = pathlib.Path(__file__).resolve().parent
 STOP = 3
 # An odd vocabulary, so that FSDP's two shards differ in size and the engine has to pad.
 SHAPE: dict[str, Any] = {
@@ -79,52 +71,3 @@ def worst_gap(
     """The largest difference between the engine's log-probs and the model's, in nats."""
     own = score(model, prompt, completion.ids, temperature)
     return max(abs(a - b) for a, b in zip(own, completion.logprobs, strict=True))
-
-
-def start(script: str, *arguments: str, torchrun: int = 0) -> subprocess.Popen[str]:
-    """Run one of this folder's scripts as a trainer of its own, or as `torchrun` ranks."""
-    launcher = (
-        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={torchrun}"]
-        if torchrun
-        else []
-    )
-    command = [sys.executable, *launcher, str(HERE / script), *arguments]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(HERE / "stand_ins"), str(HERE.parents[1])])
-    }
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def read_until(process: subprocess.Popen[str], mark: str) -> str:
-    """What the process printed up to the line with `mark`; fails with all of it if none comes."""
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if mark in line:
-            return "".join(lines)
-    raise AssertionError(f"the process ended without {mark!r}:\n{''.join(lines)}")
-
-
-def marks(output: str) -> dict[str, dict[str, Any]]:
-    """What a script said with lines `MARK case {facts as JSON}`."""
-    found = re.findall(r"^MARK ([a-z0-9 ]+) (\{.*\})$", output, re.MULTILINE)
-    return {case: json.loads(facts) for case, facts in found}
-
-
-def tree(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The process and all it started."""
-    root = psutil.Process(process.pid)
-    return [root, *root.children(recursive=True)]
-
-
-def seconds_until_gone(processes: list[psutil.Process], *, limit_s: float = 15.0) -> float:
-    """Seconds until none of them runs; zombies, which hold nothing but a number, count as gone."""
-    began_s = time.perf_counter()
-    while time.perf_counter() - began_s < limit_s:
-        if not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes):
-            break
-        time.sleep(0.05)
-    return time.perf_counter() - began_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import signal
@@ -12,6 +11,7 @@ import time
 
 import tiny
 import torch
+from processes import say
 
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang import SGLangEngine
@@ -21,10 +21,6 @@ REQUEST, SAMPLING = Request(list(range(10, 30)), 4, 0), Sampling(1.0, (tiny.STOP
 
 def build(folder: str, timeout_s: float = 60.0) -> SGLangEngine:
     return SGLangEngine(folder, **(tiny.ENGINE | {"timeout_s": timeout_s}))
-
-
-def say(case: str, **facts: object) -> None:
-    print(f"MARK {case} {json.dumps(facts)}", flush=True)
 
 
 def scheduler(engine: SGLangEngine) -> int:

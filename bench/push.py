@@ -1,0 +1,341 @@
+"""How fast and how exactly weights reach the engine: start, push, sleep, wake, memory, gap.
+
+    python bench/push.py --shapes 0.5B,1.5B,7B                       one GPU
+    torchrun --nproc-per-node 2 bench/push.py --shapes 7B            FSDP2 shards, an engine 2 wide
+    python bench/push.py --dry-run                                   a tiny model on CPU, same path
+
+True Qwen2.5 configs with random weights. The order is a training step's: the engine sleeps, the
+trainer holds its memory, the engine wakes its weights, takes the push, wakes its cache. Beside each
+push stands the rate of a plain copy on the same device: a push writes everything twice, once cast
+into a bucket and once into place. Sizes in GiB, times in seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from selfplay import sync
+from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.engines.sglang import SGLangEngine
+
+GIB = 2**30
+COMMON = {"max_position_embeddings": 4096, "rope_theta": 1e6, "bos_token_id": None}
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.5B": {
+        "vocab_size": 151936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "1.5B": {
+        "vocab_size": 151936,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "7B": {
+        "vocab_size": 152064,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+    },
+    "tiny": {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", default="0.5B,1.5B,7B", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--bucket-gib", type=float, default=1.0)
+    parser.add_argument("--master", default="float32", help="dtype of the trainer's parameters")
+    parser.add_argument("--pushes", type=int, default=5, help="timed pushes a shape")
+    parser.add_argument("--soak", type=int, default=200, help="pushes in a row, first shape only")
+    parser.add_argument("--attention", default="auto", help="the engine's attention backend")
+    parser.add_argument("--mem-fraction", type=float, default=0.7)
+    parser.add_argument("--out", type=pathlib.Path, help="write one JSON line a shape here")
+    parser.add_argument("--dry-run", action="store_true", help="the tiny shape on CPU")
+    options = parser.parse_args()
+    if options.dry_run:
+        options.shapes, options.soak, options.bucket_gib = "tiny", 20, 1e-4
+    return options
+
+
+class Bench:
+    """This rank's place among the ranks, and what it measured of one shape."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.rank, self.size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        self.device = torch.device("cpu") if options.dry_run else torch.device("cuda", local)
+        self.dtype = torch.float32 if options.dry_run else torch.bfloat16
+        self.group: dist.ProcessGroup | None = None
+        self.facts: dict[str, Any] = {}
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        if self.size > 1:
+            dist.init_process_group("gloo" if options.dry_run else "cpu:gloo,cuda:nccl")
+            self.group = dist.new_group(backend="gloo")
+
+    def meet(self) -> None:
+        """All ranks, and all work queued on their devices, up to here."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        if self.group is not None:
+            dist.barrier(self.group)
+
+    def note(self, name: str, value: Any) -> None:
+        self.facts[name] = value
+        if self.rank == 0:
+            shown = f"{value:.4g}" if isinstance(value, float) else value
+            print(f"  {name:34s} {shown}", flush=True)
+
+    def note_memory(self, phase: str) -> None:
+        """GiB in use on this device by everyone, and by this process's tensors."""
+        if self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info()
+            own = torch.cuda.memory_allocated()
+            self.note(f"memory {phase}", [round((total - free) / GIB, 2), round(own / GIB, 2)])
+
+    def push(
+        self, model: PreTrainedModel, engine: SGLangEngine | None, version: int
+    ) -> sync.Pushed:
+        return sync.push(
+            model,
+            engine,
+            version=version,
+            group=self.group,
+            dtype=self.dtype,
+            device=self.device,
+            bucket_bytes=int(self.options.bucket_gib * GIB),
+        )
+
+
+def copy_ceiling(device: torch.device) -> float:
+    """GiB a second of a plain copy on the device; each GiB is read once and written once."""
+    num_bytes = GIB if device.type == "cuda" else 2**24
+    source, target = (torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
+    seconds = []
+    for _ in range(6):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        began_s = time.perf_counter()
+        target.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began_s)
+    return num_bytes / GIB / min(seconds)
+
+
+def start_engine(bench: Bench, folder: str) -> SGLangEngine | None:
+    """The replica's engine on rank 0, with random weights of its own; None elsewhere."""
+    if bench.rank != 0:
+        return None
+    on_cpu = bench.device.type == "cpu"
+    engine = SGLangEngine(
+        folder,
+        tp_size=bench.size,
+        mem_fraction=bench.options.mem_fraction,
+        attention_backend="auto" if on_cpu else bench.options.attention,
+        dtype=str(bench.dtype).removeprefix("torch."),
+        max_running_requests=16 if on_cpu else 512,
+        max_total_tokens=8192 if on_cpu else None,
+        device=bench.device.type,
+        load_format="dummy",
+    )
+    for part, seconds in engine.start_s.items():
+        bench.note(f"engine start, {part} s", seconds)
+    bench.note("attention", engine.attention_backend)
+    return engine
+
+
+def build_trainer(bench: Bench, config: Qwen2Config) -> PreTrainedModel:
+    """Random weights, the same on every rank, sharded when there are several."""
+    torch.manual_seed(0)
+    with torch.device(bench.device):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=getattr(torch, bench.options.master)
+        ).eval()
+    if bench.size > 1:
+        mesh = init_device_mesh(bench.device.type, (bench.size,))
+        policy = MixedPrecisionPolicy(param_dtype=bench.dtype, reduce_dtype=torch.float32)
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
+
+
+@torch.no_grad()
+def gap(bench: Bench, model: PreTrainedModel, engine: SGLangEngine | None) -> list[float]:
+    """Mean and largest |log-prob difference| in nats a token, engine against trainer."""
+    generator = torch.Generator().manual_seed(1)
+    prompts = torch.randint(10, 500, (8, 96), generator=generator).tolist()
+    said: list[list[Completion] | None] = [None]
+    if engine is not None:
+        said[0] = engine.generate([Request(p, 64, 0) for p in prompts], Sampling(1.0, ()))
+    if bench.group is not None:
+        dist.broadcast_object_list(said, group=bench.group, group_src=0)
+    theirs: list[float] = []
+    ours: list[float] = []
+    for prompt, completion in zip(prompts, said[0] or [], strict=True):
+        ids = torch.tensor([[*prompt, *completion.ids]], device=bench.device)
+        with torch.autocast(bench.device.type, bench.dtype, enabled=bench.dtype != torch.float32):
+            logits = model(ids, logits_to_keep=len(completion.ids) + 1).logits[0, :-1].float()
+        chosen = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
+        ours += chosen.tolist()
+        theirs += completion.logprobs
+    found = sync.verify(theirs, ours, bound=float("inf"))
+    return [round(found.mean_abs, 5), round(found.max_abs, 4)]
+
+
+@torch.no_grad()
+def move(model: PreTrainedModel, factor: float) -> None:
+    for parameter in model.parameters():
+        parameter.mul_(factor)
+
+
+def time_pushes(bench: Bench, model: PreTrainedModel, engine: SGLangEngine | None) -> None:
+    """Median, first and best seconds of a push, and its rate."""
+    seconds = []
+    for version in range(1, bench.options.pushes + 1):
+        bench.meet()
+        began_s = time.perf_counter()
+        pushed = bench.push(model, engine, version)
+        bench.meet()
+        seconds.append(time.perf_counter() - began_s)
+    bench.note("push GiB", pushed.num_bytes / GIB)
+    bench.note(
+        "push s: first, median, best", [seconds[0], statistics.median(seconds), min(seconds)]
+    )
+    bench.note("push s: gather, engine (last)", [pushed.gather_s, pushed.engine_s])
+    bench.note("push GiB/s (median)", pushed.num_bytes / GIB / statistics.median(seconds))
+    bench.note("copy GiB/s (ceiling)", copy_ceiling(bench.device))
+
+
+def check(bench: Bench, model: PreTrainedModel, engine: SGLangEngine | None) -> None:
+    """Right weights, wrong ones, right ones again; every tensor's hash where it can be had."""
+    bench.note("gap with equal weights", gap(bench, model, engine))
+    move(model, 1.03)
+    bench.note("gap with stale weights", gap(bench, model, engine))
+    bench.push(model, engine, bench.options.pushes + 1)
+    bench.note("gap after a push", gap(bench, model, engine))
+    if bench.device.type == "cuda":
+        wanted = sync.checksum(model, dtype=bench.dtype, tp_size=bench.size)
+        if engine is not None:
+            held = engine.fingerprints()
+            wrong = [n for w, h in zip(wanted, held, strict=True) for n in w if w[n] != h.get(n)]
+            bench.note("tensors checked, of them wrong", [sum(map(len, wanted)), wrong[:3]])
+
+
+def soak(bench: Bench, model: PreTrainedModel, engine: SGLangEngine | None) -> None:
+    """Many pushes in a row must hold memory flat."""
+    used = []
+    for i in range(bench.options.soak):
+        bench.push(model, engine, 1000 + i)
+        if bench.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info()
+            used.append((total - free) / GIB)
+    if used:
+        tenth = max(1, len(used) // 10)
+        bench.note("soak GiB: after a tenth, at the end", [used[tenth - 1], used[-1]])
+    bench.note("soak pushes", bench.options.soak)
+
+
+def measure(bench: Bench, shape: str, *, with_soak: bool) -> None:
+    bench.facts = {"shape": shape, "ranks": bench.size, "master": bench.options.master}
+    if bench.rank == 0:
+        print(f"{shape}, {bench.size} rank(s)", flush=True)
+    config = Qwen2Config(
+        **SHAPES[shape], **COMMON, eos_token_id=2, architectures=["Qwen2ForCausalLM"]
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        bench.note_memory("before the engine")
+        engine = start_engine(bench, folder)
+        bench.meet()
+    try:
+        bench.note_memory("engine awake")
+        for verb in ("sleep", "wake weights", "wake kv_cache"):
+            began_s = time.perf_counter()
+            if engine is not None:
+                engine.sleep() if verb == "sleep" else engine.wake(verb.removeprefix("wake "))
+                bench.note(f"{verb} s", time.perf_counter() - began_s)
+        if engine is not None:
+            engine.sleep()
+        bench.meet()
+        bench.note_memory("engine asleep")
+        model = build_trainer(bench, config)
+        bench.note_memory("trainer in place")
+        if engine is not None:
+            engine.wake("weights")
+        time_pushes(bench, model, engine)
+        if bench.device.type == "cuda":
+            torch.cuda.empty_cache()  # what the buckets took is what the cache wants next
+        bench.note_memory("pushed, cache asleep")
+        if engine is not None:
+            engine.wake("kv_cache")
+        bench.meet()
+        bench.note_memory("all awake")
+        check(bench, model, engine)
+        if with_soak:
+            soak(bench, model, engine)
+        del model
+    finally:
+        if engine is not None:
+            engine.close()
+    bench.meet()
+    if bench.device.type == "cuda":
+        torch.cuda.empty_cache()
+    bench.note_memory("engine closed")
+
+
+def main() -> None:
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # no NVLink multicast on shared hosts
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    options = arguments()
+    bench = Bench(options)
+    for place, shape in enumerate(options.shapes.split(",")):
+        measure(bench, shape, with_soak=place == 0 and options.soak > 0)
+        if options.out is not None and bench.rank == 0:
+            with options.out.open("a") as file:
+                file.write(json.dumps(bench.facts) + "\n")
+    if bench.size > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

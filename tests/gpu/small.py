@@ -1,0 +1,66 @@
+"""A small model in bf16 for GPU engines: four layers of Qwen2.5-0.5B, a shorter vocabulary."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
+
+from selfplay.engines.base import Request, Sampling
+from selfplay.engines.sglang import SGLangEngine
+
+PLAIN = Sampling(1.0, ())
+GENERATOR = torch.Generator().manual_seed(0)
+PROMPTS = torch.randint(10, 30_000, (16, 200), generator=GENERATOR).tolist()
+ENGINE: dict[str, Any] = {
+    "load_format": "dummy",
+    "mem_fraction": 0.2,
+    "max_running_requests": 64,
+    "context_length": 1024,
+    "timeout_s": 120.0,
+}
+CONFIG = Qwen2Config(
+    vocab_size=32_000,
+    hidden_size=896,
+    intermediate_size=4864,
+    num_hidden_layers=4,
+    num_attention_heads=14,
+    num_key_value_heads=2,
+    max_position_embeddings=2048,
+    tie_word_embeddings=True,
+    eos_token_id=2,
+    bos_token_id=None,
+    architectures=["Qwen2ForCausalLM"],
+)
+
+
+def save_config(folder: pathlib.Path) -> str:
+    """A folder an engine can start from; its weights are pushed."""
+    CONFIG.save_pretrained(folder)
+    return str(folder)
+
+
+def build(device: torch.device, *, seed: int = 0) -> PreTrainedModel:
+    """Random weights in bf16, larger than usual so that distributions are far from flat."""
+    torch.manual_seed(seed)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(CONFIG, dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5 if parameter.dim() > 1 else 1.0)
+    return model
+
+
+@torch.no_grad()
+def differences(model: PreTrainedModel, engine: SGLangEngine) -> torch.Tensor:
+    """Trainer's minus engine's log-prob of every token the engine samples, in nats."""
+    parts = []
+    asked = [Request(prompt, 64, seed) for seed, prompt in enumerate(PROMPTS)]
+    for request, completion in zip(asked, engine.generate(asked, PLAIN), strict=True):
+        ids = torch.tensor([[*request.prompt_ids, *completion.ids]], device=model.device)
+        logits = model(ids).logits[0, len(request.prompt_ids) - 1 : -1].float()
+        own = logits.log_softmax(-1).gather(1, ids[0, len(request.prompt_ids) :, None])[:, 0]
+        parts.append(own.cpu() - torch.tensor(completion.logprobs))
+    return torch.cat(parts)

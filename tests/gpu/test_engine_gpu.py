@@ -1,0 +1,175 @@
+"""The engine on GPUs: same log-probs, exact pushes, memory that comes back, no orphans."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+import time
+from collections.abc import Iterator
+
+import processes
+import pytest
+import small
+import torch
+from transformers import PreTrainedModel
+
+from selfplay import sync
+from selfplay.engines.base import Request, Sampling
+from selfplay.engines.sglang import SGLangEngine
+
+HERE = pathlib.Path(__file__).resolve().parent
+MIB, GIB = 2**20, 2**30
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return small.save_config(tmp_path_factory.mktemp("config"))
+
+
+@pytest.fixture(scope="module")
+def engine(folder: str) -> Iterator[SGLangEngine]:
+    engine = SGLangEngine(folder, **small.ENGINE)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def model(engine: SGLangEngine) -> PreTrainedModel:
+    return small.build(torch.device("cuda"))
+
+
+def used_bytes(device: int = 0) -> int:
+    """What all processes together hold of this GPU."""
+    torch.cuda.synchronize(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
+def push(model: PreTrainedModel, engine: SGLangEngine) -> None:
+    sync.push(model, engine, version=engine.version + 1)
+
+
+def wrong_tensors(model: PreTrainedModel, engine: SGLangEngine) -> tuple[int, int]:
+    """How many tensors were compared by hash, and how many of them differ."""
+    [wanted], [held] = sync.checksum(model), engine.fingerprints()
+    return len(wanted), sum(wanted[name] != held.get(name) for name in wanted)
+
+
+def test_engine_and_trainer_agree_in_bf16(engine: SGLangEngine, model: PreTrainedModel) -> None:
+    """Mean gap under 0.03 nats; the KL a token, estimated as exp(d) - d - 1, under 0.01."""
+    push(model, engine)
+    apart_T = small.differences(model, engine)
+    assert apart_T.abs().mean() < 0.03
+    assert (apart_T.exp() - apart_T - 1).mean() < 0.01
+
+
+def test_a_push_changes_every_tensor_to_the_trainers_exactly(
+    engine: SGLangEngine, model: PreTrainedModel
+) -> None:
+    push(model, engine)
+    other = small.build(torch.device("cuda"), seed=1)
+    num_tensors, num_wrong = wrong_tensors(other, engine)
+    assert num_tensors > 20
+    assert num_wrong > num_tensors / 2  # the norms are ones in both
+    assert small.differences(other, engine).abs().mean() > 0.1
+    push(other, engine)
+    assert wrong_tensors(other, engine) == (num_tensors, 0)
+    assert small.differences(other, engine).abs().mean() < 0.03
+
+
+def test_fp32_masters_arrive_rounded_to_bf16(engine: SGLangEngine, model: PreTrainedModel) -> None:
+    master = small.build(torch.device("cuda"), seed=2).float()
+    with torch.no_grad():
+        for parameter in master.parameters():
+            parameter.add_(torch.randn_like(parameter) * 1e-4)
+    push(master, engine)
+    assert wrong_tensors(master, engine)[1] == 0
+
+
+def test_sleep_gives_memory_back_and_waking_needs_a_push(
+    engine: SGLangEngine, model: PreTrainedModel
+) -> None:
+    awake = used_bytes()
+    for _ in range(5):
+        engine.sleep()
+        asleep = used_bytes()
+        with pytest.raises(RuntimeError, match="the engine sleeps"):
+            engine.generate([Request(small.PROMPTS[0], 4, 0)], small.PLAIN)
+        engine.wake("weights")
+        push(model, engine)
+        engine.wake("kv_cache")
+        assert small.differences(model, engine).abs().mean() < 0.03
+    assert awake - asleep > 10 * GIB
+    assert abs(used_bytes() - awake) < 512 * MIB
+
+
+def test_waking_twice_or_out_of_order_does_not_kill_the_process(
+    engine: SGLangEngine, model: PreTrainedModel
+) -> None:
+    engine.wake("kv_cache")
+    engine.sleep()
+    engine.sleep()
+    engine.wake("kv_cache")
+    engine.wake("kv_cache")
+    with pytest.raises(RuntimeError, match="weights sleep"):
+        push(model, engine)
+    engine.wake("weights")
+    push(model, engine)
+    assert small.differences(model, engine).abs().mean() < 0.03
+
+
+def test_two_hundred_pushes_hold_memory_flat(engine: SGLangEngine, model: PreTrainedModel) -> None:
+    for _ in range(20):
+        push(model, engine)
+    after_a_tenth = used_bytes()
+    for _ in range(180):
+        push(model, engine)
+    assert used_bytes() - after_a_tenth < 64 * MIB
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_trainer_leaves_no_process_and_no_memory(folder: str, number: int) -> None:
+    before = used_bytes()
+    process = processes.start(HERE / "gpu_trainer_script.py", folder, path=(HERE,))
+    processes.read_until(process, "MARK training")
+    everyone = processes.tree(process)
+    assert used_bytes() - before > GIB
+    process.send_signal(number)
+    began_s = time.perf_counter()
+    assert processes.seconds_until_gone(everyone) < 10
+    while used_bytes() - before > 256 * MIB and time.perf_counter() - began_s < 10:
+        time.sleep(0.1)
+    assert used_bytes() - before < 256 * MIB
+    process.communicate(timeout=10)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_ranks_push_exactly_to_a_wide_engine_and_one_rank_s_bug_ends_all(folder: str) -> None:
+    before = [used_bytes(device) for device in (0, 1)]
+    process = processes.start(HERE / "gpu_trainer_script.py", folder, torchrun=2, path=(HERE,))
+    output = processes.read_until(process, "MARK failing")
+    everyone = processes.tree(process)[1:]
+    assert processes.seconds_until_gone(everyone, limit_s=40) < 10
+    said = processes.marks(output)["wide"]
+    assert said["wrong"] == []
+    assert said["num_tensors"] > 40
+    assert said["gap"] < 0.03
+    process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert all(used_bytes(device) - before[device] < 256 * MIB for device in (0, 1))
+
+
+def test_deterministic_mode_repeats_a_seed_in_any_batch_and_tells_seeds_apart(folder: str) -> None:
+    engine = SGLangEngine(folder, **small.ENGINE, deterministic=True)
+    try:
+        push(small.build(torch.device("cuda")), engine)
+        prompt = small.PROMPTS[0]
+        alone = engine.generate([Request(prompt, 48, 7)], Sampling(1.0, ()))[0]
+        crowd = [Request(prompt, 48, seed) for seed in range(24)]
+        crowd += [Request(other, 48, 99) for other in small.PROMPTS]
+        together = engine.generate(crowd, Sampling(1.0, ()))
+        assert together[7].ids == alone.ids
+        assert len({tuple(c.ids) for c in together[:24]}) == 24
+    finally:
+        engine.close()

@@ -1,0 +1,146 @@
+"""The update on GPUs: a CPU process's gradients, attention kernels that agree, bounded memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from selfplay.attention import _flash_attn_varlen, _padded, _varlen, attention_backend
+from selfplay.logprob import token_logprobs
+from selfplay.model import ScratchShape, policy_logprobs, scratch_model
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKER = ROOT / "tests" / "mesh_worker.py"
+MESHES = {"1": (1, 1), "fsdp2": (2, 1), "tp2": (2, 2), "fsdp4": (4, 1), "fsdp2xtp2": (4, 2)}
+SHAPE = ScratchShape(
+    arch="qwen2", width=256, layers=2, heads=4, kv_heads=2, mlp_width=512, max_positions=512
+)
+LENGTHS = (300, 7, 1, 120)
+
+
+def torchrun(num: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num)]
+    launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [*launch, *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_each_mesh_gives_the_gradients_of_one_cpu_process(mesh: str, tmp_path: Path) -> None:
+    num, tp = MESHES[mesh]
+    if torch.cuda.device_count() < num:
+        pytest.skip(f"needs {num} GPUs, got {torch.cuda.device_count()}")
+    done = torchrun(num, str(WORKER), str(tp), str(tmp_path), "cuda")
+    assert done.returncode == 0, done.stderr[-4000:]
+    report: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
+    for model in ("qwen2 True", "llama False", "qwen3 True"):
+        measured = report[model]
+        assert measured["logprob"] < 1e-4, (model, measured)
+        assert measured["entropy"] < 1e-4, (model, measured)
+        assert measured["gradient"] < 1e-4, (model, measured)
+        assert measured["norm"] < 1e-5, (model, measured)
+        assert measured["values_kept"] == measured["names_kept"] == 1.0
+    for tied in (True, False):
+        measured = report[f"round trip {tied}"]
+        assert measured["exported"] == measured["loaded"] == 1.0
+
+
+@pytest.mark.parametrize("window", [None, 50])
+def test_torchs_varlen_kernel_agrees_with_padded_attention(window: int | None) -> None:
+    torch.manual_seed(0)
+    bounds = torch.tensor([0, *LENGTHS]).cumsum(0).to("cuda", torch.int32)
+    heads = [
+        torch.randn(sum(LENGTHS), n, 64, device="cuda", dtype=torch.bfloat16).requires_grad_()
+        for n in (4, 2, 2)
+    ]
+    outs = [f(*heads, bounds, max(LENGTHS), 0.125, window) for f in (_varlen, _padded)]
+    torch.testing.assert_close(outs[0], outs[1], rtol=2e-2, atol=2e-2)
+    grads = [torch.autograd.grad(out.float().square().sum(), heads) for out in outs]
+    for mine, theirs in zip(*grads, strict=True):
+        gap = (mine - theirs).float().norm() / theirs.float().norm()
+        assert gap < 2e-2
+
+
+def test_bf16_packed_scores_are_near_those_of_fp32() -> None:
+    model = scratch_model(SHAPE, vocab_size=1000, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 1000, (sum(LENGTHS),), generator=generator)
+    predict = torch.cat([torch.arange(299), torch.arange(308, 427)])
+    positions = torch.cat([torch.arange(n) for n in LENGTHS])
+    bounds = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
+    tensors = (ids, positions, bounds, predict, ids[predict + 1])
+
+    def score(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+        on = [t.to(device) for t in tensors]
+        with torch.no_grad():
+            return policy_logprobs(model, *on[:3], max(LENGTHS), *on[3:], temperature=1.0)
+
+    expected = score("cpu")
+    model.to("cuda", torch.bfloat16)
+    seen = score("cuda")
+    expected_kernel = "flash-attn" if _flash_attn_varlen() else "torch-varlen"
+    assert attention_backend("cuda", torch.bfloat16) == expected_kernel
+    for mine, theirs in zip(seen, expected, strict=True):
+        assert (mine.cpu() - theirs).abs().mean() < 0.03
+
+
+def test_the_fused_log_prob_on_a_gpu_is_log_softmax() -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(300, 128, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    weight = (torch.randn(5000, 128, device="cuda") * 0.1).bfloat16().requires_grad_()
+    targets = torch.randint(0, 5000, (300,), device="cuda")
+    for temperature in (1.0, 0.7):
+        seen = token_logprobs(hidden, weight, targets, temperature=temperature, chunk=128)
+        logits = hidden.float() @ weight.float().t() / temperature
+        log_probs = torch.log_softmax(logits, dim=-1)
+        expected = log_probs.gather(1, targets[:, None])[:, 0]
+        assert (seen[0] - expected).abs().max() < 1e-3
+        assert (seen[1] + (log_probs.exp() * log_probs).sum(-1)).abs().max() < 1e-3
+        mine = torch.autograd.grad(seen[0].sum(), (hidden, weight))
+        theirs = torch.autograd.grad(expected.sum(), (hidden, weight))
+        for a, b in zip(mine, theirs, strict=True):
+            assert (a - b).float().norm() / b.float().norm() < 1e-2
+
+
+def test_the_log_prob_of_32k_tokens_over_152k_words_stays_under_4_gib() -> None:
+    """Forward and backward, above hidden states and weight and their gradients, at 7B's width."""
+    hidden = torch.randn(32_768, 3584, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    weight = torch.randn(152_064, 3584, device="cuda", dtype=torch.bfloat16).mul_(0.02)
+    weight.requires_grad_()
+    targets = torch.randint(0, 152_064, (32_768,), device="cuda")
+    hidden.grad, weight.grad = torch.zeros_like(hidden), torch.zeros_like(weight)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    token_logprobs(hidden, weight, targets, temperature=1.0)[0].sum().backward()
+    torch.cuda.synchronize()
+    assert (torch.cuda.max_memory_allocated() - before) / 2**30 < 4.0
+
+
+def test_the_bench_runs_with_and_without_liger(tmp_path: Path) -> None:
+    pytest.importorskip("liger_kernel")
+    out = tmp_path / "rows.jsonl"
+    done = torchrun(
+        1, "-m", "bench.update", "--shapes", "tiny", "--tokens", "512", "--seq-len", "60",
+        "--steps", "2", "--out", str(out),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["liger"] for row in rows] == [False, False, True, True]
