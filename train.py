@@ -3,8 +3,8 @@
     python train.py --config configs/tiny.yaml [key=value ...]
     torchrun --nproc-per-node 2 train.py --config configs/tiny.yaml
 
-One step, top to bottom: take instances, play groups, rewards and advantages, update, push weights, log, evaluate, save.
-Starting again in the same run folder goes on where the last checkpoint ended.
+One step, top to bottom: take instances, play groups, rewards and advantages, update, push weights,
+log, evaluate, save. Starting again in the same run folder goes on where the last checkpoint ended.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         with watch("push"):
             give_back(learner, engine, offload, version=step + 1, config=config)
         with watch("gate"):
-            learnt |= gate(learner, engine, rollout.openings(episodes), sampling=sampling, config=config)
+            learnt |= gate(
+                learner, engine, rollout.openings(episodes), sampling=sampling, config=config
+            )
         metrics = step_metrics(episodes, played, credited, learnt, world)
         if config.eval.every and (step + 1) % config.eval.every == 0:
             with watch("eval"):
@@ -93,7 +95,9 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         journal.step(step + 1, metrics, episodes, watch)
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
             with watch("save"):
-                save_checkpoint(folder, learner, tokenizer, step=step + 1, keep=config.keep_checkpoints)
+                save_checkpoint(
+                    folder, learner, tokenizer, step=step + 1, keep=config.keep_checkpoints
+                )
 
     journal.close()
     held_out("after", config, folder=folder, engine=engine, rendering=rendering, world=world)
@@ -107,8 +111,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="Every key, its type, default and meaning:\n\n" + describe(Config),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", required=True, type=Path, help="a YAML file with what differs from the defaults")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file's")
+    parser.add_argument(
+        "--config", required=True, type=Path, help="a YAML file with what differs from the defaults"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="settings that win over the file's"
+    )
     asked = parser.parse_args(arguments)
     try:
         config = load_config(asked.config, asked.overrides)

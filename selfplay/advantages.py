@@ -1,6 +1,7 @@
 """From rewards to per-token advantages. Pure functions over floats; a group is (instance, seat).
 
-The two seats of one game are never each other's baseline: they share a reward, so that advantage would be exactly zero.
+The two seats of one game are never each other's baseline: they share a reward, so that advantage
+would be exactly zero.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ FLAT = 1e-9  # rewards of a group that differ by less carry no signal
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A seat's transcript ready for the update: one entry a token in every list, advantages 0 where mask is 0.
+    """A seat's transcript ready for the update: one entry a token in every list.
 
-    `old_logprobs` are the engine's, under the sampling temperature. `name` says where it came from.
+    Advantages are 0 where the mask is 0. `old_logprobs` are the engine's, under the sampling
+    temperature. `name` says where it came from.
     """
 
     name: str
@@ -39,9 +41,10 @@ class CreditStats:
 
 
 def grpo_advantages(rewards_G: Sequence[float], *, divide_by_std: bool, eps: float) -> list[float]:
-    """Group-relative advantages (reward - mean) / (std + eps), arXiv 2402.03300 eq. 3; population std.
+    """Group-relative advantages (reward - mean) / (std + eps), arXiv 2402.03300 eq. 3.
 
-    Without `divide_by_std` only the mean is subtracted (Dr. GRPO, arXiv 2503.20783).
+    The standard deviation is the population's. Without `divide_by_std` only the mean is subtracted
+    (Dr. GRPO, arXiv 2503.20783).
     """
     mean = sum(rewards_G) / len(rewards_G)
     centred = [reward - mean for reward in rewards_G]
@@ -54,7 +57,7 @@ def grpo_advantages(rewards_G: Sequence[float], *, divide_by_std: bool, eps: flo
 def credit(
     episodes: Sequence[Episode], *, algorithm: AlgorithmConfig, reward: RewardConfig
 ) -> tuple[list[Sample], CreditStats]:
-    """Samples of all groups whose rewards differ; each trained token carries its episode's advantage."""
+    """Samples of all groups whose rewards differ; a trained token has its episode's advantage."""
     groups: dict[tuple[str, int], list[Episode]] = {}
     for episode in episodes:
         for seat, transcript in enumerate(episode.transcripts):
@@ -71,14 +74,23 @@ def credit(
             rewards_G, divide_by_std=algorithm.advantage_std, eps=algorithm.advantage_eps
         )
         for episode, advantage in zip(members, advantages_G, strict=True):
-            samples.append(_sample(episode, seat, f"instance {instance} episode {episode.index} seat {seat}", advantage))
+            samples.append(
+                _sample(
+                    episode,
+                    seat,
+                    f"instance {instance} episode {episode.index} seat {seat}",
+                    advantage,
+                )
+            )
     return samples, CreditStats(num_groups=len(groups), num_flat_groups=num_flat)
 
 
 def imitation_samples(episodes: Sequence[Episode]) -> list[Sample]:
     """Teachers' transcripts as samples: every token worth imitating weighs 1."""
     return [
-        _sample(episode, seat, f"instance {episode.instance} episode {episode.index} seat {seat}", 1.0)
+        _sample(
+            episode, seat, f"instance {episode.instance} episode {episode.index} seat {seat}", 1.0
+        )
         for episode in episodes
         for seat, transcript in enumerate(episode.transcripts)
         if transcript is not None and any(transcript.mask)

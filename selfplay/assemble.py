@@ -1,4 +1,4 @@
-"""From settings to the parts of a run: tokenizer, first weights, learner, engine. Each is made once.
+"""From settings to the parts of a run: tokenizer, first weights, learner, engine. Each made once.
 
 Memory on a GPU decides the order: the engine starts first and takes its share of what is free, then
 sleeps while the learner is made beside it.
@@ -18,7 +18,6 @@ from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang import SGLangEngine
 from selfplay.model import (
-    ScratchShape,
     export,
     liger_is_here,
     load_model,
@@ -167,20 +166,8 @@ def _export_whole(
 def _scratch(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     scratch = config.model.scratch
     assert scratch is not None
-    shape = ScratchShape(
-        arch=scratch.arch,
-        width=scratch.width,
-        layers=scratch.layers,
-        heads=scratch.heads,
-        kv_heads=scratch.kv_heads,
-        mlp_width=scratch.mlp_width,
-        max_positions=scratch.max_positions,
-        tie_embeddings=scratch.tie_embeddings,
-        init_range=scratch.init_range,
-        rope_theta=scratch.rope_theta,
-    )
     return scratch_model(
-        shape,
+        scratch,
         vocab_size=max(scratch.vocab_size, len(tokenizer)),
         seed=config.seed,
         eos_token_id=tokenizer.eos_token_id,

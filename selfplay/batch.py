@@ -1,7 +1,7 @@
-"""Samples become micro-batches: one packed row of tokens without padding, and where in it the loss looks.
+"""Samples become micro-batches: one packed row of tokens without padding, and where the loss looks.
 
-Shapes: N packed tokens of S sequences, M trained tokens. `predict_M` are the places whose NEXT token is trained, so
-logits are computed at these places only. Knows no games and no text.
+Shapes: N packed tokens of S sequences, M trained tokens. `predict_M` are the places whose NEXT
+token is trained, so logits are computed at these places only. Knows no games and no text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from selfplay.parallel import World, gather_objects
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What one forward and backward pass reads. `sample_M` indexes `names`, so a bad loss can say whose it is."""
+    """What one forward and backward pass reads.
+
+    `sample_M` indexes `names`, so a bad loss can say whose it is.
+    """
 
     ids_N: Tensor
     positions_N: Tensor
@@ -33,10 +36,10 @@ class MicroBatch:
 
 
 def split_by_tokens(lengths: Sequence[int], *, budget: int) -> list[list[int]]:
-    """Places of the sequences in each micro-batch: longest first, a new one when the budget would overflow.
+    """Places of the sequences in each micro-batch: longest first, a new one when it would overflow.
 
-    A sequence longer than the budget gets a micro-batch of its own. Neighbours are of like length, which keeps the
-    padding inside SDPA attention small.
+    A sequence longer than the budget gets a micro-batch of its own. Neighbours are of like length,
+    which keeps the padding inside SDPA attention small.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batches: list[list[int]] = []
@@ -80,7 +83,9 @@ def pack(samples: Sequence[Sample], *, device: torch.device) -> MicroBatch:
     )
 
 
-def micro_batches(samples: Sequence[Sample], *, budget: int, device: torch.device) -> list[MicroBatch]:
+def micro_batches(
+    samples: Sequence[Sample], *, budget: int, device: torch.device
+) -> list[MicroBatch]:
     """All samples, packed into micro-batches of at most `budget` tokens."""
     plan = split_by_tokens([len(s.ids) for s in samples], budget=budget)
     return [pack([samples[i] for i in places], device=device) for places in plan]

@@ -1,13 +1,17 @@
 """Writing a run's state so that nothing written is lost, and reading it back exactly.
 
-A checkpoint folder `checkpoints/step_N` holds `state/` (model and optimizer, sharded as the run was and readable on any
-mesh), `hf/` (an ordinary Hugging Face folder) and `progress.json`. It gets its name only when it is complete.
+A checkpoint folder `checkpoints/step_N` holds `state/` (model and optimizer, sharded as the run was
+and readable on any mesh), `hf/` (an ordinary Hugging Face folder) and `progress.json`. It gets its
+name only when it is complete.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +35,8 @@ def save_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     barrier(world)
-    dcp.save(_state(learner), checkpoint_id=partial / "state", no_dist=world.mesh is None)
+    with _single_process_is_meant():
+        dcp.save(_state(learner), checkpoint_id=partial / "state", no_dist=world.mesh is None)
     export(learner.model, tokenizer, partial / "hf", world=world)
     if world.rank == 0:
         (partial / "progress.json").write_text(json.dumps({"step": step}))
@@ -44,12 +49,16 @@ def save_checkpoint(
 
 
 def resume(folder: Path, learner: Learner) -> int:
-    """Read the newest checkpoint into the learner, in place; returns the number of finished steps, 0 without one."""
+    """Read the newest checkpoint into the learner, in place.
+
+    Returns the number of finished steps, 0 without a checkpoint.
+    """
     found = checkpoints(folder)
     if not found:
         return 0
     state = _state(learner)
-    dcp.load(state, checkpoint_id=found[-1] / "state", no_dist=learner.world.mesh is None)
+    with _single_process_is_meant():
+        dcp.load(state, checkpoint_id=found[-1] / "state", no_dist=learner.world.mesh is None)
     set_state_dict(
         learner.model,
         learner.optimizer,
@@ -68,6 +77,18 @@ def checkpoints(folder: Path) -> list[Path]:
 def finish(folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase) -> None:
     """The trained policy as an ordinary Hugging Face folder, `final/`."""
     export(learner.model, tokenizer, folder / "final", world=learner.world)
+
+
+@contextmanager
+def _single_process_is_meant() -> Iterator[None]:
+    """Without a mesh `no_dist` is asked for on purpose, and torch warns that it takes it so."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore",
+            message=r"torch\.distributed is disabled, .* to (save|load) in a single process",
+            category=UserWarning,
+        )
+        yield
 
 
 def _state(learner: Learner) -> dict[str, Any]:

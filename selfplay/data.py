@@ -1,4 +1,4 @@
-"""Instance streams and named seeds. Instance i of a stream is the same whatever was drawn before it.
+"""Instance streams and named seeds. Instance i of a stream is the same whatever was drawn before.
 
 Knows games by their instances only; no torch, no tokens.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
 from dialop.generate import Keep, MatchingRecipe, generate_many
 from dialop.matching import MatchingInstance, MatchingOptions
 from dialop.store import read_instances
-
 from selfplay.config import Config, GameConfig
 
 # Streams of generated instances never meet: each purpose has its own name in the seed.
@@ -23,7 +23,7 @@ TEACHERS, TOKENIZER = "teachers", "tokenizer"
 
 
 def named_seed(*names: object) -> int:
-    """A 63-bit seed from the names of a draw, such as (run seed, step, instance, episode, seat, turn)."""
+    """A 63-bit seed from the names of a draw, such as (run seed, step, instance, seat, turn)."""
     digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -40,22 +40,33 @@ def recipe_of(game: GameConfig) -> MatchingRecipe:
 
 
 def options_of(game: GameConfig) -> MatchingOptions:
-    return MatchingOptions(messages=game.messages, brief=game.brief, private_reasoning=game.private_reasoning)
+    return MatchingOptions(
+        messages=game.messages, brief=game.brief, private_reasoning=game.private_reasoning
+    )
 
 
 def generated(config: Config, purpose: str, *, start: int, num: int) -> list[MatchingInstance]:
     """Instances start..start+num-1 of the run's stream for `purpose`.
 
-    Validation and held-out instances are the same for every run seed, and share none with any training stream.
+    Validation and held-out instances are the same for every run seed, and share none with any
+    training stream.
     """
     fixed = purpose in (VALIDATION, HELD_OUT)
     seed = named_seed("instances", None if fixed else config.seed, purpose)
     recipe = recipe_of(config.game)
     if purpose in (TEACHERS, TOKENIZER) and config.warm_start.keep == "all":
         recipe = replace(recipe, keep="all")
-    return generate_many(
-        recipe, seed=seed, start=start, num=num, processes=1 if num < 64 else config.data.processes
-    )
+    processes = 1 if num < 64 else config.data.processes
+    if purpose == VALIDATION:  # asked for again and again
+        return list(_kept(recipe, seed, start, num, processes))
+    return generate_many(recipe, seed=seed, start=start, num=num, processes=processes)
+
+
+@lru_cache(maxsize=1)
+def _kept(
+    recipe: MatchingRecipe, seed: int, start: int, num: int, processes: int
+) -> tuple[MatchingInstance, ...]:
+    return tuple(generate_many(recipe, seed=seed, start=start, num=num, processes=processes))
 
 
 class TrainStream:
@@ -78,12 +89,14 @@ class TrainStream:
     def step(self, step: int, indices: Sequence[int]) -> list[MatchingInstance]:
         """The instances of a step at these places of its batch (each rank asks for its own).
 
-        An epoch of a file is whole steps, so that no step holds an instance twice; each epoch's shuffle leaves out
-        another rest.
+        An epoch of a file is whole steps, so that no step holds an instance twice; each epoch's
+        shuffle leaves out another rest.
         """
         batch = self._config.rollout.instances
         if self._file is None:
-            return [generated(self._config, TRAIN, start=step * batch + i, num=1)[0] for i in indices]
+            return [
+                generated(self._config, TRAIN, start=step * batch + i, num=1)[0] for i in indices
+            ]
         epoch, step_of_epoch = divmod(step, len(self._file) // batch)
         order = self._order(epoch)
         return [self._file[order[step_of_epoch * batch + i]] for i in indices]

@@ -1,4 +1,4 @@
-"""The GPU changes hands: the engine sleeps while the trainer works, then wakes with the new weights.
+"""The GPU changes hands: the engine sleeps while the trainer works, then wakes with new weights.
 
     sleep → update → wake weights → push → wake cache → gate
 
@@ -26,7 +26,7 @@ GATE_PROMPTS, GATE_TOKENS = 8, 32
 
 
 def lend(engine: Engine | None, offload: Offload, world: World) -> None:
-    """The engine gives its memory back and the trainer takes its own; all ranks of a replica wait."""
+    """The engine gives its memory back, the trainer takes its own; all ranks of a replica wait."""
     if engine is not None:
         engine.sleep()
     barrier(world)
@@ -41,12 +41,20 @@ def give_back(
     # The hf engine generates with the fp32 master weights, SGLang in the dtype of computation.
     dtype = torch.float32 if config.engine.kind == "hf" else learner.compute_dtype
     offload.stow_state()
+    _free(world)
     if engine is not None:
         engine.wake("weights")
     push(learner.model, engine, version=version, group=world.replica.group, dtype=dtype)
+    _free(world)
     if engine is not None:
         engine.wake("kv_cache")
     barrier(world)
+
+
+def _free(world: World) -> None:
+    """What the trainer's allocator keeps for later, the engine needs now."""
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def gate(
@@ -68,7 +76,8 @@ def gate(
     mine: list[Sample] = []
     if engine is not None and prompts:
         asked = [
-            Request(tuple(ids), GATE_TOKENS, seed) for seed, ids in enumerate(prompts[:GATE_PROMPTS])
+            Request(tuple(ids), GATE_TOKENS, seed)
+            for seed, ids in enumerate(prompts[:GATE_PROMPTS])
         ]
         for request, said in zip(asked, engine.generate(asked, sampling), strict=True):
             unread = [0] * len(request.prompt_ids)

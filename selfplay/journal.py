@@ -1,4 +1,5 @@
-"""What a step leaves behind: a line of metrics, every n-th game in full, a readable line, Weights & Biases if asked for."""
+"""What a step leaves behind: a line of metrics, every n-th game in full, a readable line, Weights &
+Biases if asked for."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ class Journal:
     def step(
         self, step: int, metrics: dict[str, float], episodes: Sequence[Episode], watch: Stopwatch
     ) -> None:
-        """Write step number `step` (1 after the first update). Games are counted over the run, on this rank."""
+        """Write step number `step` (1 after the first update).
+
+        Games are counted over the run, on this rank.
+        """
         line = {"step": step, **metrics, **watch.lap()}
         self._metrics.append(line)
         self._wandb.log(line)

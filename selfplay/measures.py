@@ -1,4 +1,5 @@
-"""What a set of played games shows, as plain numbers. docs/metrics.md gives each its formula and its warning signs."""
+"""What a set of played games shows, as plain numbers. docs/metrics.md gives each its formula and
+its warning signs."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dialop.statements import count_true
-
 from selfplay.advantages import CreditStats
 from selfplay.parallel import World, gather_objects
 from selfplay.rollout import Episode, RolloutStats
@@ -53,16 +53,23 @@ def add_up(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def game_measures(sums: Mapping[str, float]) -> dict[str, float]:
-    """Means over games. `honesty` is the share of stated cell values that are true in the speaker's own table; it is
-    missing when nothing was stated."""
-    means = {name: value / sums["games"] for name, value in sums.items() if name not in ("games", "true_statements")}
+    """Means over games.
+
+    `honesty` is the share of stated cell values that are true in the speaker's own table; it is
+    missing when nothing was stated.
+    """
+    means = {
+        name: value / sums["games"]
+        for name, value in sums.items()
+        if name not in ("games", "true_statements")
+    }
     if sums.get("statements"):
         means["honesty"] = sums["true_statements"] / sums["statements"]
     return means
 
 
 def talk_value(episode: Episode) -> float:
-    """Score minus the better seat's solo plan of the instance: what talking was worth over the best lone guess."""
+    """Score minus the better seat's solo plan: what talking was worth over the best lone guess."""
     facts = episode.outcome.facts
     return episode.outcome.score_norm - max(facts["solo_0"], facts["solo_1"])
 
@@ -94,12 +101,14 @@ def game_record(episode: Episode, *, step: int) -> dict[str, Any]:
     }
 
 
-
-
 def step_metrics(
-    episodes: Sequence[Episode], played: RolloutStats, credited: CreditStats, learnt: dict[str, float], world: World
+    episodes: Sequence[Episode],
+    played: RolloutStats,
+    credited: CreditStats,
+    learnt: dict[str, float],
+    world: World,
 ) -> dict[str, float]:
-    """One step's numbers over all ranks: games, groups, what the update saw, and the engine's pace."""
+    """One step's numbers over all ranks: games, groups, what the update saw, the engine's pace."""
     mine = tally(episodes) | {
         "num_groups": float(credited.num_groups),
         "num_flat_groups": float(credited.num_flat_groups),

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,29 +31,15 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from transformers.utils.logging import set_tqdm_hook
 
 from selfplay.attention import NAME as PACKED
 from selfplay.attention import packed_kwargs, register_packed_attention
+from selfplay.config import ScratchConfig
 from selfplay.logprob import token_logprobs
 from selfplay.parallel import World, fill_shards, full_tensors, run_as_forward, shard, vocab_shard
 
 ARCHITECTURES = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
-
-
-@dataclass(frozen=True, slots=True)
-class ScratchShape:
-    """A model from nothing. `arch` is "qwen2" or "llama"; widths in numbers, not bytes."""
-
-    arch: str
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    mlp_width: int
-    max_positions: int
-    tie_embeddings: bool = True
-    init_range: float = 0.08
-    rope_theta: float = 10_000.0
 
 
 def load_model(
@@ -60,10 +47,22 @@ def load_model(
 ) -> PreTrainedModel:
     """A Hugging Face causal model, its weights in `dtype` on `device`, attending by "packed"."""
     register_packed_attention()
-    model = AutoModelForCausalLM.from_pretrained(
-        name_or_folder, dtype=dtype, attn_implementation=PACKED
-    )
+    with _without_loading_bar():
+        model = AutoModelForCausalLM.from_pretrained(
+            name_or_folder, dtype=dtype, attn_implementation=PACKED
+        )
     return _train_every_token(model).to(device)
+
+
+@contextmanager
+def _without_loading_bar() -> Iterator[None]:
+    """Every rank would draw a bar between the run's own lines. Only transformers' bars are off, and
+    only inside: the hub still shows how far a download is."""
+    before = set_tqdm_hook(lambda bar, args, options: bar(*args, **{**options, "disable": True}))
+    try:
+        yield
+    finally:
+        set_tqdm_hook(before)
 
 
 def load_sharded(
@@ -136,54 +135,38 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
         return dict.fromkeys(file.keys(), single)
 
 
-def scratch_config(
-    shape: ScratchShape, *, vocab_size: int, **special_ids: int | None
-) -> Qwen2Config | LlamaConfig:
-    """The Hugging Face config of a shape; `special_ids` may name bos_token_id, eos_token_id and
-    pad_token_id. Raises ValueError where sizes do not divide."""
-    if shape.arch not in ARCHITECTURES:
+def scratch_model(
+    scratch: ScratchConfig, *, seed: int, vocab_size: int | None = None, **special_ids: int | None
+) -> PreTrainedModel:
+    """An fp32 model on the CPU with random weights, the same for the same seed.
+
+    `vocab_size` replaces the settings' own; `special_ids` may name bos_token_id, eos_token_id and
+    pad_token_id. Global generators stay as they were. Raises ValueError where sizes do not fit.
+    """
+    if scratch.arch not in ARCHITECTURES:
         names = ", ".join(ARCHITECTURES)
-        raise ValueError(f"model.scratch.arch must be one of {names}, got {shape.arch!r}")
-    if shape.width % (2 * shape.heads):
-        nearest = max(1, round(shape.width / (2 * shape.heads))) * 2 * shape.heads
-        raise ValueError(
-            f"model.scratch.width must be an even multiple of heads ({shape.heads}), "
-            f"got {shape.width}; the nearest is {nearest}"
-        )
-    if shape.heads % shape.kv_heads:
-        divisors = [n for n in range(1, shape.heads + 1) if shape.heads % n == 0]
-        nearest = min(divisors, key=lambda n: abs(n - shape.kv_heads))
-        raise ValueError(
-            f"model.scratch.kv_heads must divide heads ({shape.heads}), got {shape.kv_heads}; "
-            f"the nearest is {nearest}"
-        )
-    return ARCHITECTURES[shape.arch][0](
-        vocab_size=vocab_size,
-        hidden_size=shape.width,
-        intermediate_size=shape.mlp_width,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=shape.max_positions,
-        tie_word_embeddings=shape.tie_embeddings,
-        initializer_range=shape.init_range,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        raise ValueError(f"model.scratch.arch must be one of {names}, got {scratch.arch!r}")
+    scratch.check()
+    register_packed_attention()
+    config_class, model_class = ARCHITECTURES[scratch.arch]
+    config = config_class(
+        vocab_size=scratch.vocab_size if vocab_size is None else vocab_size,
+        hidden_size=scratch.width,
+        intermediate_size=scratch.mlp_width,
+        num_hidden_layers=scratch.layers,
+        num_attention_heads=scratch.heads,
+        num_key_value_heads=scratch.kv_heads,
+        max_position_embeddings=scratch.max_positions,
+        tie_word_embeddings=scratch.tie_embeddings,
+        initializer_range=scratch.init_range,
+        rope_parameters={"rope_type": "default", "rope_theta": scratch.rope_theta},
         **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **special_ids},
     )
-
-
-def scratch_model(
-    shape: ScratchShape, *, vocab_size: int, seed: int, **special_ids: int | None
-) -> PreTrainedModel:
-    """An fp32 model on the CPU with random weights, the same for the same seed. The global
-    generators are left as they were."""
-    register_packed_attention()
-    config = scratch_config(shape, vocab_size=vocab_size, **special_ids)
     config._attn_implementation = PACKED
     config.dtype = torch.float32
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
-        return _train_every_token(ARCHITECTURES[shape.arch][1](config))
+        return _train_every_token(model_class(config))
 
 
 def _train_every_token(model: PreTrainedModel) -> PreTrainedModel:
@@ -204,9 +187,7 @@ def apply_liger(model: PreTrainedModel) -> None:
 
     kind = model.config.model_type
     if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
-        raise ValueError(
-            f"the liger kernels must know the architecture, got {kind}; switch them off"
-        )
+        raise ValueError(f"liger must know the architecture, got {kind}; set model.liger to false")
     MODEL_TYPE_TO_APPLY_LIGER_FN[kind](
         rope=True,
         rms_norm=True,

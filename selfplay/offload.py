@@ -1,4 +1,5 @@
-"""Optimizer state, reference and optionally parameters wait in pinned host memory while others need the GPU.
+"""Optimizer state, reference and optionally parameters wait in pinned host memory while others need
+the GPU.
 
 A tensor's storage is emptied in place and filled again, so whoever holds the tensor (FSDP, the
 optimizer) need not know. Bytes move on the current stream; sizes in bytes. On a CPU nothing moves.
@@ -16,7 +17,7 @@ from selfplay.update import Learner
 
 
 class Parked:
-    """A set of GPU tensors that can be stowed in pinned memory and fetched back, any number of times."""
+    """GPU tensors that can be stowed in pinned memory and fetched back, any number of times."""
 
     def __init__(self) -> None:
         self._held: list[tuple[Tensor, Tensor, int]] = []
@@ -52,7 +53,7 @@ class Parked:
 
 
 class Offload:
-    """What the settings send to the host while the engine plays: all of it is back before an update."""
+    """What the settings send to the host while the engine plays; all is back before an update."""
 
     def __init__(self, learner: Learner, *, state: bool, parameters: bool, reference: bool) -> None:
         self._learner = learner

@@ -1,7 +1,8 @@
 """Who sits in a seat: the policy, a scripted player, or a teacher whose words are imitated.
 
-A player's `move` is a generator: the policy yields a `Request` and is sent a `Completion`, a scripted player yields
-nothing. Text is decoded on the side and never flows back into a transcript. No torch here.
+A player's `move` is a generator: the policy yields a `Request` and is sent a `Completion`, a
+scripted player yields nothing. Text is decoded on the side and never flows back into a transcript.
+No torch here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Protocol
 
 from dialop.game import Game
 from dialop.scripted import ScriptedPlayer
-
 from selfplay.chat import Rendering
 from selfplay.data import named_seed
 from selfplay.engines.base import Completion, Request
@@ -21,7 +21,7 @@ from selfplay.transcript import Transcript
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One try at a move: its text, whether it ended by itself, and how many tokens were sampled for it."""
+    """One try at a move: its text, whether it ended by itself, how many tokens were sampled."""
 
     text: str
     complete: bool
@@ -41,7 +41,7 @@ class Player(Protocol):
     def transcript(self) -> Transcript | None: ...
 
     def move(self, game: Game, seat: int, observation: str) -> Moving:
-        """Try a move after reading `observation`; None when the seat cannot move any more (out of tokens)."""
+        """Try a move after reading `observation`; None when the seat is out of tokens."""
         ...
 
     def refused(self) -> None:
@@ -55,7 +55,12 @@ class PolicyPlayer:
     name = "policy"
 
     def __init__(
-        self, rendering: Rendering, *, seed_names: tuple[object, ...], max_new_tokens: int, max_game_tokens: int
+        self,
+        rendering: Rendering,
+        *,
+        seed_names: tuple[object, ...],
+        max_new_tokens: int,
+        max_game_tokens: int,
     ) -> None:
         self.transcript: Transcript = Transcript()
         self._rendering = rendering
@@ -69,14 +74,19 @@ class PolicyPlayer:
             return None
         turn = len(self.transcript.spans)
         seed = named_seed(*self._seed_names, seat, turn)
-        # The prompt is copied: the transcript grows while other games still wait for the same engine call.
+        # The prompt is copied: the transcript grows while other games still wait for the same
+        # engine call.
         said = yield Request(prompt_ids=tuple(self.transcript.ids), max_new_tokens=room, seed=seed)
-        self.transcript.act(said.ids, logprobs=said.logprobs, version=said.version, finish=said.finish)
+        self.transcript.act(
+            said.ids, logprobs=said.logprobs, version=said.version, finish=said.finish
+        )
         complete = said.finish == "stop"
-        return Move(text=self._rendering.decode(said.ids), complete=complete, num_tokens=len(said.ids))
+        return Move(
+            text=self._rendering.decode(said.ids), complete=complete, num_tokens=len(said.ids)
+        )
 
     def refused(self) -> None:
-        """A refused move stays in the transcript and trains: avoiding errors is learnt like everything else."""
+        """A refused move stays in the transcript and trains: avoiding errors is learnt, too."""
 
 
 class ScriptedPartner:
@@ -96,7 +106,7 @@ class ScriptedPartner:
 
 
 class Teacher:
-    """A scripted player whose moves become the transcript a policy in this seat would have sampled."""
+    """A scripted player whose moves become the transcript a policy would have sampled here."""
 
     def __init__(self, script: ScriptedPlayer, rendering: Rendering, *, name: str) -> None:
         self.name, self.transcript = name, Transcript()
@@ -115,8 +125,10 @@ class Teacher:
         self.transcript.mark_untrained(len(self.transcript.spans) - 1)
 
 
-def read(transcript: Transcript, rendering: Rendering, game: Game, seat: int, observation: str) -> None:
-    """Bring the seat's transcript up to its next turn: the opening prompt, or what was said since its last turn."""
+def read(
+    transcript: Transcript, rendering: Rendering, game: Game, seat: int, observation: str
+) -> None:
+    """Bring a seat's transcript up to its next turn: the opening prompt, or what was said since."""
     if transcript.ids:
         last = transcript.spans[-1]
         closed = rendering.ends_turn(transcript.ids[last.start : last.end])

@@ -1,7 +1,9 @@
-"""Play games to their end. `play` is one game as a generator; two drivers feed all games' prompts to an engine.
+"""Play games to their end. `play` is one game as a generator; two drivers feed all games' prompts
+to an engine.
 
-A wave engine gets every waiting prompt at once; a streaming engine gets each prompt the moment its game asks for it, so
-a long message delays only its own game. Speaks of seats, turns and episodes; knows no torch and no rewards.
+A wave engine gets every waiting prompt at once; a streaming engine gets each prompt the moment its
+game asks for it, so a long message delays only its own game. Speaks of seats, turns and episodes;
+knows no torch and no rewards.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dialop.game import Game, Outcome, Prompt
-
 from selfplay.config import Config
 from selfplay.engines.base import Completion, Engine, Request, Sampling
 from selfplay.players import Player
@@ -21,7 +22,8 @@ from selfplay.transcript import Transcript
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One try at a move: who, the text, the legal action or the error and its kind, what each seat then reads."""
+    """One try at a move: who, the text, the legal action or the error and its kind, what each seat
+    then reads."""
 
     seat: int
     text: str
@@ -34,9 +36,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One played game. `ended` is "agreed", "turns", "retries" or "tokens"; transcripts are None for partners.
+    """One played game. `ended` is "agreed", "turns", "retries" or "tokens".
 
-    `views[seat]` is what the seat knew at the end, for measures and reports.
+    Transcripts are None for partners. `views[seat]` is what the seat knew at the end, for measures
+    and reports.
     """
 
     instance: str
@@ -91,7 +94,8 @@ class RolloutStats:
 def play(table: Table, limits: Limits) -> Generator[Request, Completion, Episode]:
     """One game: yields each prompt, is sent its completion, returns the episode.
 
-    A move that was cut off at its token limit is refused before the game sees it, like any other error.
+    A move that was cut off at its token limit is refused before the game sees it, like any other
+    error.
     """
     game, players = table.game, table.players
     prompts = tuple(game.prompt(seat) for seat in range(game.num_seats))
@@ -109,11 +113,19 @@ def play(table: Table, limits: Limits) -> Generator[Request, Completion, Episode
         if move.complete:
             step = game.step(seat, move.text)
             turn = Turn(
-                seat, move.text, step.action, step.error, step.error_kind, step.observations, move.num_tokens
+                seat,
+                move.text,
+                step.action,
+                step.error,
+                step.error_kind,
+                step.observations,
+                move.num_tokens,
             )
         else:
             error = "Error: your move was cut off; be shorter."
-            turn = Turn(seat, move.text, None, error, "cut_off", ("",) * game.num_seats, move.num_tokens)
+            turn = Turn(
+                seat, move.text, None, error, "cut_off", ("",) * game.num_seats, move.num_tokens
+            )
         turns.append(turn)
         unread[seat] = turn.error or ""
         for s, text in enumerate(turn.observations):
@@ -166,7 +178,7 @@ def run(
 
 @dataclass(slots=True)
 class _Tally:
-    """Counts kept while games run. With a streaming engine `engine_s` is the whole stay in its loop."""
+    """Counts kept while games run. With a streaming engine `engine_s` is its loop's whole time."""
 
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
@@ -185,14 +197,24 @@ def _named(table: Table, playing: Playing) -> Playing:
     try:
         return (yield from playing)
     except (
-        ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
     ) as error:
-        error.add_note(f"in instance {table.instance}, episode {table.index}, seat {table.game.seat_to_move}")
+        error.add_note(
+            f"in instance {table.instance}, episode {table.index}, seat {table.game.seat_to_move}"
+        )
         raise
 
 
-def _drive_waves(plays: Sequence[Playing], engine: Engine, sampling: Sampling, tally: _Tally) -> list[Episode]:
-    """All waiting games get their completions together, wave after wave, until every game has ended."""
+def _drive_waves(
+    plays: Sequence[Playing], engine: Engine, sampling: Sampling, tally: _Tally
+) -> list[Episode]:
+    """All waiting games get their completions together, wave after wave, until all have ended."""
     episodes: dict[int, Episode] = {}
     waiting: list[tuple[int, Request]] = []
 
@@ -215,7 +237,9 @@ def _drive_waves(plays: Sequence[Playing], engine: Engine, sampling: Sampling, t
     return [episodes[place] for place in range(len(plays))]
 
 
-def _drive_stream(plays: Sequence[Playing], engine: Engine, sampling: Sampling, tally: _Tally) -> list[Episode]:
+def _drive_stream(
+    plays: Sequence[Playing], engine: Engine, sampling: Sampling, tally: _Tally
+) -> list[Episode]:
     """Each game goes on as soon as its own turn is done."""
     Ask = Callable[[Request], Awaitable[Completion]]
 
@@ -239,7 +263,6 @@ def _drive_stream(plays: Sequence[Playing], engine: Engine, sampling: Sampling, 
     return episodes
 
 
-
 def run_scripted(tables: Sequence[Table], *, limits: Limits) -> list[Episode]:
     """Play tables at which nobody asks an engine (teachers, scripted baselines)."""
     episodes = []
@@ -250,7 +273,9 @@ def run_scripted(tables: Sequence[Table], *, limits: Limits) -> list[Episode]:
         except StopIteration as ended:
             episodes.append(ended.value)
         else:
-            raise ValueError(f"a seat of instance {table.instance} asked for an engine in a scripted game")
+            raise ValueError(
+                f"a seat of instance {table.instance} asked for an engine in a scripted game"
+            )
     return episodes
 
 

@@ -1,6 +1,7 @@
 """Who sits where: the tables of a self-play step, of an evaluation and of the teachers' games.
 
-Every table's draws are named (run seed, purpose, step, instance, episode), so any single game can be played again.
+Every table's draws are named (run seed, purpose, step, instance, episode), so any single game can
+be played again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from collections.abc import Sequence
 
 from dialop.matching import MatchingGame, MatchingInstance
 from dialop.scripted import make_scripted
-
 from selfplay.chat import Rendering
 from selfplay.config import Config
 from selfplay.data import named_seed, options_of
@@ -22,14 +22,19 @@ SCRIPTED = "scripted:"
 def self_play_tables(
     instances: Sequence[MatchingInstance], *, step: int, config: Config, rendering: Rendering
 ) -> list[Table]:
-    """G episodes of each instance: the policy in both seats, or in each seat half the time beside a partner."""
+    """G episodes of each instance: the policy in both seats, or in each half the time beside a
+    partner."""
     tables = []
     for instance in instances:
         for index in range(config.rollout.group_size):
             names = (config.seed, "play", step, instance.key, index)
             learner_seat = None if config.rollout.train_seats == "both" else index % 2
             players = seat_players(
-                names, learner_seat=learner_seat, partner=config.rollout.partner, config=config, rendering=rendering
+                names,
+                learner_seat=learner_seat,
+                partner=config.rollout.partner,
+                config=config,
+                rendering=rendering,
             )
             tables.append(_table(instance, players, index, config))
     return tables
@@ -38,7 +43,7 @@ def self_play_tables(
 def evaluation_tables(
     instances: Sequence[MatchingInstance], *, partner: str, config: Config, rendering: Rendering
 ) -> list[Table]:
-    """One game an instance; with a partner other than "self" the policy sits in seat 0 and 1 by turns."""
+    """One game an instance; beside a partner, not "self", the policy has seat 0 and 1 by turns."""
     tables = []
     for index, instance in enumerate(instances):
         learner_seat = None if partner == "self" else index % 2
@@ -53,11 +58,16 @@ def evaluation_tables(
     return tables
 
 
-def scripted_tables(instances: Sequence[MatchingInstance], *, spec: str, config: Config) -> list[Table]:
-    """One game an instance between two scripted players of one kind, for figures to compare with."""
+def scripted_tables(
+    instances: Sequence[MatchingInstance], *, spec: str, config: Config
+) -> list[Table]:
+    """One game an instance between two scripted players of one kind, to compare figures with."""
     return [
         _table(
-            instance, tuple(_partner(SCRIPTED + spec, ("evaluation", instance.key), s) for s in (0, 1)), 0, config
+            instance,
+            tuple(_partner(SCRIPTED + spec, ("evaluation", instance.key), s) for s in (0, 1)),
+            0,
+            config,
         )
         for instance in instances
     ]
@@ -73,7 +83,9 @@ def teacher_tables(
         players: list[Player] = []
         for seat in (0, 1):
             spec = _pick(specs, weights, named_seed(config.seed, "teacher", instance.key, seat))
-            script = make_scripted(spec, seed=named_seed(config.seed, "teacher's words", instance.key, seat))
+            script = make_scripted(
+                spec, seed=named_seed(config.seed, "teacher's words", instance.key, seat)
+            )
             players.append(Teacher(script, rendering, name=SCRIPTED + spec))
         tables.append(_table(instance, tuple(players), 0, config))
     return tables
@@ -100,11 +112,18 @@ def teacher_mixture(teachers: Sequence[str]) -> tuple[list[str], list[float]]:
 
 
 def seat_players(
-    names: tuple[object, ...], *, learner_seat: int | None, partner: str, config: Config, rendering: Rendering
+    names: tuple[object, ...],
+    *,
+    learner_seat: int | None,
+    partner: str,
+    config: Config,
+    rendering: Rendering,
 ) -> tuple[Player, ...]:
-    """Two players: the policy in every seat (learner_seat None) or in one, `partner` in the other."""
+    """Two players: the policy in both (learner_seat None) or in one seat, else `partner`."""
     return tuple(
-        _policy(names, config, rendering) if learner_seat in (None, seat) else _partner(partner, names, seat)
+        _policy(names, config, rendering)
+        if learner_seat in (None, seat)
+        else _partner(partner, names, seat)
         for seat in (0, 1)
     )
 
@@ -120,12 +139,16 @@ def _policy(names: tuple[object, ...], config: Config, rendering: Rendering) -> 
 
 def _partner(partner: str, names: tuple[object, ...], seat: int) -> ScriptedPartner:
     if not partner.startswith(SCRIPTED):
-        raise ValueError(f"a partner must be 'self' or 'scripted:NAME', as in 'scripted:honest', got {partner!r}")
+        raise ValueError(
+            f"a partner must be 'self' or 'scripted:NAME', as in 'scripted:honest', got {partner!r}"
+        )
     script = make_scripted(partner.removeprefix(SCRIPTED), seed=named_seed(*names, "partner", seat))
     return ScriptedPartner(script, name=partner)
 
 
-def _table(instance: MatchingInstance, players: tuple[Player, ...], index: int, config: Config) -> Table:
+def _table(
+    instance: MatchingInstance, players: tuple[Player, ...], index: int, config: Config
+) -> Table:
     game = MatchingGame(instance, options_of(config.game))
     return Table(game=game, players=players, instance=instance.key, index=index)
 

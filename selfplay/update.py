@@ -1,8 +1,10 @@
 """One optimizer step: micro-batches forward and backward, one denominator, one clipped AdamW step.
 
-Several parts may share a step (the surrogate on self-play, imitation replay); each part's loss is the sum over its
-trained tokens divided by their number over all ranks and micro-batches, agreed before the first backward pass.
-Knows no games and no text. Shapes: M trained tokens of a micro-batch.
+Several parts may share a step (the surrogate on self-play, imitation replay); each part's loss is
+the sum over its trained tokens divided by their number over all ranks and micro-batches, agreed
+before the first backward pass. Knows no games and no text.
+
+Shapes: M trained tokens of a micro-batch.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Learner:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One term of a step's loss: these samples, under the clipped surrogate or imitation, times a weight."""
+    """One term of a step's loss: these samples under one objective, times a weight."""
 
     samples: Sequence[Sample]
     objective: str  # "surrogate" | "imitation"
@@ -63,11 +65,16 @@ def make_optimizer(model: PreTrainedModel, config: OptimConfig) -> torch.optim.O
 def learning_rate(
     step: int, *, peak: float, num_steps: int, warmup_steps: int, schedule: str, final_share: float
 ) -> float:
-    """The rate of step 0..num_steps-1: linear warm-up to the peak, then constant, linear or cosine down to its share."""
+    """The rate of step 0..num_steps-1: linear warm-up to the peak, then constant, or linear or
+    cosine down to its share."""
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     done = (step - warmup_steps) / max(1, num_steps - warmup_steps)
-    left = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}[schedule]
+    left = {
+        "constant": 1.0,
+        "linear": 1.0 - done,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
+    }[schedule]
     return peak * (left if schedule == "constant" else final_share + (1.0 - final_share) * left)
 
 
@@ -84,12 +91,19 @@ def self_play_rate(step: int, config: Config) -> float:
 
 
 def learn(
-    learner: Learner, samples: Sequence[Sample], replay: Sequence[Part], *, step: int, config: Config
+    learner: Learner,
+    samples: Sequence[Sample],
+    replay: Sequence[Part],
+    *,
+    step: int,
+    config: Config,
 ) -> dict[str, float]:
-    """All optimizer steps of one rollout: `epochs` passes, each cut into `minibatches` by a named shuffle.
+    """All optimizer steps of one rollout: `epochs` passes, each cut into `minibatches` by a named
+    shuffle.
 
-    Returns metrics averaged over the optimizer steps; the gap to the engine is that of the first, before any weight
-    moved. With recomputed old log-probs the trainer scores the rollout once more first.
+    Returns metrics averaged over the optimizer steps; the gap to the engine is that of the first,
+    before any weight moved. With recomputed old log-probs the trainer scores the rollout once more
+    first.
     """
     algorithm = config.algorithm
     found: dict[str, float] = {}
@@ -102,7 +116,9 @@ def learn(
             random.Random(named_seed(config.seed, "minibatches", step, epoch)).shuffle(order)
         for place in range(algorithm.minibatches):
             part = Part([samples[i] for i in order[place :: algorithm.minibatches]], "surrogate")
-            seen.append(update(learner, [part, *replay], lr=self_play_rate(step, config), config=config))
+            seen.append(
+                update(learner, [part, *replay], lr=self_play_rate(step, config), config=config)
+            )
             if len(seen) == 1:
                 _check_gap({**seen[0], **found}, config)
     names = {name for metrics in seen for name in metrics}
@@ -117,10 +133,12 @@ def learn(
 def rescored(
     learner: Learner, samples: Sequence[Sample], *, config: Config
 ) -> tuple[list[Sample], dict[str, float]]:
-    """The samples with the trainer's own log-probs as old ones, and how far the engine's were from them."""
+    """The samples with the trainer's log-probs as old ones, and how far the engine's were off."""
     optim, world = config.optim, learner.world
     plan = split_by_tokens([len(s.ids) for s in samples], budget=optim.tokens_per_microbatch)
-    batches = even_out([pack([samples[i] for i in places], device=world.device) for places in plan], world)
+    batches = even_out(
+        [pack([samples[i] for i in places], device=world.device) for places in plan], world
+    )
     scored = list(samples)
     tally = _Tally(world)
     for number, batch in enumerate(batches):
@@ -143,8 +161,9 @@ def _check_gap(metrics: dict[str, float], config: Config) -> None:
     gap = metrics.get("gap_mean", 0.0)
     if not gap <= config.engine.max_gap:  # NaN is no agreement either
         raise RuntimeError(
-            f"engine and trainer log-probs differ by {gap:.4f} nats a token on average over this step's games, "
-            f"engine.max_gap is {config.engine.max_gap:g}: the engine does not speak with the trainer's weights"
+            f"engine and trainer log-probs differ by {gap:.4f} nats a token on average over this "
+            f"step's games, engine.max_gap is {config.engine.max_gap:g}: the engine does not speak "
+            "with the trainer's weights"
         )
 
 
@@ -155,14 +174,17 @@ def update(
     lr: float,
     config: Config,
 ) -> dict[str, float]:
-    """One gradient step on the sum of the parts' losses; returns metrics averaged over trained tokens of all ranks.
+    """One gradient step on the sum of the parts' losses.
 
-    With no trained token anywhere nothing happens (every group was flat). A loss that is not finite raises
-    FloatingPointError before the step, with the sample's name.
+    Returns metrics averaged over trained tokens of all ranks. With no trained token anywhere
+    nothing happens (every group was flat). A loss that is not finite raises FloatingPointError
+    before the step, with the sample's name.
     """
     world = learner.world
     counts = [float(num_trained_tokens(part.samples)) for part in parts]
-    totals = [total / world.tp for total in all_reduce_sum(counts, world)]  # tp ranks hold the same tokens
+    totals = [
+        total / world.tp for total in all_reduce_sum(counts, world)
+    ]  # tp ranks hold the same tokens
     if not any(totals):
         return {"num_trained_tokens": 0.0}
     for group in learner.optimizer.param_groups:
@@ -183,8 +205,10 @@ def update(
     return {"num_trained_tokens": sum(totals), "grad_norm": grad_norm, "lr": lr, **tally.means()}
 
 
-def _even_micro_batches(samples: Sequence[Sample], optim: OptimConfig, world: World) -> list[MicroBatch]:
-    """This rank's micro-batches, padded with weightless ones so that all ranks meet in every collective."""
+def _even_micro_batches(
+    samples: Sequence[Sample], optim: OptimConfig, world: World
+) -> list[MicroBatch]:
+    """This rank's micro-batches, and weightless ones so that all ranks meet in every collective."""
     batches = micro_batches(samples, budget=optim.tokens_per_microbatch, device=world.device)
     return even_out(batches, world)
 
@@ -193,7 +217,9 @@ def even_out(batches: list[MicroBatch], world: World) -> list[MicroBatch]:
     """As many micro-batches as the busiest rank has, the missing ones weightless."""
     most = int(all_reduce_max(float(len(batches)), world))
     if len(batches) < most:
-        filler = Sample(name="", ids=[0, 0], mask=[0, 1], old_logprobs=[0.0, 0.0], advantages=[0.0, 0.0])
+        filler = Sample(
+            name="", ids=[0, 0], mask=[0, 1], old_logprobs=[0.0, 0.0], advantages=[0.0, 0.0]
+        )
         return batches + [pack([filler], device=world.device)] * (most - len(batches))
     return batches
 
@@ -205,8 +231,8 @@ def _is_filler(batch: MicroBatch) -> bool:
 def batch_logprobs(
     learner: Learner, model: PreTrainedModel, batch: MicroBatch, *, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of the trained tokens and entropies at their places, both [M], under the sampling temperature."""
-    # Where FSDP computes in bf16 by itself there is a mesh; one CPU process gets the same by autocast.
+    """Log-probs of the trained tokens and entropies at their places, both [M], at `temperature`."""
+    # With a mesh FSDP computes in bf16 by itself; one CPU process gets the same by autocast.
     lowered = learner.world.mesh is None and learner.compute_dtype != torch.float32
     with torch.autocast(learner.world.device.type, learner.compute_dtype, enabled=lowered):
         return policy_logprobs(
@@ -221,10 +247,13 @@ def batch_logprobs(
         )
 
 
-def _part_loss(learner: Learner, part: Part, batch: MicroBatch, *, config: Config, tally: _Tally) -> Tensor:
+def _part_loss(
+    learner: Learner, part: Part, batch: MicroBatch, *, config: Config, tally: _Tally
+) -> Tensor:
     """The sum of a micro-batch's token losses; counts its metrics."""
     algorithm = config.algorithm
-    # A teacher's words were never sampled, so imitation learns the plain softmax whatever the temperature of play is.
+    # A teacher's words were never sampled, so imitation learns the plain softmax whatever the
+    # temperature of play is.
     at = config.rollout.temperature if part.objective == "surrogate" else 1.0
     logprobs_M, entropies_M = batch_logprobs(learner, learner.model, batch, temperature=at)
     if part.objective == "imitation":
@@ -253,7 +282,9 @@ def _part_loss(learner: Learner, part: Part, batch: MicroBatch, *, config: Confi
     if not bool(torch.isfinite(losses_M).all()):
         bad = int((~torch.isfinite(losses_M)).nonzero()[0, 0])
         name = batch.names[int(batch.sample_M[bad])]
-        raise FloatingPointError(f"the {part.objective} loss of {name} is {losses_M[bad].item()}; no step was taken")
+        raise FloatingPointError(
+            f"the {part.objective} loss of {name} is {losses_M[bad].item()}; no step was taken"
+        )
     tally.add(seen, batch)
     # A filler's advantage is 0, but its KL term is not.
     return losses_M.sum() * (0.0 if _is_filler(batch) else 1.0)
@@ -283,4 +314,6 @@ class _Tally:
         sums = all_reduce_sum([self._sums[n] for n in names], self._world)
         counts = all_reduce_sum([self._counts[n] for n in names], self._world)
         means = {n: s / c for n, s, c in zip(names, sums, counts, strict=True) if c}
-        return means | {n: all_reduce_max(self._largest[n], self._world) for n in sorted(self._largest)}
+        return means | {
+            n: all_reduce_max(self._largest[n], self._world) for n in sorted(self._largest)
+        }

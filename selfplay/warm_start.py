@@ -1,4 +1,5 @@
-"""From nothing to a player that knows the rules: a tokenizer from scripted games, and imitation of scripted players.
+"""From nothing to a player that knows the rules: a tokenizer from scripted games, and imitation of
+scripted players.
 
 The teachers' games become the same transcripts as self-play and train through the same update.
 """
@@ -13,25 +14,25 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from dialop.texts import brief_phrases
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from dialop.texts import brief_phrases
 from selfplay.advantages import Sample, imitation_samples
 from selfplay.chat import Rendering, make_rendering
 from selfplay.config import Config
 from selfplay.data import TEACHERS, TOKENIZER, generated, named_seed
 from selfplay.log import StepLog, progress
+from selfplay.parallel import World
 from selfplay.rollout import limits_of, run_scripted
 from selfplay.tables import scripted_tables, teacher_mixture, teacher_tables
 from selfplay.tokenizer import train_tokenizer
-from selfplay.parallel import World
 from selfplay.update import Learner, Part, learning_rate, update
 
 LOG_EVERY = 50  # optimizer steps of the warm start to a line of its log
 
 
 def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
-    """A byte-level BPE tokenizer trained on what seats read and say in scripted games of this very game."""
+    """A byte-level BPE tokenizer trained on what seats read and say in scripted games."""
     scratch = config.model.scratch
     assert scratch is not None
     specs, _ = teacher_mixture(config.warm_start.teachers)
@@ -46,9 +47,11 @@ def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
 def _texts(config: Config, specs: list[str], instances: list) -> Iterator[str]:
     share = -(-len(instances) // len(specs))
     for place, spec in enumerate(specs):
-        tables = scripted_tables(instances[place * share : (place + 1) * share], spec=spec, config=config)
+        tables = scripted_tables(
+            instances[place * share : (place + 1) * share], spec=spec, config=config
+        )
         for episode in run_scripted(tables, limits=limits_of(config)):
-            # With the role names a chat template writes, which would cost a token a letter otherwise.
+            # With a chat template's role names, which would cost a token a letter otherwise.
             for prompt in episode.prompts:
                 yield from (f"system\n{prompt.system}", f"user\n{prompt.user}")
             for turn in episode.turns:
@@ -56,9 +59,7 @@ def _texts(config: Config, specs: list[str], instances: list) -> Iterator[str]:
                 yield from (f"user\n{text}" for text in (*turn.observations, turn.error) if text)
 
 
-def teacher_samples(
-    config: Config, rendering: Rendering, *, start: int, num: int
-) -> list[Sample]:
+def teacher_samples(config: Config, rendering: Rendering, *, start: int, num: int) -> list[Sample]:
     """Transcripts of the teachers' games start..start+num-1, both seats, slips masked out.
 
     Raises ValueError when many of them are longer than a policy's transcript may be.
@@ -78,7 +79,7 @@ def teacher_samples(
 
 
 def _many_teacher_samples(config: Config, rendering: Rendering, folder: Path) -> list[Sample]:
-    """All of the warm start's samples, played by several processes where the settings ask for it."""
+    """All the warm start's samples, played by several processes where the settings ask for it."""
     num, processes = config.warm_start.num_games, config.data.processes
     if processes == 1:
         return teacher_samples(config, rendering, start=0, num=num)
@@ -138,7 +139,7 @@ def warm_start(
 
 
 def replay_part(config: Config, rendering: Rendering, *, step: int, world: World) -> list[Part]:
-    """Fresh teachers' games to imitate beside a self-play step, weighted; [] when no replay is asked for."""
+    """Fresh teachers' games to imitate beside a self-play step, weighted; [] without replay."""
     warm = config.warm_start
     if warm.replay == 0.0:
         return []

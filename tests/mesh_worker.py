@@ -17,7 +17,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from selfplay.attention import register_packed_attention
-from selfplay.model import ScratchShape, export, load_sharded, policy_logprobs, scratch_model
+from selfplay.config import ScratchConfig
+from selfplay.model import export, load_sharded, policy_logprobs, scratch_model
 from selfplay.parallel import (
     World,
     all_reduce_max,
@@ -39,11 +40,11 @@ PREDICT = (1, 2, 3, 5, 6, 9, 12, 14)
 def build(arch: str, tied: bool) -> PreTrainedModel:
     """The same small model in every process. Qwen3 has a norm over each head."""
     if arch != "qwen3":
-        shape = ScratchShape(
+        shape = ScratchConfig(
             arch=arch, width=32, layers=2, heads=4, kv_heads=2, mlp_width=64,
-            max_positions=64, tie_embeddings=tied,
+            max_positions=64, tie_embeddings=tied, vocab_size=VOCAB,
         )  # fmt: skip
-        return scratch_model(shape, vocab_size=VOCAB, seed=1)
+        return scratch_model(shape, seed=1)
     register_packed_attention()
     config = Qwen3Config(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2,

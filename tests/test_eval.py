@@ -24,7 +24,7 @@ from selfplay.evaluate import evaluate_people, evaluate_scripted, example_places
 from selfplay.evaluation_report import Page, fenced, markdown, rows_json, table_text
 from selfplay.evaluation_source import find_config, find_games, find_source, report_folder
 from selfplay.held_out import held_out
-from selfplay.model import ScratchShape, export, scratch_model
+from selfplay.model import export, scratch_model
 from selfplay.parallel import init_world
 from selfplay.settings import dump
 from selfplay.warm_start import scratch_tokenizer
@@ -60,17 +60,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scratch = config.model.scratch
     assert scratch is not None
     tokenizer = scratch_tokenizer(config)
-    shape = ScratchShape(
-        arch=scratch.arch,
-        width=scratch.width,
-        layers=scratch.layers,
-        heads=scratch.heads,
-        kv_heads=scratch.kv_heads,
-        mlp_width=scratch.mlp_width,
-        max_positions=scratch.max_positions,
-        init_range=0.1,
-    )
-    model = scratch_model(shape, vocab_size=len(tokenizer), seed=0)
+    shape = replace(scratch, init_range=0.1)
+    model = scratch_model(shape, seed=0, vocab_size=len(tokenizer))
     export(model, tokenizer, folder / "final", world=init_world(device="cpu"))
     return folder
 

@@ -17,12 +17,13 @@ from transformers import (
 )
 
 from selfplay.attention import attention_backend, packed_kwargs, register_packed_attention
-from selfplay.model import ScratchShape, export, load_model, policy_logprobs, scratch_model
+from selfplay.config import ScratchConfig
+from selfplay.model import export, load_model, policy_logprobs, scratch_model
 
-SHAPE = ScratchShape(
-    arch="qwen2", width=32, layers=2, heads=4, kv_heads=2, mlp_width=48, max_positions=128
-)
 VOCAB = 61
+SHAPE = ScratchConfig(
+    width=32, layers=2, heads=4, kv_heads=2, mlp_width=48, max_positions=128, vocab_size=VOCAB
+)
 # One far longer than the rest, one of a single token, one of which nothing is scored.
 LENGTHS = (7, 40, 1, 12, 3, 16)
 
@@ -64,17 +65,13 @@ def one_by_one(
 def test_packed_scores_and_gradients_are_those_of_each_sequence_alone(
     arch: str, tied: bool, temperature: float
 ) -> None:
-    model = scratch_model(
-        replace(SHAPE, arch=arch, tie_embeddings=tied), vocab_size=VOCAB, seed=3, pad_token_id=0
-    )
+    model = scratch_model(replace(SHAPE, arch=arch, tie_embeddings=tied), seed=3, pad_token_id=0)
     sequences, row = packed()
     seen = policy_logprobs(model, **row, temperature=temperature)
     seen[0].sum().backward()
     mine = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
-    plain = scratch_model(
-        replace(SHAPE, arch=arch, tie_embeddings=tied), vocab_size=VOCAB, seed=3, pad_token_id=0
-    )
+    plain = scratch_model(replace(SHAPE, arch=arch, tie_embeddings=tied), seed=3, pad_token_id=0)
     plain.set_attn_implementation("eager")
     expected = one_by_one(plain, sequences, temperature)
     expected[0].sum().backward()
@@ -86,7 +83,7 @@ def test_packed_scores_and_gradients_are_those_of_each_sequence_alone(
 
 
 def test_sequences_do_not_see_each_other() -> None:
-    model = scratch_model(SHAPE, vocab_size=VOCAB, seed=3)
+    model = scratch_model(SHAPE, seed=3)
     _, row = packed()
     before, _ = policy_logprobs(model, **row, temperature=1.0)
     changed = row["ids_N"].clone()
@@ -114,8 +111,8 @@ def test_a_sliding_window_is_kept_in_packed_rows() -> None:
 
 def test_generation_with_a_cache_is_the_models_own() -> None:
     """Without `packed_kwargs` masks work as ever: none, 2-D padding, an explicit 4-D one."""
-    model = scratch_model(SHAPE, vocab_size=VOCAB, seed=3, pad_token_id=0).eval()
-    plain = scratch_model(SHAPE, vocab_size=VOCAB, seed=3, pad_token_id=0).eval()
+    model = scratch_model(SHAPE, seed=3, pad_token_id=0).eval()
+    plain = scratch_model(SHAPE, seed=3, pad_token_id=0).eval()
     plain.set_attn_implementation("eager")
     ids = torch.tensor([[0, 0, 5, 6, 7], [1, 2, 3, 4, 5]])
     padding = (ids != 0).long()
@@ -144,10 +141,10 @@ def test_packed_mode_builds_no_mask() -> None:
 
 def test_scratch_models_depend_on_the_seed_alone() -> None:
     state = torch.get_rng_state()
-    first = scratch_model(SHAPE, vocab_size=VOCAB, seed=5)
+    first = scratch_model(SHAPE, seed=5)
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(3)
-    again, other = (scratch_model(SHAPE, vocab_size=VOCAB, seed=s) for s in (5, 6))
+    again, other = (scratch_model(SHAPE, seed=s) for s in (5, 6))
     for name, parameter in first.named_parameters():
         assert torch.equal(parameter, again.get_parameter(name))
     assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
@@ -155,9 +152,7 @@ def test_scratch_models_depend_on_the_seed_alone() -> None:
 
 
 def test_every_token_trains_the_padding_token_too() -> None:
-    model = scratch_model(
-        replace(SHAPE, tie_embeddings=False), vocab_size=VOCAB, seed=5, pad_token_id=0
-    )
+    model = scratch_model(replace(SHAPE, tie_embeddings=False), seed=5, pad_token_id=0)
     policy_logprobs(
         model,
         torch.tensor([4, 0, 7]),
@@ -181,14 +176,12 @@ def test_every_token_trains_the_padding_token_too() -> None:
 )
 def test_a_shape_that_does_not_fit_says_why(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        scratch_model(replace(SHAPE, **change), vocab_size=VOCAB, seed=0)
+        scratch_model(replace(SHAPE, **change), seed=0)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_export_is_an_ordinary_folder(tied: bool, tmp_path: Path) -> None:
-    model = scratch_model(
-        replace(SHAPE, tie_embeddings=tied), vocab_size=VOCAB, seed=5, eos_token_id=2
-    )
+    model = scratch_model(replace(SHAPE, tie_embeddings=tied), seed=5, eos_token_id=2)
     export(model, None, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["architectures"] == ["Qwen2ForCausalLM"]

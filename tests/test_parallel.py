@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from selfplay.model import ScratchShape, scratch_model
+from selfplay.config import ScratchConfig
+from selfplay.model import scratch_model
 from selfplay.parallel import all_reduce_sum, clip_grad_norm, full_tensors, init_world, shard
 from selfplay.parallel.shard import _chunk
 from selfplay.parallel.tensor import _checked_plan
 from selfplay.parallel.world import data_parallel_size
 
 WORKER = Path(__file__).with_name("mesh_worker.py")
-SHAPE = ScratchShape(
-    arch="qwen2", width=16, layers=4, heads=4, kv_heads=2, mlp_width=24, max_positions=32
+SHAPE = ScratchConfig(
+    width=16, layers=4, heads=4, kv_heads=2, mlp_width=24, max_positions=32, vocab_size=20
 )
 MODELS = ("qwen2 True", "llama False", "qwen3 True")
 
@@ -78,7 +79,7 @@ def test_ranks_agree_on_small_things(report: Any) -> None:
 
 def test_one_cpu_process_is_a_world_without_a_mesh() -> None:
     world = init_world(device="cpu")
-    model = scratch_model(SHAPE, vocab_size=20, seed=0)
+    model = scratch_model(SHAPE, seed=0)
     assert world.mesh is None
     assert shard(model, world) is model
     assert all_reduce_sum([1.5], world) == [1.5]
@@ -87,7 +88,7 @@ def test_one_cpu_process_is_a_world_without_a_mesh() -> None:
 
 def test_the_norm_before_clipping_is_returned() -> None:
     world = init_world(device="cpu")
-    model = scratch_model(SHAPE, vocab_size=20, seed=0)
+    model = scratch_model(SHAPE, seed=0)
     model.model.norm.weight.grad = torch.full((16,), 3.0)  # its norm is 3 * sqrt(16)
     assert clip_grad_norm(model, float("inf"), world) == pytest.approx(12.0)
     assert clip_grad_norm(model, 6.0, world) == pytest.approx(12.0)
@@ -99,7 +100,7 @@ def test_the_norm_before_clipping_is_returned() -> None:
     ("which", "recomputed"), [("none", []), ("full", [0, 1, 2, 3]), ("every 2", [0, 2])]
 )
 def test_activation_checkpointing_names_its_layers(which: str, recomputed: list[int]) -> None:
-    model = scratch_model(SHAPE, vocab_size=20, seed=0)
+    model = scratch_model(SHAPE, seed=0)
     shard(model, init_world(device="cpu"), activation_checkpointing=which)
     layers = model.base_model.layers
     assert [i for i, layer in enumerate(layers) if layer.gradient_checkpointing] == recomputed
@@ -107,7 +108,7 @@ def test_activation_checkpointing_names_its_layers(which: str, recomputed: list[
 
 @pytest.mark.parametrize("which", ["some", "every", "every 0", "every x"])
 def test_an_unknown_checkpointing_is_refused(which: str) -> None:
-    model = scratch_model(SHAPE, vocab_size=20, seed=0)
+    model = scratch_model(SHAPE, seed=0)
     with pytest.raises(ValueError, match='must be "none", "full" or "every K"'):
         shard(model, init_world(device="cpu"), activation_checkpointing=which)
 

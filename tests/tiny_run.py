@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from selfplay.advantages import Sample
 from selfplay.batch import pack
-from selfplay.model import ScratchShape, policy_logprobs, scratch_model
+from selfplay.config import ScratchConfig
+from selfplay.model import policy_logprobs, scratch_model
 
 CPU = torch.device("cpu")
 VOCAB = 300
@@ -36,7 +37,7 @@ eval: {every: 0, num_games: 8, final_games: 8}
 
 def tiny_model(arch: str = "qwen2", *, seed: int = 0, vocab_size: int = VOCAB) -> PreTrainedModel:
     """Random weights, grouped key/value heads, as sure of itself as a trained model."""
-    shape = ScratchShape(
+    shape = ScratchConfig(
         arch=arch,
         width=32,
         layers=2,

@@ -1,7 +1,8 @@
 """What an engine is: prompt ids in, sampled ids out. Knows no games, no rewards, no text.
 
-Two drivers meet two kinds of engine: a wave engine (`generate`) answers all waiting prompts at once; a streaming engine
-(`stream`) answers each as soon as it is done, on its own event loop. `Engine.streaming` says which one it is.
+Two drivers meet two kinds of engine: a wave engine (`generate`) answers all waiting prompts at
+once; a streaming engine (`stream`) answers each as soon as it is done, on its own event loop.
+`Engine.streaming` says which one it is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One turn to generate: the exact prompt ids, at most `max_new_tokens` more, and the seed of its draws."""
+    """One turn to generate: the exact prompt ids, how many more at most, the seed of its draws."""
 
     prompt_ids: Sequence[int]
     max_new_tokens: int
@@ -24,9 +25,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What was sampled: new ids (the matched stop token included), one log-prob a token, why it ended, whose weights.
+    """What was sampled: new ids, one log-prob a token, why it ended, whose weights.
 
-    Log-probs are those of the full softmax after the temperature. `finish` is "stop" or "length".
+    The ids include the matched stop token. Log-probs are those of the full softmax after the
+    temperature. `finish` is "stop" or "length".
     """
 
     ids: list[int]
@@ -37,7 +39,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How every request of a rollout is sampled. Temperature 0 is greedy (log-probs then at temperature 1)."""
+    """How every request of a rollout is sampled.
+
+    Temperature 0 is greedy, with log-probs at temperature 1.
+    """
 
     temperature: float
     stop_ids: tuple[int, ...]
@@ -58,15 +63,20 @@ class Engine(Protocol):
         tasks: Iterable[Callable[[Callable[[Request], Awaitable[Completion]]], Awaitable[Any]]],
         sampling: Sampling,
     ) -> list[Any]:
-        """Run one coroutine a game, each given `ask(request)`; streaming engines only. Results in order."""
+        """Run one coroutine a game, each given `ask(request)`; results in order.
+
+        Streaming engines only.
+        """
         ...
 
-    def update_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Make the engine speak with these weights (Hugging Face names) from the next request on."""
+    def update_weights(
+        self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> None:
+        """From the next request on the engine speaks with these weights (Hugging Face names)."""
         ...
 
     def sleep(self) -> None:
-        """Give weights and cache memory back while the trainer works. No-op where nothing can be freed."""
+        """Give memory (weights, cache) back while the trainer works, where any can be freed."""
         ...
 
     def wake(self, what: str) -> None:

@@ -1,7 +1,9 @@
-"""The transformers engine: one model in this process, batched over all waiting prompts. The reference for tests.
+"""The transformers engine: one model in this process, batched over all waiting prompts. The
+reference for tests.
 
-It reads the policy's own parameters, so there is nothing to push while both live in one process. Every request draws
-from its own seed, so a completion does not depend on what it was batched with (up to the rounding of the matmuls).
+It reads the policy's own parameters, so there is nothing to push while both live in one process.
+Every request draws from its own seed, so a completion does not depend on what it was batched with
+(up to the rounding of the matmuls).
 
 Shapes: B rows, P longest prompt, K keys so far, V vocabulary.
 """
@@ -21,7 +23,10 @@ from selfplay.engines.base import Completion, Request, Sampling
 
 
 class _Slots(CacheLayerMixin):
-    """One layer's keys and values in memory taken once; a step writes in place instead of copying all that came before."""
+    """One layer's keys and values in memory taken once.
+
+    A step writes in place instead of copying all that came before.
+    """
 
     is_sliding = False
 
@@ -35,7 +40,9 @@ class _Slots(CacheLayerMixin):
         self.values = value_states.new_empty(B, heads, self.capacity, value_states.shape[-1])
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, self.length = self.length, self.length + key_states.shape[2]
@@ -69,7 +76,10 @@ def _uniforms(requests: Sequence[Request], length: int) -> np.ndarray:
 
 
 def _sample(logits_BV: Tensor, temperature: float, draws_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Sampled ids and their log-probs under the full softmax after the temperature; temperature 0 takes the largest."""
+    """Sampled ids and their log-probs under the full softmax after the temperature.
+
+    Temperature 0 takes the largest.
+    """
     logprobs_BV = (logits_BV.float() / (temperature or 1.0)).log_softmax(-1)
     if temperature == 0.0:
         ids_B = logprobs_BV.argmax(-1)
@@ -89,8 +99,14 @@ class HFEngine:
         self.model, self.max_batch, self.version = model, max_batch, 0
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """Answer all requests, in order. Prompts of like length are batched together, equal prompts are read once."""
-        order = sorted(range(len(requests)), key=lambda i: (len(requests[i].prompt_ids), tuple(requests[i].prompt_ids)))
+        """Answer all requests, in order.
+
+        Prompts of like length are batched together, equal prompts are read once.
+        """
+        order = sorted(
+            range(len(requests)),
+            key=lambda i: (len(requests[i].prompt_ids), tuple(requests[i].prompt_ids)),
+        )
         answers: dict[int, Completion] = {}
         was_training = self.model.training
         self.model.eval()
@@ -128,7 +144,9 @@ class HFEngine:
             num_going = int(going_B.sum())
             if num_going == 0:
                 break
-            if num_going <= 0.75 * len(rows):  # finished rows ride along until dropping them pays for the copy
+            if num_going <= 0.75 * len(
+                rows
+            ):  # finished rows ride along until dropping them pays for the copy
                 keep = going_B.nonzero()[:, 0]
                 for layer in layers:
                     layer.take(keep)
@@ -145,7 +163,10 @@ class HFEngine:
     def _prefill(
         self, requests: Sequence[Request], horizon: int
     ) -> tuple[list[_Slots], Tensor, Tensor, Tensor]:
-        """Read the prompts, left-padded; equal neighbours (a group's first turns) are read once and then copied."""
+        """Read the prompts, left-padded.
+
+        Equal neighbours (a group's first turns) are read once and then copied.
+        """
         unique: list[Sequence[int]] = []
         index: list[int] = []
         for request in requests:
@@ -161,8 +182,11 @@ class HFEngine:
         ids_BP, valid_BK = ids_BP.to(device), valid_BK.to(device)
         positions_BP = (valid_BK[:, :P].cumsum(-1) - 1).clamp(min=0)
         causal_PP = torch.ones(P, P, dtype=torch.bool, device=device).tril()
-        # A padding row sees itself: a softmax over nothing would be NaN, and NaN would spread through the values.
-        mask_BPP = (causal_PP & valid_BK[:, None, :P]) | torch.eye(P, dtype=torch.bool, device=device)
+        # A padding row sees itself: a softmax over nothing would be NaN, and NaN would spread
+        # through the values.
+        mask_BPP = (causal_PP & valid_BK[:, None, :P]) | torch.eye(
+            P, dtype=torch.bool, device=device
+        )
         layers = [_Slots(P + horizon) for _ in range(self.model.config.num_hidden_layers)]
         logits_BV = self._forward(ids_BP, positions_BP, mask_BPP, layers)
         take = torch.tensor(index, device=device)
@@ -170,7 +194,9 @@ class HFEngine:
             layer.take(take)
         return layers, valid_BK[take], positions_BP[take, -1] + 1, logits_BV[take]
 
-    def _forward(self, ids_BQ: Tensor, positions_BQ: Tensor, mask_BQK: Tensor, layers: list[_Slots]) -> Tensor:
+    def _forward(
+        self, ids_BQ: Tensor, positions_BQ: Tensor, mask_BQK: Tensor, layers: list[_Slots]
+    ) -> Tensor:
         """Logits of the last position, [B, V]; writes the new keys and values into `layers`."""
         K = layers[0].length + ids_BQ.shape[1]
         output = self.model(
@@ -191,7 +217,10 @@ class HFEngine:
         raise NotImplementedError("the hf engine answers in waves: use generate")
 
     def update_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Copy tensors into the model by name; unknown names raise KeyError before anything speaks with them."""
+        """Copy tensors into the model by name.
+
+        Unknown names raise KeyError before anything speaks with them.
+        """
         own = dict(self.model.named_parameters())
         with torch.no_grad():
             for name, tensor in named_tensors:
@@ -201,7 +230,7 @@ class HFEngine:
         self.version = version
 
     def sleep(self) -> None:
-        """Nothing to free: the cache lives only inside `generate` and the weights are the policy's."""
+        """Nothing to free: the cache lives only in `generate`, the weights are the policy's."""
 
     def wake(self, what: str) -> None:
         """Nothing was freed."""

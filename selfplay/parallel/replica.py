@@ -35,7 +35,8 @@ def make_replica(rank: int, world_size: int, size: int) -> Replica:
     if size < 1 or world_size % size:
         fits = max(n for n in range(1, max(1, size) + 1) if world_size % n == 0)
         raise ValueError(
-            f"engine.tp_size must divide the {world_size} processes, got {size}; the nearest is {fits}"
+            f"engine.tp_size must divide the {world_size} processes, got {size}; "
+            f"the nearest is {fits}"
         )
     index, place = divmod(rank, size)
     group = None

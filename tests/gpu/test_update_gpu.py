@@ -13,16 +13,17 @@ import pytest
 import torch
 
 from selfplay.attention import _flash_attn_varlen, _padded, _varlen, attention_backend
+from selfplay.config import ScratchConfig
 from selfplay.logprob import token_logprobs
-from selfplay.model import ScratchShape, policy_logprobs, scratch_model
+from selfplay.model import policy_logprobs, scratch_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "mesh_worker.py"
 MESHES = {"1": (1, 1), "fsdp2": (2, 1), "tp2": (2, 2), "fsdp4": (4, 1), "fsdp2xtp2": (4, 2)}
-SHAPE = ScratchShape(
-    arch="qwen2", width=256, layers=2, heads=4, kv_heads=2, mlp_width=512, max_positions=512
+SHAPE = ScratchConfig(
+    width=256, layers=2, heads=4, kv_heads=2, mlp_width=512, max_positions=512, vocab_size=1000
 )
 LENGTHS = (300, 7, 1, 120)
 
@@ -79,7 +80,7 @@ def test_torchs_varlen_kernel_agrees_with_padded_attention(window: int | None) -
 
 
 def test_bf16_packed_scores_are_near_those_of_fp32() -> None:
-    model = scratch_model(SHAPE, vocab_size=1000, seed=0)
+    model = scratch_model(SHAPE, seed=0)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 1000, (sum(LENGTHS),), generator=generator)
     predict = torch.cat([torch.arange(299), torch.arange(308, 427)])
