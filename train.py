@@ -41,7 +41,7 @@ from selfplay.log import Stopwatch, open_run
 from selfplay.measures import step_metrics
 from selfplay.parallel import World, close_world, init_world
 from selfplay.settings import SettingsError, describe
-from selfplay.tables import self_play_tables
+from selfplay.tables import check_players, self_play_tables
 from selfplay.update import learn
 from selfplay.warm_start import replay_part
 
@@ -50,6 +50,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     """The whole run: its parts, then one screen of loop."""
     folder = Path(config.out)
     open_run(folder, config, rank=world.rank)
+    stream = TrainStream(config)
     tokenizer = make_tokenizer(config, folder, world)
     rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
     weights = first_weights(config, folder, tokenizer, rendering, world)
@@ -59,7 +60,6 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     offload = make_offload(config, learner)
     sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
     limits = rollout.limits_of(config)
-    stream = TrainStream(config)
     first_step = resume(folder, learner)
     give_back(learner, engine, offload, version=first_step, config=config)
     if first_step == 0:
@@ -120,6 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     try:
         config = load_config(asked.config, asked.overrides)
+        check_players(config)
         if config.threads:
             torch.set_num_threads(config.threads)
         world = init_world(

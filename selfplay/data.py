@@ -16,6 +16,7 @@ from dialop.generate import Keep, MatchingRecipe, generate_many
 from dialop.matching import MatchingInstance, MatchingOptions
 from dialop.store import read_instances
 from selfplay.config import Config, GameConfig
+from selfplay.settings import SettingsError
 
 # Streams of generated instances never meet: each purpose has its own name in the seed.
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held-out"
@@ -78,10 +79,12 @@ class TrainStream:
         if config.data.train != "generated":
             path = Path(config.data.train)
             if not path.exists():
-                raise ValueError(f"data.train must be 'generated' or an existing file, got {path}")
+                raise SettingsError(
+                    f"data.train must be 'generated' or an existing file, got {path}"
+                )
             self._file = read_instances(path)
             if len(self._file) < config.rollout.instances:
-                raise ValueError(
+                raise SettingsError(
                     f"rollout.instances must be at most the {len(self._file)} instances of {path}, "
                     f"got {config.rollout.instances}"
                 )

@@ -15,6 +15,7 @@ from selfplay.config import Config
 from selfplay.data import named_seed, options_of
 from selfplay.players import Player, PolicyPlayer, ScriptedPartner, Teacher
 from selfplay.rollout import Table
+from selfplay.settings import SettingsError
 
 SCRIPTED = "scripted:"
 
@@ -91,6 +92,14 @@ def teacher_tables(
     return tables
 
 
+def check_players(config: Config) -> None:
+    """Raise SettingsError for a teacher or partner that does not exist, before anything starts."""
+    if config.warm_start.num_games or config.warm_start.replay or config.model.scratch:
+        teacher_mixture(config.warm_start.teachers)
+    if config.rollout.train_seats == "one":
+        _partner(config.rollout.partner, (), 0)
+
+
 def teacher_mixture(teachers: Sequence[str]) -> tuple[list[str], list[float]]:
     """Specs and weights of "spec*weight" entries; the weight is 1 where none stands."""
     specs, weights = [], []
@@ -99,15 +108,18 @@ def teacher_mixture(teachers: Sequence[str]) -> tuple[list[str], list[float]]:
         try:
             weights.append(float(weight) if weight else 1.0)
         except ValueError:
-            raise ValueError(
+            raise SettingsError(
                 f"warm_start.teachers: the weight in {entry!r} must be a number, as in 'solo*0.5'"
             ) from None
         if weights[-1] < 0:
-            raise ValueError(f"warm_start.teachers: the weight in {entry!r} must not be negative")
-        make_scripted(spec, seed=0)  # names the valid specs when this one is not
+            raise SettingsError(f"warm_start.teachers: the weight in {entry!r} must be at least 0")
+        try:
+            make_scripted(spec, seed=0)
+        except ValueError as error:
+            raise SettingsError(f"warm_start.teachers: {error}") from None
         specs.append(spec)
     if sum(weights) <= 0:
-        raise ValueError(f"warm_start.teachers needs one positive weight, got {list(teachers)}")
+        raise SettingsError(f"warm_start.teachers needs one positive weight, got {list(teachers)}")
     return specs, weights
 
 
@@ -139,10 +151,14 @@ def _policy(names: tuple[object, ...], config: Config, rendering: Rendering) -> 
 
 def _partner(partner: str, names: tuple[object, ...], seat: int) -> ScriptedPartner:
     if not partner.startswith(SCRIPTED):
-        raise ValueError(
+        raise SettingsError(
             f"a partner must be 'self' or 'scripted:NAME', as in 'scripted:honest', got {partner!r}"
         )
-    script = make_scripted(partner.removeprefix(SCRIPTED), seed=named_seed(*names, "partner", seat))
+    spec = partner.removeprefix(SCRIPTED)
+    try:
+        script = make_scripted(spec, seed=named_seed(*names, "partner", seat))
+    except ValueError as error:
+        raise SettingsError(f"partner {partner!r}: {error}") from None
     return ScriptedPartner(script, name=partner)
 
 

@@ -24,6 +24,7 @@ from selfplay.data import TEACHERS, TOKENIZER, generated, named_seed
 from selfplay.log import StepLog, progress
 from selfplay.parallel import World
 from selfplay.rollout import limits_of, run_scripted
+from selfplay.settings import SettingsError
 from selfplay.tables import scripted_tables, teacher_mixture, teacher_tables
 from selfplay.tokenizer import train_tokenizer
 from selfplay.update import Learner, Part, learning_rate, update
@@ -70,7 +71,7 @@ def teacher_samples(config: Config, rendering: Rendering, *, start: int, num: in
     fitting = [s for s in samples if len(s.ids) <= config.rollout.max_game_tokens]
     # A rare quarrel outgrows any sensible limit; if many games do, the limit is wrong.
     if len(fitting) < 0.95 * len(samples):
-        raise ValueError(
+        raise SettingsError(
             f"rollout.max_game_tokens must hold the teachers' games: {len(samples) - len(fitting)} "
             f"of {len(samples)} transcripts are longer than {config.rollout.max_game_tokens}, "
             f"the longest {max(len(s.ids) for s in samples)}"
@@ -106,7 +107,7 @@ def warm_start(
     samples = _many_teacher_samples(config, rendering, folder / "tokenizer")
     per_epoch = len(samples) // warm.batch_size
     if per_epoch == 0:
-        raise ValueError(
+        raise SettingsError(
             f"warm_start.batch_size must be at most {len(samples)} transcripts, "
             f"got {warm.batch_size}"
         )
