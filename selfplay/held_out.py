@@ -16,6 +16,7 @@ from selfplay.engines.base import Engine
 from selfplay.evaluate import evaluate, evaluate_scripted
 from selfplay.evaluation_report import COLUMNS, rows_json, table_text, write_whole
 from selfplay.parallel import World
+from selfplay.statistics import show_interval
 
 SCRIPTS = ("honest", "solo", "random")
 
@@ -58,6 +59,24 @@ def held_out(
     write_whole(path, json.dumps(rows_json(found), indent=1) + "\n")
     print(f"held-out games {stage} self-play ({len(instances)} instances):")
     print(table_text(found), flush=True)
+    if stage == "after":
+        print(learnt(folder), flush=True)
+
+
+def learnt(folder: Path) -> str:
+    """What self-play changed, in one sentence, from the run's two held-out files."""
+    before, after = (
+        json.loads((folder / f"held_out_{stage}.json").read_text())["sampled"]
+        for stage in ("before", "after")
+    )
+    old, new = before["interval"], after["interval"]
+    apart = "apart" if new[1] > old[2] or new[2] < old[1] else "overlapping"
+    talk = [found["measures"]["messages"] for found in (before, after)]
+    return (
+        f"self-play took the score from {show_interval(tuple(old))} to {show_interval(tuple(new))} "
+        f"({new[0] - old[0]:+.3f}, intervals {apart}) and messages a game from {talk[0]:.2f} to "
+        f"{talk[1]:.2f}; the policy is in {folder / 'final'}"
+    )
 
 
 def validation(
