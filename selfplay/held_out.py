@@ -59,7 +59,7 @@ def held_out(
     write_whole(path, json.dumps(rows_json(found), indent=1) + "\n")
     print(f"held-out games {stage} self-play ({len(instances)} instances):")
     print(table_text(found), flush=True)
-    if stage == "after":
+    if stage == "after" and (folder / "held_out_before.json").exists():
         print(learnt(folder), flush=True)
 
 
