@@ -95,6 +95,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         journal.step(step + 1, metrics, episodes, watch)
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
             with watch("save"):
+                offload.fetch()
                 save_checkpoint(
                     folder, learner, tokenizer, step=step + 1, keep=config.keep_checkpoints
                 )

@@ -128,7 +128,6 @@ def make_offload(config: Config, learner: Learner) -> Offload:
     return Offload(
         learner,
         state=parallel.offload_optimizer,
-        parameters=parallel.offload_parameters,
         reference=parallel.offload_reference,
     )
 

@@ -1,4 +1,4 @@
-"""Optimizer state, reference and optionally parameters wait in pinned host memory while others need
+"""Optimizer state and reference wait in pinned host memory while others need
 the GPU.
 
 A tensor's storage is emptied in place and filled again, so whoever holds the tensor (FSDP, the
@@ -55,10 +55,10 @@ class Parked:
 class Offload:
     """What the settings send to the host while the engine plays; all is back before an update."""
 
-    def __init__(self, learner: Learner, *, state: bool, parameters: bool, reference: bool) -> None:
+    def __init__(self, learner: Learner, *, state: bool, reference: bool) -> None:
         self._learner = learner
-        self._state, self._parameters, self._reference = state, parameters, reference
-        self._parked_state, self._parked_parameters = Parked(), Parked()
+        self._state, self._reference = state, reference
+        self._parked = Parked()
 
     def stow_state(self) -> None:
         """After the update: optimizer state and reference leave the GPU, if the settings say so."""
@@ -68,14 +68,8 @@ class Offload:
                 kept += [v for v in values.values() if isinstance(v, Tensor)]
         if self._reference and self._learner.reference is not None:
             kept += self._learner.reference.parameters()
-        self._parked_state.stow(kept)
-
-    def stow_parameters(self) -> None:
-        """After the push: parameters leave the GPU too, if the settings say so."""
-        if self._parameters:
-            self._parked_parameters.stow(self._learner.model.parameters())
+        self._parked.stow(kept)
 
     def fetch(self) -> None:
-        """Before the update: everything comes back."""
-        self._parked_parameters.fetch()
-        self._parked_state.fetch()
+        """Before an update or a checkpoint: everything comes back."""
+        self._parked.fetch()
