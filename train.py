@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 from selfplay import rollout
-from selfplay.advantages import credit
 from selfplay.assemble import (
     first_weights,
     make_learner,
@@ -32,17 +31,18 @@ from selfplay.batch import share_by_tokens
 from selfplay.chat import make_rendering
 from selfplay.checkpoint import finish, resume, save_checkpoint
 from selfplay.config import Config, load_config
+from selfplay.credit import credit
 from selfplay.data import TrainStream
 from selfplay.engines.base import Sampling
 from selfplay.hand_over import gate, give_back, lend
 from selfplay.held_out import held_out, validation
 from selfplay.journal import Journal
+from selfplay.learn import learn
 from selfplay.log import Stopwatch, open_run
 from selfplay.measures import step_metrics
 from selfplay.parallel import World, close_world, init_world
 from selfplay.settings import SettingsError, describe
 from selfplay.tables import check_players, self_play_tables
-from selfplay.update import learn
 from selfplay.warm_start import replay_part
 
 

@@ -17,6 +17,7 @@ from selfplay.config import Config
 from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang import SGLangEngine
+from selfplay.learner import Learner
 from selfplay.model import (
     export,
     liger_is_here,
@@ -26,8 +27,8 @@ from selfplay.model import (
     scratch_model,
 )
 from selfplay.offload import Offload
+from selfplay.optim import make_optimizer
 from selfplay.parallel import World, barrier
-from selfplay.update import Learner, make_optimizer
 from selfplay.warm_start import scratch_tokenizer, warm_start
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

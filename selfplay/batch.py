@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from selfplay.advantages import Sample
 from selfplay.parallel import World, gather_objects
+from selfplay.samples import Sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from transformers import PreTrainedTokenizerBase
 
+from selfplay.learner import Learner
 from selfplay.model import export
 from selfplay.parallel import barrier
-from selfplay.update import Learner
 
 
 def save_checkpoint(

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from selfplay.advantages import Sample
 from selfplay.batch import micro_batches
 from selfplay.config import Config
 from selfplay.engines.base import Engine, Request, Sampling
+from selfplay.learner import Learner, batch_logprobs, even_out
 from selfplay.offload import Offload
 from selfplay.parallel import World, barrier, gather_objects
+from selfplay.samples import Sample
 from selfplay.sync import push, verify
-from selfplay.update import Learner, batch_logprobs, even_out
 
 GATE_PROMPTS, GATE_TOKENS = 8, 32
 

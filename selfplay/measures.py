@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dialop.statements import count_true
-from selfplay.advantages import CreditStats
+from selfplay.credit import CreditStats
 from selfplay.parallel import World, gather_objects
 from selfplay.rollout import Episode, RolloutStats
 

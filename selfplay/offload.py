@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from selfplay.update import Learner
+from selfplay.learner import Learner
 
 
 class Parked:

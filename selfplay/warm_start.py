@@ -17,17 +17,21 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dialop.texts import brief_phrases
-from selfplay.advantages import Sample, imitation_samples
 from selfplay.chat import Rendering, make_rendering
 from selfplay.config import Config
+from selfplay.credit import imitation_samples
 from selfplay.data import TEACHERS, TOKENIZER, generated, named_seed
+from selfplay.learner import Learner
 from selfplay.log import StepLog, progress
+from selfplay.objective import Part
+from selfplay.optim import learning_rate
 from selfplay.parallel import World
 from selfplay.rollout import limits_of, run_scripted
+from selfplay.samples import Sample
 from selfplay.settings import SettingsError
 from selfplay.tables import scripted_tables, teacher_mixture, teacher_tables
 from selfplay.tokenizer import train_tokenizer
-from selfplay.update import Learner, Part, learning_rate, update
+from selfplay.update import update
 
 LOG_EVERY = 50  # optimizer steps of the warm start to a line of its log
 

@@ -9,8 +9,9 @@ from dialop_boards import BRIEF, SMALL
 
 from dialop.game import Outcome
 from dialop.matching import MatchingGame
-from selfplay.advantages import credit, grpo_advantages, imitation_samples
+from selfplay.advantages import grpo_advantages
 from selfplay.config import AlgorithmConfig, RewardConfig
+from selfplay.credit import credit, imitation_samples
 from selfplay.rewards import seat_reward
 from selfplay.rollout import Episode, Turn
 from selfplay.transcript import Transcript

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfplay.advantages import Sample
 from selfplay.batch import micro_batches, num_trained_tokens, pack, split_by_tokens
+from selfplay.samples import Sample
 
 CPU = torch.device("cpu")
 # Prompt 10 11, said 12 13, heard 14, said 15.

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tiny_run import VOCAB, tiny_model, trainer_logprobs
 
-from selfplay.advantages import Sample
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.hf import HFEngine
+from selfplay.samples import Sample
 
 # Many stop tokens, so that an untrained model meets one soon.
 STOPS = tuple(range(30))

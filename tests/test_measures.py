@@ -10,7 +10,7 @@ from dialop_boards import BEST, BRIEF, SMALL, WORST
 
 from dialop.game import Game
 from dialop.matching import MatchingGame
-from selfplay.advantages import CreditStats
+from selfplay.credit import CreditStats
 from selfplay.engines.base import Completion, Request
 from selfplay.measures import add_up, game_measures, game_record, step_metrics, talk_value, tally
 from selfplay.parallel import init_world

@@ -28,7 +28,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "engines": ("selfplay.engines",),
     "turns": ("selfplay.players", "selfplay.rollout", "selfplay.branch", "selfplay.tables"),
-    "credit": ("selfplay.rewards", "selfplay.advantages"),
+    "credit": (
+        "selfplay.rewards",
+        "selfplay.advantages",
+        "selfplay.samples",
+        "selfplay.credit",
+    ),
     "tensors": (
         "selfplay.parallel",
         "selfplay.attention",
@@ -36,7 +41,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.model",
         "selfplay.batch",
         "selfplay.loss",
+        "selfplay.learner",
+        "selfplay.token_means",
+        "selfplay.objective",
+        "selfplay.optim",
         "selfplay.update",
+        "selfplay.learn",
     ),
     "carriers": (
         "selfplay.sync",

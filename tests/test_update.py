@@ -11,19 +11,15 @@ import torch
 from tiny_run import CPU, VOCAB, tiny_model, trainer_logprobs
 from transformers import PreTrainedModel
 
-from selfplay.advantages import Sample
 from selfplay.batch import micro_batches, pack
 from selfplay.config import Config, load_config
+from selfplay.learn import learn
+from selfplay.learner import Learner
+from selfplay.objective import Part
+from selfplay.optim import learning_rate, make_optimizer, self_play_rate
 from selfplay.parallel import init_world
-from selfplay.update import (
-    Learner,
-    Part,
-    learn,
-    learning_rate,
-    make_optimizer,
-    self_play_rate,
-    update,
-)
+from selfplay.samples import Sample
+from selfplay.update import update
 
 GAP = "engine.max_gap=1"  # made-up old log-probs are no sign of a broken engine
 FREE = 1e9  # a bound on the gradient's norm that never binds

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from selfplay.advantages import Sample
 from selfplay.batch import pack
 from selfplay.config import ScratchConfig
 from selfplay.model import policy_logprobs, scratch_model
+from selfplay.samples import Sample
 
 CPU = torch.device("cpu")
 VOCAB = 300

@@ -1,0 +1,83 @@
+"""Every setting of a run: one default and one sentence each. YAML holds only what differs.
+
+Lengths are in tokens, times in seconds. Nothing here reads the environment or knows torch. `play`
+holds the games' sections, `learn` the algorithm's, `machine` the model's, engine's and ranks'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from selfplay.config.learn import AlgorithmConfig, OptimConfig, WarmStartConfig
+from selfplay.config.machine import (
+    EngineConfig,
+    ModelConfig,
+    ParallelConfig,
+    ScratchConfig,
+    WandbConfig,
+)
+from selfplay.config.play import DataConfig, EvalConfig, GameConfig, RewardConfig, RolloutConfig
+from selfplay.settings import key, load, section
+
+__all__ = [
+    "AlgorithmConfig",
+    "Config",
+    "DataConfig",
+    "EngineConfig",
+    "EvalConfig",
+    "GameConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "ParallelConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "ScratchConfig",
+    "WandbConfig",
+    "WarmStartConfig",
+    "load_config",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One run."""
+
+    out: str = key("runs/default", "run folder; starting again in it resumes")
+    seed: int = key(0, "seed of every named draw", low=0)
+    steps: int = key(100, "self-play steps", low=0)
+    save_every: int = key(50, "steps between checkpoints; the last step is always saved", low=1)
+    keep_checkpoints: int = key(2, "newest checkpoints kept", low=1)
+    log_games_every: int = key(50, "every n-th game is written in full to games.jsonl", low=1)
+    threads: int = key(0, "CPU threads of torch; 0 leaves its default", low=0)
+    device: str = key("auto", "auto takes a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    game: GameConfig = section(GameConfig, "the game")
+    data: DataConfig = section(DataConfig, "instances")
+    model: ModelConfig = section(ModelConfig, "the policy")
+    warm_start: WarmStartConfig = section(WarmStartConfig, "imitation before self-play")
+    rollout: RolloutConfig = section(RolloutConfig, "play")
+    reward: RewardConfig = section(RewardConfig, "reward")
+    algorithm: AlgorithmConfig = section(AlgorithmConfig, "credit and loss")
+    optim: OptimConfig = section(OptimConfig, "optimizer")
+    engine: EngineConfig = section(EngineConfig, "engine")
+    parallel: ParallelConfig = section(ParallelConfig, "ranks")
+    eval: EvalConfig = section(EvalConfig, "evaluation")
+    wandb: WandbConfig = section(WandbConfig, "Weights & Biases")
+
+    def check(self) -> None:
+        scratch = self.model.scratch
+        if scratch and self.rollout.max_game_tokens > scratch.max_positions:
+            raise ValueError(
+                f"rollout.max_game_tokens must be at most model.scratch.max_positions "
+                f"{scratch.max_positions}, got {self.rollout.max_game_tokens}"
+            )
+        if self.rollout.group_size < 2:
+            raise ValueError(
+                f"rollout.group_size must be at least 2 for grpo, got {self.rollout.group_size}"
+            )
+
+
+def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
+    """A file's settings under `key=value` overrides. Raises SettingsError with file and line."""
+    return load(Config, Path(path) if path else None, overrides)

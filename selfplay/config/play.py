@@ -1,0 +1,102 @@
+"""Settings of the games: rules and boards, where instances come from, play, reward, judging."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from selfplay.settings import key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GameConfig:
+    """Which game, which instances, and what a seat may do and see."""
+
+    name: str = key("matching", "game to play", choices=("matching",))
+    size: int = key(8, "rows and columns of the board", low=2, high=8)
+    p_observed: float = key(0.4, "chance that a seat sees a cell", low=0.0, high=1.0)
+    scale: bool = key(True, "each seat's values are multiplied by a private factor from 1 to 10")
+    max_value: int = key(100, "cell values are whole numbers below this", low=2)
+    hardness: float = key(
+        1.25, "a solo plan is weak when its value times this is below the best", low=1.0
+    )
+    keep: str = key(
+        "both",
+        "instances kept: both seats' solo plans weak, exactly one weak, or all",
+        choices=("both", "exactly_one", "all"),
+    )
+    messages: bool = key(True, "seats may send messages (false is the no-talk control)")
+    brief: bool = key(False, "short texts for small from-scratch models instead of full rules")
+    private_reasoning: bool = key(
+        False, "text before the tag is allowed and hidden from the partner"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Where training instances come from."""
+
+    train: str = key(
+        "generated", "'generated' (drawn online, seeded by run and index) or a file of instances"
+    )
+    processes: int = key(1, "processes that generate instances", low=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutConfig:
+    """How the games of a step are played."""
+
+    instances: int = key(16, "instances a step, over all ranks", low=1)
+    group_size: int = key(8, "episodes an instance", low=1)
+    max_turns: int = key(
+        30, "legal moves a game; a game at the limit ends without agreement", low=1
+    )
+    max_retries: int = key(2, "refused moves a turn before the game ends without agreement", low=0)
+    max_new_tokens: int = key(256, "sampled tokens a try at a move", low=1)
+    max_game_tokens: int = key(4096, "tokens of one seat's transcript", low=16)
+    temperature: float = key(1.0, "sampling temperature; the loss uses the same", low=0.0)
+    train_seats: str = key(
+        "both", "seats the policy holds: both, or one with a partner", choices=("both", "one")
+    )
+    partner: str = key("scripted:honest", "who sits in the other seat when the policy holds one")
+
+    def check(self) -> None:
+        if self.temperature == 0.0:
+            raise ValueError(
+                "rollout.temperature must be above 0 in training, got 0.0: "
+                "greedy play has no gradient"
+            )
+        if self.train_seats == "one" and self.group_size % 2:
+            raise ValueError(
+                f"rollout.group_size must be even when train_seats is one (half the games in "
+                f"each seat), got {self.group_size}; nearest: {self.group_size + 1}"
+            )
+        if self.train_seats == "one" and self.group_size < 4:
+            raise ValueError(
+                f"rollout.group_size must be at least 4 when train_seats is one (a group is "
+                f"the games of one seat), got {self.group_size}; nearest: 4"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardConfig:
+    """What an episode earns."""
+
+    kind: str = key(
+        "score_norm",
+        "value over the best possible, or 1 for any agreement",
+        choices=("score_norm", "accept"),
+    )
+    error_penalty: float = key(
+        0.0, "subtracted for each refused move of the seat, floor 0", low=0.0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig:
+    """Held-out games during and after training."""
+
+    every: int = key(
+        0, "steps between evaluations; 0 evaluates only before and after self-play", low=0
+    )
+    num_games: int = key(256, "held-out games of an evaluation during training", low=1)
+    final_games: int = key(1024, "held-out games before and after self-play", low=1)

@@ -1,0 +1,62 @@
+"""What learns: the policy with its optimizer and frozen reference, and how it scores a micro-batch.
+
+Shapes: M trained tokens of a micro-batch. Knows no losses, no games and no text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from selfplay.batch import MicroBatch, pack
+from selfplay.model import policy_logprobs
+from selfplay.parallel import World, all_reduce_max
+from selfplay.samples import Sample
+
+
+@dataclass(slots=True)
+class Learner:
+    """What an update changes (model, optimizer) and what it only reads (reference, world)."""
+
+    model: PreTrainedModel
+    optimizer: torch.optim.Optimizer
+    world: World
+    compute_dtype: torch.dtype
+    reference: PreTrainedModel | None = None
+
+
+def even_out(batches: list[MicroBatch], world: World) -> list[MicroBatch]:
+    """As many micro-batches as the busiest rank has, the missing ones weightless."""
+    most = int(all_reduce_max(float(len(batches)), world))
+    if len(batches) < most:
+        filler = Sample(
+            name="", ids=[0, 0], mask=[0, 1], old_logprobs=[0.0, 0.0], advantages=[0.0, 0.0]
+        )
+        return batches + [pack([filler], device=world.device)] * (most - len(batches))
+    return batches
+
+
+def is_filler(batch: MicroBatch) -> bool:
+    return batch.names == ("",)
+
+
+def batch_logprobs(
+    learner: Learner, model: PreTrainedModel, batch: MicroBatch, *, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Log-probs of the trained tokens and entropies at their places, both [M], at `temperature`."""
+    # With a mesh FSDP computes in bf16 by itself; one CPU process gets the same by autocast.
+    lowered = learner.world.mesh is None and learner.compute_dtype != torch.float32
+    with torch.autocast(learner.world.device.type, learner.compute_dtype, enabled=lowered):
+        return policy_logprobs(
+            model,
+            batch.ids_N,
+            batch.positions_N,
+            batch.cu_seqlens_S1,
+            batch.max_seqlen,
+            batch.predict_M,
+            batch.targets_M,
+            temperature=temperature,
+        )
