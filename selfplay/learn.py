@@ -1,24 +1,20 @@
 """All that is learnt from one rollout: its passes, optimizer steps, and the check of the engine.
 
-Shapes: M trained tokens of a micro-batch. Knows no games and no text.
+Knows no games and no text.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
-import torch
-
-from selfplay.batch import pack, split_by_tokens
 from selfplay.config import Config
 from selfplay.data import named_seed
-from selfplay.learner import Learner, batch_logprobs, even_out
+from selfplay.learner import Learner
 from selfplay.objective import Part
 from selfplay.optim import self_play_rate
 from selfplay.samples import Sample
-from selfplay.token_means import TokenMeans
+from selfplay.scoring import score
 from selfplay.update import update
 
 
@@ -34,13 +30,10 @@ def learn(
     shuffle.
 
     Returns metrics averaged over the optimizer steps; the gap to the engine is that of the first,
-    before any weight moved. With recomputed old log-probs the trainer scores the rollout once more
-    first.
+    before any weight moved.
     """
     algorithm = config.algorithm
-    found: dict[str, float] = {}
-    if algorithm.old_logprobs == "recomputed":
-        samples, found = rescored(learner, samples, config=config)
+    samples, found = score(learner, samples, config=config)
     seen: list[dict[str, float]] = []
     for epoch in range(algorithm.epochs):
         order = list(range(len(samples)))
@@ -60,32 +53,6 @@ def learn(
         means[name] = sum(values) / len(values)
     first = {name: seen[0][name] for name in ("gap_mean", "gap_max") if name in seen[0]}
     return {**means, **first, **found, "num_optimizer_steps": float(len(seen))}
-
-
-def rescored(
-    learner: Learner, samples: Sequence[Sample], *, config: Config
-) -> tuple[list[Sample], dict[str, float]]:
-    """The samples with the trainer's log-probs as old ones, and how far the engine's were off."""
-    optim, world = config.optim, learner.world
-    plan = split_by_tokens([len(s.ids) for s in samples], budget=optim.tokens_per_microbatch)
-    batches = even_out(
-        [pack([samples[i] for i in places], device=world.device) for places in plan], world
-    )
-    scored = list(samples)
-    tally = TokenMeans(world)
-    for number, batch in enumerate(batches):
-        with torch.no_grad():
-            logprobs_M, _ = batch_logprobs(
-                learner, learner.model, batch, temperature=config.rollout.temperature
-            )
-        gaps_M = (logprobs_M - batch.old_logprobs_M).abs()
-        tally.add({"gap_mean": gaps_M}, batch)
-        tally.largest("gap_max", gaps_M, batch)
-        left = iter(logprobs_M.tolist())
-        for i in plan[number] if number < len(plan) else ():
-            old = [next(left) if m else 0.0 for m in samples[i].mask]
-            scored[i] = replace(samples[i], old_logprobs=old)
-    return scored, tally.means()
 
 
 def _check_gap(metrics: dict[str, float], config: Config) -> None:

@@ -43,6 +43,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.loss",
         "selfplay.learner",
         "selfplay.token_means",
+        "selfplay.scoring",
         "selfplay.objective",
         "selfplay.optim",
         "selfplay.update",
