@@ -31,7 +31,7 @@ from selfplay.batch import share_by_tokens
 from selfplay.chat import make_rendering
 from selfplay.checkpoint import finish, resume, save_checkpoint
 from selfplay.config import Config, load_config
-from selfplay.credit import credit
+from selfplay.credit import assign_advantages, reward_samples, standings
 from selfplay.data import TrainStream
 from selfplay.engines.base import Sampling
 from selfplay.hand_over import gate, give_back, lend
@@ -40,7 +40,7 @@ from selfplay.journal import Journal
 from selfplay.learn import learn
 from selfplay.log import Stopwatch, open_run
 from selfplay.measures import step_metrics
-from selfplay.parallel import World, close_world, init_world
+from selfplay.parallel import World, close_world, gather_objects, init_world
 from selfplay.settings import SettingsError, describe
 from selfplay.tables import check_players, self_play_tables
 from selfplay.warm_start import replay_part
@@ -75,8 +75,12 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
             tables = self_play_tables(instances, step=step, config=config, rendering=rendering)
             episodes, played = rollout.run(tables, engine, sampling=sampling, limits=limits)
         with watch("credit"):
-            samples, credited = credit(episodes, algorithm=config.algorithm, reward=config.reward)
+            samples, credited = reward_samples(
+                episodes, algorithm=config.algorithm, reward=config.reward
+            )
             mine = share_by_tokens(samples, world)
+            everyone = gather_objects(standings(mine), world)
+            mine = assign_advantages(mine, among=everyone, algorithm=config.algorithm)
             replay = replay_part(config, rendering, step=step, world=world)
         with watch("sleep"):
             lend(engine, offload, world)

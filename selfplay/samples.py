@@ -1,8 +1,8 @@
-"""A transcript with an advantage for each token, ready for the update: what credit hands on."""
+"""A transcript with a reward and an advantage for each token: what credit hands to the update."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,7 +10,10 @@ class Sample:
     """A seat's transcript ready for the update: one entry a token in every list.
 
     Advantages are 0 where the mask is 0. `old_logprobs` are the engine's, under the sampling
-    temperature. `name` says where it came from.
+    temperature. `name` says where it came from, once in a step. `rewards` hold the seat's reward at
+    its last trained token, and charges where they fell; `group` names the samples it is compared
+    with, `role` the seat and, beside a partner, the partner. A sample whose advantages were given
+    and not earned (imitation) has no group, role and rewards.
     """
 
     name: str
@@ -18,3 +21,6 @@ class Sample:
     mask: list[int]
     old_logprobs: list[float]
     advantages: list[float]
+    rewards: list[float] = field(default_factory=list)
+    group: str = ""
+    role: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from dialop_boards import BRIEF, SMALL
@@ -11,9 +12,16 @@ from dialop.game import Outcome
 from dialop.matching import MatchingGame
 from selfplay.advantages import grpo_advantages
 from selfplay.config import AlgorithmConfig, RewardConfig
-from selfplay.credit import credit, imitation_samples
+from selfplay.credit import (
+    CreditStats,
+    assign_advantages,
+    imitation_samples,
+    reward_samples,
+    standings,
+)
 from selfplay.rewards import seat_reward
 from selfplay.rollout import Episode, Turn
+from selfplay.samples import Sample
 from selfplay.transcript import Transcript
 
 NO_STD = AlgorithmConfig(advantage_std=False)
@@ -55,6 +63,14 @@ def episode(
     )
 
 
+def credited(
+    episodes: list[Episode], *, algorithm: AlgorithmConfig, reward: RewardConfig
+) -> tuple[list[Sample], CreditStats]:
+    """Both steps of credit, with nothing in between."""
+    samples, stats = reward_samples(episodes, algorithm=algorithm, reward=reward)
+    return assign_advantages(samples, algorithm=algorithm), stats
+
+
 def test_rewards_share_the_score_and_charge_each_seat_for_its_own_errors() -> None:
     played = episode((0.75, 0.75), errors=(0, 2))
     config = RewardConfig(error_penalty=0.25)
@@ -87,7 +103,7 @@ def test_two_seats_never_share_a_baseline() -> None:
         episode((1.0, 1.0), 1, errors=(0, 0)),
         episode((0.4, 0.4), 2, errors=(0, 0)),
     ]
-    samples, stats = credit(episodes, algorithm=NO_STD, reward=RewardConfig(error_penalty=0.2))
+    samples, stats = credited(episodes, algorithm=NO_STD, reward=RewardConfig(error_penalty=0.2))
     by_name = {sample.name: sample.advantages[-1] for sample in samples}
     assert by_name == pytest.approx(
         {
@@ -109,7 +125,7 @@ def test_instances_never_share_a_baseline_and_flat_groups_are_dropped() -> None:
         episode((0.9, 0.9), 0, instance="flat"),
         episode((0.9, 0.9), 1, instance="flat"),
     ]
-    samples, stats = credit(episodes, algorithm=NO_STD, reward=RewardConfig())
+    samples, stats = credited(episodes, algorithm=NO_STD, reward=RewardConfig())
     assert (stats.num_groups, stats.num_flat_groups) == (4, 2)
     assert [s.name for s in samples] == [
         f"instance easy episode {i} seat {seat}" for seat in (0, 1) for i in (0, 1)
@@ -119,7 +135,7 @@ def test_instances_never_share_a_baseline_and_flat_groups_are_dropped() -> None:
 
 def test_an_advantage_stands_on_trained_tokens_alone() -> None:
     episodes = [episode((0.0, 0.0), 0), episode((1.0, 1.0), 1)]
-    samples, _ = credit(episodes, algorithm=NO_STD, reward=RewardConfig())
+    samples, _ = credited(episodes, algorithm=NO_STD, reward=RewardConfig())
     assert [s.ids for s in samples] == [[1, 2, 10], [1, 2, 11], [1, 2, 20, 20], [1, 2, 21, 21]]
     assert samples[3].mask == [0, 0, 1, 1]
     assert samples[3].advantages == [0.0, 0.0, 0.5, 0.5]
@@ -131,13 +147,51 @@ def test_partners_and_seats_that_never_spoke_form_no_group() -> None:
     silent.observe([1, 2])
     episodes = [
         episode((0.0, 0.0), 0, transcripts=(said(10), None)),
-        episode((1.0, 1.0), 1, transcripts=(said(11), silent)),
-        episode((0.5, 0.5), 2, transcripts=(None, said(22))),
+        episode((1.0, 1.0), 1, transcripts=(said(11), None)),
+        episode((0.5, 0.5), 2, transcripts=(None, silent)),
+        episode((0.5, 0.5), 3, transcripts=(None, said(23))),
     ]
-    samples, stats = credit(episodes, algorithm=NO_STD, reward=RewardConfig())
+    samples, stats = credited(episodes, algorithm=NO_STD, reward=RewardConfig())
     assert [s.ids[-1] for s in samples] == [10, 11]
-    # Seat 1 spoke in one episode only: a group of one is flat.
+    # The policy in seat 1 spoke in one episode only: a group of one is flat.
     assert (stats.num_groups, stats.num_flat_groups) == (2, 1)
+
+
+def test_a_reward_stands_at_the_last_trained_token_and_may_be_added_to() -> None:
+    """A charge of 0.25 on episode 1's first token, as a trainer may add one between the steps."""
+    episodes = [episode((0.0, 0.0), 0), episode((1.0, 1.0), 1)]
+    samples, _ = reward_samples(episodes, algorithm=NO_STD, reward=RewardConfig())
+    assert [s.rewards for s in samples] == [[0, 0, 0.0], [0, 0, 1.0], [0, 0, 0, 0], [0, 0, 0, 1]]
+    assert [s.group for s in samples] == [f"seat {seat} of hand/0" for seat in (0, 0, 1, 1)]
+    assert all(not any(s.advantages) for s in samples)
+    charged = replace(samples[3], rewards=[0.0, 0.0, -0.25, 1.0])
+    found = assign_advantages([*samples[:3], charged], algorithm=NO_STD)
+    assert [s.advantages[-1] for s in found] == [-0.5, 0.5, -0.375, 0.375]
+
+
+def test_a_group_dealt_to_several_ranks_is_compared_as_a_whole() -> None:
+    """Rank 1 holds what a second rank of its tensor parallel row holds too: it counts once."""
+    episodes = [episode((r, r), i, instance="i") for i, r in enumerate((0.0, 0.3, 0.9))]
+    samples, _ = reward_samples(episodes, algorithm=NO_STD, reward=RewardConfig())
+    whole = {s.name: s.advantages for s in assign_advantages(samples, algorithm=NO_STD)}
+    parts = [samples[:2], samples[2:], samples[2:]]
+    among = [standings(part) for part in parts]
+    for part in parts:
+        for sample in assign_advantages(part, algorithm=NO_STD, among=among):
+            assert sample.advantages == pytest.approx(whole[sample.name])
+
+
+def test_beside_different_partners_nothing_is_compared() -> None:
+    episodes = [
+        replace(episode((r, r), i, transcripts=(said(i), None)), players=("policy", partner))
+        for i, (r, partner) in enumerate(
+            [(0.0, "scripted:solo"), (0.2, "scripted:solo"), (0.6, "past"), (1.0, "past")]
+        )
+    ]
+    samples, stats = credited(episodes, algorithm=NO_STD, reward=RewardConfig())
+    assert stats.num_groups == 2
+    assert {s.role for s in samples} == {"seat 0 beside scripted:solo", "seat 0 beside past"}
+    assert [s.advantages[-1] for s in samples] == pytest.approx([-0.1, 0.1, -0.2, 0.2])
 
 
 def test_imitation_weighs_every_token_worth_imitating() -> None:
