@@ -47,8 +47,8 @@ from selfplay.evaluation_source import (
     nearest,
     report_folder,
 )
+from selfplay.games import kit_of
 from selfplay.hand_over import give_back
-from selfplay.held_out import SCRIPTS
 from selfplay.parallel import World, close_world, init_world
 from selfplay.settings import SettingsError, dump
 
@@ -116,7 +116,7 @@ def play_all(
         return None
     if games.records:
         rows["people"] = evaluate_people(games.records, games.instances)
-    for spec in SCRIPTS:
+    for spec in kit_of(config.game).BASELINES:
         rows[spec] = evaluate_scripted(games.instances, spec=spec, config=config)
     facts = {
         "checkpoint": str(asked.checkpoint),
@@ -170,7 +170,7 @@ def main(words: Sequence[str] | None = None) -> int:
         asked = read_arguments(words)
         source = find_source(asked.checkpoint)
         config = find_config(source, asked.config, asked.overrides)
-        check_partner(asked.partner)
+        check_partner(asked.partner, config)
         asked.temperature = asked.temperature or [config.rollout.temperature]
         if not all(math.isfinite(t) and t >= 0 for t in asked.temperature):
             raise ValueError(f"--temperature must be 0 (greedy) or above, got {asked.temperature}")

@@ -19,7 +19,7 @@ from typing import Any
 
 from selfplay.config import Config, load_config
 from selfplay.evaluation_report import fenced, write_whole
-from selfplay.held_out import SCRIPTS
+from selfplay.games.matching import BASELINES
 from selfplay.log import clock
 from selfplay.report import game_text, learning_curve_svg
 from selfplay.settings import SettingsError, difference
@@ -131,7 +131,7 @@ def results_table(runs: Sequence[Run]) -> str:
 def baselines(runs: Sequence[Run]) -> str:
     """How to read the table, and the scripted players' scores on the same instances."""
     after = runs[0].after
-    shown = [f"{name} {show_interval(after[name]['interval'])}" for name in SCRIPTS]
+    shown = [f"{name} {show_interval(after[name]['interval'])}" for name in BASELINES]
     num_games = len(after["sampled"]["scores"])
     return (
         "Sampled as in training unless greedy is said; apart: the interval after lies above the "

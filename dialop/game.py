@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 
 class PlayerError(Exception):
@@ -101,3 +101,19 @@ class Game(ABC):
     @abstractmethod
     def state(self) -> dict[str, Any]:
         """A JSON-able record from which the game's module restores exactly this game."""
+
+
+class Instance(Protocol):
+    """A game's private starting state, whatever else it holds, has a name of its own."""
+
+    @property
+    def key(self) -> str: ...
+
+
+class Script(Protocol):
+    """A scripted player: a function of its own draws and its seat's view, so it can be copied,
+    forked and asked again."""
+
+    def act(self, view: Any) -> str:
+        """The next move as text. The view must be of the seat to move."""
+        ...

@@ -1,21 +1,18 @@
 """Instance streams and named seeds. Instance i of a stream is the same whatever was drawn before.
 
-Knows games by their instances only; no torch, no tokens.
+An instance is of its game's own type. Knows no rules, no torch, no tokens.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import cast
+from typing import Any
 
-from dialop.generate import Keep, MatchingRecipe, generate_many
-from dialop.matching import MatchingInstance, MatchingOptions
-from dialop.store import read_instances
 from selfplay.config import Config, GameConfig
+from selfplay.games import kit_of
 from selfplay.settings import SettingsError
 
 # Streams of generated instances never meet: each purpose has its own name in the seed.
@@ -29,24 +26,7 @@ def named_seed(*names: object) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def recipe_of(game: GameConfig) -> MatchingRecipe:
-    return MatchingRecipe(
-        size=game.size,
-        p_observed=game.p_observed,
-        scale=game.scale,
-        max_value=game.max_value,
-        hardness=game.hardness,
-        keep=cast(Keep, game.keep),
-    )
-
-
-def options_of(game: GameConfig) -> MatchingOptions:
-    return MatchingOptions(
-        messages=game.messages, brief=game.brief, private_reasoning=game.private_reasoning
-    )
-
-
-def generated(config: Config, purpose: str, *, start: int, num: int) -> list[MatchingInstance]:
+def generated(config: Config, purpose: str, *, start: int, num: int) -> list[Any]:
     """Instances start..start+num-1 of the run's stream for `purpose`.
 
     Validation and held-out instances are the same for every run seed, and share none with any
@@ -54,20 +34,21 @@ def generated(config: Config, purpose: str, *, start: int, num: int) -> list[Mat
     """
     fixed = purpose in (VALIDATION, HELD_OUT)
     seed = named_seed("instances", None if fixed else config.seed, purpose)
-    recipe = recipe_of(config.game)
-    if purpose in (TEACHERS, TOKENIZER) and config.warm_start.keep == "all":
-        recipe = replace(recipe, keep="all")
+    easy = purpose in (TEACHERS, TOKENIZER) and config.warm_start.keep == "all"
     processes = 1 if num < 64 else config.data.processes
     if purpose == VALIDATION:  # asked for again and again
-        return list(_kept(recipe, seed, start, num, processes))
-    return generate_many(recipe, seed=seed, start=start, num=num, processes=processes)
+        return list(_kept(config.game, seed, start, num, processes))
+    return kit_of(config.game).generate(
+        config.game, seed=seed, start=start, num=num, processes=processes, easy=easy
+    )
 
 
 @lru_cache(maxsize=1)
-def _kept(
-    recipe: MatchingRecipe, seed: int, start: int, num: int, processes: int
-) -> tuple[MatchingInstance, ...]:
-    return tuple(generate_many(recipe, seed=seed, start=start, num=num, processes=processes))
+def _kept(game: GameConfig, seed: int, start: int, num: int, processes: int) -> tuple[Any, ...]:
+    drawn = kit_of(game).generate(
+        game, seed=seed, start=start, num=num, processes=processes, easy=False
+    )
+    return tuple(drawn)
 
 
 class TrainStream:
@@ -75,21 +56,21 @@ class TrainStream:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._file: Sequence[MatchingInstance] | None = None
+        self._file: Sequence[Any] | None = None
         if config.data.train != "generated":
             path = Path(config.data.train)
             if not path.exists():
                 raise SettingsError(
                     f"data.train must be 'generated' or an existing file, got {path}"
                 )
-            self._file = read_instances(path)
+            self._file = kit_of(config.game).read(path)
             if len(self._file) < config.rollout.instances:
                 raise SettingsError(
                     f"rollout.instances must be at most the {len(self._file)} instances of {path}, "
                     f"got {config.rollout.instances}"
                 )
 
-    def step(self, step: int, indices: Sequence[int]) -> list[MatchingInstance]:
+    def step(self, step: int, indices: Sequence[int]) -> list[Any]:
         """The instances of a step at these places of its batch (each rank asks for its own).
 
         An epoch of a file is whole steps, so that no step holds an instance twice; each epoch's

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dialop.matching import MatchingGame, MatchingInstance
+from dialop.game import Instance
+from dialop.matching import MatchingInstance
 from selfplay import rollout
 from selfplay.chat import Rendering
 from selfplay.config import Config
-from selfplay.data import options_of
 from selfplay.engines.base import Engine, Sampling
+from selfplay.games import kit_of
 from selfplay.log import progress
 from selfplay.measures import add_up, game_measures, game_record, tally
 from selfplay.parallel import World, gather_objects
@@ -44,7 +45,7 @@ class Evaluation:
 
 
 def evaluate(
-    instances: Sequence[MatchingInstance],
+    instances: Sequence[Instance],
     engine: Engine | None,
     *,
     rendering: Rendering,
@@ -75,9 +76,7 @@ def evaluate(
     return _evaluation(name, dict(zip(mine, episodes, strict=True)), world=world)
 
 
-def evaluate_scripted(
-    instances: Sequence[MatchingInstance], *, spec: str, config: Config
-) -> Evaluation:
+def evaluate_scripted(instances: Sequence[Instance], *, spec: str, config: Config) -> Evaluation:
     """Two scripted players of one kind on the same instances; every rank plays them all."""
     tables = scripted_tables(instances, spec=spec, config=config)
     episodes = rollout.run_scripted(tables, limits=limits_of(config))
@@ -120,7 +119,7 @@ def evaluate_people(
 
 
 def check_room(
-    instances: Iterable[MatchingInstance],
+    instances: Iterable[Instance],
     *,
     rendering: Rendering,
     config: Config,
@@ -141,7 +140,7 @@ def check_room(
         )
     longest, where = 0, ""
     for instance in instances:
-        game = MatchingGame(instance, options_of(config.game))
+        game = kit_of(config.game).new_game(instance, config.game)
         for seat in range(game.num_seats):
             prompt = game.prompt(seat)
             length = len(rendering.first(system=prompt.system, user=prompt.user))

@@ -14,12 +14,11 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from dialop.matching import MatchingInstance
-from dialop.scripted import NAMES, make_scripted
-from dialop.store import read_instances, read_records
+from dialop.store import read_records
 from selfplay.checkpoint import checkpoints
 from selfplay.config import Config, load_config
 from selfplay.data import HELD_OUT, generated
+from selfplay.games import kit_of
 from selfplay.tables import SCRIPTED
 
 GENERATED = "generated"
@@ -42,7 +41,7 @@ class Games:
     """The instances to play; `records` are the people's games on them, empty where there are
     none."""
 
-    instances: Sequence[MatchingInstance]
+    instances: Sequence[Any]
     records: Sequence[dict[str, Any]]
 
 
@@ -116,7 +115,7 @@ def find_games(games: str, num: int | None, config: Config) -> Games:
             f"--games must be '{GENERATED}' or a .parquet or .jsonl file, got {games}"
             + nearest(path.name, [GENERATED, *files])
         )
-    instances = read_instances(path)
+    instances = kit_of(config.game).read(path)
     if not instances:
         raise ValueError(f"--games: {path} holds no games")
     if num is not None and num > len(instances):
@@ -126,19 +125,20 @@ def find_games(games: str, num: int | None, config: Config) -> Games:
     return Games(instances, list(records))
 
 
-def check_partner(partner: str) -> None:
+def check_partner(partner: str, config: Config) -> None:
     """Raises ValueError for a partner that cannot be made, with the valid ones."""
+    kit = kit_of(config.game)
     if partner == "self":
         return
     name = partner.removeprefix(SCRIPTED)
     if name == partner:
-        valid = ["self", *(SCRIPTED + script for script in NAMES)]
-        near = SCRIPTED + name if name.partition(":")[0] in NAMES else name
+        valid = ["self", *(SCRIPTED + script for script in kit.SCRIPT_NAMES)]
+        near = SCRIPTED + name if name.partition(":")[0] in kit.SCRIPT_NAMES else name
         raise ValueError(
             f"--partner must be one of {', '.join(valid)}, got {partner!r}" + nearest(near, valid)
         )
     try:
-        make_scripted(name, seed=0)
+        kit.make_script(name, seed=0)
     except ValueError as error:
         raise ValueError(f"--partner: {error}") from error
 

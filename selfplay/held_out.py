@@ -15,10 +15,9 @@ from selfplay.data import HELD_OUT, VALIDATION, generated
 from selfplay.engines.base import Engine
 from selfplay.evaluate import evaluate, evaluate_scripted
 from selfplay.evaluation_report import COLUMNS, rows_json, table_text, write_whole
+from selfplay.games import kit_of
 from selfplay.parallel import World
 from selfplay.statistics import show_interval
-
-SCRIPTS = ("honest", "solo", "random")
 
 
 def held_out(
@@ -54,7 +53,7 @@ def held_out(
     if world.rank:
         return
     if stage == "after":
-        for spec in SCRIPTS:
+        for spec in kit_of(config.game).BASELINES:
             found[spec] = evaluate_scripted(instances, spec=spec, config=config)
     write_whole(path, json.dumps(rows_json(found), indent=1) + "\n")
     print(f"held-out games {stage} self-play ({len(instances)} instances):")

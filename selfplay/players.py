@@ -11,8 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Protocol
 
-from dialop.game import Game
-from dialop.scripted import ScriptedPlayer
+from dialop.game import Game, Script
 from selfplay.chat import Rendering
 from selfplay.data import named_seed
 from selfplay.engines.base import Completion, Request
@@ -94,7 +93,7 @@ class ScriptedPartner:
 
     transcript: Transcript | None = None
 
-    def __init__(self, script: ScriptedPlayer, *, name: str) -> None:
+    def __init__(self, script: Script, *, name: str) -> None:
         self.name, self._script = name, script
 
     def move(self, game: Game, seat: int, observation: str) -> Moving:
@@ -108,7 +107,7 @@ class ScriptedPartner:
 class Teacher:
     """A scripted player whose moves become the transcript a policy would have sampled here."""
 
-    def __init__(self, script: ScriptedPlayer, rendering: Rendering, *, name: str) -> None:
+    def __init__(self, script: Script, rendering: Rendering, *, name: str) -> None:
         self.name, self.transcript = name, Transcript()
         self._script, self._rendering = script, rendering
 

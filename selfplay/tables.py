@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dialop.matching import MatchingGame, MatchingInstance
-from dialop.scripted import make_scripted
+from dialop.game import Instance
 from selfplay.chat import Rendering
 from selfplay.config import Config
-from selfplay.data import named_seed, options_of
+from selfplay.data import named_seed
+from selfplay.games import kit_of
 from selfplay.players import Player, PolicyPlayer, ScriptedPartner, Teacher
 from selfplay.rollout import Table
 from selfplay.settings import SettingsError
@@ -21,7 +21,7 @@ SCRIPTED = "scripted:"
 
 
 def self_play_tables(
-    instances: Sequence[MatchingInstance], *, step: int, config: Config, rendering: Rendering
+    instances: Sequence[Instance], *, step: int, config: Config, rendering: Rendering
 ) -> list[Table]:
     """G episodes of each instance: the policy in both seats, or in each half the time beside a
     partner."""
@@ -42,7 +42,7 @@ def self_play_tables(
 
 
 def evaluation_tables(
-    instances: Sequence[MatchingInstance], *, partner: str, config: Config, rendering: Rendering
+    instances: Sequence[Instance], *, partner: str, config: Config, rendering: Rendering
 ) -> list[Table]:
     """One game an instance; beside a partner, not "self", the policy has seat 0 and 1 by turns."""
     tables = []
@@ -59,14 +59,15 @@ def evaluation_tables(
     return tables
 
 
-def scripted_tables(
-    instances: Sequence[MatchingInstance], *, spec: str, config: Config
-) -> list[Table]:
+def scripted_tables(instances: Sequence[Instance], *, spec: str, config: Config) -> list[Table]:
     """One game an instance between two scripted players of one kind, to compare figures with."""
     return [
         _table(
             instance,
-            tuple(_partner(SCRIPTED + spec, ("evaluation", instance.key), s) for s in (0, 1)),
+            tuple(
+                _partner(SCRIPTED + spec, ("evaluation", instance.key), seat, config)
+                for seat in (0, 1)
+            ),
             0,
             config,
         )
@@ -75,16 +76,16 @@ def scripted_tables(
 
 
 def teacher_tables(
-    instances: Sequence[MatchingInstance], *, config: Config, rendering: Rendering
+    instances: Sequence[Instance], *, config: Config, rendering: Rendering
 ) -> list[Table]:
     """One game an instance between two teachers, each drawn from the warm start's mixture."""
-    specs, weights = teacher_mixture(config.warm_start.teachers)
+    specs, weights = teacher_mixture(config)
     tables = []
     for instance in instances:
         players: list[Player] = []
         for seat in (0, 1):
             spec = _pick(specs, weights, named_seed(config.seed, "teacher", instance.key, seat))
-            script = make_scripted(
+            script = kit_of(config.game).make_script(
                 spec, seed=named_seed(config.seed, "teacher's words", instance.key, seat)
             )
             players.append(Teacher(script, rendering, name=SCRIPTED + spec))
@@ -95,13 +96,15 @@ def teacher_tables(
 def check_players(config: Config) -> None:
     """Raise SettingsError for a teacher or partner that does not exist, before anything starts."""
     if config.warm_start.num_games or config.warm_start.replay or config.model.scratch:
-        teacher_mixture(config.warm_start.teachers)
+        teacher_mixture(config)
     if config.rollout.train_seats == "one":
-        _partner(config.rollout.partner, (), 0)
+        _partner(config.rollout.partner, (), 0, config)
 
 
-def teacher_mixture(teachers: Sequence[str]) -> tuple[list[str], list[float]]:
-    """Specs and weights of "spec*weight" entries; the weight is 1 where none stands."""
+def teacher_mixture(config: Config) -> tuple[list[str], list[float]]:
+    """Specs and weights of the warm start's "spec*weight" teachers; the weight is 1 where none
+    stands."""
+    teachers, kit = config.warm_start.teachers, kit_of(config.game)
     specs, weights = [], []
     for entry in teachers:
         spec, _, weight = entry.partition("*")
@@ -114,7 +117,7 @@ def teacher_mixture(teachers: Sequence[str]) -> tuple[list[str], list[float]]:
         if weights[-1] < 0:
             raise SettingsError(f"warm_start.teachers: the weight in {entry!r} must be at least 0")
         try:
-            make_scripted(spec, seed=0)
+            kit.make_script(spec, seed=0)
         except ValueError as error:
             raise SettingsError(f"warm_start.teachers: {error}") from None
         specs.append(spec)
@@ -135,7 +138,7 @@ def seat_players(
     return tuple(
         _policy(names, config, rendering)
         if learner_seat in (None, seat)
-        else _partner(partner, names, seat)
+        else _partner(partner, names, seat, config)
         for seat in (0, 1)
     )
 
@@ -149,23 +152,22 @@ def _policy(names: tuple[object, ...], config: Config, rendering: Rendering) -> 
     )
 
 
-def _partner(partner: str, names: tuple[object, ...], seat: int) -> ScriptedPartner:
+def _partner(partner: str, names: tuple[object, ...], seat: int, config: Config) -> ScriptedPartner:
     if not partner.startswith(SCRIPTED):
         raise SettingsError(
             f"a partner must be 'self' or 'scripted:NAME', as in 'scripted:honest', got {partner!r}"
         )
     spec = partner.removeprefix(SCRIPTED)
     try:
-        script = make_scripted(spec, seed=named_seed(*names, "partner", seat))
+        seed = named_seed(*names, "partner", seat)
+        script = kit_of(config.game).make_script(spec, seed=seed)
     except ValueError as error:
         raise SettingsError(f"partner {partner!r}: {error}") from None
     return ScriptedPartner(script, name=partner)
 
 
-def _table(
-    instance: MatchingInstance, players: tuple[Player, ...], index: int, config: Config
-) -> Table:
-    game = MatchingGame(instance, options_of(config.game))
+def _table(instance: Instance, players: tuple[Player, ...], index: int, config: Config) -> Table:
+    game = kit_of(config.game).new_game(instance, config.game)
     return Table(game=game, players=players, instance=instance.key, index=index)
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from dialop.texts import brief_phrases
 from selfplay.chat import Rendering, make_rendering
 from selfplay.config import Config
 from selfplay.credit import imitation_samples
 from selfplay.data import TEACHERS, TOKENIZER, generated, named_seed
+from selfplay.games import kit_of
 from selfplay.learner import Learner
 from selfplay.log import StepLog, progress
 from selfplay.objective import Part
@@ -40,10 +40,9 @@ def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     """A byte-level BPE tokenizer trained on what seats read and say in scripted games."""
     scratch = config.model.scratch
     assert scratch is not None
-    specs, _ = teacher_mixture(config.warm_start.teachers)
+    specs, _ = teacher_mixture(config)
     instances = generated(config, TOKENIZER, start=0, num=scratch.tokenizer_games)
-    first = instances[0]
-    phrases = brief_phrases(first.reviewers, first.papers) if config.game.brief else ()
+    phrases = kit_of(config.game).phrases(instances, config.game)
     return train_tokenizer(
         _texts(config, specs, instances), vocab_size=scratch.vocab_size, phrases=phrases
     )

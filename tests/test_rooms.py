@@ -17,6 +17,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.settings_tree",
         "selfplay.settings",
         "selfplay.config",
+        "selfplay.games",
         "selfplay.data",
         "selfplay.statistics",
     ),

@@ -1,0 +1,56 @@
+"""What a game gives the trainer: instances, games to play, scripted players, words of its own.
+
+`kit_of` is the one place that knows which games there are; everything else asks it. Knows no
+tokens and no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from dialop.game import Game, Script
+from selfplay.config import GameConfig
+from selfplay.games import matching
+
+
+class GameKit(Protocol):
+    """One game's module of this folder. Instances are the game's own type; all have a `key`."""
+
+    # Scripted players by name, and those that held-out games are compared with.
+    SCRIPT_NAMES: tuple[str, ...]
+    BASELINES: tuple[str, ...]
+
+    def generate(
+        self, game: GameConfig, *, seed: int, start: int, num: int, processes: int, easy: bool
+    ) -> list[Any]:
+        """Instances start..start+num-1 of the stream that `seed` names.
+
+        `easy`: any instance the rules allow, where the settings would keep only telling ones.
+        """
+        ...
+
+    def read(self, path: Path) -> list[Any]:
+        """The instances of a file. Raises ValueError that names the file and its row or line."""
+        ...
+
+    def new_game(self, instance: Any, game: GameConfig) -> Game:
+        """A fresh game of an instance under the run's rules."""
+        ...
+
+    def make_script(self, spec: str, *, seed: int) -> Script:
+        """A scripted player. Raises ValueError for an unknown one, with the valid ones."""
+        ...
+
+    def phrases(self, instances: Sequence[Any], game: GameConfig) -> Sequence[str]:
+        """What its texts repeat as units: a tokenizer of its own may give each one token."""
+        ...
+
+
+def kit_of(game: GameConfig) -> GameKit:
+    """The kit of the game that the settings name."""
+    match game.name:
+        case "matching":
+            return matching
+    raise ValueError(f"game.name must be matching, got {game.name!r}")

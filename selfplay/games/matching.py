@@ -1,0 +1,54 @@
+"""The matching game's kit (`selfplay.games.GameKit`): settings to recipes and options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from dialop import scripted, store, texts
+from dialop.generate import Keep, MatchingRecipe, generate_many
+from dialop.matching import MatchingGame, MatchingInstance, MatchingOptions
+from selfplay.config import GameConfig
+
+SCRIPT_NAMES: tuple[str, ...] = scripted.NAMES
+BASELINES: tuple[str, ...] = ("honest", "solo", "random")
+
+
+def generate(
+    game: GameConfig, *, seed: int, start: int, num: int, processes: int, easy: bool
+) -> list[MatchingInstance]:
+    """Boards of the settings' recipe; easy ones are kept whatever a solo plan is worth."""
+    recipe = MatchingRecipe(
+        size=game.size,
+        p_observed=game.p_observed,
+        scale=game.scale,
+        max_value=game.max_value,
+        hardness=game.hardness,
+        keep="all" if easy else cast(Keep, game.keep),
+    )
+    return generate_many(recipe, seed=seed, start=start, num=num, processes=processes)
+
+
+def read(path: Path) -> list[MatchingInstance]:
+    """A .parquet of instances, or a .jsonl of recorded games as the boards people played."""
+    return store.read_instances(path)
+
+
+def new_game(instance: MatchingInstance, game: GameConfig) -> MatchingGame:
+    """A fresh game of a board."""
+    options = MatchingOptions(
+        messages=game.messages, brief=game.brief, private_reasoning=game.private_reasoning
+    )
+    return MatchingGame(instance, options)
+
+
+def make_script(spec: str, *, seed: int) -> scripted.ScriptedPlayer:
+    """A scripted player from a spec such as "honest:tell=top,slip=0.05"."""
+    return scripted.make_scripted(spec, seed=seed)
+
+
+def phrases(instances: Sequence[MatchingInstance], game: GameConfig) -> Sequence[str]:
+    """Tags, cells and assignment lines of the brief style; the full style has none."""
+    first = instances[0]
+    return texts.brief_phrases(first.reviewers, first.papers) if game.brief else ()
