@@ -41,6 +41,7 @@ from selfplay.learn import learn
 from selfplay.log import Stopwatch, open_run
 from selfplay.measures import step_metrics
 from selfplay.parallel import World, close_world, gather_objects, init_world
+from selfplay.play import limits_of
 from selfplay.settings import SettingsError, describe
 from selfplay.tables import check_players, self_play_tables
 from selfplay.warm_start import replay_part
@@ -59,7 +60,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     engine = share_policy(config, learner) if shares_policy(config, world) else engine
     offload = make_offload(config, learner)
     sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
-    limits = rollout.limits_of(config)
+    limits = limits_of(config)
     first_step = resume(folder, learner)
     give_back(learner, engine, offload, version=first_step, config=config)
     if first_step == 0:

@@ -114,6 +114,13 @@ class Script(Protocol):
     """A scripted player: a function of its own draws and its seat's view, so it can be copied,
     forked and asked again."""
 
+    @property
+    def seed(self) -> int: ...
+
     def act(self, view: Any) -> str:
         """The next move as text. The view must be of the seat to move."""
+        ...
+
+    def reseeded(self, seed: int) -> Script:
+        """The same player with other draws."""
         ...

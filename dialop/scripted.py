@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -60,6 +60,10 @@ class ScriptedPlayer:
             if slips.random() < self.slip:
                 return wording.malformed(text, rng=slips)
         return text
+
+    def reseeded(self, seed: int) -> ScriptedPlayer:
+        """The same player with other draws."""
+        return replace(self, seed=seed)
 
 
 def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:

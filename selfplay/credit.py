@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from selfplay.advantages import grpo_advantages
 from selfplay.config import AlgorithmConfig, RewardConfig
+from selfplay.play import Episode
 from selfplay.rewards import seat_reward
-from selfplay.rollout import Episode
 from selfplay.samples import Sample
 
 FLAT = 1e-9  # rewards of a group that differ by less carry no signal

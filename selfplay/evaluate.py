@@ -21,7 +21,7 @@ from selfplay.games import kit_of
 from selfplay.log import progress
 from selfplay.measures import add_up, game_measures, game_record, tally
 from selfplay.parallel import World, gather_objects
-from selfplay.rollout import Episode, limits_of
+from selfplay.play import Episode, limits_of
 from selfplay.statistics import bootstrap_interval
 from selfplay.tables import evaluation_tables, scripted_tables
 

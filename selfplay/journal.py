@@ -9,7 +9,7 @@ from pathlib import Path
 from selfplay.config import Config
 from selfplay.log import StepLog, Stopwatch, Wandb, step_line
 from selfplay.measures import game_record
-from selfplay.rollout import Episode
+from selfplay.play import Episode
 
 
 class Journal:

@@ -10,7 +10,8 @@ from typing import Any
 from dialop.statements import count_true
 from selfplay.credit import CreditStats
 from selfplay.parallel import World, gather_objects
-from selfplay.rollout import Episode, RolloutStats
+from selfplay.play import Episode
+from selfplay.rollout import RolloutStats
 
 
 def tally(episodes: Sequence[Episode]) -> dict[str, float]:

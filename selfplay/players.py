@@ -7,6 +7,7 @@ No torch here.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,6 +48,10 @@ class Player(Protocol):
         """The last move was illegal."""
         ...
 
+    def fork(self, *names: object) -> Player:
+        """An independent copy from here on, whose draws bear these names as well."""
+        ...
+
 
 class PolicyPlayer:
     """The model being trained: keeps the seat's exact tokens and asks the engine for each turn."""
@@ -61,7 +66,7 @@ class PolicyPlayer:
         max_new_tokens: int,
         max_game_tokens: int,
     ) -> None:
-        self.transcript: Transcript = Transcript()
+        self.transcript = Transcript()
         self._rendering = rendering
         self._seed_names = seed_names
         self._max_new_tokens, self._max_game_tokens = max_new_tokens, max_game_tokens
@@ -87,6 +92,12 @@ class PolicyPlayer:
     def refused(self) -> None:
         """A refused move stays in the transcript and trains: avoiding errors is learnt, too."""
 
+    def fork(self, *names: object) -> PolicyPlayer:
+        twin = copy.copy(self)
+        twin.transcript = self.transcript.fork()
+        twin._seed_names = (*self._seed_names, *names)
+        return twin
+
 
 class ScriptedPartner:
     """A scripted player as a partner; nothing of it trains."""
@@ -102,6 +113,10 @@ class ScriptedPartner:
 
     def refused(self) -> None:
         """Scripted players see their refused moves in the view."""
+
+    def fork(self, *names: object) -> ScriptedPartner:
+        seed = named_seed(self._script.seed, *names)
+        return ScriptedPartner(self._script.reseeded(seed), name=self.name)
 
 
 class Teacher:
@@ -122,6 +137,12 @@ class Teacher:
     def refused(self) -> None:
         """A slip is context for its repair, never something to imitate."""
         self.transcript.mark_untrained(len(self.transcript.spans) - 1)
+
+    def fork(self, *names: object) -> Teacher:
+        twin = copy.copy(self)
+        twin.transcript = self.transcript.fork()
+        twin._script = self._script.reseeded(named_seed(self._script.seed, *names))
+        return twin
 
 
 def read(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from selfplay.config import RewardConfig
-from selfplay.rollout import Episode
+from selfplay.play import Episode
 
 
 def seat_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:

@@ -1,5 +1,4 @@
-"""Play games to their end. `play` is one game as a generator; two drivers feed all games' prompts
-to an engine.
+"""Play many games at once: two drivers feed the prompts of all games to an engine.
 
 A wave engine gets every waiting prompt at once; a streaming engine gets each prompt the moment its
 game asks for it, so a long message delays only its own game. Speaks of seats, turns and episodes;
@@ -11,71 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from dialop.game import Game, Outcome, Prompt
-from selfplay.config import Config
 from selfplay.engines.base import Completion, Engine, Request, Sampling
-from selfplay.players import Player
-from selfplay.transcript import Transcript
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One try at a move: who, the text, the legal action or the error and its kind, what each seat
-    then reads."""
-
-    seat: int
-    text: str
-    action: str | None
-    error: str | None
-    error_kind: str | None
-    observations: tuple[str, ...]
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """One played game. `ended` is "agreed", "turns", "retries" or "tokens".
-
-    Transcripts are None for partners. `views[seat]` is what the seat knew at the end, for measures
-    and reports.
-    """
-
-    instance: str
-    index: int
-    players: tuple[str, ...]
-    prompts: tuple[Prompt, ...]
-    turns: tuple[Turn, ...]
-    transcripts: tuple[Transcript | None, ...]
-    views: tuple[Any, ...]
-    outcome: Outcome
-    ended: str
-
-    def num_errors(self, seat: int) -> int:
-        return sum(turn.error is not None for turn in self.turns if turn.seat == seat)
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A game about to be played: the game, who sits in each seat, and its place in the step."""
-
-    game: Game
-    players: tuple[Player, ...]
-    instance: str
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """When a game ends without agreement: legal moves a game, refused moves a turn."""
-
-    max_turns: int
-    max_retries: int
-
-
-def limits_of(config: Config) -> Limits:
-    return Limits(max_turns=config.rollout.max_turns, max_retries=config.rollout.max_retries)
+from selfplay.play import Episode, Limits, Position, Table, play
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,63 +28,6 @@ class RolloutStats:
     games_s: float
 
 
-def play(table: Table, limits: Limits) -> Generator[Request, Completion, Episode]:
-    """One game: yields each prompt, is sent its completion, returns the episode.
-
-    A move that was cut off at its token limit is refused before the game sees it, like any other
-    error.
-    """
-    game, players = table.game, table.players
-    prompts = tuple(game.prompt(seat) for seat in range(game.num_seats))
-    unread = [""] * game.num_seats
-    turns: list[Turn] = []
-    num_legal, num_refused, ended = 0, 0, "agreed"
-    while (seat := game.seat_to_move) is not None:
-        if num_legal >= limits.max_turns or num_refused > limits.max_retries:
-            ended = "turns" if num_legal >= limits.max_turns else "retries"
-            break
-        move = yield from players[seat].move(game, seat, unread[seat])
-        if move is None:
-            ended = "tokens"
-            break
-        if move.complete:
-            step = game.step(seat, move.text)
-            turn = Turn(
-                seat,
-                move.text,
-                step.action,
-                step.error,
-                step.error_kind,
-                step.observations,
-                move.num_tokens,
-            )
-        else:
-            error = "Error: your move was cut off; be shorter."
-            turn = Turn(
-                seat, move.text, None, error, "cut_off", ("",) * game.num_seats, move.num_tokens
-            )
-        turns.append(turn)
-        unread[seat] = turn.error or ""
-        for s, text in enumerate(turn.observations):
-            unread[s] = "\n".join(part for part in (unread[s], text) if part)
-        if turn.error is None:
-            num_legal, num_refused = num_legal + 1, 0
-        else:
-            num_refused += 1
-            players[seat].refused()
-    return Episode(
-        instance=table.instance,
-        index=table.index,
-        players=tuple(p.name for p in players),
-        prompts=prompts,
-        turns=tuple(turns),
-        transcripts=tuple(p.transcript for p in players),
-        views=tuple(game.view(seat) for seat in range(game.num_seats)),
-        outcome=game.outcome(),
-        ended=ended,
-    )
-
-
 def run(
     tables: Sequence[Table], engine: Engine | None, *, sampling: Sampling, limits: Limits
 ) -> tuple[list[Episode], RolloutStats]:
@@ -160,7 +40,7 @@ def run(
             raise ValueError(f"a rank without an engine can play no tables, got {len(tables)}")
         return [], RolloutStats(0, 0, 0, 0, 0, 0.0, 0.0)
     started = time.perf_counter()
-    plays = [_named(table, play(table, limits)) for table in tables]
+    plays = [_named(table, play(Position(table, limits))) for table in tables]
     tally = _Tally()
     drive = _drive_stream if engine.streaming else _drive_waves
     episodes = drive(plays, engine, sampling, tally)
@@ -267,7 +147,7 @@ def run_scripted(tables: Sequence[Table], *, limits: Limits) -> list[Episode]:
     """Play tables at which nobody asks an engine (teachers, scripted baselines)."""
     episodes = []
     for table in tables:
-        playing = _named(table, play(table, limits))
+        playing = _named(table, play(Position(table, limits)))
         try:
             next(playing)
         except StopIteration as ended:

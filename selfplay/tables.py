@@ -13,8 +13,8 @@ from selfplay.chat import Rendering
 from selfplay.config import Config
 from selfplay.data import named_seed
 from selfplay.games import kit_of
+from selfplay.play import Table
 from selfplay.players import Player, PolicyPlayer, ScriptedPartner, Teacher
-from selfplay.rollout import Table
 from selfplay.settings import SettingsError
 
 SCRIPTED = "scripted:"

@@ -26,7 +26,8 @@ from selfplay.log import StepLog, progress
 from selfplay.objective import Part
 from selfplay.optim import learning_rate
 from selfplay.parallel import World
-from selfplay.rollout import limits_of, run_scripted
+from selfplay.play import limits_of
+from selfplay.rollout import run_scripted
 from selfplay.samples import Sample
 from selfplay.settings import SettingsError
 from selfplay.tables import scripted_tables, teacher_mixture, teacher_tables

@@ -19,8 +19,8 @@ from selfplay.credit import (
     reward_samples,
     standings,
 )
+from selfplay.play import Episode, Turn
 from selfplay.rewards import seat_reward
-from selfplay.rollout import Episode, Turn
 from selfplay.samples import Sample
 from selfplay.transcript import Transcript
 

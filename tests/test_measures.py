@@ -14,8 +14,9 @@ from selfplay.credit import CreditStats
 from selfplay.engines.base import Completion, Request
 from selfplay.measures import add_up, game_measures, game_record, step_metrics, talk_value, tally
 from selfplay.parallel import init_world
+from selfplay.play import Episode, Limits, Table
 from selfplay.players import Move
-from selfplay.rollout import Episode, Limits, RolloutStats, Table, run_scripted
+from selfplay.rollout import RolloutStats, run_scripted
 
 
 class Lines:
@@ -33,6 +34,9 @@ class Lines:
         yield  # a generator that never asks the engine
 
     def refused(self) -> None: ...
+
+    def fork(self, *names: object) -> Lines:
+        return Lines(*self.texts)
 
 
 def played(seat_0: list[str], seat_1: list[str], index: int = 0) -> Episode:

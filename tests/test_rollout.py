@@ -18,8 +18,8 @@ from selfplay.chat import Rendering, make_rendering
 from selfplay.config import Config, load_config
 from selfplay.data import named_seed
 from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.play import Episode, Limits, Table, limits_of
 from selfplay.players import Move, PolicyPlayer
-from selfplay.rollout import Episode, Limits, Table
 from selfplay.tables import evaluation_tables, self_play_tables, teacher_tables
 from selfplay.transcript import Span
 
@@ -343,6 +343,9 @@ class Broken:
 
     def refused(self) -> None: ...
 
+    def fork(self, *names: object) -> Broken:
+        return Broken()
+
 
 @pytest.mark.parametrize("engine", [WaveEngine, StreamEngine])
 def test_a_bug_inside_a_game_says_where(rendering: Rendering, engine: type[WaveEngine]) -> None:
@@ -356,4 +359,4 @@ def test_a_bug_inside_a_game_says_where(rendering: Rendering, engine: type[WaveE
 
 def test_limits_come_from_the_settings() -> None:
     config = config_of("rollout.max_turns=5", "rollout.max_retries=0")
-    assert rollout.limits_of(config) == Limits(max_turns=5, max_retries=0)
+    assert limits_of(config) == Limits(max_turns=5, max_retries=0)

@@ -28,7 +28,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.chat",
     ),
     "engines": ("selfplay.engines",),
-    "turns": ("selfplay.players", "selfplay.rollout", "selfplay.branch", "selfplay.tables"),
+    "turns": (
+        "selfplay.players",
+        "selfplay.play",
+        "selfplay.branch",
+        "selfplay.rollout",
+        "selfplay.tables",
+    ),
     "credit": (
         "selfplay.rewards",
         "selfplay.advantages",
