@@ -3,8 +3,9 @@
     python train.py --config configs/tiny.yaml [key=value ...]
     torchrun --nproc-per-node 2 train.py --config configs/tiny.yaml
 
-One step, top to bottom: take instances, play groups, rewards and advantages, update, push weights,
-log, evaluate, save. Starting again in the same run folder goes on where the last checkpoint ended.
+One step, top to bottom: take instances, play groups, rewards, score, advantages, update, push
+weights, log, evaluate, save. Starting again in the same run folder goes on where the last
+checkpoint ended.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from selfplay.log import Stopwatch, open_run
 from selfplay.measures import step_metrics
 from selfplay.parallel import World, close_world, gather_objects, init_world
 from selfplay.play import limits_of
+from selfplay.scoring import score
 from selfplay.settings import SettingsError, describe
 from selfplay.tables import check_players, self_play_tables
 from selfplay.warm_start import replay_part
@@ -80,13 +82,15 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
                 episodes, algorithm=config.algorithm, reward=config.reward
             )
             mine = share_by_tokens(samples, world)
-            everyone = gather_objects(standings(mine), world)
-            mine = assign_advantages(mine, among=everyone, algorithm=config.algorithm)
             replay = replay_part(config, rendering, step=step, world=world)
         with watch("sleep"):
             lend(engine, offload, world)
+        with watch("score"):
+            mine, scored = score(learner, mine, config=config)
+            everyone = gather_objects(standings(mine), world)
+            mine = assign_advantages(mine, among=everyone, algorithm=config.algorithm)
         with watch("update"):
-            learnt = learn(learner, mine, replay, step=step, config=config)
+            learnt = scored | learn(learner, mine, replay, step=step, config=config)
         with watch("push"):
             give_back(learner, engine, offload, version=step + 1, config=config)
         with watch("gate"):

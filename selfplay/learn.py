@@ -1,4 +1,4 @@
-"""All that is learnt from one rollout: its passes, optimizer steps, and the check of the engine.
+"""All that is learnt from one rollout: its passes and optimizer steps.
 
 Knows no games and no text.
 """
@@ -14,7 +14,7 @@ from selfplay.learner import Learner
 from selfplay.objective import Part
 from selfplay.optim import self_play_rate
 from selfplay.samples import Sample
-from selfplay.scoring import score
+from selfplay.scoring import check_gap
 from selfplay.update import update
 
 
@@ -33,7 +33,6 @@ def learn(
     before any weight moved.
     """
     algorithm = config.algorithm
-    samples, found = score(learner, samples, config=config)
     seen: list[dict[str, float]] = []
     for epoch in range(algorithm.epochs):
         order = list(range(len(samples)))
@@ -45,22 +44,11 @@ def learn(
                 update(learner, [part, *replay], lr=self_play_rate(step, config), config=config)
             )
             if len(seen) == 1:
-                _check_gap({**seen[0], **found}, config)
+                check_gap(seen[0], config)
     names = {name for metrics in seen for name in metrics}
     means = {}
     for name in sorted(names):
         values = [metrics[name] for metrics in seen if name in metrics]
         means[name] = sum(values) / len(values)
     first = {name: seen[0][name] for name in ("gap_mean", "gap_max") if name in seen[0]}
-    return {**means, **first, **found, "num_optimizer_steps": float(len(seen))}
-
-
-def _check_gap(metrics: dict[str, float], config: Config) -> None:
-    """The whole rollout is the strictest comparison of engine and trainer, and it costs nothing."""
-    gap = metrics.get("gap_mean", 0.0)
-    if not gap <= config.engine.max_gap:  # NaN is no agreement either
-        raise RuntimeError(
-            f"engine and trainer log-probs differ by {gap:.4f} nats a token on average over this "
-            f"step's games, engine.max_gap is {config.engine.max_gap:g}: the engine does not speak "
-            "with the trainer's weights"
-        )
+    return {**means, **first, "num_optimizer_steps": float(len(seen))}

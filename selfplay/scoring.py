@@ -44,6 +44,7 @@ def score(
         olds = token_scores(learner, scored, policy, config=config)
         scored = [replace(s, old_logprobs=old) for s, old in zip(scored, olds, strict=True)]
         found |= tally.means()
+        check_gap(found, config)
     return scored, found
 
 
@@ -68,3 +69,17 @@ def token_scores(
         for i in () if is_filler(batch) else plan[number]:
             scores[i] = [next(left) if m else 0.0 for m in samples[i].mask]
     return scores
+
+
+def check_gap(metrics: dict[str, float], config: Config) -> None:
+    """The whole rollout is the strictest comparison of engine and trainer, and it costs nothing.
+
+    Raises RuntimeError when the mean gap is above `engine.max_gap`.
+    """
+    gap = metrics.get("gap_mean", 0.0)
+    if not gap <= config.engine.max_gap:  # NaN is no agreement either
+        raise RuntimeError(
+            f"engine and trainer log-probs differ by {gap:.4f} nats a token on average over this "
+            f"step's games, engine.max_gap is {config.engine.max_gap:g}: the engine does not speak "
+            "with the trainer's weights"
+        )
