@@ -1,13 +1,15 @@
 """How fast and how exactly weights reach the engine: start, push, sleep, wake, memory, gap.
 
-    python bench/push.py --shapes 0.5B,1.5B,7B                       one GPU
-    torchrun --nproc-per-node 2 bench/push.py --shapes 7B            FSDP2 shards, an engine 2 wide
-    python bench/push.py --dry-run                                   a tiny model on CPU, same path
+    python -m bench.push --shapes 0.5B,1.5B,7B                       one GPU
+    torchrun --nproc-per-node 2 -m bench.push --shapes 7B            FSDP2 shards, an engine 2 wide
+    python -m bench.push --dry-run                                   a tiny model on CPU, same path
 
 True Qwen2.5 configs with random weights. The order is a training step's: the engine sleeps, the
-trainer holds its memory, the engine wakes its weights, takes the push, wakes its cache. Beside each
-push stands the rate of a plain copy on the same device: a push writes everything twice, once cast
-into a bucket and once into place. Sizes in GiB, times in seconds.
+trainer holds its memory, the engine wakes its weights, takes the push, wakes its cache. The trainer
+scores what the engine said while the engine sleeps, as an update would: 7B in fp32 beside an engine
+with 0.7 of the card leaves no room for activations. Beside each push stands the rate of a plain
+copy on the same device: a push writes everything twice, once cast into a bucket and once into
+place. Sizes in GiB, times in seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import json
 import os
 import pathlib
 import statistics
-import sys
 import tempfile
 import time
 from typing import Any
@@ -25,54 +26,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from bench.shapes import SHAPES, qwen2_config
 from selfplay import sync
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.sglang import SGLangEngine
 
 GIB = 2**30
-COMMON = {"max_position_embeddings": 4096, "rope_theta": 1e6, "bos_token_id": None}
-SHAPES: dict[str, dict[str, Any]] = {
-    "0.5B": {
-        "vocab_size": 151936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
-    "1.5B": {
-        "vocab_size": 151936,
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
-    "7B": {
-        "vocab_size": 152064,
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": False,
-    },
-    "tiny": {
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": False,
-    },
-}
+PROMPTS = torch.randint(10, 500, (8, 96), generator=torch.Generator().manual_seed(1)).tolist()
 
 
 def arguments() -> argparse.Namespace:
@@ -117,6 +80,11 @@ class Bench:
             torch.cuda.synchronize()
         if self.group is not None:
             dist.barrier(self.group)
+
+    def empty_cache(self) -> None:
+        """What the buckets took is what the engine wants next."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def note(self, name: str, value: Any) -> None:
         self.facts[name] = value
@@ -199,25 +167,31 @@ def build_trainer(bench: Bench, config: Qwen2Config) -> PreTrainedModel:
     return model
 
 
-@torch.no_grad()
-def gap(bench: Bench, model: PreTrainedModel, engine: SGLangEngine | None) -> list[float]:
-    """Mean and largest |log-prob difference| in nats a token, engine against trainer."""
-    generator = torch.Generator().manual_seed(1)
-    prompts = torch.randint(10, 500, (8, 96), generator=generator).tolist()
+def speak(bench: Bench, engine: SGLangEngine | None) -> list[Completion]:
+    """A few turns sampled by the engine, known to every rank."""
     said: list[list[Completion] | None] = [None]
     if engine is not None:
-        said[0] = engine.generate([Request(p, 64, 0) for p in prompts], Sampling(1.0, ()))
+        said[0] = engine.generate([Request(p, 64, 0) for p in PROMPTS], Sampling(1.0, ()))
     if bench.group is not None:
         dist.broadcast_object_list(said, group=bench.group, group_src=0)
+    return said[0] or []
+
+
+@torch.no_grad()
+def gap(bench: Bench, model: PreTrainedModel, said: list[Completion]) -> list[float]:
+    """Mean and largest |log-prob difference| in nats a token, engine against trainer."""
     theirs: list[float] = []
     ours: list[float] = []
-    for prompt, completion in zip(prompts, said[0] or [], strict=True):
+    for prompt, completion in zip(PROMPTS, said, strict=True):
         ids = torch.tensor([[*prompt, *completion.ids]], device=bench.device)
         with torch.autocast(bench.device.type, bench.dtype, enabled=bench.dtype != torch.float32):
             logits = model(ids, logits_to_keep=len(completion.ids) + 1).logits[0, :-1].float()
         chosen = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
         ours += chosen.tolist()
         theirs += completion.logprobs
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # without a backward pass nobody else drops the gathered copies
     found = sync.verify(theirs, ours, bound=float("inf"))
     return [round(found.mean_abs, 5), round(found.max_abs, 4)]
 
@@ -246,19 +220,34 @@ def time_pushes(bench: Bench, model: PreTrainedModel, engine: SGLangEngine | Non
     bench.note("copy GiB/s (ceiling)", copy_ceiling(bench.device))
 
 
-def check(bench: Bench, model: PreTrainedModel, engine: SGLangEngine | None) -> None:
-    """Right weights, wrong ones, right ones again; every tensor's hash where it can be had."""
-    bench.note("gap with equal weights", gap(bench, model, engine))
-    move(model, 1.03)
-    bench.note("gap with stale weights", gap(bench, model, engine))
+def hand_over(bench: Bench, model: PreTrainedModel, engine: SGLangEngine | None) -> None:
+    """What follows an update: weights wake, are pushed and compared by hash, the cache wakes."""
+    bench.empty_cache()
+    if engine is not None:
+        engine.wake("weights")
     bench.push(model, engine, bench.options.pushes + 1)
-    bench.note("gap after a push", gap(bench, model, engine))
     if bench.device.type == "cuda":
         wanted = sync.checksum(model, dtype=bench.dtype, tp_size=bench.size)
         if engine is not None:
             held = engine.fingerprints()
             wrong = [n for w, h in zip(wanted, held, strict=True) for n in w if w[n] != h.get(n)]
             bench.note("tensors checked, of them wrong", [sum(map(len, wanted)), wrong[:3]])
+    bench.empty_cache()
+    if engine is not None:
+        engine.wake("kv_cache")
+    bench.meet()
+
+
+def check(bench: Bench, model: PreTrainedModel, engine: SGLangEngine | None) -> None:
+    """Right weights, wrong ones, right ones again; the engine sleeps while the trainer scores."""
+    for name, factor in (("equal weights", 1.0), ("stale weights", 1.03), ("a push", 1.0)):
+        said = speak(bench, engine)
+        if engine is not None:
+            engine.sleep()
+        bench.meet()
+        move(model, factor)
+        bench.note(f"gap with {name}", gap(bench, model, said))
+        hand_over(bench, model, engine)
 
 
 def soak(bench: Bench, model: PreTrainedModel, engine: SGLangEngine | None) -> None:
@@ -279,9 +268,7 @@ def measure(bench: Bench, shape: str, *, with_soak: bool) -> None:
     bench.facts = {"shape": shape, "ranks": bench.size, "master": bench.options.master}
     if bench.rank == 0:
         print(f"{shape}, {bench.size} rank(s)", flush=True)
-    config = Qwen2Config(
-        **SHAPES[shape], **COMMON, eos_token_id=2, architectures=["Qwen2ForCausalLM"]
-    )
+    config = qwen2_config(shape)
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         bench.note_memory("before the engine")
@@ -303,8 +290,7 @@ def measure(bench: Bench, shape: str, *, with_soak: bool) -> None:
         if engine is not None:
             engine.wake("weights")
         time_pushes(bench, model, engine)
-        if bench.device.type == "cuda":
-            torch.cuda.empty_cache()  # what the buckets took is what the cache wants next
+        bench.empty_cache()
         bench.note_memory("pushed, cache asleep")
         if engine is not None:
             engine.wake("kv_cache")
@@ -318,8 +304,7 @@ def measure(bench: Bench, shape: str, *, with_soak: bool) -> None:
         if engine is not None:
             engine.close()
     bench.meet()
-    if bench.device.type == "cuda":
-        torch.cuda.empty_cache()
+    bench.empty_cache()
     bench.note_memory("engine closed")
 
 

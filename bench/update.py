@@ -24,34 +24,25 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from transformers import PreTrainedModel, Qwen2Config
 
+from bench.shapes import SHAPES, random_model
 from selfplay.attention import attention_backend
 from selfplay.logprob import token_logprobs
-from selfplay.model import apply_liger, empty_model, policy_logprobs
+from selfplay.model import policy_logprobs
 from selfplay.parallel import (
     World,
     all_reduce_max,
     clip_grad_norm,
     close_world,
-    fill_shards,
     init_world,
-    shard,
 )
 
 GIB = 2**30
-# name: width, layers, heads, key/value heads, MLP width, vocabulary, tied embeddings
-SHAPES = {
-    "0.5b": (896, 24, 14, 2, 4864, 151_936, True),
-    "1.5b": (1536, 28, 12, 2, 8960, 151_936, True),
-    "7b": (3584, 28, 28, 4, 18_944, 152_064, False),
-    "tiny": (64, 2, 4, 2, 128, 512, True),
-}
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["0.5b", "1.5b", "7b"])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["0.5B", "1.5B", "7B"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[16_384, 32_768], help="a rank")
     parser.add_argument("--seq-len", type=int, default=1536)
     parser.add_argument("--trained", type=float, default=1.0, help="share of tokens trained")
@@ -69,37 +60,6 @@ def arguments() -> argparse.Namespace:
         chosen.shapes, chosen.tokens, chosen.seq_len = ["tiny"], [256, 512], 60
         chosen.liger, chosen.steps = ["off"], 2
     return chosen
-
-
-def random_model(
-    name: str, world: World, *, master: torch.dtype, liger: bool, checkpointing: str
-) -> PreTrainedModel:
-    """The shape on the mesh, each rank's shards filled with noise, norms with ones."""
-    width, layers, heads, kv_heads, mlp_width, vocab, tied = SHAPES[name]
-    config = Qwen2Config(
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        intermediate_size=mlp_width,
-        vocab_size=vocab,
-        tie_word_embeddings=tied,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-    )
-    model = empty_model(config, dtype=master)
-    if liger:
-        apply_liger(model)
-    compute = torch.bfloat16 if world.device.type == "cuda" else torch.float32
-    shard(model, world, param_dtype=compute, activation_checkpointing=checkpointing)
-
-    def noise(parameter: str, box: tuple[slice, ...]) -> torch.Tensor:
-        size = [part.stop - part.start for part in box]
-        if "norm" in parameter:
-            return torch.ones(size, device=world.device)
-        return torch.randn(size, device=world.device) * 0.02
-
-    fill_shards(model, noise, world)
-    return model.train()
 
 
 def packed_batch(

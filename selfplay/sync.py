@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from selfplay.engines import sglang_push
 from selfplay.engines.base import Engine
 from selfplay.engines.sglang import SGLangEngine
+from selfplay.parallel import gather_flat
 
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # activation checkpointing, torch.compile
 
@@ -94,8 +95,9 @@ def push(
     for names in buckets:
         began_s = time.perf_counter()
         sizes = [shapes[name] for name in names]
-        sources = (whole(parameters[name], dtype) for name in names)
-        flat_N = sglang_push.fill(sources, sizes, dtype=dtype, device=device)
+        flat_N = gather_flat([parameters[name] for name in names], dtype=dtype, device=device)
+        if flat_N.is_cuda:  # a handle may only be given away once the values are there
+            torch.cuda.current_stream(device).synchronize()
         filled_s = time.perf_counter()
         _hand_over(engine, flat_N, names=names, shapes=sizes, version=version, group=group)
         del flat_N

@@ -26,6 +26,7 @@ from selfplay.parallel import (
     broadcast_object,
     clip_grad_norm,
     close_world,
+    gather_flat,
     gather_objects,
     init_world,
     shard,
@@ -83,6 +84,20 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return full.detach().cpu()
 
 
+def gathers_exactly(model: PreTrainedModel) -> bool:
+    """One gather of all parameters against `full_tensor()` of each, as they are and in bf16."""
+    parameters = list(model.parameters())
+    same = []
+    for dtype in (torch.float32, torch.bfloat16):
+        flat = gather_flat(parameters, dtype=dtype, device=parameters[0].device)
+        parts = flat.split([p.numel() for p in parameters])
+        same += [
+            torch.equal(part.view(p.shape).cpu(), whole(p).to(dtype))
+            for part, p in zip(parts, parameters, strict=True)
+        ]
+    return all(same)
+
+
 def compare(arch: str, tied: bool, checkpointing: str, world: World) -> dict[str, float]:
     """Two micro-batches a rank on the mesh; the same in one process, one after the other."""
     seeds = [list(range(10 * r, 10 * r + 2)) for r in range(world.dp_size)]
@@ -105,6 +120,7 @@ def compare(arch: str, tied: bool, checkpointing: str, world: World) -> dict[str
     }  # fmt: skip
     same = [torch.equal(whole(p), reference[name]) for name, p in model.named_parameters()]
     return {
+        "gathered": float(gathers_exactly(model)),
         "logprob": (seen[0].cpu() - expected[0]).abs().max().item(),
         "entropy": (seen[1].cpu() - expected[1]).abs().max().item(),
         "gradient": max(gap.item() for gap in gaps.values()),

@@ -15,7 +15,7 @@ import torch
 from selfplay.config import ScratchConfig
 from selfplay.model import scratch_model
 from selfplay.parallel import all_reduce_sum, clip_grad_norm, full_tensors, init_world, shard
-from selfplay.parallel.shard import _chunk
+from selfplay.parallel.gather import chunk
 from selfplay.parallel.tensor import _checked_plan
 from selfplay.parallel.world import data_parallel_size
 
@@ -57,6 +57,12 @@ def test_scores_and_gradients_are_those_of_one_process(report: Any, model: str) 
 @pytest.mark.parametrize("model", MODELS)
 def test_sharding_keeps_values_and_names(report: Any, model: str) -> None:
     assert report[1][model]["values_kept"] == report[1][model]["names_kept"] == 1.0
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_many_parameters_come_back_whole_in_one_gather(report: Any, model: str) -> None:
+    """Bit for bit what `full_tensor()` gives, uneven shards and both mesh dimensions included."""
+    assert report[1][model]["gathered"] == 1.0
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -133,5 +139,5 @@ def test_tensor_parallel_must_divide_heads_and_words() -> None:
 def test_chunks_are_those_of_torch(rows: int, parts: int) -> None:
     expected = [list(chunk) for chunk in torch.arange(rows).chunk(parts)]
     expected += [[]] * (parts - len(expected))
-    mine = [_chunk(slice(0, rows), parts, i) for i in range(parts)]
+    mine = [chunk(slice(0, rows), parts, i) for i in range(parts)]
     assert [list(range(part.start, part.stop)) for part in mine] == expected

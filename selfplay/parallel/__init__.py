@@ -1,10 +1,12 @@
 """Processes, meshes and shards: how one model is spread over ranks and how ranks agree.
 
 `world` joins the processes and moves small values between them, `shard` places a model on the mesh
-(FSDP2) and ends its gradients, `tensor` divides its layers (tensor parallel). No other part of the
+(FSDP2) and ends its gradients, `tensor` divides its layers (tensor parallel), `gather` reads many
+parameters back whole at once. No other part of the
 trainer speaks to `torch.distributed`, but for the carriers of weights.
 """
 
+from selfplay.parallel.gather import gather_flat
 from selfplay.parallel.shard import (
     clip_grad_norm,
     fill_shards,
@@ -34,6 +36,7 @@ __all__ = [
     "close_world",
     "fill_shards",
     "full_tensors",
+    "gather_flat",
     "gather_objects",
     "init_world",
     "run_as_forward",

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from selfplay.logprob import VocabShard
+from selfplay.parallel.gather import box_at
 from selfplay.parallel.tensor import divide, partial_parameters
 from selfplay.parallel.world import World
 
@@ -190,9 +191,7 @@ def fill_shards(
 ) -> None:
     """Give a model that was sharded on the meta device memory and values; buffers are not touched.
 
-    `read(name, box)` returns a rectangle of the whole tensor of that name, on any device. Tensor
-    parallel divides a tensor first (rows or columns), FSDP the rest by rows, the last ranks getting
-    fewer where they do not divide: the order in which `shard` applied them.
+    `read(name, box)` returns a rectangle of the whole tensor of that name, on any device.
     """
     buffers = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
     model.to_empty(device=world.device)
@@ -202,20 +201,10 @@ def fill_shards(
         module, _, leaf = name.rpartition(".")
         model.get_submodule(module)._buffers[leaf] = buffer.to(world.device)
     for name, parameter in model.named_parameters():
-        box = [slice(0, size) for size in parameter.shape]
+        box = tuple(slice(0, size) for size in parameter.shape)
         if isinstance(parameter, DTensor):
-            if _divided_over_tp(parameter):
-                names = parameter.device_mesh.mesh_dim_names
-                assert names is not None
-                dim = parameter.placements[names.index("tp")].dim  # type: ignore[attr-defined]
-                box[dim] = _chunk(box[dim], world.tp, world.tp_rank)
-            box[0] = _chunk(box[0], world.dp_size, world.dp_rank)
+            coordinate = parameter.device_mesh.get_coordinate()
+            assert coordinate is not None
+            box = box_at(parameter, coordinate)
         with torch.no_grad():
-            _local(parameter).copy_(read(name, tuple(box)))
-
-
-def _chunk(rows: slice, parts: int, index: int) -> slice:
-    """The index-th of torch.chunk's parts of a range."""
-    step = -(-(rows.stop - rows.start) // parts)
-    start = min(rows.stop, rows.start + index * step)
-    return slice(start, min(rows.stop, start + step))
+            _local(parameter).copy_(read(name, box))

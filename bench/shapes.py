@@ -1,0 +1,56 @@
+"""The shapes that benches run: true configs with random weights, so nothing is downloaded."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel, Qwen2Config
+
+from selfplay.model import apply_liger, empty_model
+from selfplay.parallel import World, fill_shards, shard
+
+# name: width, layers, heads, key/value heads, MLP width, vocabulary, tied embeddings
+SHAPES = {
+    "0.5B": (896, 24, 14, 2, 4864, 151_936, True),
+    "1.5B": (1536, 28, 12, 2, 8960, 151_936, True),
+    "7B": (3584, 28, 28, 4, 18_944, 152_064, False),
+    "tiny": (64, 2, 4, 2, 128, 512, True),
+}
+
+
+def qwen2_config(name: str) -> Qwen2Config:
+    """Qwen2.5's config of this size; 2 ends a text, and no word begins one."""
+    width, layers, heads, kv_heads, mlp_width, vocab, tied = SHAPES[name]
+    return Qwen2Config(
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=mlp_width,
+        vocab_size=vocab,
+        tie_word_embeddings=tied,
+        max_position_embeddings=8192,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        eos_token_id=2,
+        bos_token_id=None,
+        architectures=["Qwen2ForCausalLM"],
+    )
+
+
+def random_model(
+    name: str, world: World, *, master: torch.dtype, liger: bool, checkpointing: str
+) -> PreTrainedModel:
+    """The shape on the mesh, each rank's shards filled with noise, norms with ones."""
+    model = empty_model(qwen2_config(name), dtype=master)
+    if liger:
+        apply_liger(model)
+    compute = torch.bfloat16 if world.device.type == "cuda" else torch.float32
+    shard(model, world, param_dtype=compute, activation_checkpointing=checkpointing)
+
+    def noise(parameter: str, box: tuple[slice, ...]) -> torch.Tensor:
+        size = [part.stop - part.start for part in box]
+        if "norm" in parameter:
+            return torch.ones(size, device=world.device)
+        return torch.randn(size, device=world.device) * 0.02
+
+    fill_shards(model, noise, world)
+    return model.train()
