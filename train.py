@@ -32,7 +32,7 @@ from selfplay.batch import share_by_tokens
 from selfplay.chat import make_rendering
 from selfplay.checkpoint import finish, resume, save_checkpoint
 from selfplay.config import Config, load_config
-from selfplay.credit import assign_advantages, reward_samples, standings
+from selfplay.credit import assign_advantages, moved_baselines, reward_samples, standings
 from selfplay.data import TrainStream
 from selfplay.engines.base import Sampling
 from selfplay.hand_over import gate, give_back, lend
@@ -63,7 +63,8 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     offload = make_offload(config, learner)
     sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
     limits = limits_of(config)
-    first_step = resume(folder, learner)
+    first_step, carried = resume(folder, learner)
+    baselines: dict[str, float] = carried.get("baselines", {})
     give_back(learner, engine, offload, version=first_step, config=config)
     if first_step == 0:
         held_out("before", config, folder=folder, engine=engine, rendering=rendering, world=world)
@@ -87,8 +88,11 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
             lend(engine, offload, world)
         with watch("score"):
             mine, scored = score(learner, mine, config=config)
-            everyone = gather_objects(standings(mine), world)
-            mine = assign_advantages(mine, among=everyone, algorithm=config.algorithm)
+            among = gather_objects(standings(mine, algorithm=config.algorithm), world)
+            mine = assign_advantages(
+                mine, algorithm=config.algorithm, among=among, baselines=baselines
+            )
+            baselines = moved_baselines(baselines, among, algorithm=config.algorithm)
         with watch("update"):
             learnt = scored | learn(learner, mine, replay, step=step, config=config)
         with watch("push"):
@@ -106,7 +110,12 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
             with watch("save"):
                 offload.fetch()
                 save_checkpoint(
-                    folder, learner, tokenizer, step=step + 1, keep=config.keep_checkpoints
+                    folder,
+                    learner,
+                    tokenizer,
+                    step=step + 1,
+                    keep=config.keep_checkpoints,
+                    carried={"baselines": baselines},
                 )
 
     journal.close()

@@ -54,7 +54,8 @@ class Outcome:
 
     `score` is in the game's own units, `score_norm` in [0, 1] of the best possible, `rewards[seat]`
     what each seat earns, `facts` the instance's reference points for metrics (for matching: best,
-    solo_0, solo_1, all plain floats).
+    solo_0, solo_1, all plain floats). `proposal_norm` is what score_norm would be had the last
+    proposal been accepted, 0 where none was made.
     """
 
     over: bool
@@ -63,6 +64,7 @@ class Outcome:
     score_norm: float
     rewards: tuple[float, ...]
     facts: dict[str, float]
+    proposal_norm: float = 0.0
 
 
 class Game(ABC):

@@ -158,8 +158,15 @@ class MatchingGame(Game):
             "solo_0": inst.norm(inst.solo[0]),
             "solo_1": inst.norm(inst.solo[1]),
         }
+        proposals = [action.pairs for action in self._play.log if action.pairs is not None]
         return Outcome(
-            self._play.to_move is None, agreed is not None, score, norm, (norm, norm), facts
+            over=self._play.to_move is None,
+            agreed=agreed is not None,
+            score=score,
+            score_norm=norm,
+            rewards=(norm, norm),
+            facts=facts,
+            proposal_norm=inst.norm(float(inst.value(proposals[-1]))) if proposals else 0.0,
         )
 
     def state(self) -> dict[str, Any]:

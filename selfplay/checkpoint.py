@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,18 @@ from selfplay.parallel import barrier
 
 
 def save_checkpoint(
-    folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase, *, step: int, keep: int
+    folder: Path,
+    learner: Learner,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    step: int,
+    keep: int,
+    carried: Mapping[str, Any],
 ) -> Path:
-    """Write the state after `step` finished steps; the newest `keep` checkpoints stay."""
+    """Write the state after `step` finished steps; the newest `keep` checkpoints stay.
+
+    `carried` is what else the next step needs and every rank holds alike, as plain JSON values.
+    """
     world = learner.world
     final = folder / "checkpoints" / f"step_{step:06d}"
     partial = final.with_name(f".{final.name}")
@@ -39,7 +48,7 @@ def save_checkpoint(
         dcp.save(_state(learner), checkpoint_id=partial / "state", no_dist=world.mesh is None)
     export(learner.model, tokenizer, partial / "hf", world=world)
     if world.rank == 0:
-        (partial / "progress.json").write_text(json.dumps({"step": step}))
+        (partial / "progress.json").write_text(json.dumps({"step": step, "carried": carried}))
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
         for old in checkpoints(folder)[:-keep]:
@@ -48,14 +57,14 @@ def save_checkpoint(
     return final
 
 
-def resume(folder: Path, learner: Learner) -> int:
+def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
     """Read the newest checkpoint into the learner, in place.
 
-    Returns the number of finished steps, 0 without a checkpoint.
+    Returns the number of finished steps and what was carried; 0 and nothing without a checkpoint.
     """
     found = checkpoints(folder)
     if not found:
-        return 0
+        return 0, {}
     state = _state(learner)
     with _single_process_is_meant():
         dcp.load(state, checkpoint_id=found[-1] / "state", no_dist=learner.world.mesh is None)
@@ -65,8 +74,8 @@ def resume(folder: Path, learner: Learner) -> int:
         model_state_dict=state["model"],
         optim_state_dict=state["optimizer"],
     )
-    step: int = json.loads((found[-1] / "progress.json").read_text())["step"]
-    return step
+    progress = json.loads((found[-1] / "progress.json").read_text())
+    return progress["step"], progress["carried"]
 
 
 def checkpoints(folder: Path) -> list[Path]:

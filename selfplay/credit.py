@@ -7,21 +7,25 @@ steps a trainer may add to the rewards. Floats only; no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from selfplay.advantages import grpo_advantages
+from selfplay.advantages import batch_moments, group_mean, leave_one_out, moved_average, spread
 from selfplay.config import AlgorithmConfig, RewardConfig
 from selfplay.play import Episode
-from selfplay.rewards import seat_reward
+from selfplay.rewards import seat_reward, turn_charges, worth
 from selfplay.samples import Sample
 
-FLAT = 1e-9  # rewards of a group that differ by less carry no signal
+FLAT = 1e-9  # values of a group that differ by less carry no signal
+# Methods whose baseline is the group's own: a flat group has no gradient, so it is dropped. For the
+# others it has one: a group that always wins is better than the batch or the average.
+COMPARED_IN_GROUPS = ("grpo", "dr_grpo", "rloo")
 
 
 @dataclass(frozen=True, slots=True)
 class CreditStats:
-    """How many groups a step had and how many carried no signal and were dropped."""
+    """How many groups a step had and how many of them carried no signal within themselves."""
 
     num_groups: int
     num_flat_groups: int
@@ -29,32 +33,47 @@ class CreditStats:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the others of its group, on whatever rank, must know of a sample: `total` is the sum of
-    its rewards."""
+    """What the others, on whatever rank, must know of a sample to be compared with it: its trained
+    tokens' number, the mean of their values, and their variance within the sample."""
 
     name: str
     group: str
-    total: float
+    role: str
+    num_tokens: int
+    mean: float
+    within: float
 
 
 def reward_samples(
     episodes: Sequence[Episode], *, algorithm: AlgorithmConfig, reward: RewardConfig
 ) -> tuple[list[Sample], CreditStats]:
-    """Samples of all groups whose rewards differ, with their rewards and without advantages."""
+    """Samples with their rewards and without advantages; flat groups are left out where the method
+    compares within groups."""
     groups: dict[str, list[Sample]] = {}
     for episode in episodes:
         for seat, transcript in enumerate(episode.transcripts):
             if transcript is not None and any(transcript.mask):
-                sample = _rewarded(episode, seat, config=reward)
+                sample = _rewarded(episode, seat, algorithm=algorithm, config=reward)
                 groups.setdefault(sample.group, []).append(sample)
-    kept = {name: members for name, members in groups.items() if not _is_flat(members)}
-    samples = [sample for members in kept.values() for sample in members]
-    return samples, CreditStats(num_groups=len(groups), num_flat_groups=len(groups) - len(kept))
+    flat = {name for name, members in groups.items() if _is_flat(members)}
+    dropped = flat if algorithm.method in COMPARED_IN_GROUPS else set()
+    samples = [s for name, members in groups.items() if name not in dropped for s in members]
+    return samples, CreditStats(num_groups=len(groups), num_flat_groups=len(flat))
 
 
-def standings(samples: Sequence[Sample]) -> list[Standing]:
+def standings(samples: Sequence[Sample], *, algorithm: AlgorithmConfig) -> list[Standing]:
     """What the ranks tell each other before advantages are assigned."""
-    return [Standing(s.name, s.group, sum(s.rewards)) for s in samples if s.group]
+    found = []
+    for sample in samples:
+        if sample.group:
+            values_T = [
+                v for v, m in zip(_values(sample, algorithm), sample.mask, strict=True) if m
+            ]
+            mean, within = _mean_and_variance(values_T)
+            found.append(
+                Standing(sample.name, sample.group, sample.role, len(values_T), mean, within)
+            )
+    return found
 
 
 def assign_advantages(
@@ -62,31 +81,43 @@ def assign_advantages(
     *,
     algorithm: AlgorithmConfig,
     among: Sequence[Sequence[Standing]] | None = None,
+    baselines: Mapping[str, float] | None = None,
 ) -> list[Sample]:
-    """The samples with an advantage on every trained token, compared within their groups.
+    """The samples with an advantage on every trained token: (value - baseline) / divisor.
 
     `among` holds the standings of every rank, for a group's samples may have been dealt to several;
-    ranks that hold the same sample count once. Left out, these samples are all there are. Samples
-    without a group keep the advantages they have.
+    ranks that hold the same sample count once. Left out, these samples are all there are.
+    `baselines` are ema's, by role, of the steps before. Samples without a group keep the advantages
+    they have.
     """
-    known = {s.name: s for part in (among or [standings(samples)]) for s in part}
-    groups: dict[str, list[Standing]] = {}
-    for standing in known.values():
-        groups.setdefault(standing.group, []).append(standing)
-    by_name: dict[str, float] = {}
-    for members in groups.values():
-        advantages_G = grpo_advantages(
-            [member.total for member in members],
-            divide_by_std=algorithm.advantage_std,
-            eps=algorithm.advantage_eps,
-        )
-        by_name |= {m.name: a for m, a in zip(members, advantages_G, strict=True)}
+    among = [standings(samples, algorithm=algorithm)] if among is None else among
+    known = _once(among)
+    against = _against(known, algorithm=algorithm, baselines=baselines or {})
     return [
-        replace(sample, advantages=[by_name[sample.name] * m for m in sample.mask])
-        if sample.group
-        else sample
+        _compared(sample, *against[sample.name], algorithm=algorithm) if sample.group else sample
         for sample in samples
     ]
+
+
+def moved_baselines(
+    baselines: Mapping[str, float],
+    among: Sequence[Sequence[Standing]],
+    *,
+    algorithm: AlgorithmConfig,
+) -> dict[str, float]:
+    """ema's baselines after a step: each role's moves towards its mean of this step. Other methods
+    have none."""
+    if algorithm.method != "ema":
+        return {}
+    means = {
+        role: _average([s.mean for s in members])
+        for role, members in _by(_once(among), "role").items()
+    }
+    moved = {
+        role: moved_average(baselines.get(role), mean, decay=algorithm.ema_decay)
+        for role, mean in means.items()
+    }
+    return {**baselines, **moved}
 
 
 def imitation_samples(episodes: Sequence[Episode]) -> list[Sample]:
@@ -99,14 +130,116 @@ def imitation_samples(episodes: Sequence[Episode]) -> list[Sample]:
     ]
 
 
-def _rewarded(episode: Episode, seat: int, *, config: RewardConfig) -> Sample:
-    """The seat's sample with its reward at its last trained token, in its group."""
+# --- what a sample is compared with -------------------------------------------------------------
+
+
+def _against(
+    known: Sequence[Standing], *, algorithm: AlgorithmConfig, baselines: Mapping[str, float]
+) -> dict[str, tuple[float, float]]:
+    """Each sample's baseline and divisor, by its name."""
+    method, found = algorithm.method, dict[str, tuple[float, float]]()
+    if method == "reinforce_pp" and known:
+        mean, std = batch_moments(
+            [s.mean for s in known], [s.within for s in known], [s.num_tokens for s in known]
+        )
+        return {s.name: (mean, std + algorithm.advantage_eps) for s in known}
+    for key, members in _by(known, "role" if method == "ema" else "group").items():
+        means_G = [member.mean for member in members]
+        divisor = 1.0
+        if method == "ema":
+            # Not moved yet: a baseline that knew this step's rewards would bias its gradient. The
+            # first step has nothing else to compare with.
+            start = baselines[key] if key in baselines else _average(means_G)
+            baselines_G = [start] * len(members)
+        elif method == "rloo":
+            baselines_G = leave_one_out(means_G)
+        else:
+            baselines_G = group_mean(means_G)
+        if method == "grpo":
+            divisor = spread(means_G, [m.within for m in members]) + algorithm.advantage_eps
+        found |= {m.name: (b, divisor) for m, b in zip(members, baselines_G, strict=True)}
+    return found
+
+
+def _compared(
+    sample: Sample, baseline: float, divisor: float, *, algorithm: AlgorithmConfig
+) -> Sample:
+    values_N = _values(sample, algorithm)
+    advantages = [
+        (value - baseline) / divisor if m else 0.0
+        for value, m in zip(values_N, sample.mask, strict=True)
+    ]
+    return replace(sample, advantages=advantages)
+
+
+def _values(sample: Sample, algorithm: AlgorithmConfig) -> list[float]:
+    """What each token is credited with, one value a token: the sum of all rewards but the charges
+    (reinforce_pp: of those from the token on), less the charge of the token's own turn."""
+    rewards = list(sample.rewards)
+    for _, end, charge in sample.charges:
+        rewards[end - 1] += charge
+    if algorithm.method == "reinforce_pp":
+        values_N = list(accumulate(reversed(rewards)))[::-1]
+    else:
+        values_N = [sum(rewards)] * len(rewards)
+    for start, end, charge in sample.charges:
+        values_N[start:end] = [value - charge for value in values_N[start:end]]
+    return values_N
+
+
+def _once(among: Sequence[Sequence[Standing]]) -> list[Standing]:
+    return list({standing.name: standing for part in among for standing in part}.values())
+
+
+def _by(known: Sequence[Standing], field: str) -> dict[str, list[Standing]]:
+    found: dict[str, list[Standing]] = {}
+    for standing in known:
+        found.setdefault(getattr(standing, field), []).append(standing)
+    return found
+
+
+def _average(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
+    """Equal values give their own value exactly, which a sum over tokens would not."""
+    if min(values) == max(values):
+        return values[0], 0.0
+    mean = _average(values)
+    return mean, _average([(value - mean) ** 2 for value in values])
+
+
+# --- samples ------------------------------------------------------------------------------------
+
+
+def _rewarded(
+    episode: Episode, seat: int, *, algorithm: AlgorithmConfig, config: RewardConfig
+) -> Sample:
+    """The seat's sample in its group, with its reward at its last trained token.
+
+    Where refused turns are charged one by one, each charge stands at its own turn and nothing is
+    cut at 0.
+    """
     sample = _sample(episode, seat, weight=0.0)
     rewards = [0.0] * len(sample.ids)
     last = max(i for i, m in enumerate(sample.mask) if m)
-    rewards[last] = seat_reward(episode, seat, config=config)
+    charges: tuple[tuple[int, int, float], ...] = ()
+    if algorithm.error_credit == "turn":
+        charges = turn_charges(episode, seat, config=config)
+        rewards[last] = worth(episode, seat, config=config)
+        for _, end, charge in charges:
+            rewards[end - 1] -= charge
+    else:
+        rewards[last] = seat_reward(episode, seat, config=config)
     role = _role(episode, seat)
-    return replace(sample, rewards=rewards, group=f"{role} of {episode.instance}", role=role)
+    return replace(
+        sample,
+        rewards=rewards,
+        charges=charges,
+        group=f"{role} of {episode.instance}",
+        role=role,
+    )
 
 
 def _role(episode: Episode, seat: int) -> str:
@@ -120,8 +253,9 @@ def _role(episode: Episode, seat: int) -> str:
 
 
 def _is_flat(members: Sequence[Sample]) -> bool:
-    totals = [sum(sample.rewards) for sample in members]
-    return max(totals) - min(totals) < FLAT
+    """Whether nothing in the group was worth more than anything else in it."""
+    earned = [sum(s.rewards) + sum(charge for *_, charge in s.charges) for s in members]
+    return max(earned) - min(earned) < FLAT and not any(s.charges for s in members)
 
 
 def _sample(episode: Episode, seat: int, *, weight: float) -> Sample:

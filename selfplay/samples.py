@@ -11,7 +11,8 @@ class Sample:
 
     Advantages are 0 where the mask is 0. `old_logprobs` are the engine's, under the sampling
     temperature. `name` says where it came from, once in a step. `rewards` hold the seat's reward at
-    its last trained token, and charges where they fell; `group` names the samples it is compared
+    its last trained token; `charges` are what single turns lost, (start, end, charge) each, and
+    stand in the rewards at the turn's last token, too. `group` names the samples it is compared
     with, `role` the seat and, beside a partner, the partner. A sample whose advantages were given
     and not earned (imitation) has no group, role and rewards.
     """
@@ -22,5 +23,6 @@ class Sample:
     old_logprobs: list[float]
     advantages: list[float]
     rewards: list[float] = field(default_factory=list)
+    charges: tuple[tuple[int, int, float], ...] = ()
     group: str = ""
     role: str = ""

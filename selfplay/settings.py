@@ -21,7 +21,16 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import yaml
 
-from selfplay.settings_tree import SettingsError, empty, merge, override, place, read, sources
+from selfplay.settings_tree import (
+    SettingsError,
+    empty,
+    merge,
+    override,
+    place,
+    read,
+    sources,
+    spelt_out,
+)
 
 __all__ = ["SettingsError", "describe", "difference", "dump", "key", "load", "section"]
 
@@ -49,9 +58,12 @@ def key(
     return field(default=default, metadata=rules)
 
 
-def section(cls: type, sentence: str, *, optional: bool = False) -> Any:
-    """A nested group of settings with its own defaults; an optional one is None if absent."""
-    rules = {"sentence": sentence}
+def section(cls: type, sentence: str, *, optional: bool = False, short: str | None = None) -> Any:
+    """A nested group of settings with its own defaults; an optional one is None if absent.
+
+    Where a section of the top level is given a plain value, that is the value of its key `short`.
+    """
+    rules = {"sentence": sentence, "short": short}
     if optional:
         return field(default=None, metadata=rules)
     return field(default_factory=cls, metadata=rules)
@@ -66,9 +78,10 @@ def load(cls: type[C], path: Path | None, overrides: Sequence[str] = ()) -> C:
     names = [name for name, *_ in _walk(cls, "")]
     if "base" in names:
         raise TypeError(f"{cls.__name__}.base would hide the file a settings file starts from")
-    tree = empty("defaults") if path is None else read(Path(path))
+    shorts = {e.name: e.metadata["short"] for e in fields(cls) if e.metadata.get("short")}  # type: ignore[arg-type]
+    tree = empty("defaults") if path is None else read(Path(path), shorts)
     for text in overrides:
-        tree = merge(tree, override(text))
+        tree = merge(tree, spelt_out(override(text), shorts))
     value: C = _convert(tree, cls, "", {}, names)
     return value
 

@@ -6,7 +6,7 @@ anything else is replaced. Nodes are PyYAML's: `start_mark` names the file and l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -60,8 +60,8 @@ def _refuse_duplicates(node: yaml.Node, seen: set[int]) -> None:
         _refuse_duplicates(child, seen)
 
 
-def read(path: Path, parents: tuple[Path, ...] = ()) -> yaml.MappingNode:
-    """The file's tree over that of its `base`, if it names one."""
+def read(path: Path, shorts: Mapping[str, str], parents: tuple[Path, ...] = ()) -> yaml.MappingNode:
+    """The file's tree over that of its `base`, if it names one, each `spelt_out`."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -69,6 +69,7 @@ def read(path: Path, parents: tuple[Path, ...] = ()) -> yaml.MappingNode:
     node = _compose(text, str(path)) or empty(str(path))
     if not isinstance(node, yaml.MappingNode):
         raise SettingsError(f"{place(node.start_mark)}: settings must be a mapping of keys")
+    node = spelt_out(node, shorts)
     chain = (*parents, path.resolve())
     for index, (name, value) in enumerate(node.value):
         if name.value != "base":
@@ -81,7 +82,7 @@ def read(path: Path, parents: tuple[Path, ...] = ()) -> yaml.MappingNode:
             raise SettingsError(
                 f"{place(name.start_mark)}: base {value.value} leads back to itself"
             )
-        return merge(read(target, chain), node)
+        return merge(read(target, shorts, chain), node)
     return node
 
 
@@ -94,6 +95,21 @@ def override(text: str) -> yaml.MappingNode:
         raise SettingsError(f"{name}: must read key=value or section.key=value")
     leaf = _compose(value, name) or yaml.ScalarNode("tag:yaml.org,2002:null", "", _mark(name))
     return _nest(parts, leaf, name)
+
+
+def spelt_out(node: yaml.MappingNode, shorts: Mapping[str, str]) -> yaml.MappingNode:
+    """The tree with a plain value of a section in `shorts` as the value of that section's named
+    key, so that `a: x` merges like `a: {b: x}`. An empty value stays one."""
+    pairs = []
+    for name, value in node.value:
+        short = shorts.get(name.value)
+        if short and isinstance(value, yaml.ScalarNode) and value.tag != "tag:yaml.org,2002:null":
+            label = yaml.ScalarNode("tag:yaml.org,2002:str", short, value.start_mark)
+            value = yaml.MappingNode(
+                "tag:yaml.org,2002:map", [(label, value)], value.start_mark, value.end_mark
+            )
+        pairs.append((name, value))
+    return yaml.MappingNode(node.tag, pairs, node.start_mark, node.end_mark)
 
 
 def _nest(parts: Sequence[str], leaf: yaml.Node, name: str) -> yaml.MappingNode:

@@ -6,16 +6,17 @@ import math
 from dataclasses import replace
 
 import pytest
-from dialop_boards import BRIEF, SMALL
+from dialop_boards import BEST, BRIEF, SMALL, WORST
 
 from dialop.game import Outcome
 from dialop.matching import MatchingGame
-from selfplay.advantages import grpo_advantages
+from selfplay.advantages import batch_moments, leave_one_out, moved_average, spread
 from selfplay.config import AlgorithmConfig, RewardConfig
 from selfplay.credit import (
     CreditStats,
     assign_advantages,
     imitation_samples,
+    moved_baselines,
     reward_samples,
     standings,
 )
@@ -24,7 +25,7 @@ from selfplay.rewards import seat_reward
 from selfplay.samples import Sample
 from selfplay.transcript import Transcript
 
-NO_STD = AlgorithmConfig(advantage_std=False)
+NO_STD = AlgorithmConfig(method="dr_grpo")
 
 
 def said(token: int, *, num: int = 1, trained: bool = True) -> Transcript:
@@ -85,15 +86,161 @@ def test_accept_only_rewards_any_agreement() -> None:
     assert seat_reward(episode((0.0, 0.0), agreed=False), 0, config=config) == 0.0
 
 
+def by_method(
+    method: str, rewards: list[float], *, eps: float = 0.0, num: tuple[int, ...] = ()
+) -> list[float]:
+    """Seat 0's advantages in one group whose episodes earned these, `num` tokens each."""
+    algorithm = AlgorithmConfig(method=method, advantage_eps=eps)
+    episodes = [
+        episode((r, r), i, transcripts=(said(10, num=num[i] if num else 1), None))
+        for i, r in enumerate(rewards)
+    ]
+    samples, _ = credited(episodes, algorithm=algorithm, reward=RewardConfig())
+    return [sample.advantages[-1] for sample in samples]
+
+
 def test_advantages_by_hand() -> None:
     """Mean 0.5; deviations -0.5, 0, 0.5; population standard deviation sqrt(1/6)."""
     rewards = [0.0, 0.5, 1.0]
-    assert grpo_advantages(rewards, divide_by_std=False, eps=9.0) == [-0.5, 0.0, 0.5]
+    assert by_method("dr_grpo", rewards, eps=9.0) == [-0.5, 0.0, 0.5]
     std = math.sqrt(1 / 6)
-    got = grpo_advantages(rewards, divide_by_std=True, eps=0.0)
-    assert got == pytest.approx([-0.5 / std, 0.0, 0.5 / std])
+    assert by_method("grpo", rewards) == pytest.approx([-0.5 / std, 0.0, 0.5 / std])
     # The added constant damps: with std 0.5 and eps 0.5 the largest advantage is 0.5, not 1.
-    assert grpo_advantages([0.0, 1.0], divide_by_std=True, eps=0.5) == [-0.5, 0.5]
+    assert by_method("grpo", [0.0, 1.0], eps=0.5) == [-0.5, 0.5]
+
+
+def test_leave_one_out_by_hand() -> None:
+    """0 against the mean of 0.5 and 1; 0.5 against that of 0 and 1; 1 against that of 0, 0.5."""
+    assert by_method("rloo", [0.0, 0.5, 1.0]) == [-0.75, 0.0, 0.75]
+    assert leave_one_out([0.3]) == [0.3]
+    rewards = [0.1, 0.4, 0.4, 0.9]
+    centred = by_method("dr_grpo", rewards)
+    assert by_method("rloo", rewards) == pytest.approx([c * 4 / 3 for c in centred])
+
+
+def test_the_batch_is_normalised_over_all_its_tokens() -> None:
+    """One token worth 0 and three worth 1: mean 3/4, variance 3/16."""
+    std = math.sqrt(3 / 16)
+    assert batch_moments([0.0, 1.0], [0.0, 0.0], [1, 3]) == (0.75, std)
+    got = by_method("reinforce_pp", [0.0, 1.0], num=(1, 3))
+    assert got == pytest.approx([-0.75 / std, 0.25 / std])
+    # Two instances, each flat within itself, are still better and worse than the batch.
+    episodes = [
+        episode((r, r), i, instance=name, transcripts=(said(10), None))
+        for name, r in (("good", 1.0), ("bad", 0.0))
+        for i in (0, 1)
+    ]
+    algorithm = AlgorithmConfig(method="reinforce_pp", advantage_eps=0.0)
+    samples, stats = credited(episodes, algorithm=algorithm, reward=RewardConfig())
+    assert stats.num_flat_groups == 2
+    assert [s.advantages[-1] for s in samples] == [1.0, 1.0, -1.0, -1.0]
+    flat, _ = credited(
+        episodes[:2], algorithm=AlgorithmConfig(method="reinforce_pp"), reward=RewardConfig()
+    )
+    assert [s.advantages[-1] for s in flat] == [0.0, 0.0], "no difference anywhere, no gradient"
+
+
+def test_rewards_added_on_the_way_count_from_their_token_on_in_the_batch() -> None:
+    """reinforce_pp: tokens worth 1 - 0.5 and 1 (then 0.5, 1 less the mean 0.75); grpo and the rest
+    see the sum alone."""
+    episodes = [episode((1.0, 1.0), 0, transcripts=(None, said(20, num=2)))]
+    algorithm = AlgorithmConfig(method="reinforce_pp", advantage_eps=0.0)
+    (sample,), _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
+    charged = replace(sample, rewards=[0.0, 0.0, -0.5, 1.0])
+    (found,) = assign_advantages([charged], algorithm=algorithm)
+    assert found.advantages == [0.0, 0.0, -1.0, 1.0]
+
+
+def test_a_moving_average_is_kept_for_each_role() -> None:
+    """Decay 0.75. Step 1 compares with its own means, 0.5 and 0.25; step 2 with these, then moves
+    them a quarter of the way to its own."""
+    algorithm = AlgorithmConfig(method="ema", ema_decay=0.75)
+
+    def step(
+        rewards: list[tuple[float, float]], baselines: dict[str, float]
+    ) -> tuple[list[float], dict[str, float]]:
+        episodes = [episode((a, b), i) for i, (a, b) in enumerate(rewards)]
+        samples, _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
+        among = [standings(samples, algorithm=algorithm)]
+        found = assign_advantages(samples, algorithm=algorithm, baselines=baselines)
+        return (
+            [s.advantages[-1] for s in found],
+            moved_baselines(baselines, among, algorithm=algorithm),
+        )
+
+    advantages, baselines = step([(0.0, 0.25), (1.0, 0.25)], {})
+    assert advantages == [-0.5, 0.5, 0.0, 0.0]
+    assert baselines == {"seat 0": 0.5, "seat 1": 0.25}
+    advantages, baselines = step([(1.0, 0.25), (1.0, 0.75)], baselines)
+    assert advantages == [0.5, 0.5, 0.0, 0.5], "a flat group still beats the average"
+    assert baselines == {"seat 0": 0.75 * 0.5 + 0.25, "seat 1": 0.75 * 0.25 + 0.25 * 0.5}
+    assert moved_average(None, 0.3, decay=0.75) == 0.3
+    assert moved_baselines({}, [], algorithm=AlgorithmConfig()) == {}
+
+
+def erring(index: int, reward: float, *, errors: int) -> Episode:
+    """Seat 0 tries `errors` moves of one token that are refused, then one of one token."""
+    transcript = Transcript()
+    for token in range(errors + 1):
+        transcript.observe([1])
+        transcript.act([10 + token], logprobs=[-0.5], version=0, finish="stop")
+    played = episode((reward, reward), index, errors=(errors, 0), transcripts=(transcript, None))
+    good = Turn(0, "?", "propose", None, None, ("", ""), 1)
+    return replace(played, turns=(*played.turns, good))
+
+
+def test_with_turn_credit_the_refused_turn_alone_is_charged() -> None:
+    """Episode 0: a refused turn, then 1.0; episode 1: 0.5. Charge 0.25. Values: 0.75, 1.0 | 0.5, so
+    means 0.875 and 0.5, baseline 0.6875."""
+    algorithm = AlgorithmConfig(method="dr_grpo", error_credit="turn")
+    episodes = [erring(0, 1.0, errors=1), erring(1, 0.5, errors=0)]
+    reward = RewardConfig(error_penalty=0.25)
+    samples, _ = reward_samples(episodes, algorithm=algorithm, reward=reward)
+    assert [s.rewards for s in samples] == [[0.0, -0.25, 0.0, 1.0], [0.0, 0.5]]
+    found = assign_advantages(samples, algorithm=algorithm)
+    assert [s.advantages for s in found] == [[0.0, 0.0625, 0.0, 0.3125], [0.0, -0.1875]]
+    # grpo divides by the deviation of the values, each episode weighing the same.
+    grpo = replace(algorithm, method="grpo", advantage_eps=0.0)
+    divisor = math.sqrt(((0.1875**2 + 0.125**2) + 0.1875**2) / 2)
+    (first, _) = assign_advantages(samples, algorithm=grpo)
+    assert first.advantages == pytest.approx([0.0, 0.0625 / divisor, 0.0, 0.3125 / divisor])
+    assert spread([0.875, 0.5], [0.125**2, 0.0]) == pytest.approx(divisor)
+
+
+def test_turn_credit_learns_where_all_scores_are_equal_and_changes_nothing_without_errors() -> None:
+    reward = RewardConfig(error_penalty=0.25)
+    turn, whole = (AlgorithmConfig(error_credit=mode) for mode in ("turn", "episode"))
+    both_erred = [erring(0, 1.0, errors=1), erring(1, 1.0, errors=1)]
+    found, stats = credited(both_erred, algorithm=turn, reward=reward)
+    assert stats.num_flat_groups == 0
+    assert [s.advantages for s in found] == [pytest.approx([0, -1, 0, 1], rel=1e-3)] * 2
+    assert credited(both_erred, algorithm=whole, reward=reward)[1].num_flat_groups == 1
+    clean = [erring(i, r, errors=0) for i, r in enumerate((0.1, 0.7, 0.9))]
+    assert [s.advantages for s in credited(clean, algorithm=turn, reward=reward)[0]] == [
+        s.advantages for s in credited(clean, algorithm=whole, reward=reward)[0]
+    ]
+
+
+def test_a_proposal_on_the_table_earns_a_share_but_less_than_accepting_it() -> None:
+    """SMALL's best is 12. Nothing proposed: 0; then half of the last proposal's share; then all."""
+    config = RewardConfig(kind="regret", table_share=0.5)
+    game = MatchingGame(SMALL, BRIEF)
+
+    def earned() -> float:
+        played = replace(episode((0.0, 0.0)), outcome=game.outcome())
+        return seat_reward(played, 0, config=config)
+
+    assert earned() == 0.0
+    game.step(0, WORST)
+    assert earned() == pytest.approx(0.5 * 8 / 12)
+    game.step(1, "[reject]")
+    assert earned() == pytest.approx(0.5 * 8 / 12), "it lies there until another is made"
+    game.step(1, BEST)
+    assert earned() == 0.5
+    game.step(0, "[reject]")
+    game.step(0, WORST)
+    game.step(1, "[accept]")
+    assert earned() == pytest.approx(8 / 12) == pytest.approx(game.outcome().score_norm)
 
 
 def test_two_seats_never_share_a_baseline() -> None:
@@ -175,7 +322,7 @@ def test_a_group_dealt_to_several_ranks_is_compared_as_a_whole() -> None:
     samples, _ = reward_samples(episodes, algorithm=NO_STD, reward=RewardConfig())
     whole = {s.name: s.advantages for s in assign_advantages(samples, algorithm=NO_STD)}
     parts = [samples[:2], samples[2:], samples[2:]]
-    among = [standings(part) for part in parts]
+    among = [standings(part, algorithm=NO_STD) for part in parts]
     for part in parts:
         for sample in assign_advantages(part, algorithm=NO_STD, among=among):
             assert sample.advantages == pytest.approx(whole[sample.name])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from selfplay.config import load_config
+from selfplay.settings import SettingsError
 
 CONFIGS = sorted((Path(__file__).resolve().parents[1] / "configs").glob("*.yaml"))
 
@@ -20,3 +21,29 @@ def test_three_by_three_is_tiny_with_another_board() -> None:
     tiny, tiny3 = (load_config(p) for p in CONFIGS if p.stem in ("tiny", "tiny3"))
     assert (tiny.game.size, tiny3.game.size) == (2, 3)
     assert tiny3.optim == tiny.optim and tiny3.algorithm == tiny.algorithm
+
+
+def test_a_method_may_stand_alone_and_keeps_its_section(tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text("model: {path: x}\nalgorithm: {kl: 0.03}\n")
+    path = tmp_path / "run.yaml"
+    path.write_text("base: base.yaml\nalgorithm: rloo\n")
+    algorithm = load_config(path).algorithm
+    assert (algorithm.method, algorithm.kl) == ("rloo", 0.03)
+    algorithm = load_config(path, ["algorithm.kl=0.1", "algorithm=ema"]).algorithm
+    assert (algorithm.method, algorithm.kl) == ("ema", 0.1)
+    assert load_config(path, ["algorithm="]).algorithm.method == "grpo", "empty: the defaults"
+
+
+def test_a_wrong_method_is_answered_with_its_key_place_and_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: {path: x}\nalgorithm: rlo\n")
+    with pytest.raises(SettingsError, match=r"run\.yaml:2: algorithm\.method .*nearest is rloo"):
+        load_config(path)
+    with pytest.raises(SettingsError, match=r"override 'algorithm=7': algorithm\.method must be"):
+        load_config(path, ["algorithm=7"])
+    with pytest.raises(SettingsError, match="algorithm must be a section"):
+        load_config(path, ["algorithm=[rloo]"])
+    with pytest.raises(SettingsError, match="at least 2 for rloo, got 1"):
+        load_config(path, ["algorithm=rloo", "rollout.group_size=1"])
+    assert load_config(path, ["algorithm=ema", "rollout.group_size=1"]).rollout.group_size == 1

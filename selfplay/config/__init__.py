@@ -58,7 +58,9 @@ class Config:
     warm_start: WarmStartConfig = section(WarmStartConfig, "imitation before self-play")
     rollout: RolloutConfig = section(RolloutConfig, "play")
     reward: RewardConfig = section(RewardConfig, "reward")
-    algorithm: AlgorithmConfig = section(AlgorithmConfig, "credit and loss")
+    algorithm: AlgorithmConfig = section(
+        AlgorithmConfig, "credit and loss; `algorithm: rloo` names the method alone", short="method"
+    )
     optim: OptimConfig = section(OptimConfig, "optimizer")
     engine: EngineConfig = section(EngineConfig, "engine")
     parallel: ParallelConfig = section(ParallelConfig, "ranks")
@@ -72,9 +74,11 @@ class Config:
                 f"rollout.max_game_tokens must be at most model.scratch.max_positions "
                 f"{scratch.max_positions}, got {self.rollout.max_game_tokens}"
             )
-        if self.rollout.group_size < 2:
+        method, size = self.algorithm.method, self.rollout.group_size
+        if size < 2 and method in ("grpo", "dr_grpo", "rloo"):
             raise ValueError(
-                f"rollout.group_size must be at least 2 for grpo, got {self.rollout.group_size}"
+                f"rollout.group_size must be at least 2 for {method}, got {size}: nothing stands "
+                "beside a single game (reinforce_pp and ema compare over the batch)"
             )
 
 

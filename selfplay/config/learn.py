@@ -36,11 +36,25 @@ class WarmStartConfig:
 class AlgorithmConfig:
     """How rewards become a gradient."""
 
-    advantage_std: bool = key(
-        True, "divide a group's advantages by its standard deviation plus advantage_eps"
+    method: str = key(
+        "grpo",
+        "what a reward is compared with: group mean and deviation, group mean, the others' mean, "
+        "the batch's mean and deviation, a moving average of each seat",
+        choices=("grpo", "dr_grpo", "rloo", "reinforce_pp", "ema"),
     )
     advantage_eps: float = key(
         1e-4, "added to the standard deviation; larger damps nearly flat groups", low=0.0
+    )
+    ema_decay: float = key(
+        0.8, "what a step leaves of ema's moving average; near 1 it lags", low=0.0, high=0.999
+    )
+    error_credit: str = key(
+        "episode",
+        "what reward.error_penalty falls on: every token of the seat, or the refused turn's alone",
+        choices=("episode", "turn"),
+    )
+    resample: int = key(
+        0, "instances a step may draw in place of those whose groups were all flat", low=0
     )
     old_logprobs: str = key("engine", "denominator of the ratio", choices=("engine", "recomputed"))
     clip_low: float = key(0.2, "the ratio is clipped below at 1 minus this", low=0.0, high=1.0)

@@ -83,8 +83,15 @@ class RewardConfig:
 
     kind: str = key(
         "score_norm",
-        "value over the best possible, or 1 for any agreement",
-        choices=("score_norm", "accept"),
+        "value over the best possible; 1 for any agreement; or the first, and without an agreement "
+        "table_share of what the last proposal was worth",
+        choices=("score_norm", "accept", "regret"),
+    )
+    table_share: float = key(
+        0.5,
+        "with regret, the share an unaccepted last proposal earns; below 1, so that agreeing pays",
+        low=0.0,
+        high=0.99,
     )
     error_penalty: float = key(
         0.0, "subtracted for each refused move of the seat, floor 0", low=0.0
