@@ -21,16 +21,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import yaml
 
-from selfplay.settings_tree import (
-    SettingsError,
-    empty,
-    merge,
-    override,
-    place,
-    read,
-    sources,
-    spelt_out,
-)
+from selfplay.settings_tree import SettingsError, empty, place, sources, whole
 
 __all__ = ["SettingsError", "describe", "difference", "dump", "key", "load", "section"]
 
@@ -78,10 +69,8 @@ def load(cls: type[C], path: Path | None, overrides: Sequence[str] = ()) -> C:
     names = [name for name, *_ in _walk(cls, "")]
     if "base" in names:
         raise TypeError(f"{cls.__name__}.base would hide the file a settings file starts from")
-    shorts = {e.name: e.metadata["short"] for e in fields(cls) if e.metadata.get("short")}  # type: ignore[arg-type]
-    tree = empty("defaults") if path is None else read(Path(path), shorts)
-    for text in overrides:
-        tree = merge(tree, spelt_out(override(text), shorts))
+    shorts = {e.name: e.metadata.get("short") for e in fields(cls)}  # type: ignore[arg-type]
+    tree = whole(path, overrides, shorts)
     value: C = _convert(tree, cls, "", {}, names)
     return value
 

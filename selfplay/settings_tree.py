@@ -60,8 +60,20 @@ def _refuse_duplicates(node: yaml.Node, seen: set[int]) -> None:
         _refuse_duplicates(child, seen)
 
 
-def read(path: Path, shorts: Mapping[str, str], parents: tuple[Path, ...] = ()) -> yaml.MappingNode:
-    """The file's tree over that of its `base`, if it names one, each `spelt_out`."""
+def whole(
+    path: Path | None, overrides: Sequence[str], shorts: Mapping[str, str | None]
+) -> yaml.MappingNode:
+    """The tree of a file (None: an empty one) under its overrides, in order."""
+    tree = empty("defaults") if path is None else _read(Path(path), shorts)
+    for text in overrides:
+        tree = merge(tree, _spelt_out(override(text), shorts))
+    return tree
+
+
+def _read(
+    path: Path, shorts: Mapping[str, str | None], parents: tuple[Path, ...] = ()
+) -> yaml.MappingNode:
+    """The file's tree over that of its `base`, if it names one, each spelt out."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -69,7 +81,7 @@ def read(path: Path, shorts: Mapping[str, str], parents: tuple[Path, ...] = ()) 
     node = _compose(text, str(path)) or empty(str(path))
     if not isinstance(node, yaml.MappingNode):
         raise SettingsError(f"{place(node.start_mark)}: settings must be a mapping of keys")
-    node = spelt_out(node, shorts)
+    node = _spelt_out(node, shorts)
     chain = (*parents, path.resolve())
     for index, (name, value) in enumerate(node.value):
         if name.value != "base":
@@ -82,7 +94,7 @@ def read(path: Path, shorts: Mapping[str, str], parents: tuple[Path, ...] = ()) 
             raise SettingsError(
                 f"{place(name.start_mark)}: base {value.value} leads back to itself"
             )
-        return merge(read(target, shorts, chain), node)
+        return merge(_read(target, shorts, chain), node)
     return node
 
 
@@ -97,7 +109,7 @@ def override(text: str) -> yaml.MappingNode:
     return _nest(parts, leaf, name)
 
 
-def spelt_out(node: yaml.MappingNode, shorts: Mapping[str, str]) -> yaml.MappingNode:
+def _spelt_out(node: yaml.MappingNode, shorts: Mapping[str, str | None]) -> yaml.MappingNode:
     """The tree with a plain value of a section in `shorts` as the value of that section's named
     key, so that `a: x` merges like `a: {b: x}`. An empty value stays one."""
     pairs = []
