@@ -20,6 +20,7 @@ import torch
 
 from selfplay import rollout
 from selfplay.assemble import (
+    check_shared,
     first_weights,
     make_learner,
     make_offload,
@@ -53,6 +54,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     """The whole run: its parts, then one screen of loop."""
     folder = Path(config.out)
     open_run(folder, config, rank=world.rank)
+    check_shared(folder, world)
     stream = TrainStream(config)
     tokenizer = make_tokenizer(config, folder, world)
     rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)

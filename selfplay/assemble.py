@@ -28,11 +28,27 @@ from selfplay.model import (
 )
 from selfplay.offload import Offload
 from selfplay.optim import make_optimizer
-from selfplay.parallel import World, barrier
+from selfplay.parallel import World, barrier, gather_objects
+from selfplay.settings import SettingsError
 from selfplay.warm_start import scratch_tokenizer, warm_start
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-FIRST_PORT = 29_600  # engines of one host rendezvous at ports of their own, 16 apart
+
+
+def check_shared(folder: Path, world: World) -> None:
+    """Every rank must see the run folder that rank 0 has opened: weights go through it.
+
+    Raises SettingsError, on every rank, where a host has another folder of that name, or none.
+    """
+    started = folder / "code.txt"
+    barrier(world)
+    seen = gather_objects(started.read_text("utf-8") if started.exists() else "", world)
+    strangers = [rank for rank, text in enumerate(seen) if text != seen[0]]
+    if strangers:
+        raise SettingsError(
+            f"out must be a folder on storage that all hosts share, got {folder}: ranks "
+            f"{strangers} do not see what rank 0 wrote there"
+        )
 
 
 def make_tokenizer(config: Config, folder: Path, world: World) -> PreTrainedTokenizerBase:
@@ -115,7 +131,6 @@ def start_engine(
         deterministic=config.engine.deterministic,
         device=world.device.type,
         base_gpu_id=local_replica * world.replica.size,
-        nccl_port=FIRST_PORT + 16 * local_replica,
         timeout_s=config.engine.timeout_s,
     )
     cleanup.callback(engine.close)

@@ -16,6 +16,7 @@ from selfplay.config import ScratchConfig
 from selfplay.model import scratch_model
 from selfplay.parallel import all_reduce_sum, clip_grad_norm, full_tensors, init_world, shard
 from selfplay.parallel.gather import chunk
+from selfplay.parallel.replica import check_size
 from selfplay.parallel.tensor import _checked_plan
 from selfplay.parallel.world import data_parallel_size
 
@@ -125,6 +126,15 @@ def test_mesh_sizes_must_make_up_the_world() -> None:
         data_parallel_size(8, 3, None)
     with pytest.raises(ValueError, match=r"\(8\), got 2 \* 3; with this tp, fsdp is 4"):
         data_parallel_size(8, 2, 3)
+
+
+def test_an_engine_stays_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hosts of four ranks take an engine of four; eight is refused before anybody waits."""
+    for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    check_size(4, host_size=4)
+    with pytest.raises(ValueError, match=r"tp_size must divide the 4 .*, got 8; the nearest is 4"):
+        init_world(engine_tp=8, device="cpu")
 
 
 def test_tensor_parallel_must_divide_heads_and_words() -> None:

@@ -59,7 +59,6 @@ class SGLangEngine:
         deterministic: bool = False,
         device: str = "cuda",
         base_gpu_id: int = 0,
-        nccl_port: int | None = None,
         timeout_s: float = 300.0,
         memory_saver: bool = True,
         load_format: str = "auto",
@@ -71,7 +70,6 @@ class SGLangEngine:
         attention_backend: "auto" picks by hardware, see `sglang_start.pick_attention_backend`.
         max_total_tokens: size of the cache, where memory should not decide it.
         base_gpu_id: the replica's first GPU among those visible; it takes `tp_size` in a row.
-        nccl_port: each replica of a host its own, 16 apart; with None SGLang looks for a free one.
         timeout_s: how long the engine may be silent while it owes an answer.
         load_format: "dummy" starts with random weights; asking is refused until others are pushed.
 
@@ -105,7 +103,6 @@ class SGLangEngine:
             seed=seed,
             deterministic=deterministic,
             base_gpu_id=base_gpu_id,
-            nccl_port=nccl_port,
             memory_saver=self.can_sleep,
             load_format=load_format,
         )

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import pathlib
 import shutil
+import socket
 import threading
 import time
 import warnings
@@ -46,6 +47,9 @@ CHILD_ENVIRONMENT: dict[str, str | None] = {
 }
 
 
+FIRST_PORT, NUM_PORTS = 20_000, 750
+
+
 @dataclass(frozen=True, slots=True)
 class Started:
     """A running engine, the processes it started and the seconds each part took."""
@@ -75,6 +79,25 @@ def pick_attention_backend(device: str, *, deterministic: bool = False) -> str:
     return "triton"
 
 
+def free_port() -> int:
+    """A port for an engine's ranks to meet at, which no other engine of this host will pick.
+
+    SGLang takes whatever is free at the moment and binds it seconds later, when another rank or run
+    may have taken the same. This one begins where this process's number says, 16 apart from its
+    neighbours', below the ports that the kernel gives to outgoing connections.
+    """
+    first = os.getpid() % NUM_PORTS
+    for step in range(NUM_PORTS):
+        port = FIRST_PORT + 16 * ((first + step) % NUM_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError(f"no port is free from {FIRST_PORT} to {FIRST_PORT + 16 * NUM_PORTS}")
+
+
 def engine_arguments(
     model_path: str,
     *,
@@ -89,7 +112,6 @@ def engine_arguments(
     seed: int,
     deterministic: bool,
     base_gpu_id: int,
-    nccl_port: int | None,
     memory_saver: bool,
     load_format: str,
 ) -> dict[str, Any]:
@@ -118,7 +140,7 @@ def engine_arguments(
         "enforce_disable_flashinfer_allreduce_fusion": True,
         "enable_memory_saver": memory_saver,
         "enable_deterministic_inference": deterministic,
-        "nccl_port": nccl_port,
+        "nccl_port": free_port(),
     }
     if device == "cpu":
         arguments["disable_cuda_graph"] = True

@@ -27,17 +27,24 @@ class Replica:
         return range(self.index, num_items, self.num) if self.leads else range(0)
 
 
-def make_replica(rank: int, world_size: int, size: int) -> Replica:
-    """Cut the ranks into replicas of `size`; every rank calls it, since groups are made together.
+def check_size(size: int, *, host_size: int) -> None:
+    """Raises ValueError unless replicas of `size` ranks fit into hosts of `host_size` ranks each.
 
-    Raises ValueError when the size does not divide the ranks.
+    An engine is started by one process, with GPUs that this process can see.
     """
-    if size < 1 or world_size % size:
-        fits = max(n for n in range(1, max(1, size) + 1) if world_size % n == 0)
+    if size < 1 or host_size % size:
+        fits = max(n for n in range(1, max(1, size) + 1) if host_size % n == 0)
         raise ValueError(
-            f"engine.tp_size must divide the {world_size} processes, got {size}; "
-            f"the nearest is {fits}"
+            f"engine.tp_size must divide the {host_size} processes of a host, since an engine "
+            f"cannot cross hosts, got {size}; the nearest is {fits}"
         )
+
+
+def make_replica(rank: int, world_size: int, size: int) -> Replica:
+    """Cut the ranks into replicas of `size`, which `check_size` has let pass.
+
+    Every rank calls it, since groups are made together.
+    """
     index, place = divmod(rank, size)
     group = None
     if size > 1:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from selfplay.parallel.replica import Replica, make_replica
+from selfplay.parallel.replica import Replica, check_size, make_replica
 
 T = TypeVar("T")
 # Long enough for an engine to start between two collectives, short enough that a lost rank ends
@@ -47,15 +47,17 @@ def init_world(
     tp: int = 1, fsdp: int | None = None, *, engine_tp: int = 1, device: str | None = None
 ) -> World:
     """Read torchrun's environment and join the others; `fsdp` defaults to all that `tp` leaves.
-    `engine_tp` neighbouring ranks share one engine.
+    `engine_tp` neighbouring ranks of one host share one engine.
 
     One CPU process joins nothing. One GPU makes a mesh of one, so that it gets FSDP's mixed
     precision like many. `device` is "cuda" or "cpu" (default: cuda where there is one). Raises
-    ValueError when `tp` * `fsdp` is not the number of processes.
+    ValueError when `tp` * `fsdp` is not the number of processes, or `engine_tp` does not divide a
+    host's.
     """
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     dp_size = data_parallel_size(world_size, tp, fsdp)
+    check_size(engine_tp, host_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     here = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import socket
 import sys
 
 import tiny
@@ -25,12 +24,6 @@ from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang import SGLangEngine
 
 PROMPT, PLAIN = list(range(10, 50)), Sampling(1.0, (tiny.STOP,))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def sharded(model: PreTrainedModel) -> PreTrainedModel:
@@ -54,7 +47,7 @@ def main(folder: str, out: str) -> None:
     reference = tiny.moved(tiny.build(), seed=4)
     policy = sharded(tiny.moved(tiny.build(), seed=4))
 
-    engine = SGLangEngine(folder, **tiny.ENGINE, nccl_port=free_port())
+    engine = SGLangEngine(folder, **tiny.ENGINE)
     stale = gaps(engine, reference)
     sync.push(policy, engine, version=3, dtype=torch.float32, bucket_bytes=50_000)
     say(f"replica {rank}", stale=stale, fresh=gaps(engine, reference), version=engine.version)
@@ -62,9 +55,7 @@ def main(folder: str, out: str) -> None:
     dist.barrier()
 
     group = dist.new_group([0, 1], backend="gloo")
-    wide = (
-        SGLangEngine(folder, **tiny.ENGINE, tp_size=2, nccl_port=free_port()) if rank == 0 else None
-    )
+    wide = SGLangEngine(folder, **tiny.ENGINE, tp_size=2) if rank == 0 else None
     stale = gaps(wide, reference) if wide is not None else []
     for version in (1, 2):
         sync.push(
