@@ -19,13 +19,19 @@ from selfplay.samples import Sample
 
 @dataclass(slots=True)
 class Learner:
-    """What an update changes (model, optimizer) and what it only reads (reference, world)."""
+    """What an update changes (model, optimizer) and what it only reads (reference, world).
+
+    `kl` is the weight of the divergence from the reference, which a controller may move;
+    `reference_moves` says that the reference is state, too.
+    """
 
     model: PreTrainedModel
     optimizer: torch.optim.Optimizer
     world: World
     compute_dtype: torch.dtype
     reference: PreTrainedModel | None = None
+    kl: float = 0.0
+    reference_moves: bool = False
 
 
 def even_out(batches: list[MicroBatch], world: World) -> list[MicroBatch]:
@@ -44,9 +50,15 @@ def is_filler(batch: MicroBatch) -> bool:
 
 
 def batch_logprobs(
-    learner: Learner, model: PreTrainedModel, batch: MicroBatch, *, temperature: float
+    learner: Learner,
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    *,
+    temperature: float,
+    entropy_grad: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of the trained tokens and entropies at their places, both [M], at `temperature`."""
+    """Log-probs of the trained tokens and entropies at their places, both [M], at `temperature`;
+    through the entropies gradients flow only when `entropy_grad` is set."""
     # With a mesh FSDP computes in bf16 by itself; one CPU process gets the same by autocast.
     lowered = learner.world.mesh is None and learner.compute_dtype != torch.float32
     with torch.autocast(learner.world.device.type, learner.compute_dtype, enabled=lowered):
@@ -59,4 +71,5 @@ def batch_logprobs(
             batch.predict_M,
             batch.targets_M,
             temperature=temperature,
+            entropy_grad=entropy_grad,
         )
