@@ -234,8 +234,8 @@ def run_steps(
             lend(engine, offload, world)
         with watch("score"), peaks("update"):
             mine, scored = score(learner, mine, config=config)
-            everyone = gather_objects(standings(mine), world)
-            mine = assign_advantages(mine, among=everyone, algorithm=config.algorithm)
+            among = gather_objects(standings(mine, algorithm=config.algorithm), world)
+            mine = assign_advantages(mine, algorithm=config.algorithm, among=among)
         with watch("update"), peaks("update"):
             learnt = scored | learn(learner, mine, [], step=step, config=config)
         with watch("push"), peaks("push"):
