@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dialop.collab import numbers
 from dialop.collab.task import ANSWER, ASSISTANT, END, USER, CollabView
@@ -55,6 +55,10 @@ class ScriptedCollab:
     def seat(self) -> int:
         """The only seat it can have."""
         return USER if self.name == USER_SCRIPT else ASSISTANT
+
+    def reseeded(self, seed: int) -> ScriptedCollab:
+        """The same player with other draws."""
+        return replace(self, seed=seed)
 
     def act(self, view: CollabView) -> str:
         """The next move as text. The view must be of its own seat and its move must be due."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from dialop.collab import numbers, script, store, texts
 from dialop.collab.game import CollabGame
 from dialop.collab.task import ANSWER, ASSISTANT, END, USER, CollabInstance, CollabOptions
+from dialop.game import Script
 from selfplay.config import GameConfig
 
 SCRIPT_NAMES: tuple[str, ...] = script.NAMES
@@ -38,7 +39,7 @@ def new_game(instance: CollabInstance, game: GameConfig) -> CollabGame:
     return CollabGame(instance, options)
 
 
-def make_script(spec: str, *, seed: int) -> script.ScriptedCollab:
+def make_script(spec: str, *, seed: int) -> Script:
     """A scripted user or assistant from a spec such as "user:eager=0.5" or "ask"."""
     return script.make_scripted(spec, seed=seed)
 
