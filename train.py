@@ -24,6 +24,7 @@ from selfplay.assemble import (
     first_weights,
     make_learner,
     make_offload,
+    make_own_critic,
     make_tokenizer,
     share_policy,
     shares_policy,
@@ -44,7 +45,6 @@ from selfplay.log import Stopwatch, open_run
 from selfplay.measures import step_metrics
 from selfplay.parallel import World, close_world, gather_objects, init_world
 from selfplay.play import limits_of
-from selfplay.reference import follow
 from selfplay.scoring import score
 from selfplay.settings import SettingsError, describe
 from selfplay.tables import check_players, self_play_tables
@@ -62,6 +62,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     weights = first_weights(config, folder, tokenizer, rendering, world)
     engine = start_engine(config, weights, world, cleanup=cleanup)
     learner = make_learner(config, weights, world, reference=config.algorithm.kl > 0)
+    learner.critic = make_own_critic(config, weights, learner)
     engine = share_policy(config, learner) if shares_policy(config, world) else engine
     offload = make_offload(config, learner)
     sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
@@ -98,7 +99,6 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
             baselines = moved_baselines(baselines, among, algorithm=config.algorithm)
         with watch("update"):
             learnt = scored | learn(learner, mine, replay, step=step, config=config)
-            learnt |= follow(learner, learnt, step=step, config=config)
         with watch("push"):
             give_back(learner, engine, offload, version=step + 1, config=config)
         with watch("gate"):

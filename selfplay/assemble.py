@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from selfplay.chat import Rendering
 from selfplay.config import Config
+from selfplay.critic import Critic, make_critic
 from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang import SGLangEngine
@@ -94,8 +95,17 @@ def make_learner(config: Config, weights: Path, world: World, *, reference: bool
         world=world,
         compute_dtype=DTYPES[config.model.dtype],
         reference=frozen,
-        kl=config.algorithm.kl,
-        reference_moves=config.algorithm.reference_every > 0,
+    )
+
+
+def make_own_critic(config: Config, weights: Path, learner: Learner) -> Critic | None:
+    """PPO's critic, on a second model from the same weights or on the learner's hidden states."""
+    if config.algorithm.method != "ppo":
+        return None
+    trunk = _load(config, weights, learner.world) if config.critic.kind == "model" else None
+    width = learner.model.config.hidden_size
+    return make_critic(
+        trunk, width=width, config=config.critic, optim=config.optim, world=learner.world
     )
 
 

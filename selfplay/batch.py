@@ -20,7 +20,8 @@ from selfplay.samples import Sample
 class MicroBatch:
     """What one forward and backward pass reads.
 
-    `sample_M` indexes `names`, so a bad loss can say whose it is.
+    `sample_M` indexes `names`, so a bad loss can say whose it is. Values and returns are 0 without
+    a critic.
     """
 
     ids_N: Tensor
@@ -31,7 +32,8 @@ class MicroBatch:
     targets_M: Tensor
     advantages_M: Tensor
     old_logprobs_M: Tensor
-    importance_M: Tensor
+    values_M: Tensor
+    returns_M: Tensor
     sample_M: Tensor
     names: tuple[str, ...]
 
@@ -79,7 +81,8 @@ def pack(samples: Sequence[Sample], *, device: torch.device) -> MicroBatch:
         targets_M=ids_N[target_places_M].to(device),
         advantages_M=at_targets([a for s in samples for a in s.advantages]),
         old_logprobs_M=at_targets([p for s in samples for p in s.old_logprobs]),
-        importance_M=at_targets([w for s in samples for w in s.importance or [1.0] * len(s.ids)]),
+        values_M=at_targets([v for s in samples for v in s.values or [0.0] * len(s.ids)]),
+        returns_M=at_targets([r for s in samples for r in s.returns or [0.0] * len(s.ids)]),
         sample_M=sample_N[target_places_M].to(device),
         names=tuple(s.name for s in samples),
     )
@@ -112,11 +115,3 @@ def share_by_tokens(samples: Sequence[Sample], world: World) -> list[Sample]:
 
 def num_trained_tokens(samples: Sequence[Sample]) -> int:
     return sum(sum(s.mask) for s in samples)
-
-
-def num_weighed_tokens(samples: Sequence[Sample]) -> int:
-    """Trained tokens that were not rejected."""
-    return sum(
-        sum(m and w > 0 for m, w in zip(s.mask, s.importance or [1.0] * len(s.mask), strict=True))
-        for s in samples
-    )

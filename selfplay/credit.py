@@ -55,7 +55,9 @@ def reward_samples(
             if transcript is not None and any(transcript.mask):
                 sample = _rewarded(episode, seat, algorithm=algorithm, config=reward)
                 groups.setdefault(sample.group, []).append(sample)
-    flat = {name for name, members in groups.items() if _is_flat(members)}
+    # A critic compares with what it expected: no group is flat for it.
+    judged = algorithm.method == "ppo"
+    flat = {name for name, members in groups.items() if not judged and _is_flat(members)}
     dropped = flat if algorithm.method in COMPARED_IN_GROUPS else set()
     samples = [s for name, members in groups.items() if name not in dropped for s in members]
     return samples, CreditStats(num_groups=len(groups), num_flat_groups=len(flat))
@@ -90,6 +92,8 @@ def assign_advantages(
     `baselines` are ema's, by role, of the steps before. Samples without a group keep the advantages
     they have.
     """
+    if algorithm.method == "ppo":
+        return list(samples)  # its advantages need values, and come with them
     among = [standings(samples, algorithm=algorithm)] if among is None else among
     known = _once(among)
     against = _against(known, algorithm=algorithm, baselines=baselines or {})

@@ -13,11 +13,10 @@ from selfplay.data import named_seed
 from selfplay.learner import Learner
 from selfplay.objective import Part
 from selfplay.optim import self_play_rate
+from selfplay.ppo import judge, with_values
 from selfplay.samples import Sample
 from selfplay.scoring import check_gap
 from selfplay.update import update
-
-GAPS = ("gap_mean", "gap_max", "gap_kl", "gap_ess")
 
 
 def learn(
@@ -35,16 +34,20 @@ def learn(
     before any weight moved.
     """
     algorithm = config.algorithm
+    judged: dict[str, float] = {}
+    if learner.critic is not None:
+        samples, judged = judge(learner, samples, config=config)
     seen: list[dict[str, float]] = []
     for epoch in range(algorithm.epochs):
         order = list(range(len(samples)))
         if algorithm.minibatches > 1:
             random.Random(named_seed(config.seed, "minibatches", step, epoch)).shuffle(order)
         for place in range(algorithm.minibatches):
-            part = Part([samples[i] for i in order[place :: algorithm.minibatches]], "surrogate")
-            seen.append(
-                update(learner, [part, *replay], lr=self_play_rate(step, config), config=config)
-            )
+            share = [samples[i] for i in order[place :: algorithm.minibatches]]
+            parts = [Part(share, "surrogate"), *replay]
+            if learner.critic is not None:
+                parts = with_values(parts, share, step=step, config=config)
+            seen.append(update(learner, parts, lr=self_play_rate(step, config), config=config))
             if len(seen) == 1:
                 check_gap(seen[0], config)
     names = {name for metrics in seen for name in metrics}
@@ -52,5 +55,5 @@ def learn(
     for name in sorted(names):
         values = [metrics[name] for metrics in seen if name in metrics]
         means[name] = sum(values) / len(values)
-    first = {name: seen[0][name] for name in GAPS if name in seen[0]}
-    return {**means, **first, "num_optimizer_steps": float(len(seen))}
+    first = {name: seen[0][name] for name in ("gap_mean", "gap_max") if name in seen[0]}
+    return {**means, **first, **judged, "num_optimizer_steps": float(len(seen))}

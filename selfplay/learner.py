@@ -1,4 +1,5 @@
-"""What learns: the policy with its optimizer and frozen reference, and how it scores a micro-batch.
+"""What learns: the policy with its optimizer, frozen reference and critic, and how they score a
+micro-batch.
 
 Shapes: M trained tokens of a micro-batch. Knows no losses, no games and no text.
 """
@@ -12,26 +13,22 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from selfplay.batch import MicroBatch, pack
-from selfplay.model import policy_logprobs
+from selfplay.critic import Critic, head_values
+from selfplay.model import hidden_states, policy_logprobs
 from selfplay.parallel import World, all_reduce_max
 from selfplay.samples import Sample
 
 
 @dataclass(slots=True)
 class Learner:
-    """What an update changes (model, optimizer) and what it only reads (reference, world).
-
-    `kl` is the weight of the divergence from the reference, which a controller may move;
-    `reference_moves` says that the reference is state, too.
-    """
+    """What an update changes (model, optimizer, critic) and what it only reads (the others)."""
 
     model: PreTrainedModel
     optimizer: torch.optim.Optimizer
     world: World
     compute_dtype: torch.dtype
     reference: PreTrainedModel | None = None
-    kl: float = 0.0
-    reference_moves: bool = False
+    critic: Critic | None = None
 
 
 def even_out(batches: list[MicroBatch], world: World) -> list[MicroBatch]:
@@ -50,18 +47,10 @@ def is_filler(batch: MicroBatch) -> bool:
 
 
 def batch_logprobs(
-    learner: Learner,
-    model: PreTrainedModel,
-    batch: MicroBatch,
-    *,
-    temperature: float,
-    entropy_grad: bool = False,
+    learner: Learner, model: PreTrainedModel, batch: MicroBatch, *, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of the trained tokens and entropies at their places, both [M], at `temperature`;
-    through the entropies gradients flow only when `entropy_grad` is set."""
-    # With a mesh FSDP computes in bf16 by itself; one CPU process gets the same by autocast.
-    lowered = learner.world.mesh is None and learner.compute_dtype != torch.float32
-    with torch.autocast(learner.world.device.type, learner.compute_dtype, enabled=lowered):
+    """Log-probs of the trained tokens and entropies at their places, both [M], at `temperature`."""
+    with _lowered(learner):
         return policy_logprobs(
             model,
             batch.ids_N,
@@ -71,5 +60,32 @@ def batch_logprobs(
             batch.predict_M,
             batch.targets_M,
             temperature=temperature,
-            entropy_grad=entropy_grad,
         )
+
+
+def batch_values(learner: Learner, batch: MicroBatch) -> Tensor:
+    """The critic's values [M], fp32, of the states before each trained token is sampled.
+
+    Where the critic reads the policy's hidden states, its loss moves the policy only if
+    `shared`.
+    """
+    critic = learner.critic
+    assert critic is not None
+    trunk = learner.model if critic.trunk is None else critic.trunk
+    grad = torch.is_grad_enabled() and (critic.trunk is not None or critic.shared)
+    with _lowered(learner), torch.set_grad_enabled(grad):
+        hidden_MD = hidden_states(
+            trunk,
+            batch.ids_N,
+            batch.positions_N,
+            batch.cu_seqlens_S1,
+            batch.max_seqlen,
+            batch.predict_M,
+        )
+    return head_values(critic.head, hidden_MD)
+
+
+def _lowered(learner: Learner) -> torch.autocast:
+    """With a mesh FSDP computes in bf16 by itself; one CPU process gets the same by autocast."""
+    lowered = learner.world.mesh is None and learner.compute_dtype != torch.float32
+    return torch.autocast(learner.world.device.type, learner.compute_dtype, enabled=lowered)

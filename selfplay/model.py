@@ -252,21 +252,38 @@ def _policy_logprobs(
     temperature: float,
     entropy_grad: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    hidden_1ND = model.base_model(
-        input_ids=ids_N[None],
-        position_ids=positions_N[None],
-        use_cache=False,
-        **packed_kwargs(cu_seqlens_S1, max_seqlen),
-    ).last_hidden_state
+    hidden_MD = _hidden_states(model, ids_N, positions_N, cu_seqlens_S1, max_seqlen, predict_M)
     weight_VD, rows = vocab_shard(model.get_output_embeddings().weight)
     return token_logprobs(
-        hidden_1ND[0].index_select(0, predict_M),
+        hidden_MD,
         weight_VD,
         targets_M,
         temperature=temperature,
         entropy_grad=entropy_grad,
         shard=rows,
     )
+
+
+def hidden_states(model: PreTrainedModel, *row: torch.Tensor | int) -> torch.Tensor:
+    """The last hidden states [M, D] at `predict_M`; `row` as in `policy_logprobs`, up to it."""
+    return run_as_forward(model, _hidden_states, *row)
+
+
+def _hidden_states(
+    model: PreTrainedModel,
+    ids_N: torch.Tensor,
+    positions_N: torch.Tensor,
+    cu_seqlens_S1: torch.Tensor,
+    max_seqlen: int,
+    predict_M: torch.Tensor,
+) -> torch.Tensor:
+    hidden_1ND: torch.Tensor = model.base_model(
+        input_ids=ids_N[None],
+        position_ids=positions_N[None],
+        use_cache=False,
+        **packed_kwargs(cu_seqlens_S1, max_seqlen),
+    ).last_hidden_state
+    return hidden_1ND[0].index_select(0, predict_M)
 
 
 def export(

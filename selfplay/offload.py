@@ -1,5 +1,4 @@
-"""Optimizer state and reference wait in pinned host memory while others need
-the GPU.
+"""Optimizer state, critic and reference wait in pinned host memory while others need the GPU.
 
 A tensor's storage is emptied in place and filled again, so whoever holds the tensor (FSDP, the
 optimizer) need not know. Bytes move on the current stream; sizes in bytes. On a CPU nothing moves.
@@ -61,11 +60,14 @@ class Offload:
         self._parked = Parked()
 
     def stow_state(self) -> None:
-        """After the update: optimizer state and reference leave the GPU, if the settings say so."""
+        """After the update: optimizer state and critic, and the reference, leave the GPU, each if
+        the settings say so."""
         kept: list[Tensor] = []
         if self._state:
-            for values in self._learner.optimizer.state.values():
-                kept += [v for v in values.values() if isinstance(v, Tensor)]
+            kept += _tensors(self._learner.optimizer)
+            if self._learner.critic is not None:
+                kept += _tensors(self._learner.critic.optimizer)
+                kept += self._learner.critic.module.parameters()
         if self._reference and self._learner.reference is not None:
             kept += self._learner.reference.parameters()
         self._parked.stow(kept)
@@ -73,3 +75,7 @@ class Offload:
     def fetch(self) -> None:
         """Before an update or a checkpoint: everything comes back."""
         self._parked.fetch()
+
+
+def _tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [v for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]

@@ -5,21 +5,25 @@ from __future__ import annotations
 import math
 
 import torch
-from transformers import PreTrainedModel
+from torch import nn
 
 from selfplay.config import Config, OptimConfig
 
 
-def make_optimizer(model: PreTrainedModel, config: OptimConfig) -> torch.optim.Optimizer:
-    """AdamW with weight decay on matrices only; its step is one fused kernel."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
+def make_optimizer(
+    model: nn.Module, config: OptimConfig, *, lr: float | None = None
+) -> torch.optim.Optimizer:
+    """AdamW over what is not frozen, with weight decay on matrices only; its step is one fused
+    kernel. `lr` stands in for the settings' rate."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.ndim >= 2]
+    vectors = [p for p in trained if p.ndim < 2]
     return torch.optim.AdamW(
         [
             {"params": matrices, "weight_decay": config.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ],
-        lr=config.lr,
+        lr=config.lr if lr is None else lr,
         betas=(config.betas[0], config.betas[1]),
         fused=True,
     )

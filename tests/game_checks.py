@@ -18,21 +18,12 @@ def comparable(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "play": play}
 
 
-def check_play(
-    game: Game,
-    moves: Sequence[tuple[int, str]],
-    *,
-    restore: Restore,
-    junk: Sequence[str] = JUNK,
-) -> None:
-    """Play legal moves to the end and check the interface's promises before and after each.
-
-    `junk` is what the game refuses from any seat at any time.
-    """
+def check_play(game: Game, moves: Sequence[tuple[int, str]], *, restore: Restore) -> None:
+    """Play legal moves to the end and check the interface's promises before and after each."""
     check_prompts(game)
     for seat, text in moves:
         assert game.seat_to_move == seat
-        check_refusals(game, junk)
+        check_refusals(game)
         check_clone(game, seat, text)
         check_restore(game, seat, text, restore=restore)
         step = game.step(seat, text)
@@ -60,11 +51,11 @@ def check_step(game: Game, step: Step, seat: int) -> None:
     assert all(type(value) is float for value in outcome.facts.values())
 
 
-def check_refusals(game: Game, junk: Sequence[str] = JUNK) -> None:
+def check_refusals(game: Game) -> None:
     """Junk from any seat, and any move out of turn, changes nothing but the error count."""
     mover = game.seat_to_move
     for seat in range(game.num_seats):
-        for text in junk:
+        for text in JUNK:
             twin = game.clone()
             before = comparable(twin.state())
             step = twin.step(seat, text)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from selfplay.config.learn import AlgorithmConfig, OptimConfig, WarmStartConfig
+from selfplay.config.learn import AlgorithmConfig, CriticConfig, OptimConfig, WarmStartConfig
 from selfplay.config.machine import (
     EngineConfig,
     ModelConfig,
@@ -24,6 +24,7 @@ from selfplay.settings import key, load, section
 __all__ = [
     "AlgorithmConfig",
     "Config",
+    "CriticConfig",
     "DataConfig",
     "EngineConfig",
     "EvalConfig",
@@ -61,6 +62,7 @@ class Config:
     algorithm: AlgorithmConfig = section(
         AlgorithmConfig, "credit and loss; `algorithm: rloo` names the method alone", short="method"
     )
+    critic: CriticConfig = section(CriticConfig, "values and advantages of ppo")
     optim: OptimConfig = section(OptimConfig, "optimizer")
     engine: EngineConfig = section(EngineConfig, "engine")
     parallel: ParallelConfig = section(ParallelConfig, "ranks")
@@ -75,10 +77,24 @@ class Config:
                 f"{scratch.max_positions}, got {self.rollout.max_game_tokens}"
             )
         method, size = self.algorithm.method, self.rollout.group_size
+        if method == "ppo":
+            self._check_critic()
+        elif self.critic != CriticConfig():
+            raise ValueError(
+                f"critic.* is read by algorithm.method ppo alone, got method {method}; "
+                "set algorithm.method to ppo or leave critic.* out"
+            )
         if size < 2 and method in ("grpo", "dr_grpo", "rloo"):
             raise ValueError(
                 f"rollout.group_size must be at least 2 for {method}, got {size}: nothing stands "
-                "beside a single game (reinforce_pp and ema compare over the batch)"
+                "beside a single game (reinforce_pp and ema compare over the batch, ppo does not)"
+            )
+
+    def _check_critic(self) -> None:
+        if self.parallel.tp > 1:
+            raise ValueError(
+                f"parallel.tp must be 1 for algorithm.method ppo, got {self.parallel.tp}: the "
+                "critic is sharded (parallel.fsdp), not divided"
             )
 
 

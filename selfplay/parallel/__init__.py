@@ -13,6 +13,7 @@ from selfplay.parallel.shard import (
     full_tensors,
     run_as_forward,
     shard,
+    shard_alone,
     vocab_shard,
 )
 from selfplay.parallel.world import (
@@ -41,5 +42,6 @@ __all__ = [
     "init_world",
     "run_as_forward",
     "shard",
+    "shard_alone",
     "vocab_shard",
 ]

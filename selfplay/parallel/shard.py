@@ -59,16 +59,29 @@ def shard(
     # The root holds the embeddings, the last norm and the head; they are needed at both ends of a
     # pass, so they stay gathered between forward and backward.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    _sum_gradients(model)
     for module in model.modules():
-        if isinstance(module, FSDPModule):
-            # A sum instead of a mean, by the one reduction that gloo knows too.
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
         for name, buffer in module._buffers.items():
             # Rotary frequencies are no parameters, so FSDP leaves them where they are.
             if buffer is not None and not buffer.is_meta:
                 module._buffers[name] = buffer.to(world.device)
     return model
+
+
+def shard_alone(module: nn.Module, world: World) -> None:
+    """Shard one small module over the data-parallel ranks, in place; it computes in the dtype of
+    its parameters."""
+    if world.mesh is not None:
+        fully_shard(module, mesh=world.mesh["dp"])
+        _sum_gradients(module)
+
+
+def _sum_gradients(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # A sum instead of a mean, by the one reduction that gloo knows too.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
 
 
 def checkpoint_activations(model: PreTrainedModel, which: str) -> None:
@@ -133,7 +146,7 @@ def vocab_shard(weight_VD: torch.Tensor) -> tuple[torch.Tensor, VocabShard | Non
     return local_VD, VocabShard(start, all_gather, all_reduce)
 
 
-def clip_grad_norm(model: PreTrainedModel, max_norm: float, world: World) -> float:
+def clip_grad_norm(model: nn.Module, max_norm: float, world: World) -> float:
     """End a step's backward passes: finish gradients, shorten them to `max_norm`, return the norm
     they had. To be called exactly once between the last backward and the optimizer's step.
 
@@ -142,7 +155,9 @@ def clip_grad_norm(model: PreTrainedModel, max_norm: float, world: World) -> flo
     """
     divided: list[torch.Tensor] = []
     repeated: list[torch.Tensor] = []
-    partial = {id(p) for p in partial_parameters(model)} if world.tp > 1 else set()
+    partial: set[int] = set()
+    if world.tp > 1 and isinstance(model, PreTrainedModel):
+        partial = {id(p) for p in partial_parameters(model)}
     for parameter in model.parameters():
         if parameter.grad is None:
             continue
