@@ -174,7 +174,7 @@ def test_the_critics_gradient_is_the_naive_loops(kind: str) -> None:
         torch.testing.assert_close(critic[name], -parameter.grad, rtol=1e-4, atol=1e-6)
     count = sum(sum(s.mask) for s in samples)
     assert metrics["num_trained_tokens"] == count
-    assert metrics["value_loss"] == pytest.approx(float(loss) / 0.3, rel=1e-4)
+    assert metrics["value_loss"] == pytest.approx(loss.item() / 0.3, rel=1e-4)
     without = moves(kind, samples, "critic.coefficient=0")[0]
     if kind == "shared_head":
         of_values = {n: p.grad for n, p in learner.model.named_parameters() if p.grad is not None}
