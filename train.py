@@ -45,6 +45,7 @@ from selfplay.log import Stopwatch, open_run
 from selfplay.measures import step_metrics
 from selfplay.parallel import World, close_world, gather_objects, init_world
 from selfplay.play import limits_of
+from selfplay.reference import follow
 from selfplay.scoring import score
 from selfplay.settings import SettingsError, describe
 from selfplay.tables import check_players, self_play_tables
@@ -99,6 +100,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
             baselines = moved_baselines(baselines, among, algorithm=config.algorithm)
         with watch("update"):
             learnt = scored | learn(learner, mine, replay, step=step, config=config)
+            learnt |= follow(learner, learnt, step=step, config=config)
         with watch("push"):
             give_back(learner, engine, offload, version=step + 1, config=config)
         with watch("gate"):

@@ -64,13 +64,19 @@ def parse_proposal(
 
 
 def render_proposal(
-    pairs: Pairs, reviewers: Sequence[str], *, papers: Sequence[str], brief: bool = False
+    pairs: Pairs,
+    reviewers: Sequence[str],
+    *,
+    papers: Sequence[str],
+    brief: bool = False,
+    as_given: bool = False,
 ) -> str:
-    """Write a matching in the papers' order: `Proposal:` and full names, or first names and no
-    header if `brief`."""
+    """Write a matching in the papers' order, or in the order of `pairs` if `as_given`: `Proposal:`
+    and full names, or first names and no header if `brief`."""
     shown_reviewers, shown_papers = display_names(reviewers, papers, brief=brief)
     lines = [] if brief else ["Proposal:"]
-    for reviewer, paper in sorted(pairs, key=lambda pair: pair[1]):
+    ordered = pairs if as_given else sorted(pairs, key=lambda pair: pair[1])
+    for reviewer, paper in ordered:
         lines.append(f"{shown_papers[paper]}: {shown_reviewers[reviewer]}")
     return "\n".join(lines)
 

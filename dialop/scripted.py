@@ -14,17 +14,35 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dialop import wording
 from dialop.board import MatchingView
-from dialop.pooling import Cells, own_cells, plan, pooled_table, told_cells, value_range, worth
+from dialop.pooling import (
+    Cells,
+    best_plan,
+    greedy_plan,
+    own_cells,
+    pooled_table,
+    told_cells,
+    value_range,
+    worth,
+)
+from dialop.proposal import Pairs
 
 T = TypeVar("T", bound=str)
 Tell = Literal["all", "top", "rows"]
 Reply = Literal["propose", "tell"]
+Plan = Literal["best", "greedy"]
 NAMES = ("random", "solo", "honest")
+_OPTIONS = {
+    "random": ("slip",),
+    "solo": ("plan", "slip"),
+    "honest": ("tell", "reply", "plan", "slip"),
+}
 TELLS: tuple[Tell, ...] = ("all", "top", "rows")
 REPLIES: tuple[Reply, ...] = ("propose", "tell")
+PLANS: tuple[Plan, ...] = ("best", "greedy")
 
 _MAX_REJECTIONS = 2
 # A proposal this much worse than one's own plan, as a share, is as good: the estimates behind both
@@ -40,7 +58,9 @@ class ScriptedPlayer:
 
     `tell` says which cells an honest player states: all it sees, its best few ("top"), or each
     reviewer's best paper ("rows"); `reply` what it does when told first: propose at once or tell
-    too; `slip` is the chance that a move is first sent malformed and then repaired.
+    too; `plan` how it finds a matching: the best one, written in the papers' order, or the largest
+    free cell again and again, written in that order, which a small model learns far sooner; `slip`
+    is the chance that a move is first sent malformed and then repaired.
     """
 
     name: str
@@ -48,6 +68,7 @@ class ScriptedPlayer:
     tell: Tell = "all"
     reply: Reply = "propose"
     slip: float = 0.0
+    plan: Plan = "best"
 
     def act(self, view: MatchingView) -> str:
         """The player's next move as text. The view must be its own and its move must be due."""
@@ -70,7 +91,8 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     """Build a player from "random", "solo" or "honest", options after a colon:
     "honest:tell=top,slip=0.05".
 
-    Options: tell=all|top|rows and reply=propose|tell (honest only), slip=0..1 (any).
+    Options: tell=all|top|rows and reply=propose|tell (honest only), plan=best|greedy (not for
+    random), slip=0..1 (any).
 
     Raises:
         ValueError: for an unknown name, option or value, with the valid ones.
@@ -79,7 +101,7 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     name = name.strip()
     if name not in NAMES:
         raise ValueError(_unknown("scripted player", name, NAMES))
-    valid = ("tell", "reply", "slip") if name == "honest" else ("slip",)
+    valid = _OPTIONS[name]
     values: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in rest.split(","))):
         option, _, value = (piece.strip() for piece in part.partition("="))
@@ -88,21 +110,23 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
         values[option] = value
     tell = _choice("tell", values.get("tell", "all"), TELLS)
     reply = _choice("reply", values.get("reply", "propose"), REPLIES)
-    return ScriptedPlayer(name, seed, tell, reply, _share("slip", values.get("slip", "0")))
+    slip = _share("slip", values.get("slip", "0"))
+    plan = _choice("plan", values.get("plan", "best"), PLANS)
+    return ScriptedPlayer(name, seed, tell, reply, slip, plan)
 
 
 def _act_random(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> str:
     if view.pending is not None:
         return wording.answer("accept")
     papers = rng.permutation(view.size)
-    pairs = tuple((reviewer, int(paper)) for reviewer, paper in enumerate(papers))
+    pairs = tuple(sorted(enumerate(map(int, papers)), key=lambda pair: pair[1]))
     return wording.proposal(pairs, view, rng=rng)
 
 
 def _act_solo(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> str:
     if view.pending is not None:
         return wording.answer("accept")
-    return wording.proposal(plan(pooled_table(view, {})), view, rng=rng)
+    return wording.proposal(_plan(player, pooled_table(view, {})), view, rng=rng)
 
 
 def _act_honest(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> str:
@@ -110,22 +134,26 @@ def _act_honest(player: ScriptedPlayer, view: MatchingView, rng: np.random.Gener
         return _act_solo(player, view, rng)
     told = told_cells(view, seat=1 - view.seat)
     if view.pending is not None:
-        return wording.answer("accept" if _accepts(view, told) else "reject")
+        return wording.answer("accept" if _accepts(player, view, told) else "reject")
     has_told = any(a.kind == "message" and a.seat == view.seat for a in view.log)
     has_proposed = any(a.kind == "propose" and a.seat == view.seat for a in view.log)
     if not has_told and (not told or player.reply == "tell" or has_proposed):
         return wording.message(_told_by(player, view), view, rng=rng)
-    return wording.proposal(plan(pooled_table(view, told)), view, rng=rng)
+    return wording.proposal(_plan(player, pooled_table(view, told)), view, rng=rng)
 
 
-def _accepts(view: MatchingView, told: Cells) -> bool:
+def _plan(player: ScriptedPlayer, table: NDArray[np.float64]) -> Pairs:
+    return greedy_plan(table) if player.plan == "greedy" else best_plan(table)
+
+
+def _accepts(player: ScriptedPlayer, view: MatchingView, told: Cells) -> bool:
     """Whether the pending proposal is not clearly worse than the own plan, or enough has been
     rejected already."""
     rejections = sum(a.kind == "reject" and a.seat == view.seat for a in view.log)
     if rejections >= _MAX_REJECTIONS or view.pending is None:
         return True
     table = pooled_table(view, told)
-    own_plan = plan(table)
+    own_plan = _plan(player, table)
     difference = worth(table, view.pending) - worth(table, own_plan)
     # Where only one of the two plans rests on cells this seat knows nothing of, the partner may
     # know better. A uniform cell has the standard deviation range / sqrt(12), and independent cells

@@ -44,15 +44,19 @@ def answer(kind: str) -> str:
 
 
 def proposal(pairs: Pairs, view: MatchingView, *, rng: np.random.Generator) -> str:
-    """A proposal move; in the full style with or without bullets, full or first names, newlines or
-    `<br/>`."""
-    names = view.reviewers, view.papers
+    """A proposal move, its lines in the order of `pairs`; in the full style with or without
+    bullets, full or first names, newlines or `<br/>`."""
+
+    def render(brief: bool) -> str:
+        people, papers = view.reviewers, view.papers
+        return render_proposal(pairs, people, papers=papers, brief=brief, as_given=True)
+
     if view.options.brief:
-        return "[propose]\n" + render_proposal(pairs, names[0], papers=names[1], brief=True)
+        return "[propose]\n" + render(True)
     bullet = _BULLETS[rng.integers(len(_BULLETS))]
     short = bool(rng.random() < 0.3)
     header = [] if short else ["Proposal:"]
-    lines = render_proposal(pairs, names[0], papers=names[1], brief=short).splitlines()
+    lines = render(short).splitlines()
     lines = header + [bullet + line for line in lines[len(header) :]]
     line_end = "<br/>" if bullet == _BULLETS[-1] else "\n"
     return f"[propose]\n{line_end.join(lines)}"

@@ -95,6 +95,8 @@ def make_learner(config: Config, weights: Path, world: World, *, reference: bool
         world=world,
         compute_dtype=DTYPES[config.model.dtype],
         reference=frozen,
+        kl=config.algorithm.kl,
+        reference_moves=config.algorithm.reference_every > 0,
     )
 
 

@@ -1,8 +1,8 @@
 """Writing a run's state so that nothing written is lost, and reading it back exactly.
 
-A checkpoint folder `checkpoints/step_N` holds `state/` (model, optimizer and critic, sharded as the
-run was and readable on any mesh), `hf/` (an ordinary Hugging Face folder) and `progress.json`. It
-gets its name only when it is complete.
+A checkpoint folder `checkpoints/step_N` holds `state/` (model, optimizer, critic and a reference
+that moves, sharded as the run was and readable on any mesh), `hf/` (an ordinary Hugging Face
+folder) and `progress.json`. It gets its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from transformers import PreTrainedTokenizerBase
 
 from selfplay.learner import Learner
@@ -48,7 +53,8 @@ def save_checkpoint(
         dcp.save(_state(learner), checkpoint_id=partial / "state", no_dist=world.mesh is None)
     export(learner.model, tokenizer, partial / "hf", world=world)
     if world.rank == 0:
-        (partial / "progress.json").write_text(json.dumps({"step": step, "carried": carried}))
+        progress = {"step": step, "kl": learner.kl, "carried": carried}
+        (partial / "progress.json").write_text(json.dumps(progress))
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
         for old in checkpoints(folder)[:-keep]:
@@ -74,6 +80,9 @@ def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
         model_state_dict=state["model"],
         optim_state_dict=state["optimizer"],
     )
+    if "reference" in state:
+        assert learner.reference is not None
+        set_model_state_dict(learner.reference, state["reference"])
     if learner.critic is not None:
         set_state_dict(
             learner.critic.module,
@@ -82,6 +91,7 @@ def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
             optim_state_dict=state["critic_optimizer"],
         )
     progress = json.loads((found[-1] / "progress.json").read_text())
+    learner.kl = progress["kl"]
     return progress["step"], progress["carried"]
 
 
@@ -110,6 +120,8 @@ def _single_process_is_meant() -> Iterator[None]:
 def _state(learner: Learner) -> dict[str, Any]:
     model_state, optimizer_state = get_state_dict(learner.model, learner.optimizer)
     state = {"model": model_state, "optimizer": optimizer_state}
+    if learner.reference is not None and learner.reference_moves:
+        state["reference"] = get_model_state_dict(learner.reference)
     if learner.critic is not None:
         critic_state, optimizer_state = get_state_dict(
             learner.critic.module, learner.critic.optimizer

@@ -18,6 +18,7 @@ from selfplay.evaluation_report import COLUMNS, rows_json, table_text, write_who
 from selfplay.games import kit_of
 from selfplay.parallel import World
 from selfplay.statistics import show_interval
+from selfplay.tables import usual_partner
 
 
 def held_out(
@@ -46,6 +47,7 @@ def held_out(
             rendering=rendering,
             config=config,
             world=world,
+            partner=usual_partner(config),
             temperature=temperature,
         )
         for name, temperature in temperatures.items()
@@ -84,7 +86,14 @@ def validation(
     """Scores on the validation instances, sampling as in training: metrics with the prefix
     `eval_`."""
     instances = generated(config, VALIDATION, start=0, num=config.eval.num_games)
-    found = evaluate(instances, engine, rendering=rendering, config=config, world=world)
+    found = evaluate(
+        instances,
+        engine,
+        rendering=rendering,
+        config=config,
+        world=world,
+        partner=usual_partner(config),
+    )
     names = [measure for measure, _, _ in COLUMNS if measure in found.measures]
     return {f"eval_{name}": found.measures[name] for name in names} | {
         "eval_score": found.interval[0]

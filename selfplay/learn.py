@@ -18,6 +18,8 @@ from selfplay.samples import Sample
 from selfplay.scoring import check_gap
 from selfplay.update import update
 
+GAPS = ("gap_mean", "gap_max", "gap_kl", "gap_ess")
+
 
 def learn(
     learner: Learner,
@@ -55,5 +57,5 @@ def learn(
     for name in sorted(names):
         values = [metrics[name] for metrics in seen if name in metrics]
         means[name] = sum(values) / len(values)
-    first = {name: seen[0][name] for name in ("gap_mean", "gap_max") if name in seen[0]}
+    first = {name: seen[0][name] for name in GAPS if name in seen[0]}
     return {**means, **first, **judged, "num_optimizer_steps": float(len(seen))}

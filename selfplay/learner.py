@@ -21,13 +21,19 @@ from selfplay.samples import Sample
 
 @dataclass(slots=True)
 class Learner:
-    """What an update changes (model, optimizer, critic) and what it only reads (the others)."""
+    """What an update changes (model, optimizer, critic) and what it only reads (the others).
+
+    `kl` is the weight of the divergence from the reference, which a controller may move;
+    `reference_moves` says that the reference is state, too.
+    """
 
     model: PreTrainedModel
     optimizer: torch.optim.Optimizer
     world: World
     compute_dtype: torch.dtype
     reference: PreTrainedModel | None = None
+    kl: float = 0.0
+    reference_moves: bool = False
     critic: Critic | None = None
 
 
@@ -47,9 +53,15 @@ def is_filler(batch: MicroBatch) -> bool:
 
 
 def batch_logprobs(
-    learner: Learner, model: PreTrainedModel, batch: MicroBatch, *, temperature: float
+    learner: Learner,
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    *,
+    temperature: float,
+    entropy_grad: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of the trained tokens and entropies at their places, both [M], at `temperature`."""
+    """Log-probs of the trained tokens and entropies at their places, both [M], at `temperature`;
+    through the entropies gradients flow only when `entropy_grad` is set."""
     with _lowered(learner):
         return policy_logprobs(
             model,
@@ -60,6 +72,7 @@ def batch_logprobs(
             batch.predict_M,
             batch.targets_M,
             temperature=temperature,
+            entropy_grad=entropy_grad,
         )
 
 

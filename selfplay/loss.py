@@ -1,8 +1,13 @@
 """The losses, as pure functions over the trained tokens of a micro-batch.
 
-Every function returns per-token values [M]; the caller sums them and divides by one denominator
-that all micro-batches and ranks agreed on before the first backward pass, so the gradient does not
-depend on how the batch was cut.
+Every function returns per-token values [M]; the caller weighs them (`aggregation`), sums them and
+divides by one denominator that all micro-batches and ranks agreed on before the first backward
+pass, so the gradient does not depend on how the batch was cut.
+
+A policy loss returns three things: per-token losses, the ratios it worked with (no gradient), and a
+0/1 mask of tokens whose gradient it removed. pi is the policy being trained, pi_old the one that
+spoke, r = pi / pi_old, A a token's advantage. Shapes: M trained tokens of S samples; `sample_M`
+numbers the sample of each token, and no sample is cut in two.
 """
 
 from __future__ import annotations
@@ -18,31 +23,117 @@ def clipped_surrogate(
     *,
     clip_low: float,
     clip_high: float,
+    dual_clip: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """PPO's clipped objective, negated (arXiv 1707.06347 eq. 7), with separate bounds (arXiv
-    2503.14476 eq. 10).
+    """PPO's clipped objective, negated: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
 
-    Returns per-token losses, ratios, and a 0/1 mask of tokens whose gradient the clip removed. At
-    ratio 1 the gradient is REINFORCE's: -advantage times the gradient of the log-prob.
+    arXiv 1707.06347 eq. 7, with separate bounds as in arXiv 2503.14476 eq. 10. With `dual_clip` c
+    above 1 the loss of a token with A < 0 is never more than -c A (arXiv 1912.09729 eq. 5), so that
+    a token that became far more likely cannot outweigh the batch; 0 leaves it out. At ratio 1 the
+    gradient is REINFORCE's: -A times the gradient of the log-prob.
     """
     ratios_M = (logprobs_M - old_logprobs_M).exp()
-    clipped_M = ratios_M.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return _clipped(ratios_M, advantages_M, low=clip_low, high=clip_high, dual_clip=dual_clip)
+
+
+def gspo(
+    logprobs_M: Tensor,
+    old_logprobs_M: Tensor,
+    advantages_M: Tensor,
+    sample_M: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same clip on one ratio a sequence, s = (product of r over its tokens) ^ (1 / tokens).
+
+    arXiv 2507.18071 in its token form, eq. 13 and 14: a token's ratio has the value s and the
+    gradient s times that of its own log-prob. Where the tokens of a sequence share an advantage,
+    loss and gradient are those of the sequence form (eq. 5 and 7); where they do not, each keeps
+    its own. A sequence is all that one seat said in a game.
+    """
+    num_M = torch.bincount(sample_M)[sample_M]
+    logs_M = logprobs_M.detach() - old_logprobs_M
+    sums_S = logs_M.new_zeros(int(sample_M.max()) + 1).index_add_(0, sample_M, logs_M)
+    # exp(x - x.detach()) is 1 and carries the gradient.
+    ratios_M = (sums_S[sample_M] / num_M + logprobs_M - logprobs_M.detach()).exp()
+    return _clipped(ratios_M, advantages_M, low=clip_low, high=clip_high, dual_clip=dual_clip)
+
+
+def _clipped(
+    ratios_M: Tensor, advantages_M: Tensor, *, low: float, high: float, dual_clip: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    clipped_M = ratios_M.clamp(1.0 - low, 1.0 + high)
     losses_M = torch.maximum(-advantages_M * ratios_M, -advantages_M * clipped_M)
-    cut_M = torch.where(advantages_M > 0, ratios_M > 1.0 + clip_high, ratios_M < 1.0 - clip_low)
+    cut_M = torch.where(advantages_M > 0, ratios_M > 1.0 + high, ratios_M < 1.0 - low)
+    if dual_clip:
+        bounded_M = torch.minimum(losses_M, -dual_clip * advantages_M)
+        losses_M = torch.where(advantages_M < 0, bounded_M, losses_M)
+        cut_M = cut_M | ((advantages_M < 0) & (ratios_M > dual_clip))
     return losses_M, ratios_M.detach(), (cut_M & (advantages_M != 0)).float()
 
 
-def kl_k3(logprobs_M: Tensor, reference_logprobs_M: Tensor) -> Tensor:
-    """Per-token estimate of KL(policy || reference): exp(d) - d - 1, where d = reference - policy
-    log-prob.
+def cispo(
+    logprobs_M: Tensor,
+    old_logprobs_M: Tensor,
+    advantages_M: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """REINFORCE with a clipped ratio as a constant weight: -clip(r, 1 - low, 1 + high) A log pi.
 
-    Schulman's k3 (joschu.net/blog/kl-approx.html): unbiased for samples of the policy, never
-    negative.
+    arXiv 2506.13585 eq. 4 and 5. No token loses its gradient; the mask marks those whose weight was
+    clipped. The paper leaves out the lower bound, which is `clip_low` 1.
+    """
+    ratios_M = (logprobs_M - old_logprobs_M).exp().detach()
+    weights_M = ratios_M.clamp(1.0 - clip_low, 1.0 + clip_high)
+    clipped_M = (weights_M != ratios_M) & (advantages_M != 0)
+    return -weights_M * advantages_M * logprobs_M, ratios_M, clipped_M.float()
+
+
+def reinforce(
+    logprobs_M: Tensor, old_logprobs_M: Tensor, advantages_M: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """-A log pi (Williams 1992, eq. 11): as if the policy being trained had spoken.
+
+    Nothing corrects for weights that moved since; the ratios are only shown.
+    """
+    ratios_M = (logprobs_M - old_logprobs_M).exp().detach()
+    return -advantages_M * logprobs_M, ratios_M, torch.zeros_like(ratios_M)
+
+
+def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, *, estimator: str) -> Tensor:
+    """Per-token estimate of KL(policy || reference) from the policy's samples, in nats.
+
+    Schulman's three (joschu.net/blog/kl-approx.html), with d = log pi_ref - log pi: k1 = -d is
+    unbiased, k2 = d^2 / 2 is not but varies little, k3 = exp(d) - 1 - d is unbiased and never
+    negative. What their gradients estimate is another matter, see docs/methods.md: that of k1 is 0
+    on average, that of k2 is the gradient of KL(policy || reference), that of k3 the gradient of
+    KL(reference || policy).
     """
     d_M = reference_logprobs_M - logprobs_M
+    if estimator == "k1":
+        return -d_M
+    if estimator == "k2":
+        return 0.5 * d_M.square()
     return d_M.exp() - d_M - 1.0
 
 
 def imitation(logprobs_M: Tensor, weights_M: Tensor) -> Tensor:
     """Cross-entropy of the teacher's tokens: minus the log-prob, weighted."""
     return -weights_M * logprobs_M
+
+
+def aggregation_weights(sample_M: Tensor, *, aggregation: str, constant_length: int = 0) -> Tensor:
+    """What each token's loss weighs [M] before the sum is divided by the global denominator.
+
+    token_mean: 1, over the number of tokens (arXiv 2503.14476 eq. 8). sequence_mean: 1 / tokens of
+    its sample, over the number of samples (arXiv 2402.03300 eq. 3). constant: 1 / constant_length,
+    over the number of samples (Dr. GRPO, arXiv 2503.20783, listing 1).
+    """
+    if aggregation == "sequence_mean":
+        return 1.0 / torch.bincount(sample_M)[sample_M]
+    weight = 1.0 / constant_length if aggregation == "constant" else 1.0
+    return torch.full(sample_M.shape, weight, device=sample_M.device)

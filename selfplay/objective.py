@@ -11,11 +11,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from selfplay.batch import MicroBatch
-from selfplay.config import Config
+from selfplay.batch import MicroBatch, num_trained_tokens
+from selfplay.config import AlgorithmConfig, Config
 from selfplay.critic import clipped_value_loss
 from selfplay.learner import Learner, batch_logprobs, batch_values, is_filler
-from selfplay.loss import clipped_surrogate, imitation, kl_k3
+from selfplay.loss import (
+    aggregation_weights,
+    cispo,
+    clipped_surrogate,
+    gspo,
+    imitation,
+    kl_estimate,
+    reinforce,
+)
+from selfplay.mismatch import gap_values
 from selfplay.samples import Sample
 from selfplay.token_means import TokenMeans
 
@@ -29,44 +38,105 @@ class Part:
     weight: float = 1.0
 
 
+def denominator(part: Part, algorithm: AlgorithmConfig) -> float:
+    """What this rank adds to the number that the part's summed loss is divided by."""
+    if part.objective == "surrogate" and algorithm.aggregation != "token_mean":
+        return float(sum(any(sample.mask) for sample in part.samples))
+    return float(num_trained_tokens(part.samples))
+
+
 def part_loss(
     learner: Learner, part: Part, batch: MicroBatch, *, config: Config, tally: TokenMeans
 ) -> Tensor:
-    """The sum of a micro-batch's token losses; counts its metrics."""
-    if part.objective == "value":
-        return _value_loss(learner, batch, config=config, tally=tally)
-    algorithm = config.algorithm
-    # A teacher's words were never sampled, so imitation learns the plain softmax whatever the
-    # temperature of play is.
-    at = config.rollout.temperature if part.objective == "surrogate" else 1.0
-    logprobs_M, entropies_M = batch_logprobs(learner, learner.model, batch, temperature=at)
+    """The sum of a micro-batch's weighed token losses; counts its metrics."""
     if part.objective == "imitation":
+        # A teacher's words were never sampled, so imitation learns the plain softmax whatever the
+        # temperature of play is.
+        logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
         losses_M = imitation(logprobs_M, batch.advantages_M)
-        seen = {"imitation_loss": losses_M}
+        tally.add({"imitation_loss": losses_M}, batch)
+    elif part.objective == "value":
+        losses_M = _value_loss(learner, batch, config=config, tally=tally)
     else:
-        losses_M, ratios_M, cut_M = clipped_surrogate(
-            logprobs_M,
-            batch.old_logprobs_M,
-            batch.advantages_M,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-        )
-        seen = {"policy_loss": losses_M, "ratio_mean": ratios_M, "clip_share": cut_M}
-        seen["entropy"] = entropies_M
-        if algorithm.old_logprobs == "engine":
-            gaps_M = (logprobs_M - batch.old_logprobs_M).detach().abs()
-            seen["gap_mean"] = gaps_M
-            tally.largest("gap_max", gaps_M, batch)
-        if learner.reference is not None:
-            with torch.no_grad():
-                reference_M, _ = batch_logprobs(learner, learner.reference, batch, temperature=at)
-            kl_M = kl_k3(logprobs_M, reference_M)
-            losses_M = losses_M + algorithm.kl * kl_M
-            seen["kl_reference"] = kl_M
+        losses_M = _surrogate(learner, batch, config=config, tally=tally)
     _check_finite(losses_M, batch, kind=part.objective)
-    tally.add(seen, batch)
     # A filler's advantage is 0, but its KL term is not.
     return losses_M.sum() * (0.0 if is_filler(batch) else 1.0)
+
+
+def _surrogate(learner: Learner, batch: MicroBatch, *, config: Config, tally: TokenMeans) -> Tensor:
+    """Policy loss, weighed where engine and trainer disagree, with its KL and entropy terms, each
+    token's times its weight in the aggregation [M]."""
+    algorithm, temperature = config.algorithm, config.rollout.temperature
+    logprobs_M, entropies_M = batch_logprobs(
+        learner,
+        learner.model,
+        batch,
+        temperature=temperature,
+        entropy_grad=algorithm.entropy > 0,
+    )
+    losses_M, ratios_M, cut_M = policy_losses(logprobs_M, batch, algorithm)
+    losses_M = losses_M * batch.importance_M
+    seen = {"policy_loss": losses_M, "ratio_mean": ratios_M, "clip_share": cut_M}
+    seen["entropy"] = entropies_M
+    if algorithm.old_logprobs == "engine":
+        seen |= gap_values(logprobs_M, batch.old_logprobs_M)
+        tally.largest("gap_max", seen["gap_mean"], batch)
+    if learner.reference is not None and algorithm.kl_in == "loss":
+        with torch.no_grad():
+            reference_M, _ = batch_logprobs(
+                learner, learner.reference, batch, temperature=temperature
+            )
+        losses_M = losses_M + learner.kl * kl_losses(logprobs_M, reference_M, batch, algorithm)
+        seen["kl_reference"] = kl_estimate(logprobs_M, reference_M, estimator="k3")
+    if algorithm.entropy:
+        losses_M = losses_M - algorithm.entropy * entropies_M
+    tally.add(seen, batch)
+    return losses_M * aggregation_weights(
+        batch.sample_M,
+        aggregation=algorithm.aggregation,
+        constant_length=algorithm.constant_length,
+    )
+
+
+def policy_losses(
+    logprobs_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The chosen policy loss of each token, its ratios, and a 0/1 mask of what it cut."""
+    old_M, advantages_M = batch.old_logprobs_M, batch.advantages_M
+    low, high = algorithm.clip_low, algorithm.clip_high
+    if algorithm.loss == "reinforce":
+        return reinforce(logprobs_M, old_M, advantages_M)
+    if algorithm.loss == "cispo":
+        return cispo(logprobs_M, old_M, advantages_M, clip_low=low, clip_high=high)
+    if algorithm.loss == "gspo":
+        return gspo(
+            logprobs_M,
+            old_M,
+            advantages_M,
+            batch.sample_M,
+            clip_low=low,
+            clip_high=high,
+            dual_clip=algorithm.dual_clip,
+        )
+    return clipped_surrogate(
+        logprobs_M,
+        old_M,
+        advantages_M,
+        clip_low=low,
+        clip_high=high,
+        dual_clip=algorithm.dual_clip,
+    )
+
+
+def kl_losses(
+    logprobs_M: Tensor, reference_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig
+) -> Tensor:
+    """Each token's divergence from the reference before its weight. Times the ratio its mean under
+    the old policy is that under the new one, and the gradient of the mean follows (DeepSeek-V3.2,
+    arXiv 2512.02556, section 3.1)."""
+    kl_M = kl_estimate(logprobs_M, reference_M, estimator=algorithm.kl_estimator)
+    return kl_M * (logprobs_M - batch.old_logprobs_M).exp() if algorithm.kl_ratio else kl_M
 
 
 def _value_loss(
@@ -76,9 +146,8 @@ def _value_loss(
     losses_M, cut_M = clipped_value_loss(
         values_M, batch.values_M, batch.returns_M, clip=config.critic.clip
     )
-    _check_finite(losses_M, batch, kind="value")
     tally.add({"value_loss": losses_M, "value_clip_share": cut_M}, batch)
-    return losses_M.sum() * (0.0 if is_filler(batch) else 1.0)
+    return losses_M
 
 
 def _check_finite(losses_M: Tensor, batch: MicroBatch, *, kind: str) -> None:

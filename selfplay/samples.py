@@ -14,8 +14,10 @@ class Sample:
     its last trained token; `charges` are what single turns lost, (start, end, charge) each, and
     stand in the rewards at the turn's last token, too. `group` names the samples it is compared
     with, `role` the seat and, beside a partner, the partner. A sample whose advantages were given
-    and not earned (imitation) has no group, role and rewards. `values` are a critic's, of the state
-    before each trained token, `returns` what they are to become; both empty without a critic.
+    and not earned (imitation) has no group, role and rewards. `importance` weighs each trained
+    token's loss where engine and trainer disagree, 0 rejects it; empty, all weigh 1. `values` are a
+    critic's, of the state before each trained token, `returns` what they are to become; both empty
+    without a critic.
     """
 
     name: str
@@ -27,5 +29,6 @@ class Sample:
     charges: tuple[tuple[int, int, float], ...] = ()
     group: str = ""
     role: str = ""
+    importance: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
 Every pass gives one float for each trained token, written back on the samples, so that whatever
 is learnt from them afterwards (ratios, divergences, advantages) works on floats. Shapes: M trained
-tokens of a micro-batch. Knows no losses, no games and no text.
+tokens of a micro-batch. Knows no games and no text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from torch import Tensor
 from selfplay.batch import MicroBatch, pack, split_by_tokens
 from selfplay.config import Config
 from selfplay.learner import Learner, batch_logprobs, even_out, is_filler
+from selfplay.loss import kl_estimate
+from selfplay.mismatch import gap_metrics, gap_values, importance_weights
+from selfplay.parallel import World, all_reduce_sum
 from selfplay.samples import Sample
 from selfplay.token_means import TokenMeans
 
@@ -25,27 +28,93 @@ def score(
 ) -> tuple[list[Sample], dict[str, float]]:
     """The samples with all that this step's methods want to know before weights move, and metrics.
 
-    With recomputed old log-probs the trainer's replace the engine's, and the metrics say how far
-    the engine's were off. Every rank must call.
+    By default nothing. With recomputed old log-probs the trainer's replace the engine's, tokens get
+    their importance, and the metrics say how far the engine's were off. With the divergence in the
+    reward every trained token is charged with its own. Every rank must call.
     """
+    algorithm = config.algorithm
     scored, found = list(samples), dict[str, float]()
-    if config.algorithm.old_logprobs == "recomputed":
-        tally = TokenMeans(learner.world)
-
-        def policy(batch: MicroBatch) -> Tensor:
-            logprobs_M, _ = batch_logprobs(
-                learner, learner.model, batch, temperature=config.rollout.temperature
-            )
-            gaps_M = (logprobs_M - batch.old_logprobs_M).abs()
-            tally.add({"gap_mean": gaps_M}, batch)
-            tally.largest("gap_max", gaps_M, batch)
-            return logprobs_M
-
-        olds = token_scores(learner, scored, policy, config=config)
-        scored = [replace(s, old_logprobs=old) for s, old in zip(scored, olds, strict=True)]
-        found |= tally.means()
+    if algorithm.old_logprobs == "recomputed":
+        scored, found = _recomputed(learner, scored, config=config)
         check_gap(found, config)
+    if learner.reference is not None and algorithm.kl_in == "reward":
+        scored, seen = _charged(learner, scored, config=config)
+        found |= seen
     return scored, found
+
+
+def _recomputed(
+    learner: Learner, samples: Sequence[Sample], *, config: Config
+) -> tuple[list[Sample], dict[str, float]]:
+    algorithm, tally = config.algorithm, TokenMeans(learner.world)
+
+    def policy(batch: MicroBatch) -> Tensor:
+        logprobs_M, _ = batch_logprobs(
+            learner, learner.model, batch, temperature=config.rollout.temperature
+        )
+        seen = gap_values(logprobs_M, batch.old_logprobs_M)
+        tally.add(seen, batch)
+        tally.largest("gap_max", seen["gap_mean"], batch)
+        return logprobs_M
+
+    olds = token_scores(learner, samples, policy, config=config)
+    scored = []
+    for sample, old in zip(samples, olds, strict=True):
+        importance: list[float] = []
+        if algorithm.importance != "none":
+            gaps_T = [
+                mine - theirs
+                for mine, theirs, m in zip(old, sample.old_logprobs, sample.mask, strict=True)
+                if m
+            ]
+            left = iter(
+                importance_weights(
+                    gaps_T,
+                    level=algorithm.importance,
+                    cap=algorithm.importance_cap,
+                    low=algorithm.importance_low,
+                    high=algorithm.importance_high,
+                )
+            )
+            importance = [next(left) if m else 0.0 for m in sample.mask]
+        scored.append(replace(sample, old_logprobs=old, importance=importance))
+    found = gap_metrics(tally.means())
+    return scored, found | _importance_metrics(scored, learner.world)
+
+
+def _importance_metrics(samples: Sequence[Sample], world: World) -> dict[str, float]:
+    """Mean importance and the rejected share of all ranks' trained tokens; {} without either."""
+    weights = [w for s in samples for w, m in zip(s.importance, s.mask, strict=False) if m]
+    rejected = float(sum(w == 0.0 for w in weights))
+    total, rejected, num = all_reduce_sum([sum(weights), rejected, float(len(weights))], world)
+    return {"importance_mean": total / num, "rejected_share": rejected / num} if num else {}
+
+
+def _charged(
+    learner: Learner, samples: Sequence[Sample], *, config: Config
+) -> tuple[list[Sample], dict[str, float]]:
+    """Minus the weighed k1 of every trained token on its reward. Its sum over a sequence is the
+    log-ratio of the whole, so the return's gradient is that of the divergence. Samples whose
+    advantages were given have no rewards to charge."""
+    reference, tally = learner.reference, TokenMeans(learner.world)
+    assert reference is not None
+
+    def k1(batch: MicroBatch) -> Tensor:
+        reference_M, _ = batch_logprobs(
+            learner, reference, batch, temperature=config.rollout.temperature
+        )
+        shown_M = kl_estimate(batch.old_logprobs_M, reference_M, estimator="k3")
+        tally.add({"kl_reference": shown_M}, batch)
+        return kl_estimate(batch.old_logprobs_M, reference_M, estimator="k1")
+
+    scores = token_scores(learner, samples, k1, config=config)
+    charged = [
+        replace(s, rewards=[r - learner.kl * kl for r, kl in zip(s.rewards, kls, strict=True)])
+        if s.rewards
+        else s
+        for s, kls in zip(samples, scores, strict=True)
+    ]
+    return charged, tally.means()
 
 
 def token_scores(

@@ -29,10 +29,10 @@ def self_play_tables(
     for instance in instances:
         for index in range(config.rollout.group_size):
             names = (config.seed, "play", step, instance.key, index)
-            learner_seat = None if config.rollout.train_seats == "both" else index % 2
+            beside = config.rollout.train_seats == "one"
             players = seat_players(
                 names,
-                learner_seat=learner_seat,
+                learner_seat=_learner_seat(config, index, beside=beside),
                 partner=config.rollout.partner,
                 config=config,
                 rendering=rendering,
@@ -47,10 +47,9 @@ def evaluation_tables(
     """One game an instance; beside a partner, not "self", the policy has seat 0 and 1 by turns."""
     tables = []
     for index, instance in enumerate(instances):
-        learner_seat = None if partner == "self" else index % 2
         players = seat_players(
             ("evaluation", instance.key),
-            learner_seat=learner_seat,
+            learner_seat=_learner_seat(config, index, beside=partner != "self"),
             partner=partner,
             config=config,
             rendering=rendering,
@@ -65,8 +64,8 @@ def scripted_tables(instances: Sequence[Instance], *, spec: str, config: Config)
         _table(
             instance,
             tuple(
-                _partner(SCRIPTED + spec, ("evaluation", instance.key), seat, config)
-                for seat in (0, 1)
+                _partner(SCRIPTED + each, ("evaluation", instance.key), seat, config)
+                for seat, each in enumerate(kit_of(config.game).seated(spec))
             ),
             0,
             config,
@@ -80,15 +79,23 @@ def teacher_tables(
 ) -> list[Table]:
     """One game an instance between two teachers, each drawn from the warm start's mixture."""
     specs, weights = teacher_mixture(config)
-    tables = []
+    kit, tables = kit_of(config.game), []
     for instance in instances:
         players: list[Player] = []
         for seat in (0, 1):
             spec = _pick(specs, weights, named_seed(config.seed, "teacher", instance.key, seat))
-            script = kit_of(config.game).make_script(
+            spec = kit.seated(spec)[seat]
+            script = kit.make_script(
                 spec, seed=named_seed(config.seed, "teacher's words", instance.key, seat)
             )
-            players.append(Teacher(script, rendering, name=SCRIPTED + spec))
+            # A seat that the policy never has is no one's to imitate.
+            imitated = kit.LEARNER_SEAT in (None, seat)
+            name = SCRIPTED + spec
+            players.append(
+                Teacher(script, rendering, name=name)
+                if imitated
+                else ScriptedPartner(script, name=name)
+            )
         tables.append(_table(instance, tuple(players), 0, config))
     return tables
 
@@ -97,8 +104,29 @@ def check_players(config: Config) -> None:
     """Raise SettingsError for a teacher or partner that does not exist, before anything starts."""
     if config.warm_start.num_games or config.warm_start.replay or config.model.scratch:
         teacher_mixture(config)
+    seat = kit_of(config.game).LEARNER_SEAT
+    if seat is not None and config.rollout.train_seats == "both":
+        raise SettingsError(
+            f"rollout.train_seats must be one in {config.game.name}, where the policy has seat "
+            f"{seat} alone, got both"
+        )
     if config.rollout.train_seats == "one":
-        _partner(config.rollout.partner, (), 0, config)
+        _partner(config.rollout.partner, (), 1 - (seat or 0), config)
+
+
+def usual_partner(config: Config) -> str:
+    """Whom held-out games are played with: the policy itself, or in a game of unequal seats whoever
+    it trains with."""
+    return "self" if kit_of(config.game).LEARNER_SEAT is None else config.rollout.partner
+
+
+def _learner_seat(config: Config, index: int, *, beside: bool) -> int | None:
+    """The policy's seat in a table: both (None), or `beside` a partner by turns, or the only one it
+    can have."""
+    fixed = kit_of(config.game).LEARNER_SEAT
+    if fixed is not None:
+        return fixed
+    return index % 2 if beside else None
 
 
 def teacher_mixture(config: Config) -> tuple[list[str], list[float]]:
@@ -120,6 +148,10 @@ def teacher_mixture(config: Config) -> tuple[list[str], list[float]]:
             kit.make_script(spec, seed=0)
         except ValueError as error:
             raise SettingsError(f"warm_start.teachers: {error}") from None
+        if kit.LEARNER_SEAT is not None and kit.seated(spec)[kit.LEARNER_SEAT] != spec:
+            raise SettingsError(
+                f"warm_start.teachers must play seat {kit.LEARNER_SEAT}, the policy's, got {spec!r}"
+            )
         specs.append(spec)
     if sum(weights) <= 0:
         raise SettingsError(f"warm_start.teachers needs one positive weight, got {list(teachers)}")
@@ -157,12 +189,14 @@ def _partner(partner: str, names: tuple[object, ...], seat: int, config: Config)
         raise SettingsError(
             f"a partner must be 'self' or 'scripted:NAME', as in 'scripted:honest', got {partner!r}"
         )
-    spec = partner.removeprefix(SCRIPTED)
+    spec, kit = partner.removeprefix(SCRIPTED), kit_of(config.game)
     try:
         seed = named_seed(*names, "partner", seat)
-        script = kit_of(config.game).make_script(spec, seed=seed)
+        script = kit.make_script(spec, seed=seed)
     except ValueError as error:
         raise SettingsError(f"partner {partner!r}: {error}") from None
+    if kit.seated(spec)[seat] != spec:
+        raise SettingsError(f"partner {partner!r} cannot have seat {seat} of {config.game.name}")
     return ScriptedPartner(script, name=partner)
 
 

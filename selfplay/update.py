@@ -1,8 +1,8 @@
 """One optimizer step: micro-batches forward and backward, one denominator, one clipped AdamW step.
 
 Several parts may share a step (the surrogate on self-play, imitation replay); each part's loss is
-the sum over its trained tokens divided by their number over all ranks and micro-batches, agreed
-before the first backward pass. Knows no games and no text.
+a sum over its trained tokens divided by one number (of tokens or of sequences) over all ranks and
+micro-batches, agreed before the first backward pass. Knows no games and no text.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from selfplay.batch import MicroBatch, micro_batches, num_trained_tokens
+from selfplay.batch import MicroBatch, micro_batches, num_weighed_tokens
 from selfplay.config import Config, OptimConfig
 from selfplay.learner import Learner, even_out
-from selfplay.objective import Part, part_loss
+from selfplay.mismatch import gap_metrics
+from selfplay.objective import Part, denominator, part_loss
 from selfplay.parallel import World, all_reduce_sum, clip_grad_norm
 from selfplay.samples import Sample
 from selfplay.token_means import TokenMeans
@@ -29,32 +30,34 @@ def update(
     """One gradient step on the sum of the parts' losses.
 
     Returns metrics averaged over trained tokens of all ranks. With no trained token anywhere
-    nothing happens (every group was flat). A loss that is not finite raises FloatingPointError
-    before the step, with the sample's name. If only values are learnt, the policy takes no step.
+    nothing happens (every group was flat, or every token rejected). A loss that is not finite
+    raises FloatingPointError before the step, with the sample's name. If only values are learnt,
+    the policy takes no step.
     """
     world = learner.world
-    counts = [float(num_trained_tokens(part.samples)) for part in parts]
-    totals = [
-        total / world.tp for total in all_reduce_sum(counts, world)
-    ]  # tp ranks hold the same tokens
-    if not any(totals):
+    counts = [float(num_weighed_tokens(part.samples)) for part in parts]
+    sizes = [denominator(part, config.algorithm) for part in parts]
+    # tp ranks hold the same tokens
+    sums = [total / world.tp for total in all_reduce_sum([*counts, *sizes], world)]
+    counts, sizes = sums[: len(parts)], sums[len(parts) :]
+    if not any(counts):
         return {"num_trained_tokens": 0.0}
     for group in learner.optimizer.param_groups:
         group["lr"] = lr
     learner.model.train()
     tally = TokenMeans(world)
-    for part, total in zip(parts, totals, strict=True):
-        if total == 0.0:
+    for part, count, size in zip(parts, counts, sizes, strict=True):
+        if count == 0.0:
             continue
         for batch in _even_micro_batches(part.samples, config.optim, world):
             loss = part_loss(learner, part, batch, config=config, tally=tally)
-            (loss * (part.weight / total)).backward()
+            (loss * (part.weight / size)).backward()
     train_policy = any(part.objective != "value" for part in parts)
     norms = _step(learner, config=config, train_policy=train_policy)
     # The critic's part looks at the very tokens that the surrogate counts.
-    spoken = sum(t for part, t in zip(parts, totals, strict=True) if part.objective != "value")
+    spoken = sum(n for part, n in zip(parts, counts, strict=True) if part.objective != "value")
     lr = lr if train_policy else 0.0
-    return {"num_trained_tokens": spoken, **norms, "lr": lr, **tally.means()}
+    return {"num_trained_tokens": spoken, **norms, "lr": lr, **gap_metrics(tally.means())}
 
 
 def _step(learner: Learner, *, config: Config, train_policy: bool) -> dict[str, float]:

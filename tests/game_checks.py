@@ -18,12 +18,21 @@ def comparable(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "play": play}
 
 
-def check_play(game: Game, moves: Sequence[tuple[int, str]], *, restore: Restore) -> None:
-    """Play legal moves to the end and check the interface's promises before and after each."""
+def check_play(
+    game: Game,
+    moves: Sequence[tuple[int, str]],
+    *,
+    restore: Restore,
+    junk: Sequence[str] = JUNK,
+) -> None:
+    """Play legal moves to the end and check the interface's promises before and after each.
+
+    `junk` is what the game refuses from any seat at any time.
+    """
     check_prompts(game)
     for seat, text in moves:
         assert game.seat_to_move == seat
-        check_refusals(game)
+        check_refusals(game, junk)
         check_clone(game, seat, text)
         check_restore(game, seat, text, restore=restore)
         step = game.step(seat, text)
@@ -51,11 +60,11 @@ def check_step(game: Game, step: Step, seat: int) -> None:
     assert all(type(value) is float for value in outcome.facts.values())
 
 
-def check_refusals(game: Game) -> None:
+def check_refusals(game: Game, junk: Sequence[str] = JUNK) -> None:
     """Junk from any seat, and any move out of turn, changes nothing but the error count."""
     mover = game.seat_to_move
     for seat in range(game.num_seats):
-        for text in JUNK:
+        for text in junk:
             twin = game.clone()
             before = comparable(twin.state())
             step = twin.step(seat, text)

@@ -31,7 +31,9 @@ def config_of(*overrides: str) -> Config:
     return load_config(None, [*free, *overrides])
 
 
-def learner_of(model: PreTrainedModel, *, reference: PreTrainedModel | None = None) -> Learner:
+def learner_of(
+    model: PreTrainedModel, *, reference: PreTrainedModel | None = None, kl: float = 0.0
+) -> Learner:
     """Plain gradient descent: with rate 1 the change of the parameters is minus the gradient."""
     return Learner(
         model=model,
@@ -39,6 +41,7 @@ def learner_of(model: PreTrainedModel, *, reference: PreTrainedModel | None = No
         world=init_world(device="cpu"),
         compute_dtype=torch.float32,
         reference=reference,
+        kl=kl,
     )
 
 
@@ -63,11 +66,16 @@ def as_taught(samples: list[Sample]) -> list[Sample]:
 
 
 def change(
-    model: PreTrainedModel, parts: list[Part], *overrides: str, **learner: PreTrainedModel
+    model: PreTrainedModel,
+    parts: list[Part],
+    *overrides: str,
+    reference: PreTrainedModel | None = None,
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Minus the gradient of one update, and its metrics."""
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    metrics = update(learner_of(model, **learner), parts, lr=1.0, config=config_of(*overrides))
+    config = config_of(*overrides)
+    learner = learner_of(model, reference=reference, kl=config.algorithm.kl)
+    metrics = update(learner, parts, lr=1.0, config=config)
     return {name: p.detach() - before[name] for name, p in model.named_parameters()}, metrics
 
 
@@ -219,7 +227,7 @@ def test_the_reference_pulls() -> None:
         for parameter in model.parameters():
             parameter.mul_(1.05)
     samples = [replace(s, advantages=[0.0] * len(s.ids)) for s in some_samples(model)]
-    learner = learner_of(model, reference=reference)
+    learner = learner_of(model, reference=reference, kl=0.5)
     config = config_of("algorithm.kl=0.5")
     seen = [
         update(learner, [Part(samples, "surrogate")], lr=0.02, config=config)["kl_reference"]

@@ -57,13 +57,111 @@ class AlgorithmConfig:
         0, "instances a step may draw in place of those whose groups were all flat", low=0
     )
     old_logprobs: str = key("engine", "denominator of the ratio", choices=("engine", "recomputed"))
+    importance: str = key(
+        "none",
+        "weigh a token's loss by trainer over engine (needs recomputed log-probs): not at all, by "
+        "its own ratio, or by its sequence's",
+        choices=("none", "token", "sequence"),
+    )
+    importance_cap: float = key(2.0, "importance is cut down to this; 0 leaves it", low=0.0)
+    importance_low: float = key(0.0, "importance below this becomes 0: rejected", low=0.0)
+    importance_high: float = key(
+        0.0, "importance above this becomes 0: rejected; 0 rejects none", low=0.0
+    )
+    loss: str = key(
+        "clip",
+        "clipped ratios of tokens, or of sequences (gspo); clipped weights (cispo); no ratios "
+        "(reinforce)",
+        choices=("clip", "gspo", "cispo", "reinforce"),
+    )
     clip_low: float = key(0.2, "the ratio is clipped below at 1 minus this", low=0.0, high=1.0)
     clip_high: float = key(0.2, "the ratio is clipped above at 1 plus this", low=0.0)
+    dual_clip: float = key(
+        0.0, "a negative advantage counts at most this often (clip, gspo); 0 leaves it out", low=0.0
+    )
+    aggregation: str = key(
+        "token_mean",
+        "mean over all tokens; over sequences of each one's mean; sum over constant_length, a "
+        "sequence",
+        choices=("token_mean", "sequence_mean", "constant"),
+    )
+    constant_length: int = key(0, "tokens that constant divides by, whatever was said", low=0)
+    entropy: float = key(0.0, "weight of the entropy that is added to the objective", low=0.0)
     kl: float = key(
-        0.0, "weight of the k3 divergence from the frozen reference; 0 keeps no reference", low=0.0
+        0.0, "weight of the divergence from the reference; 0 keeps no reference", low=0.0
+    )
+    kl_estimator: str = key(
+        "k3", "in the loss k3 or k2, in the reward k1", choices=("k1", "k2", "k3")
+    )
+    kl_in: str = key("loss", "where the divergence is charged", choices=("loss", "reward"))
+    kl_ratio: bool = key(
+        False, "multiply the loss's divergence by the token's ratio, which makes its gradient exact"
+    )
+    kl_target: float = key(
+        0.0, "nats a token that the weight kl is steered to; 0 keeps the weight", low=0.0
+    )
+    kl_horizon: float = key(
+        10.0, "steps in which a miss of the target by 20 % and more moves kl by 20 %", low=1.0
+    )
+    reference_every: int = key(
+        0, "steps after which the reference becomes the policy of the moment; 0 never", low=0
     )
     minibatches: int = key(1, "optimizer steps a rollout is split into", low=1)
     epochs: int = key(1, "passes over a rollout", low=1)
+
+    def check(self) -> None:
+        self._check_loss()
+        self._check_kl()
+        self._check_importance()
+
+    def _check_loss(self) -> None:
+        if self.dual_clip and (self.dual_clip <= 1 or self.loss not in ("clip", "gspo")):
+            raise ValueError(
+                "algorithm.dual_clip must be above 1 with algorithm.loss clip or gspo, else 0, got "
+                f"{self.dual_clip:g} with {self.loss}"
+            )
+        if (self.aggregation == "constant") != (self.constant_length > 0):
+            raise ValueError(
+                "algorithm.constant_length must be at least 1 with algorithm.aggregation constant, "
+                f"else 0, got {self.constant_length} with {self.aggregation}"
+            )
+
+    def _check_kl(self) -> None:
+        if self.kl == 0 and (self.kl_target or self.reference_every or self.kl_in == "reward"):
+            raise ValueError(
+                "algorithm.kl must be above 0 where algorithm.kl_target, reference_every or "
+                "kl_in reward is set, got 0; 0.01 is a usual start"
+            )
+        if self.kl_in == "reward" and (self.kl_estimator != "k1" or self.kl_ratio):
+            raise ValueError(
+                "algorithm.kl_estimator must be k1 and kl_ratio false with algorithm.kl_in reward, "
+                f"got {self.kl_estimator} and {str(self.kl_ratio).lower()}: k2 and k3 as rewards "
+                "hardly pull at all (docs/methods.md)"
+            )
+        if self.kl_in == "loss" and self.kl_estimator == "k1" and not self.kl_ratio:
+            raise ValueError(
+                "algorithm.kl_estimator must be k3 or k2 with algorithm.kl_in loss, got k1, whose "
+                "gradient is 0 on average; algorithm.kl_ratio true makes it exact"
+            )
+
+    def _check_importance(self) -> None:
+        if self.importance == "none":
+            if (self.importance_cap, self.importance_low, self.importance_high) != (2.0, 0.0, 0.0):
+                raise ValueError(
+                    "algorithm.importance_cap, _low and _high need algorithm.importance token or "
+                    "sequence, got none"
+                )
+            return
+        if self.old_logprobs != "recomputed":
+            raise ValueError(
+                "algorithm.importance needs algorithm.old_logprobs recomputed, got "
+                f"{self.old_logprobs}: with the engine's the ratio itself holds the correction"
+            )
+        if self.importance_cap == 0 and self.importance_high == 0:
+            raise ValueError(
+                "algorithm.importance_cap or importance_high must be above 0, got 0 and 0: a "
+                "weight without bound lets one token outweigh the batch"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

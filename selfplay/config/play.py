@@ -11,11 +11,13 @@ from selfplay.settings import key
 class GameConfig:
     """Which game, which instances, and what a seat may do and see."""
 
-    name: str = key("matching", "game to play", choices=("matching",))
+    name: str = key("matching", "game to play", choices=("matching", "collab"))
     size: int = key(8, "rows and columns of the board", low=2, high=8)
     p_observed: float = key(0.4, "chance that a seat sees a cell", low=0.0, high=1.0)
     scale: bool = key(True, "each seat's values are multiplied by a private factor from 1 to 10")
-    max_value: int = key(100, "cell values are whole numbers below this", low=2)
+    max_value: int = key(
+        100, "cell values, or collab's hidden numbers, are whole numbers below this", low=2
+    )
     hardness: float = key(
         1.25, "a solo plan is weak when its value times this is below the best", low=1.0
     )

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from dialop.game import Game, Script
 from selfplay.config import GameConfig
-from selfplay.games import matching
+from selfplay.games import collab, matching
 
 
 class GameKit(Protocol):
@@ -21,6 +21,8 @@ class GameKit(Protocol):
     # Scripted players by name, and those that held-out games are compared with.
     SCRIPT_NAMES: tuple[str, ...]
     BASELINES: tuple[str, ...]
+    # The only seat the policy can have, where the seats are unequal; None where it can have both.
+    LEARNER_SEAT: int | None
 
     def generate(
         self, game: GameConfig, *, seed: int, start: int, num: int, processes: int, easy: bool
@@ -43,6 +45,10 @@ class GameKit(Protocol):
         """A scripted player. Raises ValueError for an unknown one, with the valid ones."""
         ...
 
+    def seated(self, spec: str) -> tuple[str, str]:
+        """The specs of both seats when a scripted pair of this kind plays."""
+        ...
+
     def phrases(self, instances: Sequence[Any], game: GameConfig) -> Sequence[str]:
         """What its texts repeat as units: a tokenizer of its own may give each one token."""
         ...
@@ -53,4 +59,6 @@ def kit_of(game: GameConfig) -> GameKit:
     match game.name:
         case "matching":
             return matching
-    raise ValueError(f"game.name must be matching, got {game.name!r}")
+        case "collab":
+            return collab
+    raise ValueError(f"game.name must be matching or collab, got {game.name!r}")

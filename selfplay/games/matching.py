@@ -13,6 +13,7 @@ from selfplay.config import GameConfig
 
 SCRIPT_NAMES: tuple[str, ...] = scripted.NAMES
 BASELINES: tuple[str, ...] = ("honest", "solo", "random")
+LEARNER_SEAT: int | None = None
 
 
 def generate(
@@ -46,6 +47,11 @@ def new_game(instance: MatchingInstance, game: GameConfig) -> MatchingGame:
 def make_script(spec: str, *, seed: int) -> scripted.ScriptedPlayer:
     """A scripted player from a spec such as "honest:tell=top,slip=0.05"."""
     return scripted.make_scripted(spec, seed=seed)
+
+
+def seated(spec: str) -> tuple[str, str]:
+    """Either seat can hold any player."""
+    return spec, spec
 
 
 def phrases(instances: Sequence[MatchingInstance], game: GameConfig) -> Sequence[str]:

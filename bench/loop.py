@@ -1,0 +1,348 @@
+"""A whole step at true sizes: the engine's start, each stage's seconds, memory in each phase.
+
+    python -m bench.loop --shape 0.5B                                          one GPU
+    torchrun --nproc-per-node 4 -m bench.loop --shape 7B --tp 2 --fsdp 2       a 2 x 2 mesh
+    python -m bench.loop --dry-run                                             a tiny shape on a CPU
+
+The stages are train.py's, on 8x8 games with everything a seat reads in full. Random weights never
+end a turn and never agree, so each game is a row of tries of `--turn-tokens` by one seat, each
+refused and answered, and its reward is drawn: how long a step takes does not depend on what is
+said. The first step is smaller and warms up; the others count, by their median. Memory is what all
+processes hold of a GPU (sampled), the most of any GPU. Seconds end in _s, sizes are GiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from bench.shapes import SHAPES, qwen2_config, random_model
+from selfplay import rollout
+from selfplay.assemble import DTYPES, make_tokenizer, share_policy
+from selfplay.batch import share_by_tokens
+from selfplay.chat import make_rendering
+from selfplay.config import Config, load_config
+from selfplay.credit import assign_advantages, reward_samples, standings
+from selfplay.data import TrainStream, named_seed
+from selfplay.engines.base import Engine, Sampling
+from selfplay.engines.sglang import SGLangEngine
+from selfplay.hand_over import gate, give_back, lend
+from selfplay.learn import learn
+from selfplay.learner import Learner
+from selfplay.log import Stopwatch
+from selfplay.measures import step_metrics
+from selfplay.model import liger_is_here
+from selfplay.offload import Offload
+from selfplay.optim import make_optimizer
+from selfplay.parallel import (
+    World,
+    all_reduce_max,
+    barrier,
+    broadcast_object,
+    close_world,
+    gather_objects,
+    init_world,
+)
+from selfplay.play import Episode, limits_of
+from selfplay.scoring import score
+from selfplay.tables import self_play_tables
+
+GIB = 2**30
+STAGES = ("play", "credit", "sleep", "score", "update", "push", "gate")
+# Games a GPU: about as many as make a step of 10 to 20 s.
+GAMES = {"0.5B": 512, "1.5B": 256, "7B": 96, "tiny": 4}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", choices=SHAPES, default="0.5B")
+    parser.add_argument("--tp", type=int, default=1, help="tensor parallel ranks of the update")
+    parser.add_argument("--fsdp", type=int, default=None)
+    parser.add_argument("--engine-tp", type=int, default=None, help="default: as --tp")
+    parser.add_argument("--games", type=int, default=None, help="a GPU; by shape if not given")
+    parser.add_argument("--tries", type=int, default=4, help="of a game")
+    parser.add_argument("--turn-tokens", type=int, default=64, help="sampled a try")
+    parser.add_argument("--steps", type=int, default=2, help="timed, after one that warms up")
+    parser.add_argument("--mem-fraction", type=float, default=0.3)
+    parser.add_argument("--attention", default="triton")
+    parser.add_argument("--checkpointing", default=None, help="none or full; full for a lone 7B")
+    parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="any setting")
+    parser.add_argument("--out", type=Path, default=None, help="append one JSON line here")
+    parser.add_argument("--dry-run", action="store_true", help="a tiny shape on the CPU")
+    chosen = parser.parse_args()
+    if chosen.dry_run:
+        chosen.shape, chosen.tries, chosen.turn_tokens, chosen.steps = "tiny", 2, 8, 1
+    chosen.games = chosen.games or GAMES[chosen.shape]
+    return chosen
+
+
+def settings(options: argparse.Namespace, folder: Path, num_ranks: int) -> Config:
+    """A run's settings for this shape. The scratch section only shapes the tokenizer."""
+    lone_7b = options.shape == "7B" and num_ranks == 1
+    group_size = min(8, options.games)
+    engine_tp = options.engine_tp or options.tp
+    return load_config(
+        None,
+        [
+            f"out={folder}",
+            f"model.dtype={'float32' if options.dry_run else 'bfloat16'}",
+            "model.scratch={vocab_size: 8000, tokenizer_games: 40, max_positions: 8192}",
+            "game.keep=all",
+            "warm_start.keep=all",
+            f"rollout.instances={max(1, options.games * num_ranks // group_size)}",
+            f"rollout.group_size={group_size}",
+            f"rollout.max_retries={options.tries - 1}",
+            f"rollout.max_new_tokens={options.turn_tokens}",
+            f"engine.kind={'hf' if options.dry_run else 'sglang'}",
+            f"engine.mem_fraction={options.mem_fraction}",
+            f"engine.attention={options.attention}",
+            f"engine.tp_size={engine_tp}",
+            f"parallel.tp={options.tp}",
+            f"parallel.checkpointing={options.checkpointing or ('full' if lone_7b else 'none')}",
+            *options.set,
+        ],
+    )
+
+
+def start_engine(
+    shape: str, config: Config, world: World, folder: Path, cleanup: ExitStack
+) -> SGLangEngine | None:
+    """The replica's engine on its leader, asleep, with random weights that the first push replaces;
+    None on other ranks."""
+    if not world.replica.leads:
+        return None
+    model_folder = folder / f"config_{world.rank}"
+    qwen2_config(shape).save_pretrained(model_folder)
+    engine = SGLangEngine(
+        str(model_folder),
+        tp_size=world.replica.size,
+        mem_fraction=config.engine.mem_fraction,
+        attention_backend=config.engine.attention,
+        dtype=config.model.dtype,
+        context_length=config.rollout.max_game_tokens + 8,
+        max_running_requests=config.engine.max_batch,
+        seed=world.replica.index,
+        base_gpu_id=world.local_rank,
+        load_format="dummy",
+    )
+    cleanup.callback(engine.close)
+    return engine
+
+
+def make_learner(shape: str, config: Config, world: World) -> Learner:
+    """The shape with random weights over the mesh, and its optimizer."""
+    liger = config.model.liger and world.device.type == "cuda" and liger_is_here()
+    model = random_model(
+        shape,
+        world,
+        master=torch.float32,
+        liger=liger,
+        checkpointing=config.parallel.checkpointing,
+    )
+    optimizer = make_optimizer(model, config.optim)
+    return Learner(model, optimizer, world, DTYPES[config.model.dtype])
+
+
+def with_drawn_rewards(episodes: Sequence[Episode], step: int) -> list[Episode]:
+    """Every episode with a reward of its own, since random weights all earn the same nothing."""
+    drawn = []
+    for episode in episodes:
+        seed = named_seed("reward", step, episode.instance, episode.index)
+        earned = random.Random(seed).random()
+        outcome = replace(episode.outcome, rewards=(earned,) * len(episode.transcripts))
+        drawn.append(replace(episode, outcome=outcome))
+    return drawn
+
+
+class Peaks:
+    """The most GPU memory seen in each phase, by a thread that looks every few milliseconds."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.gib: dict[str, float] = {}
+
+    def look(self, phase: str) -> None:
+        if self._device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self._device)
+            self.gib[phase] = max(self.gib.get(phase, 0.0), (total - free) / GIB)
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(0.01):
+                self.look(phase)
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.look(phase)
+            done.set()
+            thread.join()
+
+
+def run_steps(
+    options: argparse.Namespace,
+    config: Config,
+    learner: Learner,
+    engine: Engine | None,
+    folder: Path,
+    peaks: Peaks,
+) -> list[dict[str, float]]:
+    """The loop of train.py, one dict of seconds and counts a step; the first one warms up."""
+    world = learner.world
+    rendering = make_rendering(make_tokenizer(config, folder, world))
+    sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
+    offload = Offload(
+        learner,
+        state=config.parallel.offload_optimizer,
+        reference=config.parallel.offload_reference,
+    )
+    stream, limits = TrainStream(config), limits_of(config)
+    give_back(learner, engine, offload, version=0, config=config)
+    watch, steps = Stopwatch(), []
+    for step in range(options.steps + 1):
+        num = config.rollout.instances if step else max(world.replica.num, 1)
+        with watch("play"), peaks("play"):
+            instances = stream.step(step, world.replica.share(num))
+            tables = self_play_tables(instances, step=step, config=config, rendering=rendering)
+            episodes, played = rollout.run(tables, engine, sampling=sampling, limits=limits)
+        episodes = with_drawn_rewards(episodes, step)
+        with watch("credit"):
+            samples, credited = reward_samples(
+                episodes, algorithm=config.algorithm, reward=config.reward
+            )
+            mine = share_by_tokens(samples, world)
+        with watch("sleep"):
+            lend(engine, offload, world)
+        with watch("score"), peaks("update"):
+            mine, scored = score(learner, mine, config=config)
+            among = gather_objects(standings(mine, algorithm=config.algorithm), world)
+            mine = assign_advantages(mine, algorithm=config.algorithm, among=among)
+        with watch("update"), peaks("update"):
+            learnt = scored | learn(learner, mine, [], step=step, config=config)
+        with watch("push"), peaks("push"):
+            give_back(learner, engine, offload, version=step + 1, config=config)
+        with watch("gate"):
+            learnt |= gate(
+                learner, engine, rollout.openings(episodes), sampling=sampling, config=config
+            )
+        metrics = step_metrics(episodes, played, credited, learnt, world)
+        steps.append({**metrics, "num_packed_tokens": num_packed(mine, world), **watch.lap()})
+    return steps
+
+
+def num_packed(samples: Sequence[object], world: World) -> float:
+    """Tokens that the update read, over all ranks."""
+    mine = sum(len(sample.ids) for sample in samples)  # type: ignore[attr-defined]
+    return float(sum(gather_objects(mine, world)) // world.tp)
+
+
+def nap(engine: SGLangEngine | None, world: World) -> dict[str, float]:
+    """Seconds to sleep and to wake, with nothing else on the card."""
+
+    def seconds(verb: Callable[[], None]) -> float:
+        barrier(world)
+        began_s = time.perf_counter()
+        if engine is not None:
+            verb()
+        barrier(world)
+        return time.perf_counter() - began_s
+
+    found = {
+        "sleep_s": seconds(lambda: engine.sleep()),  # type: ignore[union-attr]
+        "wake_weights_s": seconds(lambda: engine.wake("weights")),  # type: ignore[union-attr]
+        "wake_cache_s": seconds(lambda: engine.wake("kv_cache")),  # type: ignore[union-attr]
+    }
+    if engine is not None:
+        engine.sleep()
+    barrier(world)
+    return found
+
+
+def summary(steps: Sequence[dict[str, float]], world: World) -> dict[str, float]:
+    """Medians over the timed steps, a stage's seconds those of its slowest rank."""
+    timed = steps[1:]
+    found = {
+        f"{stage}_s": all_reduce_max(statistics.median(s[f"{stage}_s"] for s in timed), world)
+        for stage in (*STAGES, "step")
+    }
+    found["other_share"] = 1.0 - (found["play_s"] + found["update_s"]) / found["step_s"]
+    for name in ("num_games", "num_generated_tokens", "num_packed_tokens", "gap_mean", "gate_gap"):
+        if name in timed[-1]:
+            found[name] = timed[-1][name]
+    found["generated_per_s"] = found["num_generated_tokens"] / found["play_s"]
+    found["packed_per_s"] = found["num_packed_tokens"] / found["update_s"]
+    return found
+
+
+def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> dict[str, object]:
+    """One shape on this mesh."""
+    place = cleanup.enter_context(tempfile.TemporaryDirectory())
+    folder = Path(broadcast_object(place, world))
+    config = settings(options, folder, world.world_size)
+    row: dict[str, object] = {
+        "shape": options.shape,
+        "gpus": world.world_size,
+        "mesh": f"fsdp {world.dp_size} x tp {world.tp}",
+        "engines": f"{world.replica.num} x tp {world.replica.size}",
+        "checkpointing": config.parallel.checkpointing,
+    }
+    peaks = Peaks(world.device)
+    if options.dry_run:
+        learner = make_learner(options.shape, config, world)
+        engine: Engine | None = share_policy(config, learner)
+    else:
+        engine = start_engine(options.shape, config, world, folder, cleanup)
+        if engine is not None:
+            row |= {f"start {part}": seconds for part, seconds in engine.start_s.items()}
+        row |= {f"nap {name}": seconds for name, seconds in nap(engine, world).items()}
+        peaks.look("engine asleep")
+        learner = make_learner(options.shape, config, world)
+    row |= summary(run_steps(options, config, learner, engine, folder, peaks), world)
+    for phase in ("engine asleep", "play", "update", "push"):
+        row[f"GiB {phase}"] = round(all_reduce_max(peaks.gib.get(phase, 0.0), world), 1)
+    return row
+
+
+def main() -> None:
+    options = arguments()
+    engine_tp = 1 if options.dry_run else options.engine_tp or options.tp
+    world = init_world(
+        options.tp,
+        options.fsdp,
+        engine_tp=engine_tp,
+        device="cpu" if options.dry_run else None,
+    )
+    with ExitStack() as cleanup:
+        row = measure(options, world, cleanup)
+        if world.rank == 0:
+            shown = (f"{n} {v:.4g}" if isinstance(v, float) else f"{n} {v}" for n, v in row.items())
+            print(" | ".join(shown), flush=True)
+            if options.out is not None:
+                with options.out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+        barrier(world)
+    gc.collect()
+    close_world(world)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Drawn instances: "Add 3 to my number.", where only the user knows the number.
+
+Each is a pure function of (seed, index). Guessing an answer is right about once in `max_value`
+times, asking for the number makes it certain: the smallest task in which asking pays.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+
+from dialop.collab.task import CollabInstance
+
+HIDDEN = "My number is {}."
+REQUESTS = ("Add {} to my number.", "Take {} from my number.")
+_ADD = re.compile(r"Add (\d+) to my number\.")
+_TAKE = re.compile(r"Take (\d+) from my number\.")
+_HIDDEN = re.compile(r"My number is (-?\d+)\.")
+
+
+def hidden_number(*, seed: int, index: int, max_value: int) -> CollabInstance:
+    """Instance `index` of a stream; both numbers lie below `max_value`, the known one above 0."""
+    draw = random.Random(f"hidden number {seed} {index}")
+    request = draw.choice(REQUESTS).format(draw.randrange(1, max_value))
+    fact = HIDDEN.format(draw.randrange(max_value))
+    target = solve(request, fact)
+    assert target is not None
+    return CollabInstance(
+        key=f"number-{seed}-{index}",
+        task="math",
+        request=request,
+        goal=f"{request} {fact}",
+        target=str(target),
+    )
+
+
+def change(request: str) -> int | None:
+    """What the request adds to the hidden number, None for a request of another kind."""
+    if match := _ADD.search(request):
+        return int(match[1])
+    if match := _TAKE.search(request):
+        return -int(match[1])
+    return None
+
+
+def solve(request: str, told: str) -> int | None:
+    """The answer as far as the texts give it, None while the number is not told."""
+    by, number = change(request), _HIDDEN.search(told)
+    return None if by is None or number is None else int(number[1]) + by
+
+
+def phrases() -> list[str]:
+    """What the requests and the fact repeat as units."""
+    parts = [part for text in (HIDDEN, *REQUESTS) for part in text.split("{}")]
+    return [part for part in parts if len(part) > 1]

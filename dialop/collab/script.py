@@ -1,0 +1,172 @@
+"""Scripted players of a collaboration: a user who tells what is asked for, assistants who ask or
+guess. They know only their view.
+
+A player is a pure function of its spec, its seed and the view: its draws are seeded by (seed, moves
+made), so it can be copied, forked and asked again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import random
+import re
+from dataclasses import dataclass, replace
+
+from dialop.collab import numbers
+from dialop.collab.task import ANSWER, ASSISTANT, END, USER, CollabView
+from dialop.collab.texts import DO_NOT_KNOW, GO_ON, NOTHING_MORE
+
+USER_SCRIPT = "user"
+ASSISTANT_SCRIPTS = ("ask", "guess", "chat")
+NAMES = (USER_SCRIPT, *ASSISTANT_SCRIPTS)
+
+ASK_NUMBER = "What number?"
+ASK_MORE = "What else should I know?"
+SMALL_TALK = "How are you?"
+_GUESSES_BELOW = 10  # a guesser takes the hidden number for one digit
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_WORD = re.compile(r"[a-z][a-z']+|\d+")
+# Words that a question has whatever it is about.
+_EMPTY = frozenset(
+    _WORD.findall(
+        "about all also am an and any are as at be but by can could did do does for from give had "
+        "has have how if in into is it its know like may me might must my need not of on one or "
+        "our please say shall should so some tell that the their them then there these they this "
+        "to us was we were what when where which who why will with would you your"
+    )
+)
+_OPEN = frozenset(_WORD.findall("anything details else further information missing more specific"))
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedCollab:
+    """One scripted player. A user: `eager` is the chance that a question about nothing it knows is
+    answered with its next fact all the same, after `patience` messages it ends the talk. An
+    assistant: `slip` is the chance that it first sends nothing at all, and then what it meant."""
+
+    name: str
+    seed: int
+    eager: float = 0.0
+    patience: int = 8
+    slip: float = 0.0
+
+    @property
+    def seat(self) -> int:
+        """The only seat it can have."""
+        return USER if self.name == USER_SCRIPT else ASSISTANT
+
+    def reseeded(self, seed: int) -> ScriptedCollab:
+        """The same player with other draws."""
+        return replace(self, seed=seed)
+
+    def act(self, view: CollabView) -> str:
+        """The next move as text. The view must be of its own seat and its move must be due."""
+        if view.seat != self.seat:
+            raise ValueError(f"{self.name!r} plays seat {self.seat}, got a view of {view.seat}")
+        if view.to_move != view.seat:
+            raise ValueError(f"seat {view.seat} is not to move, seat {view.to_move} is")
+        draw = random.Random(f"{self.seed} {len(view.log)}")
+        if self.seat == USER:
+            return _act_user(self, view, draw)
+        if self.slip and not view.num_errors_this_turn and draw.random() < self.slip:
+            return f"[{ANSWER}]"
+        return _act_assistant(self, view, draw)
+
+
+def make_scripted(spec: str, *, seed: int) -> ScriptedCollab:
+    """Build a player from "user", "ask", "guess" or "chat", options after a colon:
+    "user:eager=0.5,patience=4", "ask:slip=0.05".
+
+    Raises:
+        ValueError: for an unknown name, option or value, with the valid ones.
+    """
+    name, _, rest = (part.strip() for part in spec.partition(":"))
+    if name not in NAMES:
+        raise ValueError(_unknown("scripted player", name, NAMES))
+    valid = ("eager", "patience") if name == USER_SCRIPT else ("slip",)
+    values: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in rest.split(","))):
+        option, _, value = (piece.strip() for piece in part.partition("="))
+        if option not in valid:
+            raise ValueError(_unknown(f"option of {name}", option, valid))
+        values[option] = _number(option, value)
+    return ScriptedCollab(
+        name,
+        seed,
+        eager=values.get("eager", 0.0),
+        patience=int(values.get("patience", 8)),
+        slip=values.get("slip", 0.0),
+    )
+
+
+def sentences(text: str) -> list[str]:
+    """A text's sentences and lines, in order."""
+    return [part.strip() for part in _SENTENCE_END.split(text) if part.strip()]
+
+
+def content_words(text: str) -> set[str]:
+    """The words that say what a text is about: lower case, without a plural's s."""
+    words = set(_WORD.findall(text.lower())) - _EMPTY
+    return {word.removesuffix("s") if len(word) > 3 else word for word in words}
+
+
+def untold(view: CollabView) -> list[str]:
+    """The sentences of the goal that stand neither in the request nor in what the user said."""
+    known = "\n".join((view.request, *view.said_by(USER)))
+    return [sentence for sentence in sentences(view.goal or "") if sentence not in known]
+
+
+def _act_user(player: ScriptedCollab, view: CollabView, draw: random.Random) -> str:
+    """Tell the fact that the assistant's last message asks for: the one that shares most words with
+    it, or the next one when it asks an open question."""
+    if len(view.said_by(USER)) >= player.patience:
+        return f"[{END}]"
+    asked = (view.said_by(ASSISTANT) or ("",))[-1]
+    if "?" not in asked:
+        return GO_ON
+    facts, words = untold(view), content_words(asked)
+    if not facts:
+        return NOTHING_MORE
+    best = max(facts, key=lambda fact: len(words & content_words(fact)))
+    if words & content_words(best):
+        return best
+    if words & _OPEN or draw.random() < player.eager:
+        return facts[0]
+    return DO_NOT_KNOW
+
+
+def _act_assistant(player: ScriptedCollab, view: CollabView, draw: random.Random) -> str:
+    """Ask until the user knows no more ("ask"), say something idle once ("chat"), or answer at
+    once; the answer is worked out where the texts give it."""
+    told = view.said_by(USER)
+    solved = numbers.solve(view.request, "\n".join(told))
+    if solved is not None:
+        return f"[{ANSWER}] {solved}"
+    by = numbers.change(view.request)
+    if player.name == "ask" and NOTHING_MORE not in told:
+        return ASK_NUMBER if by is not None else ASK_MORE
+    if player.name == "chat" and not told:
+        return SMALL_TALK
+    if by is not None:
+        return f"[{ANSWER}] {draw.randrange(_GUESSES_BELOW) + by}"
+    return f"[{ANSWER}] " + "\n".join(
+        text for text in (view.request, *told) if text != NOTHING_MORE
+    )
+
+
+def _number(option: str, value: str) -> float:
+    low, high = (1.0, 1000.0) if option == "patience" else (0.0, 1.0)
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    if not low <= number <= high:
+        raise ValueError(f"{option} must be a number from {low:g} to {high:g}, got {value!r}")
+    return number
+
+
+def _unknown(what: str, got: str, valid: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(got, valid, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown {what} {got!r}: choose one of {', '.join(valid)}{hint}"

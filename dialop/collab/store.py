@@ -1,0 +1,62 @@
+"""Collaboration instances on disk: one parquet row or one JSON line each. Errors name the file and
+the row or line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dialop.collab.task import FIELDS, CollabInstance, instance_from_dict
+from dialop.store import read_records
+
+_SCHEMA = pa.schema([(name, pa.string()) for name in FIELDS])
+
+
+def write_instances(path: Path, instances: Sequence[CollabInstance]) -> None:
+    """Write instances as one parquet file, making its folder if needed."""
+    if path.suffix != ".parquet":
+        raise ValueError(f"instances are written as .parquet, got {path}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [asdict(instance) for instance in instances]
+    pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), path)
+
+
+def read_instances(path: Path) -> list[CollabInstance]:
+    """Read a .parquet or .jsonl of instances.
+
+    Raises:
+        ValueError: for another ending, a row that is no instance, or a key that stands twice.
+        OSError: when the file cannot be read.
+    """
+    instances: list[CollabInstance] = []
+    places: dict[str, str] = {}
+    for place, row in read_rows(path):
+        try:
+            instance = instance_from_dict({k: v for k, v in row.items() if v is not None})
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+        if instance.key in places:
+            raise ValueError(
+                f"{place}: key {instance.key!r} stands already in {places[instance.key]}"
+            )
+        places[instance.key] = place
+        instances.append(instance)
+    return instances
+
+
+def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The rows of a .parquet or .jsonl file, each after its place for error messages."""
+    if path.suffix == ".parquet":
+        try:
+            rows = pq.read_table(path).to_pylist()
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"{path}: no parquet file ({error})") from error
+        return [(f"{path} row {number}", row) for number, row in enumerate(rows)]
+    if path.suffix == ".jsonl":
+        return [(f"{path} line {i}", row) for i, row in enumerate(read_records(path), start=1)]
+    raise ValueError(f"instances are read from .parquet or .jsonl, got {path}")

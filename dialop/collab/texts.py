@@ -1,0 +1,63 @@
+"""Every sentence a seat reads in a collaboration. Knows no rules itself.
+
+Two styles: full, with a system prompt for either role, and brief, the request alone, for very small
+models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dialop.collab.task import ASSISTANT, CollabInstance, Said, Task
+
+_ASSISTANT = """\
+You help a user with a task. The user's first message leaves out things that you need, and the \
+user only tells them when asked. Ask short and precise questions, one message at a time, and do \
+not guess what you could ask.
+
+When you know enough, end the conversation with your result: write your reasoning first if you \
+need any, then a line that starts with [answer], followed by {result} and nothing else. Only what \
+follows [answer] counts, and you can answer once."""
+
+_RESULTS: dict[Task, str] = {
+    "math": "the final value",
+    "writing": "the complete text",
+    "code": "the complete Python code, imports included",
+}
+
+_USER = """\
+Play a person who asks an assistant for help. You have a goal, written below, which the assistant \
+cannot see. Stay in that role: write what such a person would write, in one or two plain \
+sentences, and never solve the task yourself.
+
+Tell only what the assistant asks for, a little at a time, and never quote the whole goal. If a \
+question is not settled by your goal, say that you do not mind. If you are shown a draft, say what \
+in it differs from your goal. When the talk leads nowhere, end it with a line that says only \
+[end]."""
+
+DO_NOT_KNOW = "I don't know."
+NOTHING_MORE = "That is all I know."
+GO_ON = "Please go on."
+
+
+def assistant_rules(task: Task) -> str:
+    """The assistant's system prompt."""
+    return _ASSISTANT.format(result=_RESULTS[task])
+
+
+def user_rules() -> str:
+    """The simulated user's system prompt."""
+    return _USER
+
+
+def user_opening(instance: CollabInstance, *, brief: bool) -> str:
+    """What the user reads first: the goal, and the request that was already made."""
+    if brief:
+        return f"{instance.goal}\nYou: {instance.request}"
+    return f"Your goal:\n{instance.goal}\n\nYou have begun with:\n{instance.request}"
+
+
+def history(log: Sequence[Said], seat: int) -> str:
+    """Moves made before this game was restored, from one seat's side."""
+    other = "User" if seat == ASSISTANT else "Assistant"
+    return "\n".join(f"{'You' if said.seat == seat else other}: {said.text}" for said in log)

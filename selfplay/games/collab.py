@@ -1,0 +1,61 @@
+"""The collaboration's kit (`selfplay.games.GameKit`): hidden numbers drawn online, tasks from
+files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dialop.collab import numbers, script, store, texts
+from dialop.collab.game import CollabGame
+from dialop.collab.task import ANSWER, ASSISTANT, END, USER, CollabInstance, CollabOptions
+from dialop.game import Script
+from selfplay.config import GameConfig
+
+SCRIPT_NAMES: tuple[str, ...] = script.NAMES
+BASELINES: tuple[str, ...] = ("ask", "guess")
+LEARNER_SEAT: int | None = ASSISTANT
+
+
+def generate(
+    game: GameConfig, *, seed: int, start: int, num: int, processes: int, easy: bool
+) -> list[CollabInstance]:
+    """Hidden-number tasks with numbers below game.max_value; drawing them takes no time, and none
+    is easier."""
+    return [
+        numbers.hidden_number(seed=seed, index=index, max_value=game.max_value)
+        for index in range(start, start + num)
+    ]
+
+
+def read(path: Path) -> list[CollabInstance]:
+    """A .parquet or .jsonl of instances, such as `python -m selfplay.collab prepare` writes."""
+    return store.read_instances(path)
+
+
+def new_game(instance: CollabInstance, game: GameConfig) -> CollabGame:
+    """A fresh conversation about a task."""
+    options = CollabOptions(brief=game.brief, private_reasoning=game.private_reasoning)
+    return CollabGame(instance, options)
+
+
+def make_script(spec: str, *, seed: int) -> Script:
+    """A scripted user or assistant from a spec such as "user:eager=0.5" or "ask"."""
+    return script.make_scripted(spec, seed=seed)
+
+
+def seated(spec: str) -> tuple[str, str]:
+    """A scripted user in its seat, an assistant in the other; `spec` is one of them."""
+    if script.make_scripted(spec, seed=0).seat == USER:
+        return spec, "ask"
+    return script.USER_SCRIPT, spec
+
+
+def phrases(instances: Sequence[CollabInstance], game: GameConfig) -> Sequence[str]:
+    """Tags and the sentences of the hidden-number task in the brief style; the full style has
+    none."""
+    if not game.brief:
+        return ()
+    said = (script.ASK_NUMBER, script.SMALL_TALK)
+    heard = (texts.DO_NOT_KNOW, texts.NOTHING_MORE, texts.GO_ON)
+    return [f"[{ANSWER}]", f"[{END}]", *said, *heard, *numbers.phrases()]
