@@ -1,24 +1,28 @@
-"""A trainer with an engine on a GPU, to be killed: `gpu_trainer_script.py FOLDER`, or two ranks.
+"""A trainer with an engine on a GPU, to be killed: `gpu_trainer_script.py FOLDER`, or some ranks:
+`torchrun … gpu_trainer_script.py FOLDER TP END`.
 
-With two ranks: FSDP2 shards, one engine two GPUs wide, a push with every tensor's hash compared on
-the leader, then rank 1 fails while rank 0 waits in an NCCL collective.
+With ranks: shards on a mesh, engines two GPUs wide, pushes with every tensor's hash compared on the
+leaders, then rank 1 fails (END "raise") or is killed ("kill") while the others wait in an NCCL
+collective.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import small
 import torch
 import torch.distributed as dist
 from processes import say
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from selfplay import sync
 from selfplay.engines.base import Request
 from selfplay.engines.sglang import SGLangEngine
+from selfplay.parallel import barrier, init_world, shard
+
+NUM_PUSHES = 100
 
 
 def alone(folder: str) -> None:
@@ -31,37 +35,53 @@ def alone(folder: str) -> None:
         torch.randn(1024, 1024, device="cuda") @ torch.randn(1024, 1024, device="cuda")
 
 
-def two(folder: str) -> None:
-    rank = int(os.environ["RANK"])
-    device = torch.device("cuda", rank)
-    torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl")
-    group = dist.new_group(backend="gloo")
-    engine = SGLangEngine(folder, **small.ENGINE, tp_size=2) if rank == 0 else None
-    dist.barrier(group)
-    policy, reference = small.build(device), small.build(device)
-    mesh = init_device_mesh("cuda", (2,))
-    for layer in policy.model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(policy, mesh=mesh)
+def used_bytes() -> int:
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def ranks(folder: str, tp: int, end: str) -> None:
+    world = init_world(tp, engine_tp=2, device="cuda")
+    group, engine = world.replica.group, None
+    if world.replica.leads:
+        engine = SGLangEngine(folder, **small.ENGINE, tp_size=2, base_gpu_id=world.local_rank)
+    barrier(world)
+    policy, reference = shard(small.build(world.device), world), small.build(world.device)
     if engine is not None:
         engine.sleep()
         engine.wake("weights")
-    pushed = sync.push(policy, engine, version=1, group=group)
+    for version in range(1, NUM_PUSHES + 1):
+        sync.push(policy, engine, version=version, group=group)
+        if version == NUM_PUSHES // 10:
+            before = used_bytes()
+    grown = used_bytes() - before
     if engine is not None:
         engine.wake("kv_cache")
         wanted, held = sync.checksum(reference, tp_size=2), engine.fingerprints()
         wrong = [n for w, h in zip(wanted, held, strict=True) for n in w if w[n] != h.get(n)]
-        apart = small.differences(reference, engine).abs().mean().item()
-        say("wide", wrong=wrong, num_tensors=sum(map(len, wanted)), gap=apart, gib=pushed.num_bytes)
-    dist.barrier(group)
-    if rank == 1:
+        apart_T = small.differences(reference, engine)
+        say(
+            f"wide {world.rank}",
+            wrong=wrong,
+            num_tensors=sum(map(len, wanted)),
+            gap=apart_T.abs().mean().item(),
+            kl=(apart_T.exp() - apart_T - 1).mean().item(),
+            grown=grown,
+        )
+    barrier(world)
+    if world.rank == 1:
         say("failing")
+        if end == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         raise RuntimeError("a bug in rank 1")
-    total = torch.ones(1, device=device)
+    total = torch.ones(1, device=world.device)
     dist.all_reduce(total)
     total.item()
 
 
 if __name__ == "__main__":
-    two(sys.argv[1]) if "RANK" in os.environ else alone(sys.argv[1])
+    if "RANK" in os.environ:
+        ranks(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    else:
+        alone(sys.argv[1])

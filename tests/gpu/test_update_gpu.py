@@ -17,11 +17,16 @@ from selfplay.config import ScratchConfig
 from selfplay.logprob import token_logprobs
 from selfplay.model import policy_logprobs, scratch_model
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "mesh_worker.py"
-MESHES = {"1": (1, 1), "fsdp2": (2, 1), "tp2": (2, 2), "fsdp4": (4, 1), "fsdp2xtp2": (4, 2)}
+# Processes and how many of them divide each layer.
+MESHES = [
+    pytest.param(1, 1, id="1", marks=pytest.mark.one_gpu),
+    pytest.param(2, 1, id="fsdp2", marks=pytest.mark.two_gpus),
+    pytest.param(2, 2, id="tp2", marks=pytest.mark.two_gpus),
+    pytest.param(4, 1, id="fsdp4", marks=pytest.mark.four_gpus),
+    pytest.param(4, 2, id="fsdp2xtp2", marks=pytest.mark.four_gpus),
+]
 SHAPE = ScratchConfig(
     width=256, layers=2, heads=4, kv_heads=2, mlp_width=512, max_positions=512, vocab_size=1000
 )
@@ -43,11 +48,10 @@ def torchrun(num: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_each_mesh_gives_the_gradients_of_one_cpu_process(mesh: str, tmp_path: Path) -> None:
-    num, tp = MESHES[mesh]
-    if torch.cuda.device_count() < num:
-        pytest.skip(f"needs {num} GPUs, got {torch.cuda.device_count()}")
+@pytest.mark.parametrize(("num", "tp"), MESHES)
+def test_each_mesh_gives_the_gradients_of_one_cpu_process(
+    num: int, tp: int, tmp_path: Path
+) -> None:
     done = torchrun(num, str(WORKER), str(tp), str(tmp_path), "cuda")
     assert done.returncode == 0, done.stderr[-4000:]
     report: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
@@ -58,6 +62,7 @@ def test_each_mesh_gives_the_gradients_of_one_cpu_process(mesh: str, tmp_path: P
         assert measured["gradient"] < 1e-4, (model, measured)
         assert measured["norm"] < 1e-5, (model, measured)
         assert measured["values_kept"] == measured["names_kept"] == 1.0
+        assert measured["gathered"] == 1.0
     for tied in (True, False):
         measured = report[f"round trip {tied}"]
         assert measured["exported"] == measured["loaded"] == 1.0
