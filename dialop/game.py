@@ -78,6 +78,11 @@ class Game(ABC):
     def seat_to_move(self) -> int | None:
         """The seat whose move it is, None when the game is over."""
 
+    @property
+    def answer_due(self) -> bool:
+        """Whether the seat to move must answer something that lies on the table."""
+        return False
+
     @abstractmethod
     def prompt(self, seat: int) -> Prompt:
         """The seat's opening texts; a game restored in its middle renders the moves made so far

@@ -74,6 +74,11 @@ class MatchingGame(Game):
         return self._play.to_move
 
     @property
+    def answer_due(self) -> bool:
+        """Whether a proposal waits for the seat to move."""
+        return self._play.pending is not None
+
+    @property
     def num_errors(self) -> tuple[int, int]:
         """Refused moves so far, by seat."""
         return self._play.num_errors[0], self._play.num_errors[1]
@@ -148,8 +153,7 @@ class MatchingGame(Game):
         )
 
     def outcome(self) -> Outcome:
-        """Score in the table's units; both seats earn the same share of the best, 0 without an
-        agreement."""
+        """Score in the table's units; both seats earn its share of the best, 0 if unagreed."""
         inst, agreed = self.instance, self._play.agreed
         score = float(inst.value(agreed)) if agreed is not None else 0.0
         norm = inst.norm(score) if agreed is not None else 0.0
@@ -283,8 +287,7 @@ class MatchingGame(Game):
             play.to_move = 1 - action.seat
 
     def _shown(self, action: Action) -> str:
-        """A move's content as the partner reads it: messages verbatim, proposals in the canonical
-        form."""
+        """A move's content as the partner reads it: messages verbatim, proposals in one form."""
         if action.pairs is None:
             return action.text
         inst = self.instance

@@ -1,8 +1,9 @@
 """From episodes to samples in two steps: what each sample earned, then how that compares.
 
-A group is (instance, seat), and the partner where there is one. The two seats of one game are never
-each other's baseline: they share a reward, so that advantage would be exactly zero. Between the two
-steps a trainer may add to the rewards. Floats only; no torch.
+A group is (instance, seat), and the partner where there is one, or the turns tried from one state.
+The two seats of one game are never each other's baseline: they share a reward, so that advantage
+would be exactly zero. Between the two steps a trainer may add to the rewards. Floats only; no
+torch.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from itertools import accumulate
 
 from selfplay.advantages import batch_moments, group_mean, leave_one_out, moved_average, spread
 from selfplay.config import AlgorithmConfig, RewardConfig
+from selfplay.earned import branch_samples, episode_samples, learners, whole_sample
 from selfplay.play import Episode
-from selfplay.rewards import seat_reward, turn_charges, worth
 from selfplay.samples import Sample
 
 FLAT = 1e-9  # values of a group that differ by less carry no signal
@@ -25,10 +26,13 @@ COMPARED_IN_GROUPS = ("grpo", "dr_grpo", "rloo")
 
 @dataclass(frozen=True, slots=True)
 class CreditStats:
-    """How many groups a step had and how many of them carried no signal within themselves."""
+    """How many groups a step had and how many of them carried no signal within themselves; those of
+    branch points are counted apart."""
 
     num_groups: int
     num_flat_groups: int
+    num_branch_groups: int = 0
+    num_flat_branch_groups: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +53,20 @@ def reward_samples(
 ) -> tuple[list[Sample], CreditStats]:
     """Samples with their rewards and without advantages; flat groups are left out where the method
     compares within groups."""
-    groups: dict[str, list[Sample]] = {}
-    for episode in episodes:
-        for seat, transcript in enumerate(episode.transcripts):
-            if transcript is not None and any(transcript.mask):
-                sample = _rewarded(episode, seat, algorithm=algorithm, config=reward)
-                groups.setdefault(sample.group, []).append(sample)
+    games = _groups(episode_samples(episodes, algorithm=algorithm, reward=reward))
+    turns = _groups(branch_samples(episodes, algorithm=algorithm, reward=reward))
+    groups = games | turns
     # A critic compares with what it expected: no group is flat for it.
     judged = algorithm.method == "ppo"
     flat = {name for name, members in groups.items() if not judged and _is_flat(members)}
     dropped = flat if algorithm.method in COMPARED_IN_GROUPS else set()
     samples = [s for name, members in groups.items() if name not in dropped for s in members]
-    return samples, CreditStats(num_groups=len(groups), num_flat_groups=len(flat))
+    return samples, CreditStats(
+        num_groups=len(games),
+        num_flat_groups=len(flat & games.keys()),
+        num_branch_groups=len(turns),
+        num_flat_branch_groups=len(flat & turns.keys()),
+    )
 
 
 def standings(samples: Sequence[Sample], *, algorithm: AlgorithmConfig) -> list[Standing]:
@@ -127,14 +133,10 @@ def moved_baselines(
 def imitation_samples(episodes: Sequence[Episode]) -> list[Sample]:
     """Teachers' transcripts as samples: every token worth imitating weighs 1."""
     return [
-        _sample(episode, seat, weight=1.0)
+        whole_sample(episode, seat, weight=1.0)
         for episode in episodes
-        for seat, transcript in enumerate(episode.transcripts)
-        if transcript is not None and any(transcript.mask)
+        for seat in learners(episode)
     ]
-
-
-# --- what a sample is compared with -------------------------------------------------------------
 
 
 def _against(
@@ -214,61 +216,14 @@ def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
     return mean, _average([(value - mean) ** 2 for value in values])
 
 
-# --- samples ------------------------------------------------------------------------------------
-
-
-def _rewarded(
-    episode: Episode, seat: int, *, algorithm: AlgorithmConfig, config: RewardConfig
-) -> Sample:
-    """The seat's sample in its group, with its reward at its last trained token.
-
-    Where refused turns are charged one by one, each charge stands at its own turn and nothing is
-    cut at 0.
-    """
-    sample = _sample(episode, seat, weight=0.0)
-    rewards = [0.0] * len(sample.ids)
-    last = max(i for i, m in enumerate(sample.mask) if m)
-    charges: tuple[tuple[int, int, float], ...] = ()
-    if algorithm.error_credit == "turn":
-        charges = turn_charges(episode, seat, config=config)
-        rewards[last] = worth(episode, seat, config=config)
-        for _, end, charge in charges:
-            rewards[end - 1] -= charge
-    else:
-        rewards[last] = seat_reward(episode, seat, config=config)
-    role = _role(episode, seat)
-    return replace(
-        sample,
-        rewards=rewards,
-        charges=charges,
-        group=f"{role} of {episode.instance}",
-        role=role,
-    )
-
-
-def _role(episode: Episode, seat: int) -> str:
-    """The seat, and beside a partner that partner: what a baseline may depend on."""
-    partners = [
-        player
-        for player, transcript in zip(episode.players, episode.transcripts, strict=True)
-        if transcript is None
-    ]
-    return " beside ".join([f"seat {seat}", *partners])
+def _groups(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+    found: dict[str, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(sample.group, []).append(sample)
+    return found
 
 
 def _is_flat(members: Sequence[Sample]) -> bool:
     """Whether nothing in the group was worth more than anything else in it."""
     earned = [sum(s.rewards) + sum(charge for *_, charge in s.charges) for s in members]
     return max(earned) - min(earned) < FLAT and not any(s.charges for s in members)
-
-
-def _sample(episode: Episode, seat: int, *, weight: float) -> Sample:
-    transcript = episode.transcripts[seat]
-    assert transcript is not None
-    return Sample(
-        name=f"instance {episode.instance} episode {episode.index} seat {seat}",
-        ids=transcript.ids,
-        mask=transcript.mask,
-        old_logprobs=transcript.logprobs,
-        advantages=[weight * m for m in transcript.mask],
-    )

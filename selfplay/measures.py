@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dialop.statements import count_true
+from selfplay.branch_measures import branch_metrics, branch_records, branch_tally
 from selfplay.credit import CreditStats
 from selfplay.parallel import World, gather_objects
 from selfplay.play import Episode
@@ -99,6 +100,7 @@ def game_record(episode: Episode, *, step: int) -> dict[str, Any]:
             for turn in episode.turns
         ],
         "facts": episode.outcome.facts,
+        **({"branches": branch_records(episode)} if episode.branches else {}),
     }
 
 
@@ -116,17 +118,20 @@ def step_metrics(
         "num_generated_tokens": float(played.num_generated_tokens),
         "num_prompt_tokens": float(played.num_prompt_tokens),
         "engine_s": played.engine_s,
+        **branch_tally(episodes, credited),
     }
     gathered = gather_objects(mine, world)
     sums = add_up(gathered)
     engine_s = sums.pop("engine_s") / world.replica.num
     counts = {name: sums.pop(name) for name in list(sums) if name.startswith("num_")}
+    branches = {name: sums.pop(name) for name in list(sums) if name.startswith("branch_")}
     return {
         **game_measures(sums),
         **learnt,
         "flat_groups": counts["num_flat_groups"] / max(1, counts["num_groups"]),
         "num_games": sums["games"],
         "num_groups": counts["num_groups"],
+        **branch_metrics(branches),
         "num_prompt_tokens": counts["num_prompt_tokens"],
         "num_generated_tokens": counts["num_generated_tokens"],
         "engine_s": engine_s,

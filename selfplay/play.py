@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dialop.game import Game, Outcome, Prompt
@@ -48,9 +48,36 @@ class Episode:
     views: tuple[Any, ...]
     outcome: Outcome
     ended: str
+    branches: tuple[BranchPoint, ...] = ()
 
     def num_errors(self, seat: int) -> int:
         return sum(turn.error is not None for turn in self.turns if turn.seat == seat)
+
+
+@dataclass(frozen=True, slots=True)
+class BranchPoint:
+    """Turns that were tried from one state: `turn` counts the tries of the game before it.
+
+    `futures[sibling, future]` is the game that followed, told from its very beginning. Sibling 0 is
+    the turn that the game itself took, so (0, 0) is that game and not among them. Filled while the
+    rollout runs.
+    """
+
+    turn: int
+    seat: int
+    futures: dict[tuple[int, int], Episode] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Branching:
+    """Where a game is forked: at turns by `rule` (`rollout.branch.turns`), at most `most` of them,
+    or at the drawn ones; into how many sibling turns, each played on in how many futures."""
+
+    rule: str
+    most: int
+    drawn: frozenset[int]
+    siblings: int
+    futures: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +88,7 @@ class Table:
     players: tuple[Player, ...]
     instance: str
     index: int
+    branching: Branching | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +101,16 @@ class Limits:
 
 def limits_of(config: Config) -> Limits:
     return Limits(max_turns=config.rollout.max_turns, max_retries=config.rollout.max_retries)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a game yields to have another one played beside it; it is sent nothing back."""
+
+    playing: Playing
+
+
+Playing = Generator[Request | Beside, Completion, Episode]
 
 
 class Position:
@@ -163,11 +201,30 @@ class Position:
             self.ended = "retries"
 
 
-def play(position: Position) -> Generator[Request, Completion, Episode]:
+def play(position: Position) -> Playing:
     """One game to its end: yields each prompt, is sent its completion, returns the episode."""
     while position.ended is None:
         yield from position.turn()
     return position.episode()
+
+
+def named(table: Table, playing: Playing) -> Playing:
+    """Whatever goes wrong in a game is a bug: let it crash, but say in which game."""
+    try:
+        return (yield from playing)
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        error.add_note(
+            f"in instance {table.instance}, episode {table.index}, seat {table.game.seat_to_move}"
+        )
+        raise
 
 
 def _tried(game: Game, seat: int, move: Move) -> Turn:

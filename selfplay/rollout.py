@@ -7,12 +7,14 @@ knows no torch and no rewards.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from selfplay.branch import play_branching
 from selfplay.engines.base import Completion, Engine, Request, Sampling
-from selfplay.play import Episode, Limits, Position, Table, play
+from selfplay.play import Beside, Episode, Limits, Playing, Position, Table, named, play
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ def run(
             raise ValueError(f"a rank without an engine can play no tables, got {len(tables)}")
         return [], RolloutStats(0, 0, 0, 0, 0, 0.0, 0.0)
     started = time.perf_counter()
-    plays = [_named(table, play(Position(table, limits))) for table in tables]
+    plays = [_playing(table, limits) for table in tables]
     tally = _Tally()
     drive = _drive_stream if engine.streaming else _drive_waves
     episodes = drive(plays, engine, sampling, tally)
@@ -56,6 +58,11 @@ def run(
     )
 
 
+def _playing(table: Table, limits: Limits) -> Playing:
+    position, branching = Position(table, limits), table.branching
+    return named(table, play_branching(position, branching) if branching else play(position))
+
+
 @dataclass(slots=True)
 class _Tally:
     """Counts kept while games run. With a streaming engine `engine_s` is its loop's whole time."""
@@ -69,38 +76,26 @@ class _Tally:
         self.num_generated_tokens += len(completion.ids)
 
 
-Playing = Generator[Request, Completion, Episode]
-
-
-def _named(table: Table, playing: Playing) -> Playing:
-    """Whatever goes wrong in a game is a bug: let it crash, but say in which game."""
-    try:
-        return (yield from playing)
-    except (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        error.add_note(
-            f"in instance {table.instance}, episode {table.index}, seat {table.game.seat_to_move}"
-        )
-        raise
-
-
 def _drive_waves(
     plays: Sequence[Playing], engine: Engine, sampling: Sampling, tally: _Tally
 ) -> list[Episode]:
-    """All waiting games get their completions together, wave after wave, until all have ended."""
+    """All waiting games get their completions together, wave after wave, until all have ended.
+
+    What a game has played beside it joins the same waves.
+    """
     episodes: dict[int, Episode] = {}
     waiting: list[tuple[int, Request]] = []
+    under_way = list(plays)
 
     def go_on(place: int, completion: Completion | None) -> None:
+        playing = under_way[place]
         try:
-            waiting.append((place, plays[place].send(completion)))  # type: ignore[arg-type]
+            asked = playing.send(completion)  # type: ignore[arg-type]
+            while isinstance(asked, Beside):
+                under_way.append(asked.playing)
+                go_on(len(under_way) - 1, None)
+                asked = next(playing)
+            waiting.append((place, asked))
         except StopIteration as ended:
             episodes[place] = ended.value
 
@@ -120,20 +115,29 @@ def _drive_waves(
 def _drive_stream(
     plays: Sequence[Playing], engine: Engine, sampling: Sampling, tally: _Tally
 ) -> list[Episode]:
-    """Each game goes on as soon as its own turn is done."""
+    """Each game goes on as soon as its own turn is done; it ends with those played beside it."""
     Ask = Callable[[Request], Awaitable[Completion]]
 
     def task(playing: Playing) -> Callable[[Ask], Awaitable[Episode]]:
         async def go_on(ask: Ask) -> Episode:
+            beside: list[asyncio.Future[Episode]] = []
             try:
-                request = next(playing)
+                asked = next(playing)
                 while True:
-                    completion = await ask(request)
-                    tally.count(request, completion)
-                    request = playing.send(completion)
+                    if isinstance(asked, Beside):
+                        beside.append(asyncio.ensure_future(task(asked.playing)(ask)))
+                        asked = next(playing)
+                    else:
+                        completion = await ask(asked)
+                        tally.count(asked, completion)
+                        asked = playing.send(completion)
             except StopIteration as ended:
                 episode: Episode = ended.value
+                await asyncio.gather(*beside)
                 return episode
+            finally:
+                for game in beside:
+                    game.cancel()
 
         return go_on
 
@@ -147,7 +151,7 @@ def run_scripted(tables: Sequence[Table], *, limits: Limits) -> list[Episode]:
     """Play tables at which nobody asks an engine (teachers, scripted baselines)."""
     episodes = []
     for table in tables:
-        playing = _named(table, play(Position(table, limits)))
+        playing = named(table, play(Position(table, limits)))
         try:
             next(playing)
         except StopIteration as ended:

@@ -7,8 +7,10 @@ be played again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dialop.game import Instance
+from selfplay.branch import branching_of
 from selfplay.chat import Rendering
 from selfplay.config import Config
 from selfplay.data import named_seed
@@ -37,7 +39,8 @@ def self_play_tables(
                 config=config,
                 rendering=rendering,
             )
-            tables.append(_table(instance, players, index, config))
+            table = _table(instance, players, index, config)
+            tables.append(replace(table, branching=branching_of(config, names)))
     return tables
 
 

@@ -40,6 +40,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.advantages",
         "selfplay.gae",
         "selfplay.samples",
+        "selfplay.earned",
         "selfplay.credit",
     ),
     "tensors": (
@@ -69,6 +70,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "people": (
         "selfplay.log",
+        "selfplay.branch_measures",
         "selfplay.measures",
         "selfplay.journal",
         "selfplay.evaluate",

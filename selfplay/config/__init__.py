@@ -18,11 +18,19 @@ from selfplay.config.machine import (
     ScratchConfig,
     WandbConfig,
 )
-from selfplay.config.play import DataConfig, EvalConfig, GameConfig, RewardConfig, RolloutConfig
+from selfplay.config.play import (
+    BranchConfig,
+    DataConfig,
+    EvalConfig,
+    GameConfig,
+    RewardConfig,
+    RolloutConfig,
+)
 from selfplay.settings import key, load, section
 
 __all__ = [
     "AlgorithmConfig",
+    "BranchConfig",
     "Config",
     "CriticConfig",
     "DataConfig",
@@ -84,7 +92,14 @@ class Config:
                 f"critic.* is read by algorithm.method ppo alone, got method {method}; "
                 "set algorithm.method to ppo or leave critic.* out"
             )
-        if size < 2 and method in ("grpo", "dr_grpo", "rloo"):
+        in_groups = method in ("grpo", "dr_grpo", "rloo")
+        forks = self.rollout.branch.turns
+        if forks != "none" and not in_groups:
+            raise ValueError(
+                "algorithm.method must be grpo, dr_grpo or rloo with rollout.branch, which "
+                f"compares the turns tried from one state, got {method}"
+            )
+        if size < 2 and in_groups and forks != "all":
             raise ValueError(
                 f"rollout.group_size must be at least 2 for {method}, got {size}: nothing stands "
                 "beside a single game (reinforce_pp and ema compare over the batch, ppo does not)"

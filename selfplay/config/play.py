@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from selfplay.settings import key
+from selfplay.settings import key, section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,28 @@ class DataConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BranchConfig:
+    """Credit of single turns: other turns are tried from the same state and played on."""
+
+    turns: str = key(
+        "none",
+        "where a game is forked: at none or all of the policy's turns, at drawn ones, the first "
+        "ones, or where an answer to something on the table is due (docs/branches.md)",
+        choices=("none", "all", "random", "first", "decisions"),
+    )
+    per_game: int = key(
+        1,
+        "branch points a game: at most so many for first and decisions, so many numbers below "
+        "rollout.max_turns drawn for random",
+        low=1,
+    )
+    siblings: int = key(
+        4, "turns compared at a branch point, the one the game itself took among them", low=2
+    )
+    futures: int = key(1, "games played on from each of these turns", low=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
     """How the games of a step are played."""
 
@@ -60,6 +82,7 @@ class RolloutConfig:
         "both", "seats the policy holds: both, or one with a partner", choices=("both", "one")
     )
     partner: str = key("scripted:honest", "who sits in the other seat when the policy holds one")
+    branch: BranchConfig = section(BranchConfig, "turns tried again from the same state")
 
     def check(self) -> None:
         if self.temperature == 0.0:

@@ -1,0 +1,88 @@
+"""What branch points show: their cost, how far sibling turns lie apart, their record for people.
+
+A turn's value is the mean score of its futures, in [0, 1] of the best. Speaks of played games;
+knows no gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from selfplay.branch import siblings_of
+from selfplay.credit import CreditStats
+from selfplay.play import BranchPoint, Episode
+
+
+def branch_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str, float]:
+    """Sums over branch points, addable over ranks; empty where no game was forked.
+
+    `branch_tokens` were sampled in sibling turns and their futures, `branch_future_tokens` of them
+    in the futures, after the turns that are compared. The trunks' own tokens are in neither.
+    """
+    points = [(episode, point) for episode in episodes for point in episode.branches]
+    if not points:
+        return {}
+    values_K = [turn_values(episode, point) for episode, point in points]
+    turns, futures = 0, 0
+    for _, point in points:
+        for (sibling, future), played in point.futures.items():
+            after = sum(turn.num_tokens for turn in played.turns[point.turn + 1 :])
+            futures += after
+            if sibling and not future:  # the trunk's own turn is not sampled again
+                turns += played.turns[point.turn].num_tokens
+    return {
+        "branch_points": float(len(points)),
+        "branch_games": float(sum(len(point.futures) for _, point in points)),
+        "branch_tokens": float(turns + futures),
+        "branch_future_tokens": float(futures),
+        "branch_turns": float(sum(len(values) for values in values_K)),
+        "branch_groups": float(credited.num_branch_groups),
+        "branch_flat_groups": float(credited.num_flat_branch_groups),
+        "branch_squares": sum(_squares(values) for values in values_K),
+    }
+
+
+def branch_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of a step from the sums of all ranks; empty where no game was forked."""
+    if not sums:
+        return {}
+    return {
+        "num_branch_points": sums["branch_points"],
+        "num_branch_games": sums["branch_games"],
+        "num_branch_tokens": sums["branch_tokens"],
+        "num_future_tokens": sums["branch_future_tokens"],
+        "flat_branches": sums["branch_flat_groups"] / sums["branch_groups"],
+        "branch_variance": sums["branch_squares"] / sums["branch_turns"],
+    }
+
+
+def turn_values(episode: Episode, point: BranchPoint) -> list[float]:
+    """The mean score of each sibling turn's futures, the trunk's own turn first."""
+    return [sum(_scores(futures)) / len(futures) for futures in siblings_of(episode, point)]
+
+
+def branch_records(episode: Episode) -> list[dict[str, Any]]:
+    """The branch points of one game as they are written to games.jsonl; sibling 0 is the turn that
+    the game took, and its first score the game's own."""
+    records = []
+    for point in episode.branches:
+        siblings = []
+        for futures in siblings_of(episode, point):
+            turn = futures[0].turns[point.turn]
+            scores = _scores(futures)
+            value = sum(scores) / len(scores)
+            siblings.append(
+                {"text": turn.text, "error": turn.error, "value": value, "scores": scores}
+            )
+        records.append({"turn": point.turn, "seat": point.seat, "siblings": siblings})
+    return records
+
+
+def _scores(futures: Sequence[Episode]) -> list[float]:
+    return [future.outcome.score_norm for future in futures]
+
+
+def _squares(values: Sequence[float]) -> float:
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values)

@@ -1,0 +1,205 @@
+"""Samples with what they earned: of a seat's whole game, of a turn that was tried, of its futures.
+
+A token stands in the loss of at most one sample. A game without branch points gives one sample a
+seat, in the group (instance, seat). A branch point takes its turn out of that sample: each sibling
+turn becomes a sample that trains this turn alone, its reward the mean of its futures, its group the
+branch point. The games that were played on from one turn are a group of their own, as they start
+from one state; there the turns after it train. Floats only; no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from selfplay.branch import siblings_of
+from selfplay.config import AlgorithmConfig, RewardConfig
+from selfplay.play import BranchPoint, Episode
+from selfplay.rewards import seat_reward, turn_charges, worth
+from selfplay.samples import Sample
+
+
+def episode_samples(
+    episodes: Sequence[Episode], *, algorithm: AlgorithmConfig, reward: RewardConfig
+) -> list[Sample]:
+    """Each seat's game with its reward, without the turns that branch points credit."""
+    found = []
+    for episode in episodes:
+        for seat in learners(episode):
+            sample = whole_sample(episode, seat, weight=0.0)
+            for point in episode.branches:
+                if point.seat == seat:
+                    sample = _without_turn(sample, episode, point)
+            if any(sample.mask):
+                role = role_of(episode, seat)
+                sample = replace(sample, group=f"{role} of {episode.instance}")
+                found.append(_rewarded(sample, episode, seat, algorithm=algorithm, config=reward))
+    return found
+
+
+def branch_samples(
+    episodes: Sequence[Episode], *, algorithm: AlgorithmConfig, reward: RewardConfig
+) -> list[Sample]:
+    """Every sibling turn with its value as its reward, and the games after it with theirs.
+
+    The trunk trains after its own turn as a game of its instance, so among the futures of that turn
+    it is left out.
+    """
+    found = []
+    for episode in episodes:
+        for point in episode.branches:
+            for sibling, futures in enumerate(siblings_of(episode, point)):
+                place = f"turn {point.turn} sibling {sibling}"
+                turn = _turn_sample(futures, point, algorithm=algorithm, config=reward)
+                found.append(
+                    replace(
+                        turn,
+                        name=f"{_name(episode)} {place}",
+                        group=f"turn {point.turn} of {_name(episode)}",
+                    )
+                )
+                rest = [future for future in futures if future is not episode]
+                found += _after(rest, point, place, algorithm=algorithm, config=reward)
+    return found
+
+
+def whole_sample(episode: Episode, seat: int, *, weight: float) -> Sample:
+    """The seat's transcript with one weight on every trained token."""
+    transcript = episode.transcripts[seat]
+    assert transcript is not None
+    return Sample(
+        name=f"{_name(episode)} seat {seat}",
+        ids=transcript.ids,
+        mask=transcript.mask,
+        old_logprobs=transcript.logprobs,
+        advantages=[weight * m for m in transcript.mask],
+    )
+
+
+def learners(episode: Episode) -> list[int]:
+    """The seats whose tokens train."""
+    return [s for s, t in enumerate(episode.transcripts) if t is not None and any(t.mask)]
+
+
+def role_of(episode: Episode, seat: int) -> str:
+    """The seat, and beside a partner that partner: what a baseline may depend on."""
+    partners = [
+        player
+        for player, transcript in zip(episode.players, episode.transcripts, strict=True)
+        if transcript is None
+    ]
+    return " beside ".join([f"seat {seat}", *partners])
+
+
+def _turn_sample(
+    futures: Sequence[Episode],
+    point: BranchPoint,
+    *,
+    algorithm: AlgorithmConfig,
+    config: RewardConfig,
+) -> Sample:
+    """The turn alone, worth the mean reward of its futures.
+
+    Where refused turns are charged one by one, it bears its own charge and no other turn's.
+    """
+    episode, seat = futures[0], point.seat
+    start, end = _range(episode, point)
+    sample = _cut(whole_sample(episode, seat, weight=0.0), end)
+    sample = replace(sample, mask=[0] * start + sample.mask[start:])
+    if algorithm.error_credit == "turn":
+        charges = turn_charges(episode, seat, config=config)
+        value = sum(worth(future, seat, config=config) for future in futures) / len(futures)
+        value -= sum(charge for first, _, charge in charges if first == start)
+    else:
+        value = sum(seat_reward(future, seat, config=config) for future in futures) / len(futures)
+    return replace(sample, rewards=[0.0] * (end - 1) + [value], role=role_of(episode, seat))
+
+
+def _after(
+    futures: Sequence[Episode],
+    point: BranchPoint,
+    place: str,
+    *,
+    algorithm: AlgorithmConfig,
+    config: RewardConfig,
+) -> list[Sample]:
+    """The turns after the one that was tried, both seats', where at least two games compare."""
+    found = []
+    for number, episode in enumerate(futures) if len(futures) > 1 else ():
+        for seat in learners(episode):
+            sample = whole_sample(episode, seat, weight=0.0)
+            start = _first_after(episode, point, seat)
+            sample = replace(sample, mask=[0] * start + sample.mask[start:])
+            if any(sample.mask):
+                sample = replace(
+                    sample,
+                    name=f"{_name(episode)} {place} future {number} seat {seat}",
+                    group=f"seat {seat} after {place} of {_name(episode)}",
+                )
+                found.append(_rewarded(sample, episode, seat, algorithm=algorithm, config=config))
+    return found
+
+
+def _rewarded(
+    sample: Sample,
+    episode: Episode,
+    seat: int,
+    *,
+    algorithm: AlgorithmConfig,
+    config: RewardConfig,
+) -> Sample:
+    """The sample with the seat's reward at its last trained token.
+
+    Where refused turns are charged one by one, each charge stands at its own turn and nothing is
+    cut at 0.
+    """
+    rewards = [0.0] * len(sample.ids)
+    last = max(i for i, m in enumerate(sample.mask) if m)
+    charges: tuple[tuple[int, int, float], ...] = ()
+    if algorithm.error_credit == "turn":
+        all_charges = turn_charges(episode, seat, config=config)
+        charges = tuple(charge for charge in all_charges if sample.mask[charge[0]])
+        rewards[last] = worth(episode, seat, config=config)
+        for _, end, charge in charges:
+            rewards[end - 1] -= charge
+    else:
+        rewards[last] = seat_reward(episode, seat, config=config)
+    return replace(sample, rewards=rewards, charges=charges, role=role_of(episode, seat))
+
+
+def _without_turn(sample: Sample, episode: Episode, point: BranchPoint) -> Sample:
+    start, end = _range(episode, point)
+    return replace(sample, mask=[*sample.mask[:start], *[0] * (end - start), *sample.mask[end:]])
+
+
+def _cut(sample: Sample, end: int) -> Sample:
+    """The sample's first tokens: nothing behind the last trained one has to be read."""
+    return replace(
+        sample,
+        ids=sample.ids[:end],
+        mask=sample.mask[:end],
+        old_logprobs=sample.old_logprobs[:end],
+        advantages=sample.advantages[:end],
+    )
+
+
+def _range(episode: Episode, point: BranchPoint) -> tuple[int, int]:
+    """The tokens [start, end) of the turn that was tried in the transcript of its seat."""
+    transcript = episode.transcripts[point.seat]
+    assert transcript is not None
+    tries = sum(turn.seat == point.seat for turn in episode.turns[: point.turn])
+    span = transcript.spans[tries]
+    return span.start, span.end
+
+
+def _first_after(episode: Episode, point: BranchPoint, seat: int) -> int:
+    """Where the seat's tokens begin that were sampled after the turn that was tried."""
+    transcript = episode.transcripts[seat]
+    assert transcript is not None
+    tries = sum(turn.seat == seat for turn in episode.turns[: point.turn + 1])
+    spans = transcript.spans
+    return spans[tries].start if tries < len(spans) else len(transcript)
+
+
+def _name(episode: Episode) -> str:
+    return f"instance {episode.instance} episode {episode.index}"
