@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import accumulate
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -83,23 +84,75 @@ def teacher_samples(config: Config, rendering: Rendering, *, start: int, num: in
     return fitting
 
 
-def _many_teacher_samples(config: Config, rendering: Rendering, folder: Path) -> list[Sample]:
-    """All the warm start's samples, played by several processes where the settings ask for it."""
-    num, processes = config.warm_start.num_games, config.data.processes
+def board_stages(config: Config) -> list[tuple[Config, int]]:
+    """The warm start's stages: the settings with each stage's board, and its number of games.
+
+    Raises SettingsError for an entry that is no size and share.
+    """
+    warm = config.warm_start
+    sizes, shares = [], []
+    for entry in warm.boards or (f"{config.game.size}*1",):
+        size, _, share = entry.partition("*")
+        try:
+            sizes.append(int(size))
+            shares.append(float(share or 1))
+        except ValueError:
+            raise SettingsError(
+                f"warm_start.boards takes 'size*share', as in '3*0.2', got {entry!r}"
+            ) from None
+        if not (2 <= sizes[-1] <= config.game.size and shares[-1] > 0):
+            raise SettingsError(
+                f"warm_start.boards: a size must be from 2 to game.size ({config.game.size}) and a "
+                f"share above 0, got {entry!r}"
+            )
+    ends = [round(warm.num_games * part / sum(shares)) for part in accumulate(shares)]
+    return [
+        (replace(config, game=replace(config.game, size=size)), end - start)
+        for size, start, end in zip(sizes, [0, *ends], ends, strict=False)
+    ]
+
+
+def _stages(config: Config, rendering: Rendering, folder: Path) -> list[list[Sample]]:
+    """Each stage's samples, played by several processes where the settings ask for it."""
+    processes, stages, jobs = config.data.processes, board_stages(config), []
     if processes == 1:
-        return teacher_samples(config, rendering, start=0, num=num)
-    chunk = -(-num // (4 * processes))
-    jobs = [(config, folder, start, min(chunk, num - start)) for start in range(0, num, chunk)]
+        return [teacher_samples(at, rendering, start=0, num=num) for at, num in stages]
+    for place, (at, num) in enumerate(stages):
+        chunk = -(-num // (4 * processes))
+        alone = replace(at, data=replace(at.data, processes=1))
+        jobs += [
+            (place, alone, folder, start, min(chunk, num - start)) for start in range(0, num, chunk)
+        ]
+    played: list[list[Sample]] = [[] for _ in stages]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        return [sample for part in pool.map(_teacher_job, jobs) for sample in part]
+        for (place, *_), part in zip(jobs, pool.map(_teacher_job, jobs), strict=True):
+            played[place] += part
+    return played
 
 
-def _teacher_job(job: tuple[Config, Path, int, int]) -> list[Sample]:
-    config, folder, start, num = job
-    alone = replace(config, data=replace(config.data, processes=1))
+def _teacher_job(job: tuple[int, Config, Path, int, int]) -> list[Sample]:
+    _, config, folder, start, num = job
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
-    return teacher_samples(alone, rendering, start=start, num=num)
+    return teacher_samples(config, rendering, start=start, num=num)
+
+
+def warm_start_batches(stages: Sequence[Sequence[Sample]], config: Config) -> list[list[Sample]]:
+    """All optimizer steps' samples: stage after stage, each in `epochs` seeded passes."""
+    warm, found = config.warm_start, []
+    for place, samples in enumerate(stages):
+        if len(samples) < warm.batch_size:
+            raise SettingsError(
+                f"warm_start.batch_size must be at most {len(samples)} transcripts, "
+                f"got {warm.batch_size}"
+            )
+        for epoch in range(warm.epochs):
+            names = ("warm start", epoch) if place == 0 else ("warm start", place, epoch)
+            order = list(range(len(samples)))
+            random.Random(named_seed(config.seed, *names)).shuffle(order)
+            for start in range(0, len(order) - warm.batch_size + 1, warm.batch_size):
+                found.append([samples[i] for i in order[start : start + warm.batch_size]])
+    return found
 
 
 def warm_start(
@@ -108,35 +161,22 @@ def warm_start(
     """Imitate the teachers; returns the last steps' metrics, averaged. Each rank takes its share of
     a batch. `folder` is the run's: it holds the tokenizer and gets `warm_start.jsonl`."""
     warm, world = config.warm_start, learner.world
-    samples = _many_teacher_samples(config, rendering, folder / "tokenizer")
-    per_epoch = len(samples) // warm.batch_size
-    if per_epoch == 0:
-        raise SettingsError(
-            f"warm_start.batch_size must be at most {len(samples)} transcripts, "
-            f"got {warm.batch_size}"
-        )
-    num_steps = per_epoch * warm.epochs
+    batches = warm_start_batches(_stages(config, rendering, folder / "tokenizer"), config)
     log = StepLog(folder / "warm_start.jsonl", after_step=None, rank=world.rank)
     recent: deque[dict[str, float]] = deque(maxlen=LOG_EVERY)
     means: dict[str, float] = {}
-    order: list[int] = []
-    for step in progress(range(num_steps), "warm start", rank=world.rank):
-        epoch, place = divmod(step, per_epoch)
-        if place == 0:
-            order = list(range(len(samples)))
-            random.Random(named_seed(config.seed, "warm start", epoch)).shuffle(order)
-        batch = order[place * warm.batch_size : (place + 1) * warm.batch_size]
-        part = Part([samples[i] for i in batch[world.dp_rank :: world.dp_size]], "imitation")
+    for step in progress(range(len(batches)), "warm start", rank=world.rank):
+        part = Part(batches[step][world.dp_rank :: world.dp_size], "imitation")
         lr = learning_rate(
             step,
             peak=warm.lr,
-            num_steps=num_steps,
+            num_steps=len(batches),
             warmup_steps=warm.warmup_steps,
             schedule="cosine",
             final_share=0.05,
         )
         recent.append(update(learner, [part], lr=lr, config=config))
-        if (step + 1) % LOG_EVERY == 0 or step + 1 == num_steps:
+        if (step + 1) % LOG_EVERY == 0 or step + 1 == len(batches):
             means = {name: sum(m[name] for m in recent) / len(recent) for name in recent[-1]}
             log.append({"step": step + 1, **means})
     log.close()
