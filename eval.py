@@ -35,14 +35,14 @@ from selfplay.assemble import (
 from selfplay.chat import Rendering, make_rendering
 from selfplay.config import Config
 from selfplay.engines.base import Engine
-from selfplay.evaluate import check_room, evaluate, evaluate_people, evaluate_scripted
+from selfplay.evaluate import AllVoid, check_room, evaluate, evaluate_people, evaluate_scripted
 from selfplay.evaluation_report import Page, errors_text, games_text, table_text, write_page
 from selfplay.evaluation_source import (
     Games,
     Source,
-    check_partner,
     find_config,
     find_games,
+    find_partner,
     find_source,
     nearest,
     report_folder,
@@ -50,7 +50,10 @@ from selfplay.evaluation_source import (
 from selfplay.games import kit_of
 from selfplay.hand_over import give_back
 from selfplay.parallel import World, close_world, init_world
+from selfplay.partner_specs import PERSON
+from selfplay.partners import Partners
 from selfplay.settings import SettingsError, dump
+from selfplay.tables import Guest
 
 
 def find_rendering(source: Source, config: Config, *, games: Games, world: World) -> Rendering:
@@ -96,6 +99,7 @@ def play_all(
     *,
     games: Games,
     rendering: Rendering,
+    guest: Guest,
     engine: Engine | None,
     world: World,
 ) -> Page | None:
@@ -109,7 +113,7 @@ def play_all(
             rendering=rendering,
             config=config,
             world=world,
-            partner=asked.partner,
+            guest=guest,
             temperature=temperature,
         )
     if world.rank:
@@ -146,7 +150,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("--checkpoint", type=Path, required=True, help="a run folder or a Hugging Face folder")
     add("--games", required=True, help="'generated', a .parquet of instances or recorded .jsonl")
     add("--num", type=int, help="games (default: eval.final_games, or all of the file)")
-    add("--partner", default="self", help="'self' or 'scripted:SPEC' (default: self)")
+    add("--partner", default="self", help="as in docs/partners.md (default: self)")
     add("--out", type=Path, help="folder to write to (default: RUN/eval_NAME)")
     add(
         "--temperature",
@@ -170,7 +174,7 @@ def main(words: Sequence[str] | None = None) -> int:
         asked = read_arguments(words)
         source = find_source(asked.checkpoint)
         config = find_config(source, asked.config, asked.overrides)
-        check_partner(asked.partner, config)
+        spec = find_partner(asked.partner, config)
         asked.temperature = asked.temperature or [config.rollout.temperature]
         if not all(math.isfinite(t) and t >= 0 for t in asked.temperature):
             raise ValueError(f"--temperature must be 0 (greedy) or above, got {asked.temperature}")
@@ -184,17 +188,32 @@ def main(words: Sequence[str] | None = None) -> int:
             engine_tp=config.engine.tp_size,
             device=device,
         )
+        if asked.num is None and spec.kind == PERSON:
+            asked.num = 1
         games = find_games(asked.games, asked.num, config)
         rendering = find_rendering(source, config, games=games, world=world)
+        partners = Partners([(spec, 1.0)], config, rendering=rendering, world=world)
         asked.out.mkdir(parents=True, exist_ok=True)
     except (SettingsError, ValueError, OSError) as error:
         print(f"eval.py: {error}", file=sys.stderr)
         return 2
-    with ExitStack() as cleanup:
-        engine = make_engine(config, source.weights, world, cleanup=cleanup)
-        page = play_all(
-            asked, config, source, games=games, rendering=rendering, engine=engine, world=world
-        )
+    try:
+        with ExitStack() as cleanup:
+            cleanup.callback(partners.close)
+            engine = make_engine(config, source.weights, world, cleanup=cleanup)
+            page = play_all(
+                asked,
+                config,
+                source,
+                games=games,
+                rendering=rendering,
+                guest=partners.guests(0)[0][0],
+                engine=partners.beside(engine),
+                world=world,
+            )
+    except AllVoid as error:
+        print(f"eval.py: {error}", file=sys.stderr)
+        return 1
     if page is not None:
         print(games_text(page.rows))
         print(table_text(page.rows))

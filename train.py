@@ -38,12 +38,13 @@ from selfplay.credit import assign_advantages, moved_baselines, reward_samples, 
 from selfplay.data import TrainStream
 from selfplay.engines.base import Sampling
 from selfplay.hand_over import gate, give_back, lend
-from selfplay.held_out import held_out, validation
+from selfplay.held_out import Venue, held_out, validation
 from selfplay.journal import Journal
 from selfplay.learn import learn
 from selfplay.log import Stopwatch, open_run
 from selfplay.measures import step_metrics
 from selfplay.parallel import World, close_world, gather_objects, init_world
+from selfplay.partners import make_partners
 from selfplay.play import limits_of
 from selfplay.reference import follow
 from selfplay.scoring import score
@@ -60,19 +61,23 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     stream = TrainStream(config)
     tokenizer = make_tokenizer(config, folder, world)
     rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
+    partners = make_partners(config, rendering, world, cleanup=cleanup)
     weights = first_weights(config, folder, tokenizer, rendering, world)
     engine = start_engine(config, weights, world, cleanup=cleanup)
     learner = make_learner(config, weights, world, reference=config.algorithm.kl > 0)
     learner.critic = make_own_critic(config, weights, learner)
     engine = share_policy(config, learner) if shares_policy(config, world) else engine
+    voices = partners.beside(engine)
+    venue = Venue(voices, partners.usual(), rendering, world)
     offload = make_offload(config, learner)
     sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
     limits = limits_of(config)
     first_step, carried = resume(folder, learner)
     baselines: dict[str, float] = carried.get("baselines", {})
+    partners.begin(carried.get("partners", {}), learner, tokenizer)
     give_back(learner, engine, offload, version=first_step, config=config)
     if first_step == 0:
-        held_out("before", config, folder=folder, engine=engine, rendering=rendering, world=world)
+        held_out("before", config, venue=venue, folder=folder)
     if first_step < config.steps:  # what a shorter run found in this folder holds no longer
         (folder / "held_out_after.json").unlink(missing_ok=True)
     journal = Journal(folder, config, after_step=first_step, rank=world.rank)
@@ -81,8 +86,11 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     for step in range(first_step, config.steps):
         with watch("play"):
             instances = stream.step(step, world.replica.share(config.rollout.instances))
-            tables = self_play_tables(instances, step=step, config=config, rendering=rendering)
-            episodes, played = rollout.run(tables, engine, sampling=sampling, limits=limits)
+            guests = partners.guests(step)
+            tables = self_play_tables(
+                instances, guests, step=step, config=config, rendering=rendering
+            )
+            episodes, played = rollout.run(tables, voices, sampling=sampling, limits=limits)
         with watch("credit"):
             samples, credited = reward_samples(
                 episodes, algorithm=config.algorithm, reward=config.reward
@@ -107,25 +115,23 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
             learnt |= gate(
                 learner, engine, rollout.openings(episodes), sampling=sampling, config=config
             )
+        learnt |= partners.finish_step(step + 1, episodes, learner, tokenizer)
         metrics = step_metrics(episodes, played, credited, learnt, world)
         if config.eval.every and (step + 1) % config.eval.every == 0:
             with watch("eval"):
-                metrics |= validation(config, engine=engine, rendering=rendering, world=world)
+                metrics |= validation(config, venue)
         journal.step(step + 1, metrics, episodes, watch)
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
             with watch("save"):
                 offload.fetch()
+                carried = {"baselines": baselines, "partners": partners.carried()}
+                keep = config.keep_checkpoints
                 save_checkpoint(
-                    folder,
-                    learner,
-                    tokenizer,
-                    step=step + 1,
-                    keep=config.keep_checkpoints,
-                    carried={"baselines": baselines},
+                    folder, learner, tokenizer, step=step + 1, keep=keep, carried=carried
                 )
 
     journal.close()
-    held_out("after", config, folder=folder, engine=engine, rendering=rendering, world=world)
+    held_out("after", config, venue=venue, folder=folder)
     finish(folder, learner, tokenizer)
 
 

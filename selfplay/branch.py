@@ -15,7 +15,17 @@ from dataclasses import replace
 
 from selfplay.config import Config
 from selfplay.data import named_seed
-from selfplay.play import Beside, Branching, BranchPoint, Episode, Playing, Position, named, play
+from selfplay.play import (
+    VOID,
+    Beside,
+    Branching,
+    BranchPoint,
+    Episode,
+    Playing,
+    Position,
+    named,
+    play,
+)
 
 
 def branching_of(config: Config, names: tuple[object, ...]) -> Branching | None:
@@ -84,7 +94,8 @@ def _sibling(twin: Position, point: BranchPoint, sibling: int, num_futures: int)
 
 def _future(twin: Position, point: BranchPoint, place: tuple[int, int]) -> Playing:
     episode = yield from play(twin)
-    point.futures[place] = episode
+    if episode.ended != VOID:  # such a future says nothing of the turn it came from
+        point.futures[place] = episode
     return episode
 
 

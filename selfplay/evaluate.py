@@ -23,9 +23,13 @@ from selfplay.measures import add_up, game_measures, game_record, tally
 from selfplay.parallel import World, gather_objects
 from selfplay.play import Episode, limits_of
 from selfplay.statistics import bootstrap_interval
-from selfplay.tables import evaluation_tables, scripted_tables
+from selfplay.tables import BY_ITSELF, Guest, evaluation_tables, scripted_tables
 
 NUM_SHOWN = 8  # first games an evaluation keeps in full, the same instances in every evaluation
+
+
+class AllVoid(RuntimeError):
+    """An evaluation none of whose games came to an end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +55,18 @@ def evaluate(
     rendering: Rendering,
     config: Config,
     world: World,
-    partner: str = "self",
+    guest: Guest = BY_ITSELF,
     temperature: float | None = None,
 ) -> Evaluation:
     """One game an instance, spread over the ranks; temperature None samples as in training, 0 is
-    greedy. Every rank calls, also one that shares another's engine and so plays nothing."""
-    tables = evaluation_tables(instances, partner=partner, config=config, rendering=rendering)
+    greedy. Every rank calls, also one that shares another's engine and so plays nothing.
+
+    Void games are left out of scores and means; `num_void` among the measures counts them.
+
+    Raises:
+        AllVoid: when no game is left.
+    """
+    tables = evaluation_tables(instances, guest=guest, config=config, rendering=rendering)
     sampling = Sampling(
         temperature=config.rollout.temperature if temperature is None else temperature,
         stop_ids=rendering.stop_ids,
@@ -66,14 +76,19 @@ def evaluate(
     # to end costs little and gives the bar something to count.
     in_waves = engine is not None and not engine.streaming
     at_once = config.engine.max_batch if in_waves else max(1, len(mine))
+    at_once = 1 if guest.alone else at_once
     starts = range(0, len(mine), at_once)
-    episodes: list[Episode] = []
+    played: dict[int, Episode] = {}
+    num_void = 0
     for start in progress(starts, "evaluation", rank=world.rank):
-        waiting = [tables[place] for place in mine[start : start + at_once]]
-        played, _ = rollout.run(waiting, engine, sampling=sampling, limits=limits_of(config))
-        episodes += played
-    name = "policy" if partner == "self" else f"policy with {partner}"
-    return _evaluation(name, dict(zip(mine, episodes, strict=True)), world=world)
+        places = mine[start : start + at_once]
+        waiting = [tables[place] for place in places]
+        episodes, stats = rollout.run(waiting, engine, sampling=sampling, limits=limits_of(config))
+        kept = [place for number, place in enumerate(places) if number not in stats.void]
+        played.update(zip(kept, episodes, strict=True))
+        num_void += len(stats.void)
+    name = "policy" if guest.sit is None else f"policy with {guest.name}"
+    return _evaluation(name, played, world=world, num_void=num_void)
 
 
 def evaluate_scripted(instances: Sequence[Instance], *, spec: str, config: Config) -> Evaluation:
@@ -179,14 +194,19 @@ def example_places(scores: Sequence[float]) -> dict[str, int]:
     return {name: chosen[name] for name in ("best", "typical", "worst") if name in chosen}
 
 
-def _evaluation(name: str, mine: Mapping[int, Episode], *, world: World | None) -> Evaluation:
+def _evaluation(
+    name: str, mine: Mapping[int, Episode], *, world: World | None, num_void: int = 0
+) -> Evaluation:
     """This rank's games, by the place of their instance, joined with all others' (world None: there
     are no others)."""
     scores_here = {place: episode.outcome.score_norm for place, episode in mine.items()}
-    parts = _gather((scores_here, tally(list(mine.values()))), world)
+    parts = _gather((scores_here, tally(list(mine.values())), num_void), world)
     scores_by_place: dict[int, float] = {}
-    for part_scores, _ in parts:
+    for part_scores, _, _ in parts:
         scores_by_place |= part_scores
+    num_void = sum(part_void for _, _, part_void in parts)
+    if not scores_by_place:
+        raise AllVoid(f"{name}: all {num_void} games ended void, so there is nothing to score")
     scores = tuple(scores_by_place[place] for place in sorted(scores_by_place))
     chosen = example_places(scores)
     shown = {*range(min(NUM_SHOWN, len(scores))), *chosen.values()}
@@ -197,7 +217,8 @@ def _evaluation(name: str, mine: Mapping[int, Episode], *, world: World | None) 
         name=name,
         scores=scores,
         interval=bootstrap_interval(scores, seed=0),
-        measures=game_measures(add_up(part_sums for _, part_sums in parts)),
+        measures=game_measures(add_up(part_sums for _, part_sums, _ in parts))
+        | ({"num_void": float(num_void)} if num_void else {}),
         games=tuple(records[place] for place in sorted(records) if place < NUM_SHOWN),
         examples={label: records[place] for label, place in chosen.items()},
     )

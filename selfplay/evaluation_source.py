@@ -7,6 +7,7 @@ nearest valid choice. Loads no weights.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,7 +20,8 @@ from selfplay.checkpoint import checkpoints
 from selfplay.config import Config, load_config
 from selfplay.data import HELD_OUT, generated
 from selfplay.games import kit_of
-from selfplay.tables import SCRIPTED
+from selfplay.partner_specs import PAST, Spec
+from selfplay.tables import read_spec
 
 GENERATED = "generated"
 # What a run needed to train and an evaluation does not: a reference model, a fixed number of ranks.
@@ -45,16 +47,16 @@ class Games:
     records: Sequence[dict[str, Any]]
 
 
-def find_source(checkpoint: Path) -> Source:
-    """What --checkpoint names: a run folder (its final export, else its newest checkpoint, else its
-    warm start), a part of one, or any Hugging Face folder.
+def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
+    """What --checkpoint or another argument `what` names: a run folder (its final export, else its
+    newest checkpoint, else its warm start), a part of one, or any Hugging Face folder.
 
     Raises:
         ValueError: for a folder that is missing or holds no model; names the nearest that does.
     """
     if not checkpoint.is_dir():
         raise ValueError(
-            f"--checkpoint must be a run folder or a Hugging Face folder, got {checkpoint}"
+            f"{what} must be a run folder or a Hugging Face folder, got {checkpoint}"
             + nearest(checkpoint.name, _beside(checkpoint, lambda path: path.is_dir()))
         )
     if (checkpoint / "config.yaml").exists():
@@ -63,14 +65,14 @@ def find_source(checkpoint: Path) -> Source:
         weights = next((part for part in parts if _is_model(part)), None)
         if weights is None:
             raise ValueError(
-                f"--checkpoint: the run {checkpoint} has no final/, no checkpoints/step_N/hf and "
+                f"{what}: the run {checkpoint} has no final/, no checkpoints/step_N/hf and "
                 "no warm_start/ yet"
             )
         return Source(weights, checkpoint, checkpoint / "config.yaml")
     weights = checkpoint / "hf" if _is_model(checkpoint / "hf") else checkpoint
     if not _is_model(weights):
         raise ValueError(
-            f"--checkpoint: {checkpoint} holds neither a run (config.yaml) nor a Hugging Face "
+            f"{what}: {checkpoint} holds neither a run (config.yaml) nor a Hugging Face "
             "model (config.json and *.safetensors)"
         )
     for run in (checkpoint.parent, checkpoint.parent.parent, checkpoint.parent.parent.parent):
@@ -125,22 +127,14 @@ def find_games(games: str, num: int | None, config: Config) -> Games:
     return Games(instances, list(records))
 
 
-def check_partner(partner: str, config: Config) -> None:
-    """Raises ValueError for a partner that cannot be made, with the valid ones."""
-    kit = kit_of(config.game)
-    if partner == "self":
-        return
-    name = partner.removeprefix(SCRIPTED)
-    if name == partner:
-        valid = ["self", *(SCRIPTED + script for script in kit.SCRIPT_NAMES)]
-        near = SCRIPTED + name if name.partition(":")[0] in kit.SCRIPT_NAMES else name
+def find_partner(partner: str, config: Config) -> Spec:
+    """What --partner names. Raises ValueError for one that cannot be asked for here."""
+    spec = read_spec(partner, config, what="--partner")
+    if spec.kind == PAST:
         raise ValueError(
-            f"--partner must be one of {', '.join(valid)}, got {partner!r}" + nearest(near, valid)
+            "--partner must name one policy, got past; nearest is checkpoint:RUN/past/step_000020"
         )
-    try:
-        kit.make_script(name, seed=0)
-    except ValueError as error:
-        raise ValueError(f"--partner: {error}") from error
+    return spec
 
 
 def report_folder(source: Source, games: str, partner: str) -> Path:
@@ -148,7 +142,8 @@ def report_folder(source: Source, games: str, partner: str) -> Path:
     partner."""
     part = source.weights.parent.name if source.weights.name == "hf" else source.weights.name
     inside = source.weights != source.home and part != "final"
-    words = [part] * inside + [Path(games).stem] + [partner.replace(":", "_")] * (partner != "self")
+    beside = [re.sub(r"[^\w.-]+", "_", partner)] * (partner != "self")
+    words = [part] * inside + [Path(games).stem] + beside
     return source.home / "_".join(["eval", *words])
 
 

@@ -7,29 +7,35 @@ Only rank 0 writes and prints; every rank plays its share.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from selfplay.chat import Rendering
 from selfplay.config import Config
 from selfplay.data import HELD_OUT, VALIDATION, generated
 from selfplay.engines.base import Engine
-from selfplay.evaluate import evaluate, evaluate_scripted
+from selfplay.evaluate import Evaluation, evaluate, evaluate_scripted
 from selfplay.evaluation_report import COLUMNS, rows_json, table_text, write_whole
 from selfplay.games import kit_of
 from selfplay.parallel import World
 from selfplay.statistics import show_interval
-from selfplay.tables import usual_partner
+from selfplay.tables import Guest
 
 
-def held_out(
-    stage: str,
-    config: Config,
-    *,
-    folder: Path,
-    engine: Engine | None,
-    rendering: Rendering,
-    world: World,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Venue:
+    """Where a run's held-out games are played: through which engine, beside whom, by which
+    ranks."""
+
+    engine: Engine | None
+    guest: Guest
+    rendering: Rendering
+    world: World
+
+
+def held_out(stage: str, config: Config, *, venue: Venue, folder: Path) -> None:
     """Play the held-out instances, sampling as in training and greedily; write
     `held_out_<stage>.json` and say it.
 
@@ -41,18 +47,10 @@ def held_out(
     instances = generated(config, HELD_OUT, start=0, num=config.eval.final_games)
     temperatures = {"sampled": None, "greedy": 0.0}
     found = {
-        name: evaluate(
-            instances,
-            engine,
-            rendering=rendering,
-            config=config,
-            world=world,
-            partner=usual_partner(config),
-            temperature=temperature,
-        )
+        name: _evaluate(instances, config, venue=venue, temperature=temperature)
         for name, temperature in temperatures.items()
     }
-    if world.rank:
+    if venue.world.rank:
         return
     if stage == "after":
         for spec in kit_of(config.game).BASELINES:
@@ -80,21 +78,26 @@ def learnt(folder: Path) -> str:
     )
 
 
-def validation(
-    config: Config, *, engine: Engine | None, rendering: Rendering, world: World
-) -> dict[str, float]:
+def validation(config: Config, venue: Venue) -> dict[str, float]:
     """Scores on the validation instances, sampling as in training: metrics with the prefix
     `eval_`."""
     instances = generated(config, VALIDATION, start=0, num=config.eval.num_games)
-    found = evaluate(
-        instances,
-        engine,
-        rendering=rendering,
-        config=config,
-        world=world,
-        partner=usual_partner(config),
-    )
+    found = _evaluate(instances, config, venue=venue, temperature=None)
     names = [measure for measure, _, _ in COLUMNS if measure in found.measures]
     return {f"eval_{name}": found.measures[name] for name in names} | {
         "eval_score": found.interval[0]
     }
+
+
+def _evaluate(
+    instances: Sequence[Any], config: Config, *, venue: Venue, temperature: float | None
+) -> Evaluation:
+    return evaluate(
+        instances,
+        venue.engine,
+        rendering=venue.rendering,
+        config=config,
+        world=venue.world,
+        guest=venue.guest,
+        temperature=temperature,
+    )

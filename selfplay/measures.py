@@ -3,7 +3,7 @@ its warning signs."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,8 +11,11 @@ from dialop.statements import count_true
 from selfplay.branch_measures import branch_metrics, branch_records, branch_tally
 from selfplay.credit import CreditStats
 from selfplay.parallel import World, gather_objects
+from selfplay.partner_specs import SELF
 from selfplay.play import Episode
 from selfplay.rollout import RolloutStats
+
+_BESIDE = "games beside "  # counts of games by partner and seat, in sums only
 
 
 def tally(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -21,6 +24,7 @@ def tally(episodes: Sequence[Episode]) -> dict[str, float]:
     Words, statements and errors are the policy's where it plays beside a partner, else both seats'.
     """
     sums: Counter[str] = Counter()
+    score_beside: defaultdict[str, float] = defaultdict(float)
     for episode in episodes:
         policy = {s for s, t in enumerate(episode.transcripts) if t is not None}
         turns = [t for t in episode.turns if not policy or t.seat in policy]
@@ -37,12 +41,22 @@ def tally(episodes: Sequence[Episode]) -> dict[str, float]:
         sums["statements"] += sum(stated for _, stated in counts)
         sums["true_statements"] += sum(true for true, _ in counts)
         sums.update(f"errors_{turn.error_kind}" for turn in turns if turn.error_kind)
+        sums[f"{_BESIDE}{_company(episode)}"] += 1
+        score_beside[f"score/{_company(episode)}"] += episode.outcome.score_norm
     return {
         **{name: float(count) for name, count in sums.items()},
+        **score_beside,
         "games": float(len(episodes)),
         "score": sum(e.outcome.score_norm for e in episodes),
         "talk_value": sum(talk_value(e) for e in episodes),
     }
+
+
+def _company(episode: Episode) -> str:
+    """Who sat beside the policy and, after a slash, the policy's own seat; "self" without one."""
+    policy = [seat for seat, t in enumerate(episode.transcripts) if t is not None]
+    others = [name for seat, name in enumerate(episode.players) if seat not in policy]
+    return f"{others[0]}/{policy[0]}" if others and policy else SELF
 
 
 def add_up(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -58,13 +72,20 @@ def game_measures(sums: Mapping[str, float]) -> dict[str, float]:
     """Means over games.
 
     `honesty` is the share of stated cell values that are true in the speaker's own table; it is
-    missing when nothing was stated.
+    missing when nothing was stated. Scores by partner and seat are there when the policy had a
+    partner. Nothing at all comes of no games.
     """
+    if not sums.get("games"):
+        return {}
+    company = [name.removeprefix(_BESIDE) for name in sums if name.startswith(_BESIDE)]
+    apart = {"games", "true_statements", *(f"score/{who}" for who in company)}
     means = {
         name: value / sums["games"]
         for name, value in sums.items()
-        if name not in ("games", "true_statements")
+        if name not in apart and not name.startswith(_BESIDE)
     }
+    if any(who != SELF for who in company):
+        means |= {f"score/{who}": sums[f"score/{who}"] / sums[_BESIDE + who] for who in company}
     if sums.get("statements"):
         means["honesty"] = sums["true_statements"] / sums["statements"]
     return means
@@ -117,6 +138,7 @@ def step_metrics(
         "num_flat_groups": float(credited.num_flat_groups),
         "num_generated_tokens": float(played.num_generated_tokens),
         "num_prompt_tokens": float(played.num_prompt_tokens),
+        "num_void": float(len(played.void)),
         "engine_s": played.engine_s,
         **branch_tally(episodes, credited),
     }
@@ -130,6 +152,7 @@ def step_metrics(
         **learnt,
         "flat_groups": counts["num_flat_groups"] / max(1, counts["num_groups"]),
         "num_games": sums["games"],
+        "num_void": counts["num_void"],
         "num_groups": counts["num_groups"],
         **branch_metrics(branches),
         "num_prompt_tokens": counts["num_prompt_tokens"],

@@ -88,7 +88,7 @@ def load_sharded(
     if not folder.is_dir():
         patterns = ["*.safetensors", "*.json"]
         folder = Path(snapshot_download(name_or_folder, allow_patterns=patterns))
-    files = _tensor_files(folder)
+    files = tensor_files(folder)
     model = empty_model(AutoConfig.from_pretrained(folder), dtype=dtype)
     if liger:
         apply_liger(model)
@@ -122,7 +122,7 @@ def empty_model(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedMo
     return _train_every_token(model)
 
 
-def _tensor_files(folder: Path) -> dict[str, Path]:
+def tensor_files(folder: Path) -> dict[str, Path]:
     """Where each tensor of a Hugging Face folder lies."""
     index = folder / "model.safetensors.index.json"
     if index.exists():

@@ -16,6 +16,8 @@ from selfplay.engines.base import Completion, Request
 from selfplay.players import Move, Player
 from selfplay.transcript import Transcript
 
+VOID = "void"  # how a game ended that a partner left: it counts for nothing
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -33,7 +35,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One played game. `ended` is "agreed", "turns", "retries" or "tokens".
+    """One played game. `ended` is "agreed", "turns", "retries", "tokens" or "void".
 
     Transcripts are None for partners. `views[seat]` is what the seat knew at the end, for measures
     and reports.
@@ -153,8 +155,8 @@ class Position:
         assert self.ended is None and seat is not None
         player = self.table.players[seat]
         move = yield from player.move(game, seat, self._unread[seat])
-        if move is None:
-            self.ended = "tokens"
+        if move is None or move.void is not None:
+            self.ended = "tokens" if move is None else VOID
             return
         turn = _tried(game, seat, move)
         self.turns.append(turn)

@@ -1,6 +1,7 @@
-"""Who sits in a seat: the policy, a scripted player, or a teacher whose words are imitated.
+"""Who sits in a seat: the policy, a frozen one, a scripted player, or a teacher whose words are
+imitated.
 
-A player's `move` is a generator: the policy yields a `Request` and is sent a `Completion`, a
+A player's `move` is a generator: a policy yields a `Request` and is sent a `Completion`, a
 scripted player yields nothing. Text is decoded on the side and never flows back into a transcript.
 No torch here.
 """
@@ -21,11 +22,16 @@ from selfplay.transcript import Transcript
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One try at a move: its text, whether it ended by itself, how many tokens were sampled."""
+    """One try at a move: its text, whether it ended by itself, how many tokens were sampled.
+
+    `void` says why there is none and never will be (a dead endpoint): the game then counts for
+    nothing.
+    """
 
     text: str
     complete: bool
     num_tokens: int
+    void: str | None = None
 
 
 Moving = Generator[Request, Completion, Move | None]
@@ -65,8 +71,10 @@ class PolicyPlayer:
         seed_names: tuple[object, ...],
         max_new_tokens: int,
         max_game_tokens: int,
+        speaker: str = "",
     ) -> None:
         self.transcript = Transcript()
+        self._speaker = speaker
         self._rendering = rendering
         self._seed_names = seed_names
         self._max_new_tokens, self._max_game_tokens = max_new_tokens, max_game_tokens
@@ -80,7 +88,12 @@ class PolicyPlayer:
         seed = named_seed(*self._seed_names, seat, turn)
         # The prompt is copied: the transcript grows while other games still wait for the same
         # engine call.
-        said = yield Request(prompt_ids=tuple(self.transcript.ids), max_new_tokens=room, seed=seed)
+        said = yield Request(
+            prompt_ids=tuple(self.transcript.ids),
+            max_new_tokens=room,
+            seed=seed,
+            speaker=self._speaker,
+        )
         self.transcript.act(
             said.ids, logprobs=said.logprobs, version=said.version, finish=said.finish
         )
@@ -97,6 +110,25 @@ class PolicyPlayer:
         twin.transcript = self.transcript.fork()
         twin._seed_names = (*self._seed_names, *names)
         return twin
+
+
+class FrozenPlayer:
+    """A policy that does not train, behind an engine of its own: what it keeps of its tokens is for
+    its next prompt alone."""
+
+    transcript: Transcript | None = None
+
+    def __init__(self, policy: PolicyPlayer, *, name: str) -> None:
+        self.name, self._policy = name, policy
+
+    def move(self, game: Game, seat: int, observation: str) -> Moving:
+        return (yield from self._policy.move(game, seat, observation))
+
+    def refused(self) -> None:
+        """It reads of its slip in its next observation."""
+
+    def fork(self, *names: object) -> FrozenPlayer:
+        return FrozenPlayer(self._policy.fork(*names), name=self.name)
 
 
 class ScriptedPartner:

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 
 from selfplay.branch import play_branching
 from selfplay.engines.base import Completion, Engine, Request, Sampling
-from selfplay.play import Beside, Episode, Limits, Playing, Position, Table, named, play
+from selfplay.play import VOID, Beside, Episode, Limits, Playing, Position, Table, named, play
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutStats:
-    """What a rollout did and how long the engine and everything beside it took."""
+    """What a rollout did and how long the engine and everything beside it took.
+
+    `void` holds the places of tables whose game ended void; they are in no other number of games.
+    """
 
     num_games: int
     num_turns: int
@@ -28,6 +31,7 @@ class RolloutStats:
     num_generated_tokens: int
     engine_s: float
     games_s: float
+    void: tuple[int, ...] = ()
 
 
 def run(
@@ -35,7 +39,8 @@ def run(
 ) -> tuple[list[Episode], RolloutStats]:
     """Play all tables to their end with one engine; episodes in the order of the tables.
 
-    A rank that shares another's engine has none, and no tables.
+    Void games (a partner gave no answer) are left out, so that nothing can score them; the
+    statistics say which they were. A rank that shares another's engine has none, and no tables.
     """
     if engine is None:
         if tables:
@@ -45,7 +50,8 @@ def run(
     plays = [_playing(table, limits) for table in tables]
     tally = _Tally()
     drive = _drive_stream if engine.streaming else _drive_waves
-    episodes = drive(plays, engine, sampling, tally)
+    ended = drive(plays, engine, sampling, tally)
+    episodes = [episode for episode in ended if episode.ended != VOID]
     turns = [turn for episode in episodes for turn in episode.turns]
     return episodes, RolloutStats(
         num_games=len(episodes),
@@ -55,6 +61,7 @@ def run(
         num_generated_tokens=tally.num_generated_tokens,
         engine_s=tally.engine_s,
         games_s=time.perf_counter() - started - tally.engine_s,
+        void=tuple(place for place, episode in enumerate(ended) if episode.ended == VOID),
     )
 
 

@@ -6,8 +6,8 @@ be played again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from dialop.game import Instance
 from selfplay.branch import branching_of
@@ -15,48 +15,83 @@ from selfplay.chat import Rendering
 from selfplay.config import Config
 from selfplay.data import named_seed
 from selfplay.games import kit_of
+from selfplay.partner_specs import PAST, SCRIPTED, SELF, Spec, parse_shares, parse_spec
 from selfplay.play import Table
 from selfplay.players import Player, PolicyPlayer, ScriptedPartner, Teacher
 from selfplay.settings import SettingsError
 
-SCRIPTED = "scripted:"
+Sit = Callable[[tuple[object, ...], int], Player]
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """Who sits beside the policy: `sit(names of the table's draws, seat)` makes the player.
+
+    Without `sit` it is the policy itself. `alone` asks for one game at a time.
+    """
+
+    name: str
+    sit: Sit | None = None
+    alone: bool = False
+
+
+BY_ITSELF = Guest(SELF)
 
 
 def self_play_tables(
-    instances: Sequence[Instance], *, step: int, config: Config, rendering: Rendering
+    instances: Sequence[Instance],
+    guests: Sequence[tuple[Guest, float]] = ((BY_ITSELF, 1.0),),
+    *,
+    step: int,
+    config: Config,
+    rendering: Rendering,
 ) -> list[Table]:
     """G episodes of each instance: the policy in both seats, or in each half the time beside a
-    partner."""
+    guest. An instance meets one guest, so that a group's games differ in nothing but what was said;
+    `guests` with their shares of the instances are dealt out by the step's seed."""
     tables = []
-    for instance in instances:
+    dealt = _deal(guests, instances, step=step, seed=config.seed)
+    for instance, guest in zip(instances, dealt, strict=True):
         for index in range(config.rollout.group_size):
             names = (config.seed, "play", step, instance.key, index)
-            beside = config.rollout.train_seats == "one"
-            players = seat_players(
-                names,
-                learner_seat=_learner_seat(config, index, beside=beside),
-                partner=config.rollout.partner,
-                config=config,
-                rendering=rendering,
-            )
+            players = seat_players(names, guest, index=index, config=config, rendering=rendering)
             table = _table(instance, players, index, config)
             tables.append(replace(table, branching=branching_of(config, names)))
     return tables
 
 
+def _deal(
+    guests: Sequence[tuple[Guest, float]],
+    instances: Sequence[Instance],
+    *,
+    step: int,
+    seed: int,
+) -> list[Guest]:
+    """A guest for each instance: systematic sampling, which is as near to the shares as whole games
+    can be and right on average."""
+    if not instances:
+        return []
+    offset = named_seed(seed, "guests", step, instances[0].key) / 2**63
+    return [_at(guests, (place + offset) / len(instances)) for place in range(len(instances))]
+
+
+def _at(guests: Sequence[tuple[Guest, float]], point: float) -> Guest:
+    """The guest whose part of the shares, laid end to end from 0 to 1, holds the point."""
+    for guest, share in guests:
+        point -= share
+        if point < 0:
+            return guest
+    return max(guests, key=lambda pair: pair[1])[0]  # shares that add up to a hair under 1
+
+
 def evaluation_tables(
-    instances: Sequence[Instance], *, partner: str, config: Config, rendering: Rendering
+    instances: Sequence[Instance], *, guest: Guest, config: Config, rendering: Rendering
 ) -> list[Table]:
-    """One game an instance; beside a partner, not "self", the policy has seat 0 and 1 by turns."""
+    """One game an instance; beside a guest the policy has seat 0 and 1 by turns."""
     tables = []
     for index, instance in enumerate(instances):
-        players = seat_players(
-            ("evaluation", instance.key),
-            learner_seat=_learner_seat(config, index, beside=partner != "self"),
-            partner=partner,
-            config=config,
-            rendering=rendering,
-        )
+        names = ("evaluation", instance.key)
+        players = seat_players(names, guest, index=index, config=config, rendering=rendering)
         tables.append(_table(instance, players, 0, config))
     return tables
 
@@ -67,7 +102,7 @@ def scripted_tables(instances: Sequence[Instance], *, spec: str, config: Config)
         _table(
             instance,
             tuple(
-                _partner(SCRIPTED + each, ("evaluation", instance.key), seat, config)
+                scripted_partner(each, ("evaluation", instance.key), seat, config)
                 for seat, each in enumerate(kit_of(config.game).seated(spec))
             ),
             0,
@@ -93,7 +128,7 @@ def teacher_tables(
             )
             # A seat that the policy never has is no one's to imitate.
             imitated = kit.LEARNER_SEAT in (None, seat)
-            name = SCRIPTED + spec
+            name = f"{SCRIPTED}:{spec}"
             players.append(
                 Teacher(script, rendering, name=name)
                 if imitated
@@ -104,32 +139,37 @@ def teacher_tables(
 
 
 def check_players(config: Config) -> None:
-    """Raise SettingsError for a teacher or partner that does not exist, before anything starts."""
+    """Raise SettingsError for a teacher or scripted partner that does not exist, before anything
+    starts."""
     if config.warm_start.num_games or config.warm_start.replay or config.model.scratch:
         teacher_mixture(config)
-    seat = kit_of(config.game).LEARNER_SEAT
-    if seat is not None and config.rollout.train_seats == "both":
+    for spec, _ in parse_shares(config.rollout.partners):
+        read_spec(spec.text, config, what="rollout.partners")
+
+
+def read_spec(text: str, config: Config, *, what: str) -> Spec:
+    """A partner as written. Raises SettingsError that begins with `what` for one that is none, a
+    script that the game does not have, or one that cannot have the seat beside the policy."""
+    kit = kit_of(config.game)
+    try:
+        spec = parse_spec(text, kit.SCRIPT_NAMES)
+        if spec.kind == SCRIPTED:
+            kit.make_script(spec.argument, seed=0)
+    except ValueError as error:
+        raise SettingsError(f"{what}: {error}") from None
+    seat = kit.LEARNER_SEAT
+    if seat is not None and spec.kind in (SELF, PAST):
         raise SettingsError(
-            f"rollout.train_seats must be one in {config.game.name}, where the policy has seat "
-            f"{seat} alone, got both"
+            f"{what} must be somebody else than the policy in {config.game.name}, where it has "
+            f"seat {seat} alone, got {text!r}"
         )
-    if config.rollout.train_seats == "one":
-        _partner(config.rollout.partner, (), 1 - (seat or 0), config)
-
-
-def usual_partner(config: Config) -> str:
-    """Whom held-out games are played with: the policy itself, or in a game of unequal seats whoever
-    it trains with."""
-    return "self" if kit_of(config.game).LEARNER_SEAT is None else config.rollout.partner
-
-
-def _learner_seat(config: Config, index: int, *, beside: bool) -> int | None:
-    """The policy's seat in a table: both (None), or `beside` a partner by turns, or the only one it
-    can have."""
-    fixed = kit_of(config.game).LEARNER_SEAT
-    if fixed is not None:
-        return fixed
-    return index % 2 if beside else None
+    if seat is not None and spec.kind == SCRIPTED:
+        other = 1 - seat
+        if kit.seated(spec.argument)[other] != spec.argument:
+            raise SettingsError(
+                f"{what}: partner {text!r} cannot have seat {other} of {config.game.name}"
+            )
+    return spec
 
 
 def teacher_mixture(config: Config) -> tuple[list[str], list[float]]:
@@ -162,18 +202,16 @@ def teacher_mixture(config: Config) -> tuple[list[str], list[float]]:
 
 
 def seat_players(
-    names: tuple[object, ...],
-    *,
-    learner_seat: int | None,
-    partner: str,
-    config: Config,
-    rendering: Rendering,
+    names: tuple[object, ...], guest: Guest, *, index: int, config: Config, rendering: Rendering
 ) -> tuple[Player, ...]:
-    """Two players: the policy in both (learner_seat None) or in one seat, else `partner`."""
+    """Two players: the policy in both seats by itself; beside a guest in the only seat it can have,
+    or in seat 0 and 1 by turns of `index`."""
+    fixed = kit_of(config.game).LEARNER_SEAT
+    learner_seat = index % 2 if fixed is None else fixed
     return tuple(
         _policy(names, config, rendering)
-        if learner_seat in (None, seat)
-        else _partner(partner, names, seat, config)
+        if guest.sit is None or seat == learner_seat
+        else guest.sit(names, seat)
         for seat in (0, 1)
     )
 
@@ -187,20 +225,12 @@ def _policy(names: tuple[object, ...], config: Config, rendering: Rendering) -> 
     )
 
 
-def _partner(partner: str, names: tuple[object, ...], seat: int, config: Config) -> ScriptedPartner:
-    if not partner.startswith(SCRIPTED):
-        raise SettingsError(
-            f"a partner must be 'self' or 'scripted:NAME', as in 'scripted:honest', got {partner!r}"
-        )
-    spec, kit = partner.removeprefix(SCRIPTED), kit_of(config.game)
-    try:
-        seed = named_seed(*names, "partner", seat)
-        script = kit.make_script(spec, seed=seed)
-    except ValueError as error:
-        raise SettingsError(f"partner {partner!r}: {error}") from None
-    if kit.seated(spec)[seat] != spec:
-        raise SettingsError(f"partner {partner!r} cannot have seat {seat} of {config.game.name}")
-    return ScriptedPartner(script, name=partner)
+def scripted_partner(
+    spec: str, names: tuple[object, ...], seat: int, config: Config
+) -> ScriptedPartner:
+    """A scripted player such as "honest:tell=top", its draws named by table and seat."""
+    script = kit_of(config.game).make_script(spec, seed=named_seed(*names, "partner", seat))
+    return ScriptedPartner(script, name=f"{SCRIPTED}:{spec}")
 
 
 def _table(instance: Instance, players: tuple[Player, ...], index: int, config: Config) -> Table:

@@ -23,10 +23,11 @@ from selfplay.data import HELD_OUT, generated
 from selfplay.evaluate import evaluate_people, evaluate_scripted, example_places
 from selfplay.evaluation_report import Page, fenced, markdown, rows_json, table_text
 from selfplay.evaluation_source import find_config, find_games, find_source, report_folder
-from selfplay.held_out import held_out
+from selfplay.held_out import Venue, held_out
 from selfplay.model import export, scratch_model
 from selfplay.parallel import init_world
 from selfplay.settings import dump
+from selfplay.tables import BY_ITSELF
 from selfplay.warm_start import scratch_tokenizer
 
 HUMAN_GAMES = Path(
@@ -81,7 +82,8 @@ def test_it_measures_what_the_run_measured_of_itself(run: Path, tmp_path: Path) 
     rendering = make_rendering(tokenizer, template_kwargs={})
     learner = make_learner(config, run / "final", world, reference=False)
     engine = share_policy(config, learner)
-    held_out("after", config, folder=tmp_path, engine=engine, rendering=rendering, world=world)
+    venue = Venue(engine, BY_ITSELF, rendering, world)
+    held_out("after", config, venue=venue, folder=tmp_path)
     saved = json.loads((tmp_path / "held_out_after.json").read_text(encoding="utf-8"))
 
     words = ["--checkpoint", str(run), "--games", "generated", "--out", str(tmp_path / "out")]

@@ -20,7 +20,7 @@ from selfplay.data import named_seed
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.play import Episode, Limits, Table, limits_of
 from selfplay.players import Move, PolicyPlayer
-from selfplay.tables import evaluation_tables, self_play_tables, teacher_tables
+from selfplay.tables import self_play_tables, teacher_tables
 from selfplay.transcript import Span
 
 LIMITS = Limits(max_turns=8, max_retries=1)
@@ -273,35 +273,6 @@ def test_every_draw_has_its_own_name(rendering: Rendering) -> None:
         assert mine == seeds_of(rendering, config, step=step)
         seeds += mine
     assert len(set(seeds)) == len(seeds)
-
-
-def test_the_learner_sits_half_and_half_and_a_partner_leaves_no_transcript(
-    rendering: Rendering,
-) -> None:
-    config = config_of(
-        "rollout.train_seats=one", "rollout.partner=scripted:solo", "rollout.group_size=4"
-    )
-    tables = self_play_tables(boards(3), step=0, config=config, rendering=rendering)
-    sides = [tuple(p.transcript is not None for p in table.players) for table in tables]
-    assert sides == [(True, False), (False, True)] * 6
-    engine = Seeds(rendering, {})
-    episodes, _ = rollout.run(tables, engine, sampling=SAMPLING, limits=LIMITS)
-    for episode, (learner_0, learner_1) in zip(episodes, sides, strict=True):
-        assert (episode.transcripts[0] is not None, episode.transcripts[1] is not None) == (
-            learner_0,
-            learner_1,
-        )
-        assert set(episode.players) == {"policy", "scripted:solo"}
-        assert all((t.num_tokens > 0) == (learner_0, learner_1)[t.seat] for t in episode.turns)
-    alone = evaluation_tables(
-        boards(4), partner="scripted:honest", config=config, rendering=rendering
-    )
-    assert [table.players[0].name for table in alone] == ["policy", "scripted:honest"] * 2
-
-
-def test_a_partner_must_be_a_known_kind(rendering: Rendering) -> None:
-    with pytest.raises(ValueError, match="'scripted:NAME', as in 'scripted:honest', got 'honest'"):
-        evaluation_tables(boards(1), partner="honest", config=config_of(), rendering=rendering)
 
 
 def test_teachers_fill_transcripts_without_an_engine_and_slips_are_not_imitated(

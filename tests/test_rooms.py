@@ -16,6 +16,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "set-up": (
         "selfplay.settings_tree",
         "selfplay.settings",
+        "selfplay.partner_specs",
         "selfplay.config",
         "selfplay.games",
         "selfplay.data",
@@ -30,6 +31,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "engines": ("selfplay.engines",),
     "turns": (
         "selfplay.players",
+        "selfplay.guests",
         "selfplay.play",
         "selfplay.branch",
         "selfplay.rollout",
@@ -42,6 +44,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.samples",
         "selfplay.earned",
         "selfplay.credit",
+        "selfplay.ratings",
     ),
     "tensors": (
         "selfplay.parallel",
@@ -65,6 +68,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "carriers": (
         "selfplay.sync",
         "selfplay.checkpoint",
+        "selfplay.past",
         "selfplay.offload",
         "selfplay.hand_over",
     ),
@@ -79,7 +83,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.evaluation_source",
         "selfplay.report",
     ),
-    "threshold": ("selfplay.warm_start", "selfplay.assemble"),
+    "threshold": ("selfplay.warm_start", "selfplay.assemble", "selfplay.partners"),
     "doors": ("train", "eval"),
 }
 ORDER = list(ROOMS)
@@ -90,6 +94,7 @@ WITHOUT_GAMES = ("tokens", "engines", "credit", "tensors", "carriers")
 ONLY_IN = {
     "sglang": ("selfplay.engines.sglang",),
     "wandb": ("selfplay.log",),
+    "httpx": ("selfplay.engines.endpoint",),
     "torch.distributed": ("selfplay.parallel", *ROOMS["carriers"]),
 }
 MAX_FILE_LINES = 320

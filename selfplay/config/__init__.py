@@ -1,7 +1,8 @@
 """Every setting of a run: one default and one sentence each. YAML holds only what differs.
 
 Lengths are in tokens, times in seconds. Nothing here reads the environment or knows torch. `play`
-holds the games' sections, `learn` the algorithm's, `machine` the model's, engine's and ranks'.
+holds the games' sections, `partners` those of who sits beside the policy, `learn` the algorithm's,
+`machine` the model's, engine's and ranks'.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from selfplay.config.machine import (
     ScratchConfig,
     WandbConfig,
 )
+from selfplay.config.partners import EndpointConfig, PastConfig
 from selfplay.config.play import (
     BranchConfig,
     DataConfig,
@@ -34,12 +36,14 @@ __all__ = [
     "Config",
     "CriticConfig",
     "DataConfig",
+    "EndpointConfig",
     "EngineConfig",
     "EvalConfig",
     "GameConfig",
     "ModelConfig",
     "OptimConfig",
     "ParallelConfig",
+    "PastConfig",
     "RewardConfig",
     "RolloutConfig",
     "ScratchConfig",
@@ -66,6 +70,8 @@ class Config:
     model: ModelConfig = section(ModelConfig, "the policy")
     warm_start: WarmStartConfig = section(WarmStartConfig, "imitation before self-play")
     rollout: RolloutConfig = section(RolloutConfig, "play")
+    past: PastConfig = section(PastConfig, "the partner `past`")
+    endpoint: EndpointConfig = section(EndpointConfig, "partners behind an address")
     reward: RewardConfig = section(RewardConfig, "reward")
     algorithm: AlgorithmConfig = section(
         AlgorithmConfig, "credit and loss; `algorithm: rloo` names the method alone", short="method"

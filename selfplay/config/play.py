@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from selfplay.partner_specs import PERSON, SELF, parse_shares
 from selfplay.settings import key, section
 
 
@@ -78,10 +79,11 @@ class RolloutConfig:
     max_new_tokens: int = key(256, "sampled tokens a try at a move", low=1)
     max_game_tokens: int = key(4096, "tokens of one seat's transcript", low=16)
     temperature: float = key(1.0, "sampling temperature; the loss uses the same", low=0.0)
-    train_seats: str = key(
-        "both", "seats the policy holds: both, or one with a partner", choices=("both", "one")
+    partners: tuple[str, ...] = key(
+        ("self",),
+        "who sits beside the policy, as 'spec*share' (docs/partners.md); with another than self "
+        "the policy has either seat half the time",
     )
-    partner: str = key("scripted:honest", "who sits in the other seat when the policy holds one")
     branch: BranchConfig = section(BranchConfig, "turns tried again from the same state")
 
     def check(self) -> None:
@@ -90,14 +92,24 @@ class RolloutConfig:
                 "rollout.temperature must be above 0 in training, got 0.0: "
                 "greedy play has no gradient"
             )
-        if self.train_seats == "one" and self.group_size % 2:
+        try:
+            kinds = [spec.kind for spec, _ in parse_shares(self.partners)]
+        except ValueError as error:
+            raise ValueError(f"rollout.partners: {error}") from None
+        if PERSON in kinds:
             raise ValueError(
-                f"rollout.group_size must be even when train_seats is one (half the games in "
+                "rollout.partners must do without 'person', who can play in eval.py, got "
+                f"{list(self.partners)}"
+            )
+        beside = set(kinds) != {SELF}
+        if beside and self.group_size % 2:
+            raise ValueError(
+                "rollout.group_size must be even with another partner than self (half the games in "
                 f"each seat), got {self.group_size}; nearest: {self.group_size + 1}"
             )
-        if self.train_seats == "one" and self.group_size < 4:
+        if beside and self.group_size < 4:
             raise ValueError(
-                f"rollout.group_size must be at least 4 when train_seats is one (a group is "
+                "rollout.group_size must be at least 4 with another partner than self (a group is "
                 f"the games of one seat), got {self.group_size}; nearest: 4"
             )
 

@@ -15,12 +15,26 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a chat for a speaker that is asked in text; `role` as chat templates say."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """One turn to generate: the exact prompt ids, how many more at most, the seed of its draws."""
+    """One turn to generate: the exact prompt ids, how many more at most, the seed of its draws.
+
+    `speaker` names who is to speak, "" the policy. A speaker that is asked in text reads `messages`
+    in place of prompt ids.
+    """
 
     prompt_ids: Sequence[int]
     max_new_tokens: int
     seed: int
+    speaker: str = ""
+    messages: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +42,15 @@ class Completion:
     """What was sampled: new ids, one log-prob a token, why it ended, whose weights.
 
     The ids include the matched stop token. Log-probs are those of the full softmax after the
-    temperature. `finish` is "stop" or "length".
+    temperature. `finish` is "stop" or "length"; a speaker that is asked in text answers in `text`
+    without ids, and with "void" where it gave no answer, `text` then saying why.
     """
 
     ids: list[int]
     logprobs: list[float]
     finish: str
     version: int
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,174 @@
+"""An OpenAI-compatible chat endpoint: messages in, a text out, or a void answer that says why.
+
+It never raises for what the network or the server does: a request that fails is tried again with
+exponential back-off and jitter (M. Brooker, "Exponential Backoff And Jitter", AWS 2015, with jitter
+between a half and one and a half), then answered with finish "void". The key is put into one header
+and nowhere else. Times in seconds, prices by the million tokens. Knows no games.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+
+from selfplay.config import EndpointConfig
+from selfplay.data import named_seed
+from selfplay.engines.base import Completion, Request
+
+# The server may do better next time: too slow, in conflict, too early, asked too often.
+_TRY_AGAIN = (408, 409, 425, 429)
+# So many requests without an answer in a row, and the endpoint is dead for a while.
+_DEAD_AFTER = 3
+
+
+@dataclass(slots=True)
+class Usage:
+    """What was asked since the last `take_usage`, by all threads together."""
+
+    num_requests: int = 0
+    num_retries: int = 0
+    num_void: int = 0
+    num_prompt_tokens: int = 0
+    num_new_tokens: int = 0
+
+    def cost(self, settings: EndpointConfig) -> float:
+        """In the currency of the prices."""
+        million = 1_000_000
+        prompt = self.num_prompt_tokens * settings.price_in / million
+        return prompt + self.num_new_tokens * settings.price_out / million
+
+
+class Endpoint:
+    """One model behind one address, asked by at most `concurrency` threads."""
+
+    def __init__(self, model: str, url: str, *, settings: EndpointConfig, key: str | None) -> None:
+        self.name = f"{model}@{url}"
+        self._model, self._settings = model, settings
+        self._usage = Usage()
+        self._lock = threading.Lock()
+        self._num_failed_in_a_row, self._dead_until_s = 0, 0.0
+        self._threads = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="endpoint")
+        self._client = httpx.Client(
+            base_url=url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=settings.timeout_s,
+            limits=httpx.Limits(max_connections=settings.concurrency),
+        )
+
+    def submit(self, request: Request) -> Future[Completion]:
+        """Ask as soon as a thread is free."""
+        return self._threads.submit(self._answer, request)
+
+    def take_usage(self) -> Usage:
+        """What was asked since the last call."""
+        with self._lock:
+            taken, self._usage = self._usage, Usage()
+        return taken
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        self._client.close()
+
+    def _answer(self, request: Request) -> Completion:
+        body = self._body(request)
+        self._count(num_requests=1)
+        why = "it is dead"
+        for attempt in range(self._settings.retries + 1):
+            if time.monotonic() < self._dead_until_s:
+                break
+            wait_s = self._backoff_s(request.seed, attempt)
+            try:
+                response = self._client.post("/chat/completions", json=body)
+            except httpx.HTTPError as error:
+                why = f"{type(error).__name__}: {error}"
+            else:
+                if response.status_code == 200:
+                    said = _read(response)
+                    if said is not None:
+                        return self._said(*said)
+                    why = "its answer is no chat completion"
+                else:
+                    why = f"HTTP {response.status_code}: {response.text[:200]}"
+                    if response.status_code not in _TRY_AGAIN and response.status_code < 500:
+                        break
+                    asked_s = _retry_after_s(response.headers.get("Retry-After"))
+                    wait_s = min(max(wait_s, asked_s), self._settings.max_backoff_s)
+            if attempt < self._settings.retries:
+                self._count(num_retries=1)
+                time.sleep(wait_s)
+        return self._void(why)
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        settings = self._settings
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": [{"role": m.role, "content": m.content} for m in request.messages],
+        }
+        if "max_completion_tokens" not in settings.body:  # some servers refuse both together
+            body["max_tokens"] = request.max_new_tokens
+        if settings.temperature is not None:
+            body["temperature"] = settings.temperature
+        return body | settings.body
+
+    def _backoff_s(self, seed: int, attempt: int) -> float:
+        jitter = 0.5 + named_seed(seed, "retry", attempt) / 2**63
+        return min(self._settings.backoff_s * 2**attempt * jitter, self._settings.max_backoff_s)
+
+    def _said(self, text: str, finish: str, usage: tuple[int, int]) -> Completion:
+        self._count(num_prompt_tokens=usage[0], num_new_tokens=usage[1])
+        with self._lock:
+            self._num_failed_in_a_row = 0
+        return Completion(ids=[], logprobs=[], finish=finish, version=0, text=text)
+
+    def _void(self, why: str) -> Completion:
+        self._count(num_void=1)
+        with self._lock:
+            self._num_failed_in_a_row += 1
+            first, dead = self._num_failed_in_a_row == 1, self._num_failed_in_a_row >= _DEAD_AFTER
+            if dead and time.monotonic() >= self._dead_until_s:
+                self._dead_until_s = time.monotonic() + self._settings.max_backoff_s
+        if first:
+            told = f"endpoint {self.name} gave no answer, its games end void: {why}"
+            print(told, file=sys.stderr, flush=True)
+        return Completion(ids=[], logprobs=[], finish="void", version=0, text=why)
+
+    def _count(self, **more: int) -> None:
+        with self._lock:
+            for name, number in more.items():
+                setattr(self._usage, name, getattr(self._usage, name) + number)
+
+
+def _read(response: httpx.Response) -> tuple[str, str, tuple[int, int]] | None:
+    """Text, finish ("stop" or "length") and (prompt, answer) tokens of a chat completion."""
+    try:
+        answer = response.json()
+        choice = answer["choices"][0]
+        text = choice["message"]["content"]
+        finish = "length" if choice.get("finish_reason") == "length" else "stop"
+        usage = answer.get("usage") or {}
+        counts = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return (text, finish, counts) if isinstance(text, str) else None
+
+
+def _retry_after_s(header: str | None) -> float:
+    """Seconds that a Retry-After header asks for, a number or a date; 0 without a readable one."""
+    if not header:
+        return 0.0
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, (parsedate_to_datetime(header) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return 0.0

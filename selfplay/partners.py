@@ -1,0 +1,277 @@
+"""All who may sit beside the policy: their players, the engines they speak through, their ratings.
+
+What it costs is said when it starts: a frozen checkpoint or the pool of past selves is one more
+whole model on each rank that plays, beside the policy's for the whole run. Names, ratings and the
+pool are the same on every rank.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+
+from selfplay import past
+from selfplay.assemble import DTYPES
+from selfplay.chat import Rendering, make_rendering
+from selfplay.config import Config
+from selfplay.engines.base import Engine
+from selfplay.engines.endpoint import Endpoint
+from selfplay.engines.hf import HFEngine
+from selfplay.engines.switchboard import Frozen, Switchboard
+from selfplay.evaluation_source import find_source
+from selfplay.games import kit_of
+from selfplay.guests import EndpointPlayer, PersonPlayer
+from selfplay.learner import Learner
+from selfplay.model import load_model
+from selfplay.parallel import World, gather_objects
+from selfplay.partner_specs import CHECKPOINT, ENDPOINT, PAST, PERSON, SELF, Spec, parse_shares
+from selfplay.play import Episode
+from selfplay.players import FrozenPlayer, Player, PolicyPlayer
+from selfplay.ratings import rated
+from selfplay.settings import SettingsError
+from selfplay.tables import BY_ITSELF, Guest, scripted_partner
+
+POLICY = PolicyPlayer.name
+
+
+class Partners:
+    """The partners of a run or an evaluation. Only a rank that plays has their engines.
+
+    Raises:
+        SettingsError: for a checkpoint or a key that is not there.
+    """
+
+    def __init__(
+        self,
+        shares: Sequence[tuple[Spec, float]],
+        config: Config,
+        *,
+        rendering: Rendering,
+        world: World,
+    ) -> None:
+        self._config, self._world, self._plays = config, world, world.replica.leads
+        self._folder, self._rendering = Path(config.out), rendering
+        self._frozen: dict[str, Frozen] = {}
+        self._endpoints: dict[str, Endpoint] = {}
+        self._guests: list[tuple[Guest | None, float]] = []  # None: whichever past self is drawn
+        for spec, share in shares:
+            guest = None if spec.kind == PAST else self._guest(spec)
+            self._guests.append((guest, share))
+        kinds = {spec.kind for spec, _ in shares}
+        self._past_share = PAST in kinds
+        self._need_voices = bool(kinds & {PAST, CHECKPOINT, ENDPOINT})
+        self._members: list[int] = []
+        self._ratings: dict[str, float] = {}
+        self._met: int | None = None  # the past self whose weights the pool's engine holds
+
+    # Who sits where
+
+    def guests(self, step: int) -> list[tuple[Guest, float]]:
+        """Who may be met in this step, with their shares. One past self a step is drawn from the
+        pool and its weights loaded."""
+        return [(guest or self._past_guest(step), share) for guest, share in self._guests]
+
+    def usual(self) -> Guest:
+        """With whom held-out games are played: the policy itself, or in a game of unequal seats the
+        first partner it trains with."""
+        if kit_of(self._config.game).LEARNER_SEAT is None:
+            return BY_ITSELF
+        return self._guests[0][0] or BY_ITSELF
+
+    def beside(self, engine: Engine | None) -> Engine | None:
+        """The policy's engine with the partners' voices beside it; the engine itself where no
+        partner needs one."""
+        if engine is None or not self._need_voices:
+            return engine
+        return Switchboard(engine, frozen=self._frozen, endpoints=self._endpoints)
+
+    # What the games change
+
+    def begin(
+        self, carried: Mapping[str, Any], learner: Learner, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        """Go on with what a checkpoint carried; at a run's start its first weights open the
+        pool."""
+        self._members = list(carried.get("past", []))
+        self._ratings = dict(carried.get("ratings", {}))
+        if self._past_share and not self._members:
+            self._join(0, learner, tokenizer)
+
+    def finish_step(
+        self,
+        step: int,
+        episodes: Sequence[Episode],
+        learner: Learner,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> dict[str, float]:
+        """After `step` steps: rate who played with whom, let the policy join the pool when it is
+        due. Returns the ratings and what endpoints cost; nothing where the policy plays by
+        itself. Every rank calls."""
+        if all(guest is BY_ITSELF for guest, _ in self._guests):
+            return {}
+        games = [(*_pair(episode), episode.outcome.score_norm) for episode in episodes]
+        gathered = gather_objects((games, self._usage()), self._world)
+        everyone = [game for part, _ in gathered for game in part]
+        self._ratings = rated(self._ratings, everyone, step=self._config.past.rating_step)
+        if self._past_share and step % self._config.past.every == 0:
+            self._join(step, learner, tokenizer)
+        metrics = {f"rating/{name}": rating for name, rating in self._ratings.items()}
+        for _, usage in gathered:
+            for name, number in usage.items():
+                metrics[name] = metrics.get(name, 0.0) + number
+        return metrics
+
+    def carried(self) -> dict[str, Any]:
+        """What a checkpoint must carry so that the run goes on as if it had not stopped."""
+        return {"past": self._members, "ratings": self._ratings}
+
+    def close(self) -> None:
+        for endpoint in self._endpoints.values():
+            endpoint.close()
+
+    # How each kind is made
+
+    def _guest(self, spec: Spec) -> Guest:
+        if spec.kind == SELF:
+            return BY_ITSELF
+        if spec.kind == CHECKPOINT:
+            return self._checkpoint(spec)
+        if spec.kind == ENDPOINT:
+            return self._endpoint(spec)
+        if spec.kind == PERSON:
+            return Guest(spec.text, _sit_down, alone=True)
+        return Guest(
+            spec.text,
+            lambda names, seat: scripted_partner(spec.argument, names, seat, self._config),
+        )
+
+    def _checkpoint(self, spec: Spec) -> Guest:
+        try:
+            weights = find_source(Path(spec.argument), what=f"partner {spec.text!r}").weights
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+        rendering = make_rendering(
+            AutoTokenizer.from_pretrained(weights),
+            template_kwargs=self._config.model.chat_template,
+        )
+        if self._plays:
+            self._frozen[spec.text] = self._load(spec.text, weights, rendering)
+        text = AutoConfig.from_pretrained(weights).get_text_config()
+        room = getattr(text, "max_position_embeddings", None)
+        return Guest(spec.text, self._seat(spec.text, spec.text, rendering, room))
+
+    def _endpoint(self, spec: Spec) -> Guest:
+        settings = self._config.endpoint
+        variable = settings.key_variable
+        if variable and not os.environ.get(variable):
+            raise SettingsError(
+                f"endpoint.key_variable must name a variable that is set, got {variable}"
+            )
+        model, url = spec.address
+        key = os.environ[variable] if variable else None
+        if self._plays:
+            self._endpoints[spec.text] = Endpoint(model, url, settings=settings, key=key)
+
+        def sit(names: tuple[object, ...], seat: int) -> Player:
+            return EndpointPlayer(
+                name=spec.text, seed_names=names, max_new_tokens=settings.max_new_tokens
+            )
+
+        return Guest(spec.text, sit)
+
+    def _past_guest(self, step: int) -> Guest:
+        member = past.draw_member(
+            self._members,
+            self._ratings,
+            names=(self._config.seed, "past self", step),
+            settings=self._config.past,
+        )
+        folder = past.snapshot_folder(self._folder, member)
+        if self._plays and PAST not in self._frozen:
+            self._frozen[PAST] = self._load("the pool of past selves", folder, self._rendering)
+        elif self._plays and member != self._met:
+            engine = self._frozen[PAST].engine
+            engine.update_weights(past.snapshot_weights(folder), member)
+        self._met = member
+        name = past.self_name(member)
+        return Guest(name, self._seat(name, PAST, self._rendering, None))
+
+    def _seat(
+        self, name: str, speaker: str, rendering: Rendering, room: int | None
+    ) -> Callable[[tuple[object, ...], int], Player]:
+        """How a frozen policy sits down; `room` is the longest transcript it can read."""
+        rollout = self._config.rollout
+
+        def sit(names: tuple[object, ...], seat: int) -> Player:
+            policy = PolicyPlayer(
+                rendering,
+                seed_names=names,
+                max_new_tokens=rollout.max_new_tokens,
+                max_game_tokens=min(rollout.max_game_tokens, room or rollout.max_game_tokens),
+                speaker=speaker,
+            )
+            return FrozenPlayer(policy, name=name)
+
+        return sit
+
+    def _load(self, what: str, weights: Path, rendering: Rendering) -> Frozen:
+        """A whole copy on this rank's device, in the dtype of computation, for as long as it
+        runs."""
+        device, dtype = self._world.device, DTYPES[self._config.model.dtype]
+        model = load_model(str(weights), device=device, dtype=dtype).requires_grad_(False)
+        num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        if self._world.rank == 0:
+            mib = num_bytes / 2**20
+            print(
+                f"{what}: {mib:.3g} MiB of weights more on {device} for the whole run", flush=True
+            )
+        engine = HFEngine(model, max_batch=self._config.engine.max_batch)
+        return Frozen(engine, rendering.stop_ids)
+
+    def _join(self, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase) -> None:
+        """The policy of this step becomes a past self, rated as the policy is now."""
+        past.take_snapshot(self._folder, learner, tokenizer, step=step)
+        self._members = past.joined(self._members, step, size=self._config.past.size)
+        if POLICY in self._ratings:
+            self._ratings[past.self_name(step)] = self._ratings[POLICY]
+
+    def _usage(self) -> dict[str, float]:
+        """This rank's requests to endpoints since the last call, summed over them."""
+        total: dict[str, float] = {}
+        for endpoint in self._endpoints.values():
+            usage = endpoint.take_usage()
+            found = {
+                "num_endpoint_requests": usage.num_requests,
+                "num_endpoint_retries": usage.num_retries,
+                "num_endpoint_prompt_tokens": usage.num_prompt_tokens,
+                "num_endpoint_tokens": usage.num_new_tokens,
+                "endpoint_cost": usage.cost(self._config.endpoint),
+            }
+            for name, number in found.items():
+                total[name] = total.get(name, 0.0) + number
+        return total
+
+
+def make_partners(
+    config: Config, rendering: Rendering, world: World, *, cleanup: ExitStack
+) -> Partners:
+    """The partners that the settings name; `cleanup` will end what they started."""
+    shares = parse_shares(config.rollout.partners)
+    partners = Partners(shares, config, rendering=rendering, world=world)
+    cleanup.callback(partners.close)
+    return partners
+
+
+def _sit_down(names: tuple[object, ...], seat: int) -> Player:
+    return PersonPlayer(name=PERSON, lines_in=sys.stdin, lines_out=sys.stdout)
+
+
+def _pair(episode: Episode) -> tuple[str, str]:
+    one, other = episode.players
+    return one, other

@@ -1,0 +1,82 @@
+"""The pool of the run's own past selves: snapshots in `past/step_N` of the run folder, and which of
+them is met in a step.
+
+Snapshots are ordinary Hugging Face folders and stay on disk, also those that have left the pool.
+Who is in the pool is saved with the checkpoint. Must not know: games, text.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedTokenizerBase
+
+from selfplay.config import PastConfig
+from selfplay.data import named_seed
+from selfplay.learner import Learner
+from selfplay.model import export, tensor_files
+from selfplay.parallel import barrier
+from selfplay.ratings import FIRST, draw_weights
+
+
+def self_name(step: int) -> str:
+    """How the policy of this step is called as a partner."""
+    return f"past:{step}"
+
+
+def snapshot_folder(folder: Path, step: int) -> Path:
+    return folder / "past" / f"step_{step:06d}"
+
+
+def take_snapshot(
+    folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase, *, step: int
+) -> None:
+    """Write the policy after `step` steps; every rank must call."""
+    world = learner.world
+    final = snapshot_folder(folder, step)
+    partial = final.with_name(f".{final.name}")
+    export(learner.model, tokenizer, partial, world=world)
+    if world.rank == 0:
+        shutil.rmtree(final, ignore_errors=True)  # of a run that was ahead when it was stopped
+        partial.rename(final)
+    barrier(world)
+
+
+def joined(members: list[int], step: int, *, size: int) -> list[int]:
+    """The pool after the policy of `step` has joined: the first member, which still speaks as it
+    was taught, and the newest others; all of them where size is 0."""
+    pool = sorted({*members, step})
+    if size == 0 or len(pool) <= size:
+        return pool
+    return [pool[0], *pool[len(pool) - (size - 1) :]] if size > 1 else [pool[-1]]
+
+
+def draw_member(
+    members: list[int],
+    ratings: Mapping[str, float],
+    *,
+    names: tuple[object, ...],
+    settings: PastConfig,
+) -> int:
+    """Which past self is met, by the seed of `names`; all ranks of a step draw the same."""
+    weights = draw_weights(
+        [ratings.get(self_name(member), FIRST) for member in members],
+        prefer_weak=settings.prefer_weak,
+    )
+    left = named_seed(*names) / 2**63
+    for member, weight in zip(members, weights, strict=True):
+        left -= weight
+        if left < 0:
+            return member
+    return members[-1]
+
+
+def snapshot_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """A Hugging Face folder's tensors by name, one at a time."""
+    for name, path in tensor_files(folder).items():
+        with safe_open(path, framework="pt") as file:
+            yield name, file.get_tensor(name)

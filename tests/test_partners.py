@@ -1,0 +1,404 @@
+"""Who sits beside the policy: how it is written, who meets whom, what trains, what is rated."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from chat_families import tokenizer_of
+from dialop_boards import BEST, SMALL
+from safetensors.torch import load_file
+from scripted_engine import StreamEngine, WaveEngine
+from test_resume import assert_same_run
+from tiny_run import metrics_of, run_tiny, tiny_model
+
+from dialop.matching import MatchingInstance
+from selfplay import past, rollout
+from selfplay.chat import Rendering, make_rendering
+from selfplay.config import Config, PastConfig, load_config
+from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.engines.hf import HFEngine
+from selfplay.engines.switchboard import Frozen, Switchboard
+from selfplay.measures import game_measures, tally
+from selfplay.model import export
+from selfplay.partner_specs import parse_shares, parse_spec
+from selfplay.play import Limits
+from selfplay.players import FrozenPlayer, PolicyPlayer
+from selfplay.ratings import draw_weights, expected_score, rated
+from selfplay.settings import SettingsError
+from selfplay.tables import (
+    BY_ITSELF,
+    Guest,
+    evaluation_tables,
+    read_spec,
+    scripted_partner,
+    self_play_tables,
+)
+
+LIMITS = Limits(max_turns=8, max_retries=1)
+SAMPLING = Sampling(temperature=1.0, stop_ids=())
+
+
+@pytest.fixture(scope="module")
+def rendering() -> Rendering:
+    return make_rendering(tokenizer_of("no template"))
+
+
+def config_of(*overrides: str) -> Config:
+    tiny = ["model.scratch={}", "rollout.max_game_tokens=1000", "game.size=2", "game.brief=true"]
+    return load_config(None, [*tiny, "rollout.group_size=4", *overrides])
+
+
+def boards(num: int) -> list[MatchingInstance]:
+    return [replace(SMALL, key=f"hand/{i}", first_seat=i % 2) for i in range(num)]
+
+
+def scripted(spec: str) -> Guest:
+    config = config_of()
+    return Guest(
+        f"scripted:{spec}", lambda names, seat: scripted_partner(spec, names, seat, config)
+    )
+
+
+class Proposes(WaveEngine):
+    """Whoever speaks proposes the best plan, whatever was asked."""
+
+    def answer(self, request: Request) -> Completion:
+        self.asked.append(request)
+        ids = self.rendering.action_ids(BEST)
+        return Completion(ids, [0.0] * len(ids), "stop", 0)
+
+
+class ProposesInAStream(StreamEngine):
+    answer = Proposes.answer
+
+
+# --- how partners are written -------------------------------------------------------------------
+
+
+def test_a_spec_is_its_kind_and_what_stands_after_it() -> None:
+    spec = parse_spec("scripted:honest:tell=top")
+    assert (spec.kind, spec.argument) == ("scripted", "honest:tell=top")
+    spec = parse_spec("endpoint:org/small:free@https://host.example/v1/")
+    assert spec.address == ("org/small:free", "https://host.example/v1")
+    assert parse_spec("self").text == "self"
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        ("honest", "nearest is scripted:honest"),
+        ("scripted", "'scripted:NAME'"),
+        ("scripted:", "must be scripted:NAME"),
+        ("chekpoint:x", "nearest is checkpoint:PATH"),
+        ("past:20", "nearest is past"),
+        ("endpoint:small", "endpoint:MODEL@URL with a URL that starts with http"),
+        ("endpoint:@http://x", "endpoint:MODEL@URL"),
+    ],
+)
+def test_a_bad_spec_is_answered_with_the_nearest(bad: str, told: str) -> None:
+    with pytest.raises(ValueError, match="must be") as caught:
+        parse_spec(bad, ("honest", "solo"))
+    assert told in str(caught.value)
+
+
+def test_shares_add_up_to_one_and_each_partner_stands_once() -> None:
+    pairs = parse_shares(["self", "scripted:honest:slip=0.1*0.5", "past*0.5"])
+    assert [(spec.text, share) for spec, share in pairs] == [
+        ("self", 0.5),
+        ("scripted:honest:slip=0.1", 0.25),
+        ("past", 0.25),
+    ]
+    for bad, told in (
+        (["self*x"], "must be a number"),
+        (["self*-1"], "at least 0"),
+        (["self*0"], "one positive share"),
+        (["self", "self*2"], "must stand once"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            parse_shares(bad)
+
+
+def test_settings_refuse_what_cannot_be_played() -> None:
+    for override, told in (
+        ("rollout.partners=[honest]", "rollout.partners: a partner must be"),
+        ("rollout.partners=[person]", "must do without 'person'"),
+        ("rollout.group_size=5", "must be even"),
+        ("rollout.group_size=2", "at least 4"),
+    ):
+        with pytest.raises(SettingsError, match=told):
+            config_of("rollout.partners=[self,past]", override)
+    with pytest.raises(SettingsError, match="did you mean 'honest'"):
+        read_spec("scripted:honst", config_of(), what="rollout.partners")
+
+
+# --- who meets whom -----------------------------------------------------------------------------
+
+
+def names_at(tables: Sequence[rollout.Table]) -> list[tuple[str, ...]]:
+    return [tuple(player.name for player in table.players) for table in tables]
+
+
+def test_guests_get_their_shares_and_the_policy_sits_half_and_half(rendering: Rendering) -> None:
+    guests = [(BY_ITSELF, 0.5), (scripted("solo"), 0.25), (scripted("honest"), 0.25)]
+    config = config_of()
+    seen: Counter[tuple[str, ...]] = Counter()
+    for step in range(5):
+        tables = self_play_tables(
+            boards(8), step=step, config=config, rendering=rendering, guests=guests
+        )
+        names = names_at(tables)
+        seen.update(names)
+        by_instance = {t.instance: set(n) for t, n in zip(tables, names, strict=True)}
+        assert len(by_instance) == 8 and all(len(met) <= 2 for met in by_instance.values())
+    # 5 steps of 8 instances with 4 games: shares of an eighth of a step come out exactly.
+    assert seen == {
+        ("policy", "policy"): 80,
+        ("policy", "scripted:solo"): 20,
+        ("scripted:solo", "policy"): 20,
+        ("policy", "scripted:honest"): 20,
+        ("scripted:honest", "policy"): 20,
+    }
+
+
+def test_who_meets_whom_is_a_draw_with_a_name(rendering: Rendering) -> None:
+    guests = [(BY_ITSELF, 0.7), (scripted("solo"), 0.3)]
+
+    def seated(step: int, seed: int) -> list[tuple[str, ...]]:
+        config = config_of(f"seed={seed}")
+        return names_at(
+            self_play_tables(
+                boards(3), step=step, config=config, rendering=rendering, guests=guests
+            )
+        )
+
+    assert seated(0, 0) == seated(0, 0)
+    drawn = {tuple(seated(step, seed)) for step in range(8) for seed in (0, 1)}
+    assert len(drawn) > 1
+    # Three instances cannot hold 0.7 exactly; on average they do.
+    num_self = sum(seated(step, 0).count(("policy", "policy")) for step in range(60))
+    assert num_self / (60 * 12) == pytest.approx(0.7, abs=0.05)
+
+
+def test_by_default_the_policy_plays_by_itself(rendering: Rendering) -> None:
+    tables = self_play_tables(boards(2), step=0, config=config_of(), rendering=rendering)
+    assert set(names_at(tables)) == {("policy", "policy")}
+    assert config_of().rollout.partners == ("self",)
+
+
+def test_in_an_evaluation_the_seats_change_by_turns(rendering: Rendering) -> None:
+    tables = evaluation_tables(
+        boards(4), guest=scripted("honest"), config=config_of(), rendering=rendering
+    )
+    assert names_at(tables) == [("policy", "scripted:honest"), ("scripted:honest", "policy")] * 2
+
+
+# --- what trains --------------------------------------------------------------------------------
+
+
+def frozen_guest(rendering: Rendering, name: str = "checkpoint:x") -> Guest:
+    def sit(names: tuple[object, ...], seat: int) -> FrozenPlayer:
+        policy = PolicyPlayer(
+            rendering, seed_names=names, max_new_tokens=60, max_game_tokens=900, speaker=name
+        )
+        return FrozenPlayer(policy, name=name)
+
+    return Guest(name, sit)
+
+
+@pytest.mark.parametrize("kind", [Proposes, ProposesInAStream])
+def test_a_frozen_player_speaks_through_its_own_engine_and_leaves_no_transcript(
+    kind: type[WaveEngine], rendering: Rendering
+) -> None:
+    policy, other = kind(rendering, {}), Proposes(rendering, {})
+    voices = Switchboard(policy, frozen={"checkpoint:x": Frozen(other, (1, 2))}, endpoints={})
+    tables = self_play_tables(
+        boards(4),
+        step=0,
+        config=config_of(),
+        rendering=rendering,
+        guests=[(frozen_guest(rendering), 1.0)],
+    )
+    episodes, _ = rollout.run(tables, voices, sampling=SAMPLING, limits=LIMITS)
+    assert len(episodes) == 16
+    for episode in episodes:
+        seat = episode.players.index("policy")
+        assert episode.transcripts[seat] is not None and episode.transcripts[1 - seat] is None
+    assert {request.speaker for request in policy.asked} == {""}
+    assert {request.speaker for request in other.asked} == {"checkpoint:x"}
+    measured = game_measures(tally(episodes))
+    assert {"score/checkpoint:x/0", "score/checkpoint:x/1"} <= set(measured)
+
+
+def test_in_waves_and_in_a_stream_frozen_partners_say_the_same(rendering: Rendering) -> None:
+    """A real second model, asked from many games at once and in a thread of its own."""
+    model = tiny_model(seed=3, vocab_size=len(tokenizer_of("no template")))
+    said = []
+    for kind in (Proposes, ProposesInAStream):
+        frozen = Frozen(HFEngine(model), rendering.stop_ids)
+        voices = Switchboard(kind(rendering, {}), frozen={"checkpoint:x": frozen}, endpoints={})
+        tables = self_play_tables(
+            boards(2),
+            step=0,
+            config=config_of(),
+            rendering=rendering,
+            guests=[(frozen_guest(rendering), 1.0)],
+        )
+        episodes, _ = rollout.run(tables, voices, sampling=SAMPLING, limits=LIMITS)
+        said.append([[turn.text for turn in episode.turns] for episode in episodes])
+    assert said[0] == said[1]
+
+
+def test_an_error_in_a_partner_s_engine_reaches_the_rollout(rendering: Rendering) -> None:
+    class Broken(Proposes):
+        def answer(self, request: Request) -> Completion:
+            raise RuntimeError("out of memory, say")
+
+    for kind in (Proposes, ProposesInAStream):
+        voices = Switchboard(
+            kind(rendering, {}),
+            frozen={"checkpoint:x": Frozen(Broken(rendering, {}), ())},
+            endpoints={},
+        )
+        tables = self_play_tables(
+            boards(1),
+            step=0,
+            config=config_of(),
+            rendering=rendering,
+            guests=[(frozen_guest(rendering), 1.0)],
+        )
+        with pytest.raises(RuntimeError, match="out of memory"):
+            rollout.run(tables, voices, sampling=SAMPLING, limits=LIMITS)
+
+
+# --- ratings and the pool -----------------------------------------------------------------------
+
+
+def test_ratings_by_hand() -> None:
+    """A pair of mean rating 400 expects 10 of 11 parts of the best; a game moves both alike."""
+    assert expected_score(0, 0) == 0.5
+    assert expected_score(400, 400) == pytest.approx(10 / 11)
+    assert expected_score(0, 800) == pytest.approx(10 / 11)
+    new = rated({"policy": 400.0, "past:0": 400.0}, [("policy", "past:0", 1.0)], step=11.0)
+    assert new == pytest.approx({"policy": 401.0, "past:0": 401.0})
+    assert rated({}, [("policy", "policy", 1.0)], step=8.0) == {"policy": 4.0}
+    assert rated({"policy": 100.0}, [], step=8.0) == {"policy": 100.0}
+
+
+def test_ratings_find_who_the_better_partner_is() -> None:
+    """Self-play pins the policy's own rating; a partner with lower scores ends below the other."""
+    games = [("policy", "policy", 0.9), ("policy", "good", 0.95), ("bad", "policy", 0.6)] * 4000
+    found = rated({}, games, step=8.0)
+    assert expected_score(found["policy"], found["policy"]) == pytest.approx(0.9, abs=0.03)
+    assert expected_score(found["policy"], found["good"]) == pytest.approx(0.95, abs=0.03)
+    assert expected_score(found["policy"], found["bad"]) == pytest.approx(0.6, abs=0.03)
+    assert found["bad"] < found["policy"] < found["good"]
+
+
+def test_the_pool_keeps_its_first_and_its_newest() -> None:
+    pool: list[int] = []
+    for step in (0, 20, 40, 60, 80):
+        pool = past.joined(pool, step, size=3)
+    assert pool == [0, 60, 80]
+    assert past.joined([0, 20], 40, size=0) == [0, 20, 40]
+    assert past.joined([0, 20], 40, size=1) == [40]
+    assert past.joined([0, 20], 20, size=3) == [0, 20]
+
+
+def test_past_selves_are_drawn_evenly_or_the_weak_more_often() -> None:
+    assert draw_weights([0.0, 400.0], prefer_weak=0.0) == [0.5, 0.5]
+    assert draw_weights([0.0, 400.0], prefer_weak=1.0) == pytest.approx([10 / 11, 1 / 11])
+    ratings = {"past:0": 0.0, "past:20": 400.0}
+    for prefer_weak, share in ((0.0, 0.5), (1.0, 10 / 11)):
+        drawn = [
+            past.draw_member(
+                [0, 20], ratings, names=("d", n), settings=PastConfig(prefer_weak=prefer_weak)
+            )
+            for n in range(2000)
+        ]
+        assert drawn.count(0) / 2000 == pytest.approx(share, abs=0.03)
+
+
+def test_a_snapshot_s_weights_are_read_back(tmp_path: Path) -> None:
+    model, other = tiny_model(seed=1), tiny_model(seed=2)
+    export(model, None, tmp_path)
+    HFEngine(other).update_weights(past.snapshot_weights(tmp_path), 1)
+    mine, yours = model.state_dict(), other.state_dict()
+    assert mine.keys() == yours.keys()
+    assert all(torch.equal(mine[name], yours[name]) for name in mine)
+
+
+# --- whole runs ---------------------------------------------------------------------------------
+
+QUICK = ("steps=2", "save_every=1", "warm_start.num_games=160", "eval.final_games=4")
+
+
+@pytest.fixture(scope="module")
+def beside_past(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps beside past selves, a third of the games; the second step may meet the first's."""
+    folder = tmp_path_factory.mktemp("past") / "run"
+    settings = ("rollout.partners=[self,past*2]", "past.every=1", "rollout.instances=6")
+    assert run_tiny(folder, *QUICK, *settings, "steps=3") == 0
+    return folder
+
+
+def test_a_run_beside_its_past_selves(beside_past: Path) -> None:
+    lines = metrics_of(beside_past)
+    for line in lines:
+        met = [name for name in line if name.startswith("score/past:")]
+        assert len(met) == 2 and "score/self" in line and line["num_groups"] > 8
+        assert line["gap_max"] < 1e-4, "only what the policy itself said trains"
+        assert line["rating/policy"] != 0
+    snapshots = sorted(path.name for path in (beside_past / "past").iterdir())
+    assert snapshots == ["step_000000", "step_000001", "step_000002", "step_000003"]
+    first, start = (
+        load_file(beside_past / name / "model.safetensors")
+        for name in ("past/step_000000", "warm_start")
+    )
+    assert all(torch.equal(first[name], start[name]) for name in start)
+    newest, final = (
+        load_file(beside_past / name / "model.safetensors")
+        for name in ("past/step_000003", "final")
+    )
+    assert all(torch.equal(newest[name], final[name]) for name in final)
+
+
+def test_it_goes_on_bit_for_bit_with_its_pool_and_ratings(
+    beside_past: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(beside_past, folder)
+    for gone in ("checkpoints/step_000003", "checkpoints/step_000002", "final"):
+        shutil.rmtree(folder / gone, ignore_errors=True)
+    (folder / "held_out_after.json").unlink()
+    assert len(list((folder / "checkpoints").iterdir())) <= 1
+    settings = ("rollout.partners=[self,past*2]", "past.every=1", "rollout.instances=6")
+    assert run_tiny(folder, *QUICK, *settings, "steps=3") == 0
+    assert_same_run(beside_past, folder)
+
+
+def test_a_run_beside_a_frozen_checkpoint_and_a_script(
+    beside_past: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The frozen one is the warm start of another run, the script is in every third game."""
+    partners = f"[self,checkpoint:{beside_past}/warm_start,scripted:honest]"
+    folder = tmp_path / "run"
+    assert run_tiny(folder, *QUICK, f"rollout.partners={partners}", "rollout.instances=6") == 0
+    assert "MiB of weights more on cpu" in capsys.readouterr().out
+    for line in metrics_of(folder):
+        beside = [name for name in line if name.startswith("score/")]
+        assert len(beside) == 1 + 2 + 2 and line["gap_max"] < 1e-4
+        assert line["num_groups"] > 8
+
+
+def test_a_partner_that_is_not_there_ends_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = f"rollout.partners=[checkpoint:{tmp_path}/nowhere]"
+    assert run_tiny(tmp_path / "run", *QUICK, wrong) == 2
+    assert "must be a run folder or a Hugging Face folder" in capsys.readouterr().err
