@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,9 +34,9 @@ from selfplay.assemble import (
 from selfplay.batch import share_by_tokens
 from selfplay.chat import make_rendering
 from selfplay.checkpoint import finish, resume, save_checkpoint
+from selfplay.compare import compare
 from selfplay.config import Config, load_config
-from selfplay.credit import assign_advantages, moved_baselines, reward_samples, standings
-from selfplay.data import TrainStream
+from selfplay.credit import reward_samples
 from selfplay.engines.base import Sampling
 from selfplay.hand_over import gate, give_back, lend
 from selfplay.held_out import Venue, held_out, validation
@@ -47,8 +48,10 @@ from selfplay.parallel import World, close_world, gather_objects, init_world
 from selfplay.partners import make_partners
 from selfplay.play import limits_of
 from selfplay.reference import follow
+from selfplay.resample import Played, play_full
 from selfplay.scoring import score
 from selfplay.settings import SettingsError, describe
+from selfplay.stream import TrainStream
 from selfplay.tables import check_players, self_play_tables
 from selfplay.warm_start import replay_part
 
@@ -75,6 +78,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     first_step, carried = resume(folder, learner)
     baselines: dict[str, float] = carried.get("baselines", {})
     partners.begin(carried.get("partners", {}), learner, tokenizer)
+    stream.restore(carried.get("edge", []))
     give_back(learner, engine, offload, version=first_step, config=config)
     if first_step == 0:
         held_out("before", config, venue=venue, folder=folder)
@@ -83,29 +87,26 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     journal = Journal(folder, config, after_step=first_step, rank=world.rank)
     watch = Stopwatch()
 
+    def play(step: int, places: Sequence[int]) -> Played:
+        instances, guests = stream.step(step, places), partners.guests(step)
+        tables = self_play_tables(instances, guests, step=step, config=config, rendering=rendering)
+        return rollout.run(tables, voices, sampling=sampling, limits=limits)
+
     for step in range(first_step, config.steps):
         with watch("play"):
-            instances = stream.step(step, world.replica.share(config.rollout.instances))
-            guests = partners.guests(step)
-            tables = self_play_tables(
-                instances, guests, step=step, config=config, rendering=rendering
-            )
-            episodes, played = rollout.run(tables, voices, sampling=sampling, limits=limits)
+            episodes, played = play_full(partial(play, step), config=config, world=world)
         with watch("credit"):
             samples, credited = reward_samples(
                 episodes, algorithm=config.algorithm, reward=config.reward
             )
+            stream.remember(gather_objects(stream.spreads(credited.spreads), world))
             mine = share_by_tokens(samples, world)
             replay = replay_part(config, rendering, step=step, world=world)
         with watch("sleep"):
             lend(engine, offload, world)
         with watch("score"):
             mine, scored = score(learner, mine, config=config)
-            among = gather_objects(standings(mine, algorithm=config.algorithm), world)
-            mine = assign_advantages(
-                mine, algorithm=config.algorithm, among=among, baselines=baselines
-            )
-            baselines = moved_baselines(baselines, among, algorithm=config.algorithm)
+            mine, baselines = compare(mine, baselines, config=config, world=world)
         with watch("update"):
             learnt = scored | learn(learner, mine, replay, step=step, config=config)
             learnt |= follow(learner, learnt, step=step, config=config)
@@ -124,7 +125,8 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
             with watch("save"):
                 offload.fetch()
-                carried = {"baselines": baselines, "partners": partners.carried()}
+                carried = {"baselines": baselines, "edge": stream.state()}
+                carried |= {"partners": partners.carried()}
                 keep = config.keep_checkpoints
                 save_checkpoint(
                     folder, learner, tokenizer, step=step + 1, keep=keep, carried=carried

@@ -35,7 +35,7 @@ from selfplay.batch import share_by_tokens
 from selfplay.chat import make_rendering
 from selfplay.config import Config, load_config
 from selfplay.credit import assign_advantages, reward_samples, standings
-from selfplay.data import TrainStream, named_seed
+from selfplay.data import named_seed
 from selfplay.engines.base import Engine, Sampling
 from selfplay.engines.sglang import SGLangEngine
 from selfplay.hand_over import gate, give_back, lend
@@ -57,6 +57,7 @@ from selfplay.parallel import (
 )
 from selfplay.play import Episode, limits_of
 from selfplay.scoring import score
+from selfplay.stream import TrainStream
 from selfplay.tables import self_play_tables
 
 GIB = 2**30

@@ -9,13 +9,20 @@ torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from selfplay.advantages import batch_moments, group_mean, leave_one_out, moved_average, spread
 from selfplay.config import AlgorithmConfig, RewardConfig
-from selfplay.earned import branch_samples, episode_samples, learners, whole_sample
+from selfplay.earned import (
+    branch_samples,
+    episode_samples,
+    learners,
+    role_of,
+    whole_sample,
+)
 from selfplay.play import Episode
+from selfplay.rewards import seat_reward
 from selfplay.samples import Sample
 
 FLAT = 1e-9  # values of a group that differ by less carry no signal
@@ -33,6 +40,7 @@ class CreditStats:
     num_flat_groups: int
     num_branch_groups: int = 0
     num_flat_branch_groups: int = 0
+    spreads: dict[str, float] = field(default_factory=dict)  # of each instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,7 @@ def reward_samples(
         num_flat_groups=len(flat & games.keys()),
         num_branch_groups=len(turns),
         num_flat_branch_groups=len(flat & turns.keys()),
+        spreads=_spreads(episodes, reward=reward),
     )
 
 
@@ -214,6 +223,25 @@ def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
         return values[0], 0.0
     mean = _average(values)
     return mean, _average([(value - mean) ** 2 for value in values])
+
+
+def _spreads(episodes: Sequence[Episode], *, reward: RewardConfig) -> dict[str, float]:
+    """For each instance the standard deviation of what its episodes earned, of the role where it is
+    largest: near 0 where it is too hard or learnt, large at the edge."""
+    earned: dict[str, dict[str, list[float]]] = {}
+    for episode in episodes:
+        for seat in learners(episode):
+            roles = earned.setdefault(episode.instance, {})
+            roles.setdefault(role_of(episode, seat), []).append(
+                seat_reward(episode, seat, config=reward)
+            )
+    return {
+        instance: max(
+            spread(rewards, [0.0] * len(rewards)) if max(rewards) - min(rewards) > FLAT else 0.0
+            for rewards in roles.values()
+        )
+        for instance, roles in earned.items()
+    }
 
 
 def _groups(samples: Sequence[Sample]) -> dict[str, list[Sample]]:

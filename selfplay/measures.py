@@ -134,6 +134,7 @@ def step_metrics(
 ) -> dict[str, float]:
     """One step's numbers over all ranks: games, groups, what the update saw, the engine's pace."""
     mine = tally(episodes) | {
+        "num_instances": float(len({episode.instance for episode in episodes})),
         "num_groups": float(credited.num_groups),
         "num_flat_groups": float(credited.num_flat_groups),
         "num_generated_tokens": float(played.num_generated_tokens),
@@ -153,6 +154,7 @@ def step_metrics(
         "flat_groups": counts["num_flat_groups"] / max(1, counts["num_groups"]),
         "num_games": sums["games"],
         "num_void": counts["num_void"],
+        "num_instances": counts["num_instances"],
         "num_groups": counts["num_groups"],
         **branch_metrics(branches),
         "num_prompt_tokens": counts["num_prompt_tokens"],

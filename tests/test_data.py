@@ -15,11 +15,11 @@ from selfplay.data import (
     TOKENIZER,
     TRAIN,
     VALIDATION,
-    TrainStream,
     generated,
     named_seed,
 )
 from selfplay.parallel.replica import Replica
+from selfplay.stream import TrainStream
 
 BOARD = ["game.size=2", "game.scale=false", "game.keep=all", "rollout.max_game_tokens=1000"]
 

@@ -21,6 +21,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.games",
         "selfplay.data",
         "selfplay.statistics",
+        "selfplay.stream",
     ),
     "tokens": (
         "selfplay.transcript",
@@ -59,6 +60,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.token_means",
         "selfplay.reference",
         "selfplay.scoring",
+        "selfplay.compare",
         "selfplay.objective",
         "selfplay.ppo",
         "selfplay.optim",
@@ -83,7 +85,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.evaluation_source",
         "selfplay.report",
     ),
-    "threshold": ("selfplay.warm_start", "selfplay.assemble", "selfplay.partners"),
+    "threshold": (
+        "selfplay.warm_start",
+        "selfplay.resample",
+        "selfplay.assemble",
+        "selfplay.partners",
+    ),
     "doors": ("train", "eval"),
 }
 ORDER = list(ROOMS)

@@ -90,6 +90,12 @@ class Config:
                 f"rollout.max_game_tokens must be at most model.scratch.max_positions "
                 f"{scratch.max_positions}, got {self.rollout.max_game_tokens}"
             )
+        larger = [s.size for s in self.data.curriculum if (s.size or 0) > self.game.size]
+        if larger:
+            raise ValueError(
+                f"data.curriculum sizes must be at most game.size {self.game.size}, which texts "
+                f"and limits are made for, got {larger[0]}"
+            )
         method, size = self.algorithm.method, self.rollout.group_size
         if method == "ppo":
             self._check_critic()
@@ -109,6 +115,11 @@ class Config:
             raise ValueError(
                 f"rollout.group_size must be at least 2 for {method}, got {size}: nothing stands "
                 "beside a single game (reinforce_pp and ema compare over the batch, ppo does not)"
+            )
+        if self.algorithm.resample and not in_groups:
+            raise ValueError(
+                f"algorithm.resample must be 0 for {method}, which drops no flat groups, got "
+                f"{self.algorithm.resample}"
             )
 
     def _check_critic(self) -> None:

@@ -35,6 +35,23 @@ class GameConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageConfig:
+    """One stage of a curriculum: what its fresh instances have in place of the game's own."""
+
+    until_step: int = key(0, "the first self-play step the stage no longer covers", low=1)
+    size: int | None = key(None, "board size; empty: the game's", low=2, high=8)
+    p_observed: float | None = key(
+        None, "chance that a seat sees a cell; empty: the game's", low=0.0, high=1.0
+    )
+    keep: str | None = key(
+        None, "instances kept; empty: as the game says", choices=("both", "exactly_one", "all")
+    )
+    share: float = key(
+        1.0, "share of the batch that is drawn so, the rest as the game says", low=0.0, high=1.0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
     """Where training instances come from."""
 
@@ -42,6 +59,27 @@ class DataConfig:
         "generated", "'generated' (drawn online, seeded by run and index) or a file of instances"
     )
     processes: int = key(1, "processes that generate instances", low=1)
+    curriculum: tuple[StageConfig, ...] = key(
+        (), "stages of easier boards, [{until_step: 40, size: 2}]; then the game's own"
+    )
+    edge: float = key(
+        0.0,
+        "share of a batch that comes back near the learning edge: drawn from remembered instances "
+        "by how far the rewards of their groups spread",
+        low=0.0,
+        high=1.0,
+    )
+    edge_memory: int = key(64, "instances that edge remembers", low=1)
+
+    def check(self) -> None:
+        ends = [stage.until_step for stage in self.curriculum]
+        if ends != sorted(set(ends)):
+            raise ValueError(f"data.curriculum must rise in until_step, got {ends}")
+        if self.curriculum and self.train != "generated":
+            raise ValueError(
+                f"data.curriculum needs data.train generated, got {self.train}, whose boards are "
+                "drawn already"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,167 @@
+"""Which instances a training step plays: fresh ones, a curriculum's, and those worth another look.
+
+A step's places are 0..rollout.instances-1, then algorithm.resample more for groups that turned out
+flat. What stands at a place depends on the settings, the step and, with data.edge, on what earlier
+steps showed, never on the number of ranks. Knows games by their instances only; no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dialop.game import Instance
+from selfplay.config import Config, GameConfig
+from selfplay.data import TRAIN, generated, named_seed
+from selfplay.games import kit_of
+from selfplay.settings import SettingsError
+
+RESAMPLED, FILE = "resampled", "file"
+Origin = tuple[str, int]  # a stream's name and the instance's number in it
+Edge = dict[Origin, float]  # remembered instances and how far the rewards of their groups spread
+
+
+class TrainStream:
+    """The training instances of each step: generated online, or a file read in seeded epochs.
+
+    What it remembers of earlier steps is `edge`; all ranks hold the same.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.edge: Edge = {}
+        self._drawn: dict[str, Origin] = {}
+        self._shuffled: tuple[int, list[int]] = (-1, [])
+        self._file: Sequence[Instance] | None = None
+        if config.data.train != "generated":
+            self._file = _read(config)
+
+    def step(self, step: int, places: Iterable[int]) -> list[Instance]:
+        """The instances at these places of a step (each rank asks for its own).
+
+        No step holds an instance twice. An epoch of a file is whole steps; each epoch's shuffle
+        leaves out another rest.
+        """
+        batch = self._config.rollout.instances
+        again = self._again(step)
+        found = []
+        for place in places:
+            seen_before = place < batch and place < len(again)
+            origin = again[place] if seen_before else self._fresh(step, place)
+            instance = self._instance(origin)
+            self._drawn[instance.key] = origin
+            found.append(instance)
+        return found
+
+    def spreads(self, by_key: Mapping[str, float]) -> Edge:
+        """How far the groups' rewards of this rank's instances of the step spread, by their origin;
+        what every rank says goes into `remember`."""
+        drawn, self._drawn = self._drawn, {}
+        if not self._config.data.edge:
+            return {}
+        return {origin: by_key[key] for key, origin in drawn.items() if key in by_key}
+
+    def remember(self, parts: Sequence[Edge]) -> None:
+        """Take in a step's spreads of all ranks. The instances that spread most are kept; one that
+        was played again counts with what it showed last."""
+        merged = {**self.edge, **{o: s for part in parts for o, s in part.items()}}
+        order = sorted(merged, key=lambda o: (-merged[o], o))[: self._config.data.edge_memory]
+        self.edge = {origin: merged[origin] for origin in order if merged[origin] > 0.0}
+
+    def state(self) -> list[tuple[str, int, float]]:
+        """What is remembered, as plain values for a checkpoint."""
+        return [(*origin, spread) for origin, spread in self.edge.items()]
+
+    def restore(self, state: Sequence[Sequence[object]]) -> None:
+        """Take over what `state` gave, before or after it went through JSON."""
+        self.edge = {(str(n), int(str(i))): float(str(spread)) for n, i, spread in state}
+
+    def _again(self, step: int) -> list[Origin]:
+        """The remembered instances of a step, without a second of any: drawn with chances in
+        proportion to their spread (Efraimidis and Spirakis, 2006: the largest u^(1/w) win)."""
+        config = self._config
+        num = round(config.data.edge * config.rollout.instances)
+        if not num or not self.edge:
+            return []
+        fresh = {self._fresh(step, p) for p in range(config.rollout.instances + _spare(config))}
+        open_to_draw = [origin for origin in self.edge if self._file is None or origin not in fresh]
+
+        def chance(origin: Origin) -> float:
+            uniform = (named_seed(config.seed, "edge", step, *origin) + 0.5) / 2**63
+            return math.log(uniform) / self.edge[origin]
+
+        return sorted(open_to_draw, key=chance, reverse=True)[:num]
+
+    def _fresh(self, step: int, place: int) -> Origin:
+        batch, spare = self._config.rollout.instances, _spare(self._config)
+        if self._file is not None:
+            epoch, step_of_epoch = divmod(step, len(self._file) // batch)
+            at = (step_of_epoch * batch + place) % len(self._file)
+            return FILE, self._order(epoch)[at]
+        if place < batch:
+            return TRAIN, step * batch + place
+        return RESAMPLED, step * spare + place - batch
+
+    def _instance(self, origin: Origin) -> Instance:
+        source, number = origin
+        if source == FILE:
+            assert self._file is not None
+            return self._file[number]
+        step = number // (
+            self._config.rollout.instances if source == TRAIN else _spare(self._config)
+        )
+        game = game_at(self._config, step, origin)
+        (instance,) = generated(self._config, source, start=number, num=1, game=game)
+        return instance
+
+    def _order(self, epoch: int) -> list[int]:
+        """A seeded shuffle of the file for one epoch, the latest kept."""
+        assert self._file is not None
+        if self._shuffled[0] != epoch:
+            names, seed = range(len(self._file)), self._config.seed
+            order = sorted(names, key=lambda i: named_seed("order", seed, epoch, i))
+            self._shuffled = epoch, order
+        return self._shuffled[1]
+
+
+def game_at(config: Config, step: int, origin: Origin) -> GameConfig:
+    """The game's settings for a fresh instance of a step: those of the curriculum's stage, or for
+    the rest of its batch the run's own."""
+    for stage in config.data.curriculum:
+        if step < stage.until_step:
+            uniform = named_seed(config.seed, "curriculum", *origin) / 2**63
+            if uniform >= stage.share:
+                break
+            game = config.game
+            return replace(
+                game,
+                size=game.size if stage.size is None else stage.size,
+                p_observed=game.p_observed if stage.p_observed is None else stage.p_observed,
+                keep=stage.keep or game.keep,
+            )
+    return config.game
+
+
+def _spare(config: Config) -> int:
+    """Places a step may use beyond its batch."""
+    return config.algorithm.resample
+
+
+def _read(config: Config) -> Sequence[Instance]:
+    path, places = Path(config.data.train), config.rollout.instances + _spare(config)
+    if not path.exists():
+        raise SettingsError(f"data.train must be 'generated' or an existing file, got {path}")
+    instances: Sequence[Instance] = kit_of(config.game).read(path)
+    if len(instances) < config.rollout.instances:
+        raise SettingsError(
+            f"rollout.instances must be at most the {len(instances)} instances of {path}, "
+            f"got {config.rollout.instances}"
+        )
+    if len(instances) < places:
+        raise SettingsError(
+            f"algorithm.resample must be at most {len(instances) - config.rollout.instances} "
+            f"(the {len(instances)} instances of {path} less a batch), got {_spare(config)}"
+        )
+    return instances

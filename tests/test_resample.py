@@ -1,0 +1,116 @@
+"""A batch is filled up with further instances: how many rounds, which places, the same on all
+ranks; and a step in which nothing differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_advantages import episode, said
+from tiny_run import metrics_of, run_tiny
+
+from selfplay.config import Config, load_config
+from selfplay.parallel import init_world
+from selfplay.play import Episode
+from selfplay.resample import Played, play_full
+from selfplay.rollout import RolloutStats
+
+
+def config_of(resample: int) -> Config:
+    words = ["model.scratch={}", "rollout.max_game_tokens=1000", "rollout.instances=4"]
+    return load_config(None, [*words, "rollout.group_size=2", f"algorithm.resample={resample}"])
+
+
+def player(telling: Callable[[int], bool], asked: list[list[int]]) -> Callable[..., Played]:
+    """Plays a pair of games at each place; the groups of telling places differ."""
+
+    def play(places: Sequence[int]) -> Played:
+        asked.append(list(places))
+        games: list[Episode] = []
+        for place in places:
+            for index in (0, 1):
+                reward = float(index) if telling(place) else 1.0
+                seats = (said(10), said(20))
+                name = f"board {place}"
+                games.append(episode((reward, reward), index, instance=name, transcripts=seats))
+        num = len(games)
+        return games, RolloutStats(num, num, 0, 10 * num, num, 0.5, 0.25)
+
+    return play
+
+
+def rounds(telling: Callable[[int], bool], *, resample: int) -> tuple[list[list[int]], Played]:
+    asked: list[list[int]] = []
+    played = play_full(
+        player(telling, asked), config=config_of(resample), world=init_world(device="cpu")
+    )
+    return asked, played
+
+
+def test_without_a_budget_a_batch_is_played_once() -> None:
+    asked, (games, _) = rounds(lambda place: False, resample=0)
+    assert asked == [[0, 1, 2, 3]] and len(games) == 8
+
+
+def test_missing_instances_are_drawn_anew_until_the_batch_is_full() -> None:
+    """Places 1 and 4 differ, and everything from 6 on: three are missing, then two."""
+    asked, (games, stats) = rounds(lambda place: place in (1, 4) or place >= 6, resample=20)
+    assert asked == [[0, 1, 2, 3], [4, 5, 6], [7]]
+    assert [len(games), stats.num_games, stats.engine_s] == [16, 16, 1.5]
+    assert [game.instance for game in games[::2]] == [f"board {place}" for place in range(8)]
+
+
+def test_a_budget_ends_the_search() -> None:
+    asked, _ = rounds(lambda place: False, resample=6)
+    assert asked == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_a_full_batch_asks_for_nothing_more() -> None:
+    assert rounds(lambda place: True, resample=6)[0] == [[0, 1, 2, 3]]
+
+
+NOTHING_EARNED = ("rollout.max_turns=1", "steps=2")  # nobody can accept in one move
+
+
+@pytest.mark.parametrize("old", ["engine", "recomputed"])
+def test_a_step_in_which_every_group_is_flat_is_logged_and_changes_nothing(
+    tmp_path: Path, old: str
+) -> None:
+    folder = tmp_path / "run"
+    settings = ("warm_start.num_games=40", "algorithm.resample=2", f"algorithm.old_logprobs={old}")
+    assert run_tiny(folder, *NOTHING_EARNED, *settings) == 0
+    for line in metrics_of(folder):
+        assert (line["flat_groups"], line["num_trained_tokens"], line["score"]) == (1.0, 0.0, 0.0)
+        assert line["num_instances"] == 4 + 2 and line["num_games"] == 4 * 6
+        assert "non_finite" not in line and "policy_loss" not in line
+    first, last = (
+        load_file(folder / name / "model.safetensors") for name in ("warm_start", "final")
+    )
+    assert all(torch.equal(first[name], last[name]) for name in first)
+
+
+def test_a_run_with_every_memory_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """ema's baselines and the remembered instances come back from the checkpoint."""
+    settings = (
+        "algorithm=ema",
+        "data.edge=0.5",
+        "data.curriculum=[{until_step: 2, share: 0.5, p_observed: 0.9, keep: all}]",
+        "reward={kind: regret, error_penalty: 0.1}",
+        "algorithm.error_credit=turn",
+        "optim.schedule=constant",
+    )
+    assert run_tiny(tmp_path / "long", *settings) == 0
+    assert run_tiny(tmp_path / "short", *settings, "steps=2") == 0
+    kept = tmp_path / "short" / "checkpoints" / "step_000002" / "progress.json"
+    carried = json.loads(kept.read_text())["carried"]
+    assert set(carried["baselines"]) == {"seat 0", "seat 1"} and carried["edge"]
+    assert run_tiny(tmp_path / "short", *settings) == 0
+    assert metrics_of(tmp_path / "long") == metrics_of(tmp_path / "short")
+    mine, yours = (
+        load_file(tmp_path / name / "final" / "model.safetensors") for name in ("long", "short")
+    )
+    assert all(torch.equal(mine[name], yours[name]) for name in mine)
