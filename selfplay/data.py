@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from selfplay.config import Config, GameConfig
 from selfplay.games import kit_of
+from selfplay.settings import SettingsError
 
 # Streams of generated instances never meet: each purpose has its own name in the seed.
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held-out"
 TEACHERS, TOKENIZER = "teachers", "tokenizer"
+GENERATED = "generated"  # in place of a file's path
 
 
 def named_seed(*names: object) -> int:
@@ -42,6 +45,43 @@ def generated(
     return kit_of(game).generate(
         game, seed=seed, start=start, num=num, processes=processes, easy=easy
     )
+
+
+def kept_back(config: Config, purpose: str, *, num: int) -> list[Any]:
+    """The first `num` instances for VALIDATION or HELD_OUT, never trained on: drawn, or from the
+    file that the settings name (all of it where it holds fewer)."""
+    name, source = _source(config, purpose)
+    if source == GENERATED:
+        return generated(config, purpose, start=0, num=num)
+    return list(read_file(config.game, name, source)[:num])
+
+
+def check_files(config: Config) -> None:
+    """Raise SettingsError for files of kept-back instances that are missing or empty, now and not
+    after the last step."""
+    for purpose in (VALIDATION, HELD_OUT):
+        name, source = _source(config, purpose)
+        if source != GENERATED:
+            read_file(config.game, name, source)
+
+
+def _source(config: Config, purpose: str) -> tuple[str, str]:
+    """The key that says where these instances come from, and what it says."""
+    if purpose == VALIDATION:
+        return "data.validation", config.data.validation
+    return "data.test", config.data.test
+
+
+@lru_cache(maxsize=4)
+def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
+    """A file of instances. Raises SettingsError for one that is not there, or holds none."""
+    path = Path(source)
+    if not path.exists():
+        raise SettingsError(f"{name} must be 'generated' or an existing file, got {path}")
+    instances = tuple(kit_of(game).read(path))
+    if not instances:
+        raise SettingsError(f"{name}: {path} holds no instances")
+    return instances
 
 
 @lru_cache(maxsize=1)

@@ -16,9 +16,9 @@ from selfplay.evaluate import Evaluation
 from selfplay.report import game_text
 from selfplay.statistics import show_interval
 
-# Measure, its heading, what it says.
+# Measure, its heading, what it says. A page has those columns that one of its rows has.
 COLUMNS = (
-    ("agreement", "agreement", "share of games that end with an accepted proposal"),
+    ("agreement", "agreement", "share of games that end with an accepted proposal or an answer"),
     ("optimal", "optimal", "share of games that end with a best possible plan"),
     ("talk_value", "talk value", "score minus the better of the two seats' solo plans"),
     ("turns", "turns", "tries at a move, refused ones included"),
@@ -26,6 +26,10 @@ COLUMNS = (
     ("words", "words", "words in messages"),
     ("errors", "errors", "refused moves"),
     ("honesty", "honesty", "share of stated cell values that are true in the speaker's own table"),
+    ("questions", "questions", "messages that ask something"),
+    ("interactivity", "interact.", "share of messages that got something out of the user"),
+    ("tokens", "tokens", "tokens that the policy sampled"),
+    ("user_words", "user words", "words of the user"),
 )
 _ERRORS = "errors_"
 
@@ -39,13 +43,18 @@ class Page:
     rows: dict[str, Evaluation]
 
 
+def columns(rows: Mapping[str, Evaluation]) -> list[tuple[str, str, str]]:
+    """The columns that say something about these rows."""
+    return [column for column in COLUMNS if any(column[0] in row.measures for row in rows.values())]
+
+
 def table_text(rows: Mapping[str, Evaluation]) -> str:
     """One line a pair for a terminal: score with its 95 % interval, then means a game."""
     width = max(len(name) for name in rows)
     head = f"{'':{width}}  {'score [95 %]':22}"
-    lines = [head + "".join(f"{heading:>11}" for _, heading, _ in COLUMNS)]
+    lines = [head + "".join(f"{heading:>11}" for _, heading, _ in columns(rows))]
     for name, row in rows.items():
-        cells = "".join(f"{_cell(row, measure):>11}" for measure, _, _ in COLUMNS)
+        cells = "".join(f"{_cell(row, measure):>11}" for measure, _, _ in columns(rows))
         lines.append(f"{name:{width}}  {show_interval(row.interval):22}{cells}")
     return "\n".join(line.rstrip() for line in lines)
 
@@ -73,7 +82,9 @@ def markdown(page: Page) -> str:
     lines += ["", *_markdown_table(page.rows), ""]
     lines += ["Score: mean share of the best possible value, 0 without an agreement, with a "]
     lines[-1] += "bootstrap 95 % interval over games. Means a game: "
-    lines[-1] += "; ".join(f"*{heading}* {meaning}" for _, heading, meaning in COLUMNS) + "."
+    lines[-1] += (
+        "; ".join(f"*{heading}* {meaning}" for _, heading, meaning in columns(page.rows)) + "."
+    )
     if errors := errors_text(page.rows):
         lines += [
             "",
@@ -124,10 +135,10 @@ def fenced(text: str) -> str:
 
 
 def _markdown_table(rows: Mapping[str, Evaluation]) -> list[str]:
-    headings = ["", "score [95 %]", *(heading for _, heading, _ in COLUMNS)]
+    headings = ["", "score [95 %]", *(heading for _, heading, _ in columns(rows))]
     lines = [_row(headings), _row(["---", *["--:"] * (len(headings) - 1)])]
     for name, row in rows.items():
-        cells = [_cell(row, measure) for measure, _, _ in COLUMNS]
+        cells = [_cell(row, measure) for measure, _, _ in columns(rows)]
         lines.append(_row([_escaped(name), show_interval(row.interval), *cells]))
     return lines
 

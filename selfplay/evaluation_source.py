@@ -18,12 +18,11 @@ from typing import Any
 from dialop.store import read_records
 from selfplay.checkpoint import checkpoints
 from selfplay.config import Config, load_config
-from selfplay.data import HELD_OUT, generated
+from selfplay.data import GENERATED, HELD_OUT, kept_back
 from selfplay.games import kit_of
 from selfplay.partner_specs import PAST, Spec
 from selfplay.tables import read_spec
 
-GENERATED = "generated"
 # What a run needed to train and an evaluation does not: a reference model, a fixed number of ranks.
 _ALONE = ("parallel.tp=1", "parallel.fsdp=null", "algorithm.kl=0.0")
 
@@ -109,7 +108,7 @@ def find_games(games: str, num: int | None, config: Config) -> Games:
         raise ValueError(f"--num must be at least 1, got {num}")
     if games == GENERATED:
         num = num or config.eval.final_games
-        return Games(generated(config, HELD_OUT, start=0, num=num), [])
+        return Games(kept_back(config, HELD_OUT, num=num), [])
     path = Path(games)
     if not path.is_file():
         files = _beside(path, lambda other: other.suffix in (".parquet", ".jsonl"))
@@ -123,7 +122,8 @@ def find_games(games: str, num: int | None, config: Config) -> Games:
     if num is not None and num > len(instances):
         raise ValueError(f"--num must be at most {len(instances)}, the games in {path}, got {num}")
     instances = instances[:num]
-    records = islice(read_records(path), len(instances)) if path.suffix == ".jsonl" else ()
+    played = path.suffix == ".jsonl" and kit_of(config.game).PLAYED_BY_PEOPLE
+    records = islice(read_records(path), len(instances)) if played else ()
     return Games(instances, list(records))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from selfplay.chat import Rendering
 from selfplay.config import Config
-from selfplay.data import HELD_OUT, VALIDATION, generated
+from selfplay.data import HELD_OUT, VALIDATION, kept_back
 from selfplay.engines.base import Engine
 from selfplay.evaluate import Evaluation, evaluate, evaluate_scripted
 from selfplay.evaluation_report import COLUMNS, rows_json, table_text, write_whole
@@ -44,7 +44,7 @@ def held_out(stage: str, config: Config, *, venue: Venue, folder: Path) -> None:
     path = folder / f"held_out_{stage}.json"
     if path.exists():
         return
-    instances = generated(config, HELD_OUT, start=0, num=config.eval.final_games)
+    instances = kept_back(config, HELD_OUT, num=config.eval.final_games)
     temperatures = {"sampled": None, "greedy": 0.0}
     found = {
         name: _evaluate(instances, config, venue=venue, temperature=temperature)
@@ -81,7 +81,7 @@ def learnt(folder: Path) -> str:
 def validation(config: Config, venue: Venue) -> dict[str, float]:
     """Scores on the validation instances, sampling as in training: metrics with the prefix
     `eval_`."""
-    instances = generated(config, VALIDATION, start=0, num=config.eval.num_games)
+    instances = kept_back(config, VALIDATION, num=config.eval.num_games)
     found = _evaluate(instances, config, venue=venue, temperature=None)
     names = [measure for measure, _, _ in COLUMNS if measure in found.measures]
     return {f"eval_{name}": found.measures[name] for name in names} | {

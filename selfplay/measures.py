@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dialop.statements import count_true
 from selfplay.branch_measures import branch_metrics, branch_records, branch_tally
 from selfplay.credit import CreditStats
+from selfplay.game_measures import game_sums
 from selfplay.parallel import World, gather_objects
 from selfplay.partner_specs import SELF
 from selfplay.play import Episode
@@ -25,30 +25,26 @@ def tally(episodes: Sequence[Episode]) -> dict[str, float]:
     """
     sums: Counter[str] = Counter()
     score_beside: defaultdict[str, float] = defaultdict(float)
+    own: dict[str, float] = {}
     for episode in episodes:
         policy = {s for s, t in enumerate(episode.transcripts) if t is not None}
         turns = [t for t in episode.turns if not policy or t.seat in policy]
-        said = [turn for turn in turns if turn.action == "message"]
-        counts = [count_true(episode.views[turn.seat], turn.text) for turn in said]
         sums["games"] += 1
         sums["agreement"] += episode.outcome.agreed
         sums["optimal"] += episode.outcome.score_norm > 1 - 1e-9
-        sums["messages"] += len(said)
-        sums["words"] += sum(len(turn.text.partition("]")[2].split()) for turn in said)
-        sums["proposals"] += sum(turn.action == "propose" for turn in turns)
+        sums["messages"] += sum(turn.action == "message" for turn in turns)
         sums["turns"] += len(episode.turns)
         sums["errors"] += sum(turn.error is not None for turn in turns)
-        sums["statements"] += sum(stated for _, stated in counts)
-        sums["true_statements"] += sum(true for true, _ in counts)
         sums.update(f"errors_{turn.error_kind}" for turn in turns if turn.error_kind)
         sums[f"{_BESIDE}{_company(episode)}"] += 1
         score_beside[f"score/{_company(episode)}"] += episode.outcome.score_norm
+        own = add_up((own, game_sums(episode, turns)))
     return {
         **{name: float(count) for name, count in sums.items()},
         **score_beside,
+        **own,
         "games": float(len(episodes)),
         "score": sum(e.outcome.score_norm for e in episodes),
-        "talk_value": sum(talk_value(e) for e in episodes),
     }
 
 
@@ -89,12 +85,6 @@ def game_measures(sums: Mapping[str, float]) -> dict[str, float]:
     if sums.get("statements"):
         means["honesty"] = sums["true_statements"] / sums["statements"]
     return means
-
-
-def talk_value(episode: Episode) -> float:
-    """Score minus the better seat's solo plan: what talking was worth over the best lone guess."""
-    facts = episode.outcome.facts
-    return episode.outcome.score_norm - max(facts["solo_0"], facts["solo_1"])
 
 
 def game_record(episode: Episode, *, step: int) -> dict[str, Any]:

@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from dialop.game import Instance
 from selfplay.config import Config, GameConfig
-from selfplay.data import TRAIN, generated, named_seed
-from selfplay.games import kit_of
+from selfplay.data import GENERATED, TRAIN, check_files, generated, named_seed, read_file
 from selfplay.settings import SettingsError
 
 RESAMPLED, FILE = "resampled", "file"
@@ -35,7 +33,8 @@ class TrainStream:
         self._drawn: dict[str, Origin] = {}
         self._shuffled: tuple[int, list[int]] = (-1, [])
         self._file: Sequence[Instance] | None = None
-        if config.data.train != "generated":
+        check_files(config)
+        if config.data.train != GENERATED:
             self._file = _read(config)
 
     def step(self, step: int, places: Iterable[int]) -> list[Instance]:
@@ -150,10 +149,8 @@ def _spare(config: Config) -> int:
 
 
 def _read(config: Config) -> Sequence[Instance]:
-    path, places = Path(config.data.train), config.rollout.instances + _spare(config)
-    if not path.exists():
-        raise SettingsError(f"data.train must be 'generated' or an existing file, got {path}")
-    instances: Sequence[Instance] = kit_of(config.game).read(path)
+    path, places = config.data.train, config.rollout.instances + _spare(config)
+    instances: Sequence[Instance] = read_file(config.game, "data.train", path)
     if len(instances) < config.rollout.instances:
         raise SettingsError(
             f"rollout.instances must be at most the {len(instances)} instances of {path}, "

@@ -42,6 +42,7 @@ def test_a_golden_conversation() -> None:
     outcome = game.outcome()
     assert outcome.over and outcome.agreed and outcome.rewards == (1.0, 1.0)
     assert outcome.facts == {
+        "interactivity": 1.0,
         "user_moves": 1.0,
         "user_words": 4.0,
         "assistant_moves": 2.0,

@@ -12,7 +12,8 @@ from dialop.game import Game
 from dialop.matching import MatchingGame
 from selfplay.credit import CreditStats
 from selfplay.engines.base import Completion, Request
-from selfplay.measures import add_up, game_measures, game_record, step_metrics, talk_value, tally
+from selfplay.game_measures import talk_value
+from selfplay.measures import add_up, game_measures, game_record, step_metrics, tally
 from selfplay.parallel import init_world
 from selfplay.play import Episode, Limits, Table
 from selfplay.players import Move

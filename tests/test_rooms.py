@@ -77,6 +77,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "people": (
         "selfplay.log",
         "selfplay.branch_measures",
+        "selfplay.game_measures",
         "selfplay.measures",
         "selfplay.journal",
         "selfplay.evaluate",

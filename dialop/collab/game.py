@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self, cast
 
 from dialop.collab import texts
-from dialop.collab.grading import grade
+from dialop.collab.grading import grade, interactivity
 from dialop.collab.task import (
     ANSWER,
     ASSISTANT,
@@ -117,11 +117,12 @@ class CollabGame(Game):
         )
 
     def outcome(self) -> Outcome:
-        """The answer's grade in [0, 1]; `facts` count the messages and words of either seat."""
+        """The answer's grade in [0, 1]; `facts` count the messages and words of either seat, and
+        mark by rubric how well the assistant drew the goal out."""
         log = self._play.log
         answers = [said.text for said in log if said.kind == ANSWER]
         score = grade(self.instance, answers[0]) if answers else 0.0
-        facts = {}
+        facts = {"interactivity": interactivity(log)}
         for seat, name in ((USER, "user"), (ASSISTANT, "assistant")):
             own = [said.text for said in log if said.seat == seat]
             facts[f"{name}_moves"] = float(len(own))

@@ -13,7 +13,10 @@ from fractions import Fraction
 from functools import lru_cache
 
 from dialop.collab import sandbox
-from dialop.collab.task import CollabInstance
+from dialop.collab.task import ASSISTANT, CollabInstance, Said
+from dialop.collab.texts import EMPTY_REPLIES
+
+MESSAGE = (ASSISTANT, "message")
 
 _MAX_ORDER = 4
 _TOLERANCE = 1e-6
@@ -59,6 +62,24 @@ def equal_values(answer: str, target: str) -> bool:
     a, b = numbers
     assert a is not None and b is not None
     return abs(a - b) <= Fraction(_TOLERANCE) * max(abs(a), abs(b))
+
+
+def interactivity(log: Sequence[Said]) -> float:
+    """A rubric in [0, 1] for how well the assistant drew the goal out: the share of its messages
+    that ask something and get something out of the user; 0 without a message.
+
+    A reply that only says that the user has nothing to say gets nothing out.
+    """
+    asked = [place for place, said in enumerate(log) if (said.seat, said.kind) == MESSAGE]
+    drawn = [
+        place
+        for place in asked
+        if "?" in log[place].text
+        and place + 1 < len(log)
+        and log[place + 1].kind == "message"
+        and log[place + 1].text not in EMPTY_REPLIES
+    ]
+    return len(drawn) / max(1, len(asked))
 
 
 def bleu(text: str, reference: str) -> float:

@@ -38,6 +38,7 @@ in it differs from your goal. When the talk leads nowhere, end it with a line th
 DO_NOT_KNOW = "I don't know."
 NOTHING_MORE = "That is all I know."
 GO_ON = "Please go on."
+EMPTY_REPLIES = (DO_NOT_KNOW, NOTHING_MORE, GO_ON)
 
 
 def assistant_rules(task: Task) -> str:

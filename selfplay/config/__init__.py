@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from selfplay.config.collab import CollabConfig
 from selfplay.config.learn import AlgorithmConfig, CriticConfig, OptimConfig, WarmStartConfig
 from selfplay.config.machine import (
     EngineConfig,
@@ -33,6 +34,7 @@ from selfplay.settings import key, load, section
 __all__ = [
     "AlgorithmConfig",
     "BranchConfig",
+    "CollabConfig",
     "Config",
     "CriticConfig",
     "DataConfig",
@@ -84,6 +86,8 @@ class Config:
     wandb: WandbConfig = section(WandbConfig, "Weights & Biases")
 
     def check(self) -> None:
+        if self.reward.kind == "collab" and self.game.name != "collab":
+            raise ValueError(f"reward.kind collab needs game.name collab, got {self.game.name}")
         scratch = self.model.scratch
         if scratch and self.rollout.max_game_tokens > scratch.max_positions:
             raise ValueError(

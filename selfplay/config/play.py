@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from selfplay.config.collab import CollabConfig
 from selfplay.partner_specs import PERSON, SELF, parse_shares
 from selfplay.settings import key, section
 
@@ -58,6 +59,10 @@ class DataConfig:
     train: str = key(
         "generated", "'generated' (drawn online, seeded by run and index) or a file of instances"
     )
+    validation: str = key(
+        "generated", "instances of evaluations during training: 'generated' or a file"
+    )
+    test: str = key("generated", "held-out instances before and after: 'generated' or a file")
     processes: int = key(1, "processes that generate instances", low=1)
     curriculum: tuple[StageConfig, ...] = key(
         (), "stages of easier boards, [{until_step: 40, size: 2}]; then the game's own"
@@ -159,8 +164,8 @@ class RewardConfig:
     kind: str = key(
         "score_norm",
         "value over the best possible; 1 for any agreement; or the first, and without an agreement "
-        "table_share of what the last proposal was worth",
-        choices=("score_norm", "accept", "regret"),
+        "table_share of what the last proposal was worth; or the sum of reward.collab's parts",
+        choices=("score_norm", "accept", "regret", "collab"),
     )
     table_share: float = key(
         0.5,
@@ -168,6 +173,7 @@ class RewardConfig:
         low=0.0,
         high=0.99,
     )
+    collab: CollabConfig = section(CollabConfig, "parts of a conversation's reward, kind collab")
     error_penalty: float = key(
         0.0, "subtracted for each refused move of the seat, floor 0", low=0.0
     )

@@ -23,6 +23,8 @@ class GameKit(Protocol):
     BASELINES: tuple[str, ...]
     # The only seat the policy can have, where the seats are unequal; None where it can have both.
     LEARNER_SEAT: int | None
+    # Whether a .jsonl of its instances holds games that people played on them.
+    PLAYED_BY_PEOPLE: bool
 
     def generate(
         self, game: GameConfig, *, seed: int, start: int, num: int, processes: int, easy: bool
@@ -47,6 +49,10 @@ class GameKit(Protocol):
 
     def seated(self, spec: str) -> tuple[str, str]:
         """The specs of both seats when a scripted pair of this kind plays."""
+        ...
+
+    def described(self, instances: Sequence[Any], game: GameConfig) -> dict[str, Any]:
+        """What a report says of the instances and rules it is about, as plain values."""
         ...
 
     def phrases(self, instances: Sequence[Any], game: GameConfig) -> Sequence[str]:

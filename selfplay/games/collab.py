@@ -3,8 +3,10 @@ files."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dialop.collab import numbers, script, store, texts
 from dialop.collab.game import CollabGame
@@ -15,6 +17,7 @@ from selfplay.config import GameConfig
 SCRIPT_NAMES: tuple[str, ...] = script.NAMES
 BASELINES: tuple[str, ...] = ("ask", "guess")
 LEARNER_SEAT: int | None = ASSISTANT
+PLAYED_BY_PEOPLE: bool = False
 
 
 def generate(
@@ -51,11 +54,15 @@ def seated(spec: str) -> tuple[str, str]:
     return script.USER_SCRIPT, spec
 
 
+def described(instances: Sequence[CollabInstance], game: GameConfig) -> dict[str, Any]:
+    """How many instances there are of each kind of task."""
+    return {"tasks": dict(Counter(instance.task for instance in instances))}
+
+
 def phrases(instances: Sequence[CollabInstance], game: GameConfig) -> Sequence[str]:
     """Tags and the sentences of the hidden-number task in the brief style; the full style has
     none."""
     if not game.brief:
         return ()
     said = (script.ASK_NUMBER, script.SMALL_TALK)
-    heard = (texts.DO_NOT_KNOW, texts.NOTHING_MORE, texts.GO_ON)
-    return [f"[{ANSWER}]", f"[{END}]", *said, *heard, *numbers.phrases()]
+    return [f"[{ANSWER}]", f"[{END}]", *said, *texts.EMPTY_REPLIES, *numbers.phrases()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from dialop import scripted, store, texts
 from dialop.generate import Keep, MatchingRecipe, generate_many
@@ -14,6 +14,7 @@ from selfplay.config import GameConfig
 SCRIPT_NAMES: tuple[str, ...] = scripted.NAMES
 BASELINES: tuple[str, ...] = ("honest", "solo", "random")
 LEARNER_SEAT: int | None = None
+PLAYED_BY_PEOPLE: bool = True
 
 
 def generate(
@@ -52,6 +53,12 @@ def make_script(spec: str, *, seed: int) -> scripted.ScriptedPlayer:
 def seated(spec: str) -> tuple[str, str]:
     """Either seat can hold any player."""
     return spec, spec
+
+
+def described(instances: Sequence[MatchingInstance], game: GameConfig) -> dict[str, Any]:
+    """The boards' sizes, and whether the seats may talk."""
+    sizes = sorted({instance.size for instance in instances})
+    return {"board_sizes": sizes, "messages_allowed": game.messages}
 
 
 def phrases(instances: Sequence[MatchingInstance], game: GameConfig) -> Sequence[str]:
