@@ -45,7 +45,7 @@ from selfplay.learn import learn
 from selfplay.log import Stopwatch, open_run
 from selfplay.measures import step_metrics
 from selfplay.parallel import World, close_world, gather_objects, init_world
-from selfplay.partners import make_partners
+from selfplay.partners import check_partners, make_partners
 from selfplay.play import limits_of
 from selfplay.reference import follow
 from selfplay.resample import Played, play_full
@@ -64,8 +64,8 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     stream = TrainStream(config)
     tokenizer = make_tokenizer(config, folder, world)
     rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
-    partners = make_partners(config, rendering, world, cleanup=cleanup)
     weights = first_weights(config, folder, tokenizer, rendering, world)
+    partners = make_partners(config, rendering, world, cleanup=cleanup)
     engine = start_engine(config, weights, world, cleanup=cleanup)
     learner = make_learner(config, weights, world, reference=config.algorithm.kl > 0)
     learner.critic = make_own_critic(config, weights, learner)
@@ -154,6 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = load_config(asked.config, asked.overrides)
         check_players(config)
+        check_partners(config)
         if config.threads:
             torch.set_num_threads(config.threads)
         world = init_world(

@@ -152,10 +152,7 @@ class Partners:
         )
 
     def _checkpoint(self, spec: Spec) -> Guest:
-        try:
-            weights = find_source(Path(spec.argument), what=f"partner {spec.text!r}").weights
-        except ValueError as error:
-            raise SettingsError(str(error)) from None
+        weights = _find(spec)
         rendering = make_rendering(
             AutoTokenizer.from_pretrained(weights),
             template_kwargs=self._config.model.chat_template,
@@ -256,6 +253,23 @@ class Partners:
             for name, number in found.items():
                 total[name] = total.get(name, 0.0) + number
         return total
+
+
+def check_partners(config: Config) -> None:
+    """Raise SettingsError, before anything starts, for a checkpoint that is not there; the run's own
+    warm start will be."""
+    own = Path(config.out) / "warm_start"
+    for spec, _ in parse_shares(config.rollout.partners):
+        if spec.kind == CHECKPOINT and Path(spec.argument) != own:
+            _find(spec)
+
+
+def _find(spec: Spec) -> Path:
+    """The folder of a checkpoint's weights."""
+    try:
+        return find_source(Path(spec.argument), what=f"partner {spec.text!r}").weights
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
 
 
 def make_partners(

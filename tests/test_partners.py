@@ -402,3 +402,12 @@ def test_a_partner_that_is_not_there_ends_at_once(
     wrong = f"rollout.partners=[checkpoint:{tmp_path}/nowhere]"
     assert run_tiny(tmp_path / "run", *QUICK, wrong) == 2
     assert "must be a run folder or a Hugging Face folder" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_s_own_warm_start_can_be_its_partner(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert run_tiny(folder, *QUICK, f"rollout.partners=[checkpoint:{folder}/warm_start]") == 0
+    assert {f"score/checkpoint:{folder}/warm_start/{seat}" for seat in (0, 1)} <= set(
+        metrics_of(folder)[0]
+    )
