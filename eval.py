@@ -191,6 +191,8 @@ def main(words: Sequence[str] | None = None) -> int:
             asked.num = 1
         games = find_games(asked.games, asked.num, config)
         rendering = find_rendering(source, config, games=games, world=world)
+        if spec.kind == PERSON and world.world_size > 1:
+            raise ValueError("--partner person needs one process, which the terminal belongs to")
         partners = Partners([(spec, 1.0)], config, rendering=rendering, world=world)
         asked.out.mkdir(parents=True, exist_ok=True)
     except (SettingsError, ValueError, OSError) as error:

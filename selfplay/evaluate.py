@@ -80,13 +80,17 @@ def evaluate(
     starts = range(0, len(mine), at_once)
     played: dict[int, Episode] = {}
     num_void = 0
-    for start in progress(starts, "evaluation", rank=world.rank):
+    # Where somebody plays at the terminal, a bar would only be in the way.
+    for start in starts if guest.alone else progress(starts, "evaluation", rank=world.rank):
         places = mine[start : start + at_once]
         waiting = [tables[place] for place in places]
         episodes, stats = rollout.run(waiting, engine, sampling=sampling, limits=limits_of(config))
         kept = [place for number, place in enumerate(places) if number not in stats.void]
         played.update(zip(kept, episodes, strict=True))
         num_void += len(stats.void)
+        if guest.alone and episodes:
+            score = episodes[0].outcome.score_norm
+            print(f"\nThe game is over ({episodes[0].ended}): {score:.3f} of the best.\n")
     name = "policy" if guest.sit is None else f"policy with {guest.name}"
     return _evaluation(name, played, world=world, num_void=num_void)
 
@@ -207,9 +211,11 @@ def _evaluation(
     num_void = sum(part_void for _, _, part_void in parts)
     if not scores_by_place:
         raise AllVoid(f"{name}: all {num_void} games ended void, so there is nothing to score")
-    scores = tuple(scores_by_place[place] for place in sorted(scores_by_place))
-    chosen = example_places(scores)
-    shown = {*range(min(NUM_SHOWN, len(scores))), *chosen.values()}
+    # Void games leave gaps among the places, none among the scores.
+    places = sorted(scores_by_place)
+    scores = tuple(scores_by_place[place] for place in places)
+    chosen = {label: places[number] for label, number in example_places(scores).items()}
+    shown = {*places[:NUM_SHOWN], *chosen.values()}
     records: dict[int, dict[str, Any]] = {}
     for part in _gather({p: game_record(mine[p], step=0) for p in shown if p in mine}, world):
         records |= part
@@ -219,7 +225,7 @@ def _evaluation(
         interval=bootstrap_interval(scores, seed=0),
         measures=game_measures(add_up(part_sums for _, part_sums, _ in parts))
         | ({"num_void": float(num_void)} if num_void else {}),
-        games=tuple(records[place] for place in sorted(records) if place < NUM_SHOWN),
+        games=tuple(records[place] for place in places[:NUM_SHOWN]),
         examples={label: records[place] for label, place in chosen.items()},
     )
 

@@ -15,6 +15,11 @@ from selfplay.engines.base import Message, Request
 from selfplay.players import Move, Moving
 from selfplay.transcript import Transcript
 
+_WELCOME = """\
+=== a new game; you are seat {seat} ===
+A move is one line that starts with its [tag]. After [propose] go on, and end with a blank line.
+End the input to leave."""
+
 
 class EndpointPlayer:
     """A chat model: the game's texts are its system and user messages, its own moves its answers.
@@ -74,8 +79,7 @@ class PersonPlayer:
         told = [observation]
         if not self._opened:
             prompt, self._opened = game.prompt(seat), True
-            told = [f"─── a new game; you are seat {seat} ───", prompt.system, prompt.user]
-            told.append(observation)
+            told = [_WELCOME.format(seat=seat), prompt.system, prompt.user, observation]
         self._say("\n\n".join(text for text in told if text))
         text = self._read()
         if text is None:

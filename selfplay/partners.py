@@ -256,8 +256,8 @@ class Partners:
 
 
 def check_partners(config: Config) -> None:
-    """Raise SettingsError, before anything starts, for a checkpoint that is not there; the run's own
-    warm start will be."""
+    """Raise SettingsError, before anything starts, for a checkpoint that is not there; the run's
+    own warm start will be."""
     own = Path(config.out) / "warm_start"
     for spec, _ in parse_shares(config.rollout.partners):
         if spec.kind == CHECKPOINT and Path(spec.argument) != own:
