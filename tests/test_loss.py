@@ -7,7 +7,15 @@ import math
 import pytest
 import torch
 
-from selfplay.loss import clipped_surrogate, imitation, kl_estimate
+from selfplay.loss import (
+    aggregation_weights,
+    cispo,
+    clipped_surrogate,
+    gspo,
+    imitation,
+    kl_estimate,
+    reinforce,
+)
 
 LOW, HIGH = 0.2, 0.3
 
@@ -56,20 +64,189 @@ def test_ratio_one_gives_the_reinforce_gradient() -> None:
     torch.testing.assert_close(got, expected)
 
 
-def test_k3_by_hand() -> None:
+def test_dual_clip_bounds_what_a_negative_advantage_may_cost() -> None:
+    """Ratio 5 against A = -2: PPO's loss is 10, with c = 3 it is 6 and has no gradient."""
+    logprobs_M = torch.log(torch.tensor([0.5, 0.2, 0.5])).requires_grad_()
+    old_M = torch.log(torch.tensor([0.1, 0.1, 0.1]))
+    losses_M, _, cut_M = clipped_surrogate(
+        logprobs_M,
+        old_M,
+        torch.tensor([-2.0, -2.0, 2.0]),
+        clip_low=LOW,
+        clip_high=HIGH,
+        dual_clip=3.0,
+    )
+    (grad_M,) = torch.autograd.grad(losses_M.sum(), logprobs_M)
+    assert losses_M.tolist() == pytest.approx([6.0, 4.0, -2.6], rel=1e-5)
+    assert grad_M.tolist() == pytest.approx([0.0, 4.0, 0.0], rel=1e-5)
+    assert cut_M.tolist() == [1, 0, 1]
+
+
+# Two sequences of two and three tokens: log-ratios 0.2, 0.4 and -0.3, 0.0, 0.6.
+SAMPLE = torch.tensor([0, 0, 1, 1, 1])
+LOG_RATIOS = torch.tensor([0.2, 0.4, -0.3, 0.0, 0.6])
+
+
+def test_gspo_has_one_ratio_a_sequence() -> None:
+    """exp(0.3) is over 1 + 0.3 and, with A > 0, clipped; exp(0.1) is not. A token's gradient is its
+    sequence's ratio times its own advantage, which may differ within a sequence."""
+    old_M = torch.full((5,), -1.0)
+    logprobs_M = (old_M + LOG_RATIOS).requires_grad_()
+    advantages_M = torch.tensor([1.0, 1.0, -2.0, -2.0, 0.5])
+    losses_M, ratios_M, cut_M = gspo(
+        logprobs_M, old_M, advantages_M, SAMPLE, clip_low=LOW, clip_high=HIGH
+    )
+    s = math.exp(0.1)
+    (grad_M,) = torch.autograd.grad(losses_M.sum(), logprobs_M)
+    assert ratios_M.tolist() == pytest.approx([math.exp(0.3)] * 2 + [s] * 3, rel=1e-5)
+    assert losses_M.tolist() == pytest.approx([-1.3, -1.3, 2 * s, 2 * s, -0.5 * s], rel=1e-5)
+    assert grad_M.tolist() == pytest.approx([0, 0, 2 * s, 2 * s, -0.5 * s], rel=1e-5)
+    assert cut_M.tolist() == [1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
+def test_gspo_of_shared_advantages_is_the_sequence_form(scale: float) -> None:
+    """arXiv 2507.18071 eq. 5: mean over sequences of min(s A, clip(s) A), differentiated through
+    every token of s."""
+    old_M = torch.full((5,), -1.0)
+    logprobs_M = (old_M + scale * LOG_RATIOS).requires_grad_()
+    advantages_S = torch.tensor([1.5, -0.7])
+    s_S = torch.stack([(logprobs_M - old_M)[SAMPLE.eq(i)].mean().exp() for i in (0, 1)])
+    clipped_S = s_S.clamp(1 - LOW, 1 + HIGH)
+    expected = -torch.minimum(s_S * advantages_S, clipped_S * advantages_S).mean()
+    losses_M, _, _ = gspo(
+        logprobs_M, old_M, advantages_S[SAMPLE], SAMPLE, clip_low=LOW, clip_high=HIGH
+    )
+    weights_M = aggregation_weights(SAMPLE, aggregation="sequence_mean")
+    got = (losses_M * weights_M).sum() / 2
+    torch.testing.assert_close(got, expected)
+    for a, b in zip(
+        torch.autograd.grad(got, logprobs_M),
+        torch.autograd.grad(expected, logprobs_M),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_cispo_keeps_every_gradient_and_bounds_its_weight() -> None:
+    """Ratios 0.5, 1, 2 under bounds 0.8 and 1.3: weights 0.8, 1, 1.3."""
+    logprobs_M = torch.log(torch.tensor([0.1, 0.2, 0.4])).requires_grad_()
+    old_M = torch.log(torch.tensor([0.2, 0.2, 0.2]))
+    losses_M, ratios_M, cut_M = cispo(
+        logprobs_M, old_M, torch.tensor([1.0, -1.0, 2.0]), clip_low=LOW, clip_high=HIGH
+    )
+    (grad_M,) = torch.autograd.grad(losses_M.sum(), logprobs_M)
+    assert ratios_M.tolist() == pytest.approx([0.5, 1.0, 2.0])
+    assert grad_M.tolist() == pytest.approx([-0.8, 1.0, -2.6])
+    assert losses_M.tolist() == pytest.approx(
+        [-0.8 * math.log(0.1), math.log(0.2), -2.6 * math.log(0.4)]
+    )
+    assert cut_M.tolist() == [1, 0, 1]
+
+
+def test_reinforce_looks_at_no_ratio() -> None:
+    logprobs_M = torch.log(torch.tensor([0.1, 0.4])).requires_grad_()
+    losses_M, ratios_M, cut_M = reinforce(
+        logprobs_M, torch.log(torch.tensor([0.2, 0.2])), torch.tensor([2.0, -1.0])
+    )
+    (grad_M,) = torch.autograd.grad(losses_M.sum(), logprobs_M)
+    assert losses_M.tolist() == pytest.approx([-2 * math.log(0.1), math.log(0.4)])
+    assert grad_M.tolist() == [-2.0, 1.0] and not cut_M.any()
+    assert ratios_M.tolist() == pytest.approx([0.5, 2.0])
+
+
+def test_aggregation_weights_by_hand() -> None:
+    def weights(aggregation: str, length: int = 0) -> list[float]:
+        found_M = aggregation_weights(SAMPLE, aggregation=aggregation, constant_length=length)
+        return [round(w, 6) for w in found_M.tolist()]
+
+    assert weights("token_mean") == [1, 1, 1, 1, 1]
+    assert weights("sequence_mean") == [0.5, 0.5, 0.333333, 0.333333, 0.333333]
+    assert weights("constant", 8) == [0.125] * 5
+
+
+# --- divergences of two known distributions -----------------------------------------------------
+
+REFERENCE = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
+LOGITS = torch.log(torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64))
+
+
+def divergence(p_V: torch.Tensor, q_V: torch.Tensor) -> torch.Tensor:
+    return (p_V * (p_V / q_V).log()).sum()
+
+
+def test_k1_k2_k3_by_hand() -> None:
     """The reference gives half, the same, and twice the policy's probability."""
     logprobs_M = torch.log(torch.tensor([0.4, 0.4, 0.4]))
     reference_M = torch.log(torch.tensor([0.2, 0.4, 0.8]))
-    expected = torch.tensor([0.5 + math.log(2) - 1, 0.0, 2 - math.log(2) - 1])
-    torch.testing.assert_close(kl_estimate(logprobs_M, reference_M, estimator="k3"), expected)
+    two = math.log(2)
+    for estimator, expected in {
+        "k1": [two, 0.0, -two],
+        "k2": [0.5 * two**2, 0.0, 0.5 * two**2],
+        "k3": [0.5 + two - 1, 0.0, 2 - two - 1],
+    }.items():
+        got_M = kl_estimate(logprobs_M, reference_M, estimator=estimator)
+        assert got_M.tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_k3_averages_to_the_divergence() -> None:
-    """Summed over the policy's own probabilities it is KL(policy || reference)."""
-    policy_V, reference_V = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.2, 0.6])
-    k3_V = kl_estimate(policy_V.log(), reference_V.log(), estimator="k3")
-    divergence = (policy_V * (policy_V / reference_V).log()).sum()
-    assert float((policy_V * k3_V).sum()) == pytest.approx(float(divergence), rel=1e-5)
+def test_k1_and_k3_average_to_the_divergence_and_k2_does_not() -> None:
+    policy_V = LOGITS.softmax(0)
+    exact = float(divergence(policy_V, REFERENCE))
+    means = {
+        name: float((policy_V * kl_estimate(policy_V.log(), REFERENCE.log(), estimator=name)).sum())
+        for name in ("k1", "k2", "k3")
+    }
+    assert means["k1"] == pytest.approx(exact) and means["k3"] == pytest.approx(exact)
+    squares = 0.5 * (policy_V * (policy_V / REFERENCE).log() ** 2).sum()
+    assert means["k2"] == pytest.approx(float(squares)) and abs(means["k2"] - exact) > 4e-3
+
+
+def mean_gradient(estimator: str, *, where: str) -> torch.Tensor:
+    """The policy's own average over all three words of what one sample's term does to the logits:
+    as a loss, as a loss times the ratio, or as a (negative) reward of REINFORCE."""
+    logits_V = LOGITS.clone().requires_grad_()
+    logprobs_V = logits_V.log_softmax(0)
+    old_V = logprobs_V.detach()
+    kl_V = kl_estimate(logprobs_V, REFERENCE.log(), estimator=estimator)
+    terms_V = {
+        "loss": kl_V,
+        "ratio": kl_V * (logprobs_V - old_V).exp(),
+        "reward": kl_V.detach() * logprobs_V,
+    }[where]
+    (gradient_V,) = torch.autograd.grad((old_V.exp() * terms_V).sum(), logits_V)
+    return gradient_V
+
+
+def exact_gradient(*, forward: bool) -> torch.Tensor:
+    logits_V = LOGITS.clone().requires_grad_()
+    pair = (REFERENCE, logits_V.softmax(0))
+    (gradient_V,) = torch.autograd.grad(divergence(*(pair if forward else pair[::-1])), logits_V)
+    return gradient_V
+
+
+def test_what_the_gradient_of_each_estimator_means() -> None:
+    """In the loss k1 pulls nowhere, k2 towards less KL(policy || reference), k3 towards less
+    KL(reference || policy). As a reward, and in any form times the ratio, k1 is exact."""
+    reverse, forward = exact_gradient(forward=False), exact_gradient(forward=True)
+    torch.testing.assert_close(mean_gradient("k1", where="loss"), torch.zeros(3).double())
+    torch.testing.assert_close(mean_gradient("k2", where="loss"), reverse)
+    torch.testing.assert_close(mean_gradient("k3", where="loss"), forward)
+    for name in ("k1", "k3"):
+        torch.testing.assert_close(mean_gradient(name, where="ratio"), reverse)
+    torch.testing.assert_close(mean_gradient("k1", where="reward"), reverse)
+    # The two divergences pull differently this far apart.
+    assert (reverse - forward).norm() > 0.1 * reverse.norm()
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_k2_and_k3_as_rewards_lose_their_pull_near_the_reference(
+    estimator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundredth of the way off, they pull with under a fiftieth of k1's force."""
+    near = REFERENCE.log() + 0.01 * torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
+    monkeypatch.setitem(globals(), "LOGITS", near)
+    held = mean_gradient(estimator, where="reward").norm()
+    assert held < 0.02 * mean_gradient("k1", where="reward").norm()
 
 
 def test_imitation_is_weighted_cross_entropy() -> None:

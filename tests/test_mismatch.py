@@ -1,0 +1,62 @@
+"""Importance, rejection and the measured gap, in numbers a reader can check."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from selfplay.mismatch import gap_metrics, gap_values, importance_weights
+
+# The trainer gives half, as much and four times the probability that the engine gave.
+GAPS = [math.log(0.5), 0.0, math.log(4.0)]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        ({"cap": 2.0, "low": 0.0, "high": 0.0}, [0.5, 1.0, 2.0]),
+        ({"cap": 0.0, "low": 0.0, "high": 5.0}, [0.5, 1.0, 4.0]),
+        ({"cap": 0.0, "low": 0.6, "high": 3.0}, [0.0, 1.0, 0.0]),
+        ({"cap": 2.0, "low": 0.6, "high": 5.0}, [0.0, 1.0, 2.0]),
+    ],
+)
+def test_token_importance_is_truncated_and_rejected(
+    bounds: dict[str, float], expected: list[float]
+) -> None:
+    assert importance_weights(GAPS, level="token", **bounds) == pytest.approx(expected)
+
+
+def test_sequence_importance_is_the_product() -> None:
+    """0.5 x 1 x 4 = 2 for each of its tokens."""
+    free = importance_weights(GAPS, level="sequence", cap=0.0, low=0.0, high=9.0)
+    assert free == pytest.approx([2.0] * 3)
+    cut = importance_weights(GAPS, level="sequence", cap=1.5, low=0.0, high=0.0)
+    assert cut == [1.5] * 3
+    none = importance_weights(GAPS, level="sequence", cap=1.5, low=0.0, high=1.9)
+    assert none == [0.0] * 3
+
+
+def test_an_absurd_gap_is_a_large_weight_and_no_overflow() -> None:
+    assert importance_weights([1e6], level="token", cap=2.0, low=0.0, high=0.0) == [2.0]
+    assert importance_weights([-1e6], level="token", cap=2.0, low=0.0, high=0.0) == [0.0]
+
+
+def test_the_gap_by_hand() -> None:
+    """Weights 0.5, 1, 4: mean 5.5 / 3, mean square 17.25 / 3, so 1.754 of 3 tokens count."""
+    values = gap_values(torch.tensor(GAPS), torch.zeros(3))
+    means = {name: float(value.mean()) for name, value in values.items()}
+    found = gap_metrics(means)
+    assert found.keys() == {"gap_mean", "gap_kl", "gap_ess"}
+    assert found["gap_mean"] == pytest.approx(3 * math.log(2) / 3)
+    assert found["gap_kl"] == pytest.approx((5.5 - 3 - math.log(2)) / 3)
+    assert found["gap_ess"] == pytest.approx(5.5**2 / (3 * 17.25))
+
+
+def test_the_gaps_kl_averages_to_the_divergence_of_the_engine() -> None:
+    """Over the engine's own probabilities: KL(engine || trainer)."""
+    engine_V, trainer_V = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.3, 0.3])
+    values = gap_values(trainer_V.log(), engine_V.log())
+    exact = (engine_V * (engine_V / trainer_V).log()).sum()
+    assert float((engine_V * values["gap_kl"]).sum()) == pytest.approx(float(exact), rel=1e-4)
