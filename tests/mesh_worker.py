@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -17,8 +18,10 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from selfplay.attention import register_packed_attention
-from selfplay.config import ScratchConfig
+from selfplay.config import ScratchConfig, load_config
+from selfplay.learner import Learner
 from selfplay.model import export, load_sharded, policy_logprobs, scratch_model
+from selfplay.objective import Part
 from selfplay.parallel import (
     World,
     all_reduce_max,
@@ -31,11 +34,18 @@ from selfplay.parallel import (
     init_world,
     shard,
 )
+from selfplay.samples import Sample
+from selfplay.update import update
 
 # 54 words over 2 x 2 ranks leave 27 rows to a pair: FSDP has to cope with 14 and 13.
 VOCAB = 54
 LENGTHS = (5, 9, 3)
 PREDICT = (1, 2, 3, 5, 6, 9, 12, 14)
+AGGREGATIONS = {
+    "token_mean": ["algorithm.entropy=0.1"],
+    "sequence_mean": ["algorithm.loss=gspo", "algorithm.aggregation=sequence_mean"],
+    "constant": ["algorithm.aggregation=constant", "algorithm.constant_length=9"],
+}
 
 
 def build(arch: str, tied: bool) -> PreTrainedModel:
@@ -152,6 +162,46 @@ def round_trip(tied: bool, world: World, folder: Path) -> dict[str, float]:
     }
 
 
+def play(num: int) -> list[Sample]:
+    """Samples of 6, 9, 12 and more tokens, some of which are not trained."""
+    generator = torch.Generator().manual_seed(7)
+    samples = []
+    for index in range(num):
+        length = 6 + 3 * index
+        ids = torch.randint(0, VOCAB, (length,), generator=generator).tolist()
+        noise = torch.randn(2 * length, generator=generator).tolist()
+        mask = [0, 0, *(int(x > -0.5) for x in noise[2 : length - 1]), 1]
+        old = [-4.0 + 0.3 * x for x in noise[length:]]
+        advantage = noise[0] + 1.0
+        samples.append(Sample(f"{index}", ids, mask, old, [advantage * m for m in mask]))
+    return samples
+
+
+def aggregate(overrides: list[str], world: World) -> dict[str, float]:
+    """One step of plain descent on seven samples, dealt unevenly, against one process's step."""
+    free = ["model.scratch={}", "rollout.max_game_tokens=1000", "optim.max_grad_norm=1e9"]
+    config = load_config(None, [*free, "optim.tokens_per_microbatch=24", *overrides])
+    samples = play(7)
+    alone = replace(world, rank=0, world_size=1, device=torch.device("cpu"), mesh=None,
+                    dp_rank=0, dp_size=1, tp_rank=0, tp=1, control=None)  # fmt: skip
+    mine = samples if world.dp_size == 1 else (samples[:5], samples[5:])[world.dp_rank]
+    moved = []
+    for place, share in ((alone, samples), (world, mine)):
+        model = shard(build("qwen2", True), place)
+        learner = Learner(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+            world=place,
+            compute_dtype=torch.float32,
+        )
+        update(learner, [Part(share, "surrogate")], lr=1.0, config=config)
+        start = dict(build("qwen2", True).named_parameters())
+        moved.append({n: whole(p) - start[n].detach() for n, p in model.named_parameters()})
+    lone, meshed = moved
+    gaps = [(meshed[n] - lone[n]).abs().max() / lone[n].abs().max() for n in lone]
+    return {"gradient": max(gap.item() for gap in gaps)}
+
+
 def main() -> None:
     tp, folder = int(sys.argv[1]), Path(sys.argv[2])
     world = init_world(tp, device=sys.argv[3] if len(sys.argv) > 3 else "cpu")
@@ -165,6 +215,8 @@ def main() -> None:
         report[f"{arch} {tied}"] = compare(arch, tied, checkpointing, world)
     for tied in (True, False):
         report[f"round trip {tied}"] = round_trip(tied, world, folder)
+    for name, overrides in AGGREGATIONS.items():
+        report[name] = aggregate(overrides, world)
     if world.rank == 0:
         (folder / "report.json").write_text(json.dumps(report, indent=1))
     close_world(world)

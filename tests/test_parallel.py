@@ -55,6 +55,12 @@ def test_scores_and_gradients_are_those_of_one_process(report: Any, model: str) 
     assert measured["norm"] < 1e-6
 
 
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+def test_an_aggregation_is_that_of_one_process(report: Any, aggregation: str) -> None:
+    """Ranks with unequal numbers of samples and micro-batches share one denominator."""
+    assert report[1][aggregation]["gradient"] < 1e-4
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_sharding_keeps_values_and_names(report: Any, model: str) -> None:
     assert report[1][model]["values_kept"] == report[1][model]["names_kept"] == 1.0

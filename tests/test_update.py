@@ -3,80 +3,28 @@
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import replace
 
 import pytest
 import torch
+from small_updates import assert_same, change, config_of, learner_of, some_samples
 from tiny_run import CPU, VOCAB, tiny_model, trainer_logprobs
 from transformers import PreTrainedModel
 
 from selfplay.batch import micro_batches, pack
-from selfplay.config import Config, load_config
 from selfplay.learn import learn
-from selfplay.learner import Learner
 from selfplay.objective import Part
 from selfplay.optim import learning_rate, make_optimizer, self_play_rate
-from selfplay.parallel import init_world
 from selfplay.samples import Sample
 from selfplay.scoring import score
 from selfplay.update import update
 
 GAP = "engine.max_gap=1"  # made-up old log-probs are no sign of a broken engine
-FREE = 1e9  # a bound on the gradient's norm that never binds
-
-
-def config_of(*overrides: str) -> Config:
-    free = ["model.scratch={}", "rollout.max_game_tokens=1000", f"optim.max_grad_norm={FREE}"]
-    return load_config(None, [*free, *overrides])
-
-
-def learner_of(
-    model: PreTrainedModel, *, reference: PreTrainedModel | None = None, kl: float = 0.0
-) -> Learner:
-    """Plain gradient descent: with rate 1 the change of the parameters is minus the gradient."""
-    return Learner(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
-        world=init_world(device="cpu"),
-        compute_dtype=torch.float32,
-        reference=reference,
-        kl=kl,
-    )
-
-
-def some_samples(model: PreTrainedModel, num: int = 8, *, shift: float = 0.1) -> list[Sample]:
-    """8 to 36 tokens each, with gaps in the mask; old log-probs lie off by up to `shift`."""
-    rng = random.Random(0)
-    samples = []
-    for index in range(num):
-        ids = [rng.randrange(VOCAB) for _ in range(8 + 4 * index)]
-        mask = [0, 0, 0, *(int(rng.random() < 0.5) for _ in ids[4:]), 1]
-        sample = Sample(f"sample {index}", ids, mask, [0.0] * len(ids), [0.0] * len(ids))
-        true = iter(trainer_logprobs(model, [sample], temperature=1.0).tolist())
-        old = [next(true) + rng.uniform(-shift, shift) if m else 0.0 for m in mask]
-        advantage = rng.uniform(-2, 2)
-        samples.append(replace(sample, old_logprobs=old, advantages=[advantage * m for m in mask]))
-    return samples
 
 
 def as_taught(samples: list[Sample]) -> list[Sample]:
     """The same tokens as a teacher's, each worth 1."""
     return [replace(s, advantages=[float(m) for m in s.mask]) for s in samples]
-
-
-def change(
-    model: PreTrainedModel,
-    parts: list[Part],
-    *overrides: str,
-    reference: PreTrainedModel | None = None,
-) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """Minus the gradient of one update, and its metrics."""
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    config = config_of(*overrides)
-    learner = learner_of(model, reference=reference, kl=config.algorithm.kl)
-    metrics = update(learner, parts, lr=1.0, config=config)
-    return {name: p.detach() - before[name] for name, p in model.named_parameters()}, metrics
 
 
 def naive_gradient(model: PreTrainedModel, samples: list[Sample]) -> dict[str, torch.Tensor]:
@@ -92,11 +40,6 @@ def naive_gradient(model: PreTrainedModel, samples: list[Sample]) -> dict[str, t
     loss = total / sum(sum(sample.mask) for sample in samples)
     names, parameters = zip(*model.named_parameters(), strict=True)
     return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
-
-
-def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    for name, tensor in one.items():
-        torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("arch", ["qwen2", "llama"])
