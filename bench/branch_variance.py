@@ -1,0 +1,163 @@
+"""How noisy the policy gradient is with branch points and without, at equal generated tokens.
+
+    python -m bench.branch_variance --config configs/tiny.yaml --run runs/tiny --steps 64
+    python -m bench.branch_variance --run runs/tiny --weights final --setting 'all: rollout.branch.turns=all'
+
+Each setting plays `--steps` steps of fresh instances with the same frozen weights; g_r is the
+gradient of step r's policy loss without KL and clipping. With mean gradient m over R steps,
+noise V = sum |g_r - m|^2 / (R - 1) and signal S = |m|^2 - V / R (the bias of |m|^2 taken out). V / S
+does not change with the scale of a loss and falls as 1 / tokens, so settings of different size are
+compared by V / S times the generated tokens of a step: the tokens that make signal and noise equal.
+The last column is that number over the first setting's, with a 95 % interval from a jackknife over
+blocks of steps (nan: so few steps that a block decides whether there is a signal).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer
+
+from selfplay import rollout
+from selfplay.assemble import make_learner
+from selfplay.batch import micro_batches, num_trained_tokens
+from selfplay.chat import make_rendering
+from selfplay.config import Config, load_config
+from selfplay.credit import assign_advantages, reward_samples
+from selfplay.data import TrainStream
+from selfplay.engines.base import Sampling
+from selfplay.engines.hf import HFEngine
+from selfplay.learner import Learner
+from selfplay.log import progress
+from selfplay.objective import Part, part_loss
+from selfplay.parallel import init_world
+from selfplay.play import limits_of
+from selfplay.samples import Sample
+from selfplay.tables import self_play_tables
+from selfplay.token_means import TokenMeans
+
+SETTINGS = (
+    "groups:",
+    "decisions, 4 siblings: rollout.branch.turns=decisions rollout.instances=9",
+    "all turns, 4 siblings: rollout.branch.turns=all rollout.group_size=1 rollout.instances=20",
+    "all turns, 8 siblings: rollout.branch.turns=all rollout.branch.siblings=8 "
+    "rollout.group_size=1 rollout.instances=9",
+    "all turns, 2 siblings, 2 futures: rollout.branch.turns=all rollout.branch.siblings=2 "
+    "rollout.branch.futures=2 rollout.group_size=1 rollout.instances=28",
+)
+NUM_BLOCKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One setting's steps: gradients [R, P], tokens sampled and trained a step."""
+
+    name: str
+    gradients_RP: torch.Tensor
+    num_generated: float
+    num_trained: float
+
+
+def main() -> None:
+    """Measure every setting, print one row each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--config", default="configs/tiny.yaml", help="the run's settings")
+    parser.add_argument("--run", required=True, type=Path, help="folder with its weights")
+    parser.add_argument("--weights", default="warm_start", help="warm_start or final")
+    parser.add_argument("--steps", type=int, default=64, help="gradients a setting")
+    parser.add_argument(
+        "--setting", action="append", help="'name: overrides'; the first is compared with"
+    )
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for text in args.setting or SETTINGS:
+        name, _, overrides = text.partition(":")
+        config = load_config(args.config, ["algorithm.kl=0.0", "device=cpu", *overrides.split()])
+        rows.append(measure(name, config, args.run, weights=args.weights, num_steps=args.steps))
+    print("| setting | generated tokens | trained | V / S | tokens x V / S | ratio [95 %] |")
+    print("|---|--:|--:|--:|--:|--:|")
+    for row in rows:
+        print(shown(row, against=rows[0]))
+
+
+def measure(name: str, config: Config, run: Path, *, weights: str, num_steps: int) -> Measured:
+    """Gradients of `num_steps` steps with the run's weights, which never move."""
+    world = init_world(1, device="cpu")
+    tokenizer = AutoTokenizer.from_pretrained(run / weights)
+    rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
+    learner = make_learner(config, run / weights, world, reference=False)
+    engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
+    sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
+    stream = TrainStream(config)
+    gradients, num_generated, num_trained = [], 0, 0
+    for step in progress(range(num_steps), name):
+        instances = stream.step(step, range(config.rollout.instances))
+        tables = self_play_tables(instances, step=step, config=config, rendering=rendering)
+        episodes, played = rollout.run(tables, engine, sampling=sampling, limits=limits_of(config))
+        samples, _ = reward_samples(episodes, algorithm=config.algorithm, reward=config.reward)
+        samples = assign_advantages(samples, algorithm=config.algorithm)
+        num_generated += played.num_generated_tokens
+        num_trained += num_trained_tokens(samples)
+        gradients.append(gradient(learner, samples, config=config))
+    return Measured(
+        name, torch.stack(gradients), num_generated / num_steps, num_trained / num_steps
+    )
+
+
+def gradient(learner: Learner, samples: Sequence[Sample], *, config: Config) -> torch.Tensor:
+    """The policy loss' gradient over all parameters [P], a mean over trained tokens."""
+    part, total = Part(samples, "surrogate"), num_trained_tokens(samples)
+    budget = config.optim.tokens_per_microbatch
+    learner.model.train()
+    for batch in micro_batches(samples, budget=budget, device=torch.device("cpu")):
+        tally = TokenMeans(learner.world)
+        (part_loss(learner, part, batch, config=config, tally=tally) / total).backward()
+    grads = [p.grad.flatten() for p in learner.model.parameters() if p.grad is not None]
+    flat_P = torch.cat(grads).clone()
+    learner.model.zero_grad(set_to_none=True)
+    return flat_P
+
+
+def noise_and_signal(gram_RR: np.ndarray, picks: np.ndarray) -> tuple[float, float]:
+    """V and S of the picked steps, from the gradients' inner products."""
+    num, inner_RR = len(picks), gram_RR[np.ix_(picks, picks)]
+    mean_square = float(inner_RR.sum()) / num**2
+    noise = (float(np.trace(inner_RR)) - num * mean_square) / (num - 1)
+    return noise, mean_square - noise / num
+
+
+def shown(row: Measured, *, against: Measured) -> str:
+    """One line of the table."""
+    mine, theirs = gram(row), gram(against)
+    every = np.arange(min(len(mine), len(theirs)))
+    noise, signal = noise_and_signal(mine, every)
+    scale = row.num_generated / against.num_generated
+
+    def log_ratio(picks: np.ndarray) -> float:
+        costs = [np.divide(*noise_and_signal(gram_RR, picks)) for gram_RR in (mine, theirs)]
+        return float(np.log(scale * max(costs[0], 0.0) / costs[1]))
+
+    left_out = [log_ratio(np.delete(every, block)) for block in np.array_split(every, NUM_BLOCKS)]
+    spread = float(np.std(left_out)) * (NUM_BLOCKS - 1) ** 0.5
+    low, middle, high = (np.exp(log_ratio(every) + z * spread) for z in (-1.96, 0.0, 1.96))
+    return (
+        f"| {row.name} | {row.num_generated:,.0f} | {row.num_trained:,.0f} "
+        f"| {noise / signal:.2f} | {row.num_generated * noise / signal:,.0f} "
+        f"| {middle:.2f} [{low:.2f}, {high:.2f}] |"
+    )
+
+
+def gram(row: Measured) -> np.ndarray:
+    """Inner products of the steps' gradients [R, R]."""
+    gradients_RP = row.gradients_RP.double()
+    return (gradients_RP @ gradients_RP.T).numpy()
+
+
+if __name__ == "__main__":
+    main()

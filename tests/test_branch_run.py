@@ -1,0 +1,67 @@
+"""A whole run with branch points: it resumes bit for bit, and its trunks are a plain run's games."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_run import metrics_of, run_tiny
+
+BRANCHES = (
+    "rollout.branch.turns=random",
+    "rollout.branch.per_game=2",
+    "rollout.branch.siblings=3",
+    "rollout.branch.futures=2",
+    "log_games_every=1",
+    "steps=2",
+    "save_every=1",
+)
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("forked") / "run"
+    assert run_tiny(folder, *BRANCHES) == 0
+    return folder
+
+
+def games_of(folder: Path, step: int) -> list[dict[str, object]]:
+    lines = (folder / "games.jsonl").read_text().splitlines()
+    return [game for line in lines if (game := json.loads(line))["step"] == step]
+
+
+def test_a_run_with_branches_trains_on_them(forked: Path) -> None:
+    for line in metrics_of(forked):
+        assert line["num_branch_points"] > 0 and 0 <= line["flat_branches"] <= 1
+        assert line["num_games"] == 16 < line["num_branch_games"]
+        assert 0 < line["num_future_tokens"] < line["num_branch_tokens"]
+        assert line["num_branch_tokens"] < line["num_generated_tokens"]
+        assert line["num_trained_tokens"] > 0 and line["gap_max"] < 1e-4
+    assert any("branches" in game for game in games_of(forked, 1))
+
+
+def test_the_trunks_are_the_games_of_a_plain_run(forked: Path, tmp_path: Path) -> None:
+    """The same weights play the first step: forking changed no draw of theirs."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("tokenizer", "warm_start"):
+        (folder / name).symlink_to(forked / name)
+    assert run_tiny(folder, "log_games_every=1", "steps=1", "eval.final_games=1") == 0
+    mine = [{k: v for k, v in g.items() if k != "branches"} for g in games_of(forked, 1)]
+    assert mine == games_of(folder, 1) and len(mine) == 16
+
+
+def test_a_run_with_branches_resumes_bit_for_bit(forked: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(forked, folder)
+    shutil.rmtree(folder / "checkpoints" / "step_000002")
+    shutil.rmtree(folder / "final")
+    assert run_tiny(folder, *BRANCHES) == 0
+    assert metrics_of(folder) == metrics_of(forked)
+    assert (folder / "games.jsonl").read_text() == (forked / "games.jsonl").read_text()
+    mine, yours = (load_file(f / "final" / "model.safetensors") for f in (folder, forked))
+    assert all(torch.equal(mine[name], yours[name]) for name in yours)
