@@ -1,15 +1,16 @@
 """How noisy the policy gradient is with branch points and without, at equal generated tokens.
 
     python -m bench.branch_variance --config configs/tiny.yaml --run runs/tiny --steps 64
-    python -m bench.branch_variance --run runs/tiny --weights final --setting 'all: rollout.branch.turns=all'
+    python -m bench.branch_variance --run runs/tiny --setting 'groups:' \\
+        --setting 'all turns: rollout.branch.turns=all rollout.group_size=1'
 
 Each setting plays `--steps` steps of fresh instances with the same frozen weights; g_r is the
-gradient of step r's policy loss without KL and clipping. With mean gradient m over R steps,
-noise V = sum |g_r - m|^2 / (R - 1) and signal S = |m|^2 - V / R (the bias of |m|^2 taken out). V / S
-does not change with the scale of a loss and falls as 1 / tokens, so settings of different size are
-compared by V / S times the generated tokens of a step: the tokens that make signal and noise equal.
-The last column is that number over the first setting's, with a 95 % interval from a jackknife over
-blocks of steps (nan: so few steps that a block decides whether there is a signal).
+gradient of step r's policy loss without KL and clipping. With mean gradient m over R steps, noise
+V = sum |g_r - m|^2 / (R - 1) and signal S = |m|^2 - V / R (the bias of |m|^2 taken out). V / S does
+not change with the scale of a loss and falls as 1 / tokens, so settings of different size are
+compared by V / S times a step's generated tokens: how many make signal and noise equal. The last
+column is that number over the first setting's, with a 95 % interval from a jackknife over blocks of
+steps (nan: so few steps that a block decides whether there is a signal).
 """
 
 from __future__ import annotations
@@ -45,8 +46,7 @@ SETTINGS = (
     "groups:",
     "decisions, 4 siblings: rollout.branch.turns=decisions rollout.instances=9",
     "all turns, 4 siblings: rollout.branch.turns=all rollout.group_size=1 rollout.instances=20",
-    "all turns, 8 siblings: rollout.branch.turns=all rollout.branch.siblings=8 "
-    "rollout.group_size=1 rollout.instances=9",
+    "first turn, 4 siblings: rollout.branch.turns=first rollout.group_size=4 rollout.instances=8",
     "all turns, 2 siblings, 2 futures: rollout.branch.turns=all rollout.branch.siblings=2 "
     "rollout.branch.futures=2 rollout.group_size=1 rollout.instances=28",
 )

@@ -3,8 +3,9 @@
 A token stands in the loss of at most one sample. A game without branch points gives one sample a
 seat, in the group (instance, seat). A branch point takes its turn out of that sample: each sibling
 turn becomes a sample that trains this turn alone, its reward the mean of its futures, its group the
-branch point. The games that were played on from one turn are a group of their own, as they start
-from one state; there the turns after it train. Floats only; no torch.
+branch point. The games that were played on from the point have a state in common, so they are a
+group as the games of an instance are, seat by seat; there the turns after the siblings train.
+Floats only; no torch.
 """
 
 from __future__ import annotations
@@ -42,8 +43,7 @@ def branch_samples(
 ) -> list[Sample]:
     """Every sibling turn with its value as its reward, and the games after it with theirs.
 
-    The trunk trains after its own turn as a game of its instance, so among the futures of that turn
-    it is left out.
+    The trunk trains after its own turn as a game of its instance, so it is left out of the latter.
     """
     found = []
     for episode in episodes:
@@ -58,8 +58,15 @@ def branch_samples(
                         group=f"turn {point.turn} of {_name(episode)}",
                     )
                 )
-                rest = [future for future in futures if future is not episode]
-                found += _after(rest, point, place, algorithm=algorithm, config=reward)
+                for number, future in enumerate(futures):
+                    if future is not episode:
+                        found += _after(
+                            future,
+                            point,
+                            f"{place} future {number}",
+                            algorithm=algorithm,
+                            config=reward,
+                        )
     return found
 
 
@@ -116,27 +123,26 @@ def _turn_sample(
 
 
 def _after(
-    futures: Sequence[Episode],
+    future: Episode,
     point: BranchPoint,
     place: str,
     *,
     algorithm: AlgorithmConfig,
     config: RewardConfig,
 ) -> list[Sample]:
-    """The turns after the one that was tried, both seats', where at least two games compare."""
+    """The turns after the one that was tried, one sample a seat that had any."""
     found = []
-    for number, episode in enumerate(futures) if len(futures) > 1 else ():
-        for seat in learners(episode):
-            sample = whole_sample(episode, seat, weight=0.0)
-            start = _first_after(episode, point, seat)
-            sample = replace(sample, mask=[0] * start + sample.mask[start:])
-            if any(sample.mask):
-                sample = replace(
-                    sample,
-                    name=f"{_name(episode)} {place} future {number} seat {seat}",
-                    group=f"seat {seat} after {place} of {_name(episode)}",
-                )
-                found.append(_rewarded(sample, episode, seat, algorithm=algorithm, config=config))
+    for seat in learners(future):
+        sample = whole_sample(future, seat, weight=0.0)
+        start = _first_after(future, point, seat)
+        sample = replace(sample, mask=[0] * start + sample.mask[start:])
+        if any(sample.mask):
+            sample = replace(
+                sample,
+                name=f"{_name(future)} {place} seat {seat}",
+                group=f"seat {seat} after turn {point.turn} of {_name(future)}",
+            )
+            found.append(_rewarded(sample, future, seat, algorithm=algorithm, config=config))
     return found
 
 

@@ -1,4 +1,4 @@
-"""A whole run with branch points: it resumes bit for bit, and its trunks are a plain run's games."""
+"""A run with branch points: it resumes bit for bit, and its trunks are a plain run's games."""
 
 from __future__ import annotations
 
