@@ -24,18 +24,18 @@ def branch_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str
     if not points:
         return {}
     values_K = [turn_values(episode, point) for episode, point in points]
-    turns, futures = 0, 0
-    for _, point in points:
-        for (sibling, future), played in point.futures.items():
-            after = sum(turn.num_tokens for turn in played.turns[point.turn + 1 :])
-            futures += after
-            if sibling and not future:  # the trunk's own turn is not sampled again
-                turns += played.turns[point.turn].num_tokens
+    turns, rest = 0, 0
+    for episode, point in points:
+        # The trunk's own turn was not sampled again, each other one once for all its futures.
+        for futures in siblings_of(episode, point)[1:]:
+            turns += futures[0].turns[point.turn].num_tokens
+        for future in point.futures.values():
+            rest += sum(turn.num_tokens for turn in future.turns[point.turn + 1 :])
     return {
         "branch_points": float(len(points)),
         "branch_games": float(sum(len(point.futures) for _, point in points)),
-        "branch_tokens": float(turns + futures),
-        "branch_future_tokens": float(futures),
+        "branch_tokens": float(turns + rest),
+        "branch_future_tokens": float(rest),
         "branch_turns": float(sum(len(values) for values in values_K)),
         "branch_groups": float(credited.num_branch_groups),
         "branch_flat_groups": float(credited.num_flat_branch_groups),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,6 +11,7 @@ from chat_families import tokenizer_of
 from dialop_boards import BEST, BRIEF, SMALL, WORST
 from scripted_engine import StreamEngine, WaveEngine
 
+from dialop.game import Game
 from dialop.matching import MatchingGame
 from dialop.scripted import make_scripted
 from selfplay import rollout
@@ -24,7 +25,7 @@ from selfplay.earned import branch_samples, episode_samples
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.measures import game_record
 from selfplay.play import Branching, Episode, Limits, Table
-from selfplay.players import Player, PolicyPlayer, ScriptedPartner
+from selfplay.players import Move, Player, PolicyPlayer, ScriptedPartner
 from selfplay.report import game_text
 from selfplay.samples import Sample
 from selfplay.settings import SettingsError
@@ -205,7 +206,9 @@ def test_sibling_turns_are_compared_and_so_is_what_follows(rendering: Rendering)
         assert sum(sample.mask) == len(ids) * (1 if text == WORST else 2)
         assert sum(sample.advantages) == pytest.approx(advantage * sum(sample.mask))
     # Flat: the trunk's two groups of one; seat 1 said something after only one rejection.
-    assert replace(stats, spreads={}) == CreditStats(2, 2, num_branch_groups=3, num_flat_branch_groups=1)
+    assert replace(stats, spreads={}) == CreditStats(
+        2, 2, num_branch_groups=3, num_flat_branch_groups=1
+    )
 
 
 @pytest.mark.parametrize(
@@ -256,7 +259,9 @@ def test_the_games_from_one_point_are_a_group(rendering: Rendering) -> None:
     }
     slips = samples["turn 1 sibling 1 future 1 seat 0"]
     assert sum(slips.mask) == 2 * len(rendering.action_ids("hm"))
-    assert replace(stats, spreads={}) == CreditStats(1, 1, num_branch_groups=3, num_flat_branch_groups=1)
+    assert replace(stats, spreads={}) == CreditStats(
+        1, 1, num_branch_groups=3, num_flat_branch_groups=1
+    )
 
 
 class Babbler(WaveEngine):
@@ -433,3 +438,38 @@ def test_a_game_shows_its_branch_points(rendering: Rendering) -> None:
         "0.333 (0.67, 0.00) [propose] / BLEU: Daniel / Electra: Ava",
     ]
     assert "tried here" not in game_text(game_record(replace(episode, branches=()), step=3))
+
+
+class Walker:
+    """Accepts everything, but walks out of the games after the first other turn."""
+
+    name, transcript = "walker", None
+
+    def __init__(self, leaves: bool = False) -> None:
+        self.leaves = leaves
+
+    def move(
+        self, game: Game, seat: int, observation: str
+    ) -> Generator[Request, Completion, Move | None]:
+        return Move("[accept]", complete=True, num_tokens=0, void="gone" if self.leaves else None)
+        yield  # a generator that never asks the engine
+
+    def refused(self) -> None: ...
+
+    def fork(self, *names: object) -> Walker:
+        return Walker(self.leaves or names == ("branch", 0, 1))
+
+
+def test_a_future_that_a_partner_left_is_worth_nothing_and_not_0(rendering: Rendering) -> None:
+    table = hand_table(rendering, replace(DECISIONS, rule="first"))
+    texts = {(0, 0): BEST, ("branch", 0, 1, 0, 0): WORST, ("branch", 0, 2, 0, 0): WORST}
+    (episode,), _ = rollout.run(
+        [replace(table, players=(table.players[0], Walker()))],
+        WaveEngine(rendering, prepared(texts)),
+        sampling=SAMPLING,
+        limits=LIMITS,
+    )
+    (point,) = episode.branches
+    assert turn_values(episode, point) == pytest.approx([1.0, 8 / 12])
+    samples, _ = credited(episode, algorithm=AlgorithmConfig(method="dr_grpo"))
+    assert [s.advantages[-1] for s in samples.values()] == pytest.approx([1 / 6, -1 / 6])
