@@ -6,10 +6,14 @@ token is trained, so logits are computed at these places only. Knows no games an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, compress, repeat
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from selfplay.parallel import World, gather_objects
@@ -59,35 +63,42 @@ def split_by_tokens(lengths: Sequence[int], *, budget: int) -> list[list[int]]:
 
 def pack(samples: Sequence[Sample], *, device: torch.device) -> MicroBatch:
     """One micro-batch of these samples, back to back."""
-    lengths = torch.tensor([0] + [len(s.ids) for s in samples])
-    cu_seqlens_S1 = lengths.cumsum(0).to(torch.int32)
-    mask_N = torch.tensor([m for s in samples for m in s.mask], dtype=torch.bool)
-    starts = cu_seqlens_S1[:-1].long()
-    if bool(mask_N[starts].any()):
+    lengths_S = np.array([len(s.ids) for s in samples])
+    bounds_S1 = np.concatenate([[0], lengths_S.cumsum()])
+    mask_N = _flat([s.mask for s in samples], np.bool_)
+    if mask_N[bounds_S1[:-1]].any():
         raise ValueError("a transcript's first token cannot be trained: nothing predicts it")
-    target_places_M = mask_N.nonzero()[:, 0]
-    ids_N = torch.tensor([i for s in samples for i in s.ids])
-    positions_N = torch.cat([torch.arange(len(s.ids)) for s in samples])
-    sample_N = torch.repeat_interleave(torch.arange(len(samples)), lengths[1:])
+    targets_at_M = mask_N.nonzero()[0]
+    ids_N = _flat([s.ids for s in samples], np.int64)
 
-    def at_targets(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32)[target_places_M].to(device)
+    def at_targets(rows: Iterable[Iterable[float]]) -> Tensor:
+        kept = [compress(row, s.mask) for row, s in zip(rows, samples, strict=True)]
+        values_M = np.fromiter(chain.from_iterable(kept), np.float32, len(targets_at_M))
+        return torch.from_numpy(values_M).to(device)
+
+    def moved(values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values).to(device)
 
     return MicroBatch(
-        ids_N=ids_N.to(device),
-        positions_N=positions_N.to(device),
-        cu_seqlens_S1=cu_seqlens_S1.to(device),
-        max_seqlen=int(lengths.max()),
-        predict_M=(target_places_M - 1).to(device),
-        targets_M=ids_N[target_places_M].to(device),
-        advantages_M=at_targets([a for s in samples for a in s.advantages]),
-        old_logprobs_M=at_targets([p for s in samples for p in s.old_logprobs]),
-        importance_M=at_targets([w for s in samples for w in s.importance or [1.0] * len(s.ids)]),
-        values_M=at_targets([v for s in samples for v in s.values or [0.0] * len(s.ids)]),
-        returns_M=at_targets([r for s in samples for r in s.returns or [0.0] * len(s.ids)]),
-        sample_M=sample_N[target_places_M].to(device),
+        ids_N=moved(ids_N),
+        positions_N=moved(np.arange(len(ids_N)) - np.repeat(bounds_S1[:-1], lengths_S)),
+        cu_seqlens_S1=moved(bounds_S1.astype(np.int32)),
+        max_seqlen=int(lengths_S.max()),
+        predict_M=moved(targets_at_M - 1),
+        targets_M=moved(ids_N[targets_at_M]),
+        advantages_M=at_targets(s.advantages for s in samples),
+        old_logprobs_M=at_targets(s.old_logprobs for s in samples),
+        importance_M=at_targets(s.importance or repeat(1.0, len(s.ids)) for s in samples),
+        values_M=at_targets(s.values or repeat(0.0, len(s.ids)) for s in samples),
+        returns_M=at_targets(s.returns or repeat(0.0, len(s.ids)) for s in samples),
+        sample_M=moved(np.repeat(np.arange(len(samples)), lengths_S)[targets_at_M]),
         names=tuple(s.name for s in samples),
     )
+
+
+def _flat(rows: Sequence[Sequence[int]], dtype: type[np.generic]) -> NDArray[Any]:
+    """All rows back to back. Several times as fast as `torch.tensor` on a list of as many."""
+    return np.fromiter(chain.from_iterable(rows), dtype, sum(map(len, rows)))
 
 
 def micro_batches(
@@ -122,6 +133,6 @@ def num_trained_tokens(samples: Sequence[Sample]) -> int:
 def num_weighed_tokens(samples: Sequence[Sample]) -> int:
     """Trained tokens that were not rejected."""
     return sum(
-        sum(m and w > 0 for m, w in zip(s.mask, s.importance or [1.0] * len(s.mask), strict=True))
+        sum(w > 0 for w in compress(s.importance, s.mask)) if s.importance else sum(s.mask)
         for s in samples
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from selfplay.batch import MicroBatch
@@ -14,25 +15,27 @@ class TokenMeans:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._sums: dict[str, float] = {}
+        # Sums stay on the device: reading each would make the host wait for it.
+        self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, float] = {}
-        self._largest: dict[str, float] = {}
+        self._largest: dict[str, Tensor] = {}
 
     def add(self, values: dict[str, Tensor], batch: MicroBatch) -> None:
         real = 0.0 if is_filler(batch) else 1.0
         for name, values_M in values.items():
-            self._sums[name] = self._sums.get(name, 0.0) + real * float(values_M.detach().sum())
+            total = real * values_M.detach().sum().double()
+            self._sums[name] = self._sums[name] + total if name in self._sums else total
             self._counts[name] = self._counts.get(name, 0.0) + real * values_M.numel()
 
     def largest(self, name: str, values_M: Tensor, batch: MicroBatch) -> None:
-        value = 0.0 if is_filler(batch) else float(values_M.max())
-        self._largest[name] = max(self._largest.get(name, 0.0), value)
+        value = (0.0 if is_filler(batch) else 1.0) * values_M.detach().max()
+        seen = self._largest.get(name)
+        self._largest[name] = value if seen is None else torch.maximum(seen, value)
 
     def means(self) -> dict[str, float]:
         names = sorted(self._sums)  # every rank made the same micro-batch kinds, so the names agree
-        sums = all_reduce_sum([self._sums[n] for n in names], self._world)
+        sums = all_reduce_sum([float(self._sums[n]) for n in names], self._world)
         counts = all_reduce_sum([self._counts[n] for n in names], self._world)
         means = {n: s / c for n, s, c in zip(names, sums, counts, strict=True) if c}
-        return means | {
-            n: all_reduce_max(self._largest[n], self._world) for n in sorted(self._largest)
-        }
+        largest = {name: max(0.0, float(value)) for name, value in sorted(self._largest.items())}
+        return means | {n: all_reduce_max(value, self._world) for n, value in largest.items()}
