@@ -1,0 +1,213 @@
+"""Whole runs of train.py on the real engine: what they leave behind, and that nothing stays when
+they are ended while they train.
+
+The runs share one warm start, made here with the transformers engine, and stand beside each other
+where their claims allow it, since a run spends its time starting an engine.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import processes
+import pytest
+import torch
+from tiny_run import metrics_of, run_tiny
+from transformers import AutoModelForCausalLM
+
+if TYPE_CHECKING:
+    import psutil
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"
+# Sixty passes over a rollout make the update long enough to be met in it, and move the policy far.
+SETTINGS = (
+    "engine.kind=sglang",
+    "engine.max_cache_tokens=16384",
+    "algorithm.epochs=60",
+    "steps=2",
+    "save_every=1",
+)
+GENEROUS_S = 240.0  # for what is not a claim about time, on a machine that does other things too
+Train = Callable[..., tuple[subprocess.Popen[str], pathlib.Path]]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
+    """`start(name, *settings, torchrun=0)` runs train.py in the folder of that name."""
+    home = tmp_path_factory.mktemp("runs")
+    assert run_tiny(home / "warm", "steps=0", "eval.final_games=1") == 0
+    started: list[subprocess.Popen[str]] = []
+
+    def start_one(name: str, *settings: str, torchrun: int = 0) -> Any:
+        folder = home / name
+        if not folder.exists():
+            folder.mkdir()
+            for part in ("tokenizer", "warm_start"):
+                (folder / part).symlink_to(home / "warm" / part)
+        words = ("--config", str(home / "tiny.yaml"), f"out={folder}", *SETTINGS, *settings)
+        process = processes.start(ROOT / "train.py", *words, torchrun=torchrun, path=(STAND_INS,))
+        started.append(process)
+        return process, folder
+
+    yield start_one
+    for process in started:
+        if process.poll() is None:
+            for one in processes.tree(process):
+                one.kill()
+
+
+def wait_for(process: subprocess.Popen[str], path: pathlib.Path) -> None:
+    """Until a run has written this file."""
+    until_s = time.perf_counter() + GENEROUS_S
+    while not path.exists():
+        check_running(process, until_s, f"without {path.name}")
+        time.sleep(0.05)
+
+
+def check_running(process: subprocess.Popen[str], until_s: float, how: str) -> None:
+    """Fails, with all the run has said, if it has ended or takes too long."""
+    if process.poll() is not None or time.perf_counter() > until_s:
+        process.kill()
+        raise AssertionError(f"ended or stuck {how}:\n{process.communicate()[0]}")
+
+
+def met_in_updates(
+    runs: dict[str, tuple[subprocess.Popen[str], pathlib.Path]],
+) -> Iterator[tuple[str, list[psutil.Process]]]:
+    """Each run's name and processes at a moment when it updates, in the order of those moments.
+
+    A run is met once its file is written and its trainer then computes while its engine idles: for
+    as long as half a second it does so in the update alone.
+    """
+    until_s = time.perf_counter() + GENEROUS_S
+    began: dict[str, tuple[float, float]] = {}
+    waiting = dict(runs)
+    while waiting:
+        for name, (process, after) in list(waiting.items()):
+            check_running(process, until_s, "before it was met in an update")
+            if not after.exists():
+                continue
+            everyone = processes.tree(process)
+            trainer_s, *children_s = (t.user + t.system for t in (p.cpu_times() for p in everyone))
+            now = (trainer_s, sum(children_s))
+            trained_s, played_s = (
+                late - early for late, early in zip(now, began.get(name, now), strict=True)
+            )
+            if name not in began or not 0 <= played_s < 0.05 + 0.2 * trained_s:
+                began[name] = now  # the engine works: look again from here on
+            elif trained_s > 0.5 and schedulers(everyone):
+                del waiting[name]
+                yield name, everyone
+        time.sleep(0.05)
+
+
+def said_at_the_end(process: subprocess.Popen[str]) -> str:
+    return process.communicate(timeout=GENEROUS_S)[0]
+
+
+def schedulers(everyone: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that compute for the engines."""
+    return [p for p in everyone if p.name().startswith("sglang::sche")]
+
+
+def check_finished(folder: pathlib.Path) -> None:
+    """Two steps were taken, engine and trainer agreed in each, and the policy can be loaded."""
+    lines = metrics_of(folder)
+    assert [line["step"] for line in lines] == [1, 2]
+    for line in lines:
+        assert line["num_trained_tokens"] > 0
+        assert line["gap_mean"] < 1e-4
+        assert line["gap_max"] < 1e-3
+        assert line["gate_gap"] < 1e-4
+    for stage in ("before", "after"):
+        held_out = json.loads((folder / f"held_out_{stage}.json").read_text())
+        assert len(held_out["sampled"]["scores"]) == 8
+    first, last = (
+        AutoModelForCausalLM.from_pretrained(folder / name) for name in ("warm_start", "final")
+    )
+    before, after = first.state_dict(), last.state_dict()
+    assert before.keys() == after.keys()
+    assert all((after[name] - before[name]).abs().max() > 1e-3 for name in before)
+    with torch.no_grad():
+        assert last(torch.tensor([[5, 6, 7]])).logits.isfinite().all()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that a signal ended in an update: its folder, and after how many seconds all of its
+    processes were gone."""
+
+    folder: pathlib.Path
+    num_processes: int
+    gone_s: float
+    returncode: int
+
+
+@pytest.fixture(scope="module")
+def ended(start: Train) -> dict[str, Ended]:
+    """SIGKILL in the second step's update, SIGTERM in an update that would never end."""
+    runs = {"kill": start("kill"), "term": start("term", "algorithm.epochs=1000000")}
+    signals = {"kill": signal.SIGKILL, "term": signal.SIGTERM}
+    first = {"kill": "checkpoints/step_000001/progress.json", "term": "held_out_before.json"}
+    found = {}
+    for name, (process, folder) in runs.items():
+        [(_, everyone)] = met_in_updates({name: (process, folder / first[name])})
+        process.send_signal(signals[name])
+        gone_s = processes.seconds_until_gone(everyone)
+        found[name] = Ended(folder, len(everyone), gone_s, process.wait(GENEROUS_S))
+    return found
+
+
+@pytest.mark.parametrize("name", ["kill", "term"])
+def test_a_signal_in_an_update_leaves_no_process(ended: dict[str, Ended], name: str) -> None:
+    """The trainer, the scheduler, the detokenizer and two helpers of theirs."""
+    assert ended[name].num_processes >= 4
+    assert ended[name].gone_s < 10
+    assert ended[name].returncode == {"kill": -signal.SIGKILL, "term": 128 + signal.SIGTERM}[name]
+    assert len(metrics_of(ended[name].folder)) == {"kill": 1, "term": 0}[name]
+
+
+def test_an_engine_that_dies_or_hangs_in_an_update_ends_the_run_at_the_push(start: Train) -> None:
+    runs = {"crash": start("crash"), "hang": start("hang", "engine.timeout_s=5")}
+    signals = {"crash": signal.SIGKILL, "hang": signal.SIGSTOP}
+    everyone = []
+    for name, family in met_in_updates(
+        {name: (process, run / "held_out_before.json") for name, (process, run) in runs.items()}
+    ):
+        schedulers(family)[0].send_signal(signals[name])
+        everyone += family
+    said = {name: said_at_the_end(process) for name, (process, _) in runs.items()}
+    assert processes.seconds_until_gone(everyone) < 10
+    assert [process.returncode for process, _ in runs.values()] == [1, 1]
+    assert re.search(
+        r"RuntimeError: the engine (is gone \(|died during a weight push: )pid \d+ with exit code -9",
+        said["crash"],
+    )
+    assert "gave no answer within 5 s during a weight push" in said["hang"]
+    assert not any((folder / "metrics.jsonl").read_text() for _, folder in runs.values())
+
+
+def test_the_same_command_finishes_a_killed_run_and_so_do_two_ranks_with_an_engine_each(
+    ended: dict[str, Ended], start: Train
+) -> None:
+    again, folder = start("kill")
+    ranks, shared = start("ranks", torchrun=2)
+    wait_for(ranks, shared / "held_out_before.json")
+    everyone = processes.tree(ranks)
+    assert len(schedulers(everyone)) == 2
+    for process, run, num_engines in ((again, folder, 1), (ranks, shared, 2)):
+        output = said_at_the_end(process)
+        assert process.returncode == 0, output
+        assert output.count("engine up") == num_engines
+        assert "self-play took the score from" in output
+        check_finished(run)
+    assert processes.seconds_until_gone(everyone) < 10
