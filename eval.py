@@ -24,14 +24,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig
 
-from selfplay.assemble import (
-    make_learner,
-    make_offload,
-    make_tokenizer,
-    share_policy,
-    shares_policy,
-    start_engine,
-)
+from selfplay.assemble import load_engine, make_tokenizer
 from selfplay.chat import Rendering, make_rendering
 from selfplay.config import Config
 from selfplay.engines.base import Engine
@@ -48,7 +41,6 @@ from selfplay.evaluation_source import (
     report_folder,
 )
 from selfplay.games import kit_of
-from selfplay.hand_over import give_back
 from selfplay.parallel import World, close_world, init_world
 from selfplay.partner_specs import PERSON
 from selfplay.partners import Partners
@@ -78,18 +70,6 @@ def row_name(partner: str, temperature: float, *, usual: float) -> str:
     if temperature == usual:
         return pair
     return f"{pair}, temperature {temperature:g}" if temperature else f"{pair}, greedy"
-
-
-def make_engine(
-    config: Config, weights: Path, world: World, *, cleanup: ExitStack
-) -> Engine | None:
-    """The engine of training, made and given the weights in the order of training; None on a rank
-    that shares another's."""
-    engine = start_engine(config, weights, world, cleanup=cleanup)
-    learner = make_learner(config, weights, world, reference=False)
-    engine = share_policy(config, learner) if shares_policy(config, world) else engine
-    give_back(learner, engine, make_offload(config, learner), version=0, config=config)
-    return engine
 
 
 def play_all(
@@ -201,7 +181,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         with ExitStack() as cleanup:
             cleanup.callback(partners.close)
-            engine = make_engine(config, source.weights, world, cleanup=cleanup)
+            engine = load_engine(config, source.weights, world, cleanup=cleanup)
             page = play_all(
                 asked,
                 config,

@@ -6,6 +6,7 @@ sleeps while the learner is made beside it.
 
 from __future__ import annotations
 
+import gc
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -125,12 +126,28 @@ def start_engine(
     """
     if shares_policy(config, world):
         return None
+    engine = load_engine(config, weights, world, cleanup=cleanup)
+    if engine is not None:
+        engine.sleep()
+    return engine
+
+
+def load_engine(
+    config: Config, weights: Path, world: World, *, cleanup: ExitStack
+) -> Engine | None:
+    """An engine that speaks with the weights of this folder; None where another rank has it.
+
+    `cleanup` will close it.
+    """
     if config.engine.kind == "hf":
         # Sharded parameters cannot generate, so each rank's engine has a whole copy.
         copy = load_model(str(weights), device=world.device, dtype=torch.float32)
         return HFEngine(copy.requires_grad_(False), max_batch=config.engine.max_batch)
     if not world.replica.leads:
         return None
+    if world.device.type == "cuda":
+        gc.collect()  # what the warm start held must be free before the engine takes its share
+        torch.cuda.empty_cache()
     local_replica = world.local_rank // world.replica.size
     engine = SGLangEngine(
         str(weights),
@@ -148,7 +165,6 @@ def start_engine(
         timeout_s=config.engine.timeout_s,
     )
     cleanup.callback(engine.close)
-    engine.sleep()
     return engine
 
 

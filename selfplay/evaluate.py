@@ -73,24 +73,30 @@ def evaluate(
     )
     mine = world.replica.share(len(tables))
     # A wave engine reads at most max_batch prompts at once anyway, so waiting for that many games
-    # to end costs little and gives the bar something to count.
+    # to end costs little.
     in_waves = engine is not None and not engine.streaming
     at_once = config.engine.max_batch if in_waves else max(1, len(mine))
     at_once = 1 if guest.alone else at_once
-    starts = range(0, len(mine), at_once)
     played: dict[int, Episode] = {}
     num_void = 0
     # Where somebody plays at the terminal, a bar would only be in the way.
-    for start in starts if guest.alone else progress(starts, "evaluation", rank=world.rank):
-        places = mine[start : start + at_once]
-        waiting = [tables[place] for place in places]
-        episodes, stats = rollout.run(waiting, engine, sampling=sampling, limits=limits_of(config))
-        kept = [place for number, place in enumerate(places) if number not in stats.void]
-        played.update(zip(kept, episodes, strict=True))
-        num_void += len(stats.void)
-        if guest.alone and episodes:
-            score = episodes[0].outcome.score_norm
-            print(f"\nThe game is over ({episodes[0].ended}): {score:.3f} of the best.\n")
+    silent = int(guest.alone) or world.rank
+    with progress(len(mine), "evaluation", rank=silent) as bar:
+        for start in range(0, len(mine), at_once):
+            places = mine[start : start + at_once]
+            episodes, stats = rollout.run(
+                [tables[place] for place in places],
+                engine,
+                sampling=sampling,
+                limits=limits_of(config),
+                ended=bar.update,
+            )
+            kept = [place for number, place in enumerate(places) if number not in stats.void]
+            played.update(zip(kept, episodes, strict=True))
+            num_void += len(stats.void)
+            if guest.alone and episodes:
+                score = episodes[0].outcome.score_norm
+                print(f"\nThe game is over ({episodes[0].ended}): {score:.3f} of the best.\n")
     name = "policy" if guest.sit is None else f"policy with {guest.name}"
     return _evaluation(name, played, world=world, num_void=num_void)
 

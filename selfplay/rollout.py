@@ -35,9 +35,16 @@ class RolloutStats:
 
 
 def run(
-    tables: Sequence[Table], engine: Engine | None, *, sampling: Sampling, limits: Limits
+    tables: Sequence[Table],
+    engine: Engine | None,
+    *,
+    sampling: Sampling,
+    limits: Limits,
+    ended: Callable[[], object] | None = None,
 ) -> tuple[list[Episode], RolloutStats]:
     """Play all tables to their end with one engine; episodes in the order of the tables.
+
+    `ended`, where given, is called each time a game ends.
 
     Void games (a partner gave no answer) are left out, so that nothing can score them; the
     statistics say which they were. A rank that shares another's engine has none, and no tables.
@@ -47,11 +54,11 @@ def run(
             raise ValueError(f"a rank without an engine can play no tables, got {len(tables)}")
         return [], RolloutStats(0, 0, 0, 0, 0, 0.0, 0.0)
     started = time.perf_counter()
-    plays = [_playing(table, limits) for table in tables]
+    plays = [_telling(_playing(table, limits), ended) for table in tables]
     tally = _Tally()
     drive = _drive_stream if engine.streaming else _drive_waves
-    ended = drive(plays, engine, sampling, tally)
-    episodes = [episode for episode in ended if episode.ended != VOID]
+    played = drive(plays, engine, sampling, tally)
+    episodes = [episode for episode in played if episode.ended != VOID]
     turns = [turn for episode in episodes for turn in episode.turns]
     return episodes, RolloutStats(
         num_games=len(episodes),
@@ -61,13 +68,20 @@ def run(
         num_generated_tokens=tally.num_generated_tokens,
         engine_s=tally.engine_s,
         games_s=time.perf_counter() - started - tally.engine_s,
-        void=tuple(place for place, episode in enumerate(ended) if episode.ended == VOID),
+        void=tuple(place for place, episode in enumerate(played) if episode.ended == VOID),
     )
 
 
 def _playing(table: Table, limits: Limits) -> Playing:
     position, branching = Position(table, limits), table.branching
     return named(table, play_branching(position, branching) if branching else play(position))
+
+
+def _telling(playing: Playing, ended: Callable[[], object] | None) -> Playing:
+    episode = yield from playing
+    if ended is not None:
+        ended()
+    return episode
 
 
 @dataclass(slots=True)
@@ -170,7 +184,8 @@ def run_scripted(tables: Sequence[Table], *, limits: Limits) -> list[Episode]:
     return episodes
 
 
-def openings(episodes: Sequence[Episode], num: int = 8) -> list[list[int]]:
-    """The first prompts of the first games' policy seats, ids only."""
-    transcripts = [t for e in episodes[:num] for t in e.transcripts if t is not None and t.spans]
-    return [t.ids[: t.spans[0].start] for t in transcripts[:num]]
+def openings(episodes: Sequence[Episode], num: int = 16) -> list[list[int]]:
+    """At most `num` first prompts of policy seats, from games all over the rollout, ids only."""
+    transcripts = [t for e in episodes for t in e.transcripts if t is not None and t.spans]
+    stride = max(1, len(transcripts) // num) | 1  # odd, so that both seats come up
+    return [t.ids[: t.spans[0].start] for t in transcripts[::stride][:num]]

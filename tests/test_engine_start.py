@@ -50,6 +50,14 @@ def test_a_cpu_engine_has_no_graphs_to_capture() -> None:
     assert "cuda_graph_max_bs_decode" not in given
 
 
+def test_the_deterministic_mode_is_for_gpus() -> None:
+    """None of SGLang's CPU attentions is batch-invariant; it would refuse with a list of others."""
+    asked = {**ASKED, "deterministic": True}
+    assert engine_arguments("folder", device="cuda", **asked)["enable_deterministic_inference"]
+    with pytest.raises(ValueError, match=r"engine\.deterministic must be false on a CPU"):
+        engine_arguments("folder", device="cpu", **asked)
+
+
 def test_children_see_a_clean_environment_and_the_trainer_gets_its_own_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -73,7 +73,8 @@ class SGLangEngine:
         timeout_s: how long the engine may be silent while it owes an answer.
         load_format: "dummy" starts with random weights; asking is refused until others are pushed.
 
-        Raises RuntimeError outside the main thread or when a child process dies while starting.
+        Raises RuntimeError outside the main thread or when a child process dies while starting,
+        ValueError for `deterministic` on a CPU.
         """
         if attention_backend == "auto":
             attention_backend = sglang_start.pick_attention_backend(

@@ -115,7 +115,12 @@ def engine_arguments(
     memory_saver: bool,
     load_format: str,
 ) -> dict[str, Any]:
-    """Keyword arguments of `sglang.Engine`."""
+    """Keyword arguments of `sglang.Engine`. Raises ValueError for `deterministic` on a CPU."""
+    if deterministic and device == "cpu":
+        raise ValueError(
+            "engine.deterministic must be false on a CPU, got true: SGLang's batch-invariant "
+            "kernels run on GPUs; engine.kind=hf repeats there"
+        )
     arguments: dict[str, Any] = {
         "model_path": model_path,
         "skip_tokenizer_init": True,  # ids in, ids out

@@ -12,9 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 from selfplay import sync
+from selfplay.assemble import make_learner
+from selfplay.config import load_config
 from selfplay.engines import sglang_push
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.sglang import SGLangEngine
+from selfplay.hand_over import GATE_PROMPTS, gate
+from selfplay.parallel import init_world
 
 PROMPT = list(range(10, 50))
 PLAIN = Sampling(1.0, (tiny.STOP,))
@@ -143,6 +147,38 @@ def test_a_push_changes_who_speaks(engine: SGLangEngine, policy: Any) -> None:
     assert (
         tiny.worst_gap(policy, PROMPT, engine.generate([Request(PROMPT, 12, 0)], PLAIN)[0]) < 1e-4
     )
+
+
+@pytest.mark.parametrize(
+    "kept", ["everything", "model.layers.1.mlp.down_proj.weight", "model.embed_tokens.weight"]
+)
+def test_the_gate_finds_an_engine_that_kept_old_weights(
+    engine: SGLangEngine, policy: Any, tmp_path: pathlib.Path, kept: str
+) -> None:
+    """All of them, or one matrix of 26: 16 beginnings of 8 tokens show it, by far."""
+    folder = tiny.save(tmp_path)
+    config = load_config(None, ["engine.kind=sglang", f"model.path={folder}", "model.scratch=null"])
+    world = init_world(device="cpu")
+    learner = make_learner(config, pathlib.Path(folder), world, reference=False)
+    prompts = [list(range(10 + n, 30 + n)) for n in range(GATE_PROMPTS)]
+
+    def found() -> float:
+        return gate(learner, engine, prompts, sampling=PLAIN, config=config)["gate_gap"]
+
+    assert found() < 1e-5
+    old = {name: value.clone() for name, value in policy.named_parameters()}
+    moved = dict(tiny.moved(policy, seed=5).named_parameters())
+    learner.model.load_state_dict(moved, strict=False)
+    if kept != "everything":
+        held = {**moved, kept: old[kept]}
+        engine.update_weights(held.items(), engine.version + 1)
+    asked = engine.served.num_requests, engine.served.num_new_tokens
+    with pytest.raises(RuntimeError, match=r"not speak with the trainer's weights: .* bound 0.05"):
+        found()
+    assert engine.served.num_requests - asked[0] == 16
+    assert engine.served.num_new_tokens - asked[1] <= 16 * 8
+    sync.push(learner.model, engine, version=engine.version + 1, dtype=torch.float32)
+    assert found() < 1e-5
 
 
 def test_every_tensor_of_the_engine_is_the_trainers_bit_for_bit(

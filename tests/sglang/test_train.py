@@ -188,10 +188,8 @@ def test_an_engine_that_dies_or_hangs_in_an_update_ends_the_run_at_the_push(star
     said = {name: said_at_the_end(process) for name, (process, _) in runs.items()}
     assert processes.seconds_until_gone(everyone) < 10
     assert [process.returncode for process, _ in runs.values()] == [1, 1]
-    assert re.search(
-        r"RuntimeError: the engine (is gone \(|died during a weight push: )pid \d+ with exit code -9",
-        said["crash"],
-    )
+    gone = r"the engine (is gone \(|died during a weight push: )pid \d+ with exit code -9"
+    assert re.search(gone, said["crash"])
     assert "gave no answer within 5 s during a weight push" in said["hang"]
     assert not any((folder / "metrics.jsonl").read_text() for _, folder in runs.values())
 

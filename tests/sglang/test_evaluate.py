@@ -1,0 +1,28 @@
+"""eval.py on the real engine: it reads the checkpoint's folder itself and plays the same games."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from tiny_run import run_tiny
+
+import eval as door
+
+
+def test_greedy_games_are_those_of_the_transformers_engine(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    assert run_tiny(run, "steps=0", "eval.final_games=16") == 0
+    greedy = json.loads((run / "held_out_after.json").read_text())["greedy"]
+    words = ["--checkpoint", str(run), "--games", "generated", "--out", str(out)]
+    settings = ["engine.kind=sglang", "engine.max_cache_tokens=16384"]
+    assert door.main([*words, "--temperature", "0", "--temperature", "1", *settings]) == 0
+    assert "engine up" in capfd.readouterr().out
+    page = json.loads((out / "evaluation.json").read_text())
+    assert page["engine"] == "sglang"
+    assert page["rows"]["policy, greedy"]["scores"] == greedy["scores"]
+    assert page["rows"]["policy, greedy"]["measures"] == greedy["measures"]
+    assert len(page["rows"]["policy"]["scores"]) == 16
