@@ -20,6 +20,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.config",
         "selfplay.games",
         "selfplay.data",
+        "selfplay.collab",
         "selfplay.statistics",
         "selfplay.stream",
     ),
