@@ -1,7 +1,7 @@
 """`python -m selfplay.collab prepare`: a published data set as instances in three splits.
 
     python -m selfplay.collab prepare --dataset rows.jsonl --out data/math
-    python -m selfplay.collab prepare --dataset collabllm/collabllm-multiturn-medium --out data/medium
+    python -m selfplay.collab prepare --dataset collabllm/collabllm-multiturn-medium --out data/text
 
 Writes train.parquet, validation.parquet and test.parquet, which `data.train`, `data.validation` and
 `data.test` take. A task is in one split only, and in the same one whatever the order of the rows.

@@ -1,0 +1,121 @@
+"""What an answer is worth: equal values, close texts by hand, tests in a process of their own."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+from collab_tasks import DOUBLE, LETTER, NUMBER, talked
+
+from dialop.collab.grading import bleu, code_of, equal_values, grade, interactivity
+from dialop.collab.sandbox import passes
+
+
+@pytest.mark.parametrize(
+    ("answer", "target"),
+    [
+        ("42", "42.0"),
+        (" 1,234 ", "1234"),
+        ("\\frac{14}{3}", "14/3"),
+        ("$\\boxed{\\dfrac{1}{2}}$", "0.5"),
+        ("it is 60 and 180, so \\boxed{3060}.", "3060"),
+        ("3060", "There are 60 child tickets, so \\boxed{3060}."),
+        ("x = 5", "5"),
+        ("50%", "50"),
+        ("50\\%", "0.5"),
+        ("5\\text{ cm}", "5"),
+        ("90^\\circ", "90"),
+        ("$12$.", "12"),
+        ("\\sqrt{2}", "$\\sqrt {2}$"),
+        ("(3, 4)", "(3,4)"),
+        ("-0.3333333", "-1/3"),
+    ],
+)
+def test_equal_values(answer: str, target: str) -> None:
+    assert equal_values(answer, target) and equal_values(target, target)
+
+
+@pytest.mark.parametrize(
+    ("answer", "target"),
+    [("-3", "3"), ("", ""), ("1/0", "2"), ("7 or 8", "7"), ("0.333", "1/3"), ("9" * 500, "9")],
+)
+def test_other_values(answer: str, target: str) -> None:
+    assert not equal_values(answer, target)
+
+
+def test_bleu_by_hand() -> None:
+    """Four of five words, in two runs of two: 1-grams 4/5, 2-grams (2+1)/(4+1), 3-grams
+    (0+1)/(3+1), 4-grams (0+1)/(2+1), no brevity penalty."""
+    by_hand = (4 / 5 * 3 / 5 * 1 / 4 * 1 / 3) ** (1 / 4)
+    assert bleu("the cat x sat down", "the cat has sat down") == pytest.approx(by_hand)
+    assert bleu("A, b c!", "a b c") == pytest.approx(1.0)
+    assert bleu("a b c", "a b c d e") == pytest.approx(math.exp(1 - 5 / 3))
+    assert bleu("x y", "a b") == bleu("", "a") == bleu("a", "") == 0.0
+
+
+def test_code_is_graded_by_its_tests() -> None:
+    assert grade(DOUBLE, DOUBLE.target) == 1.0
+    assert grade(DOUBLE, f"Here it is:\n```python\n{DOUBLE.target}\n```\nGood luck!") == 1.0
+    assert grade(DOUBLE, "def double(x):\n    return x") == 0.0
+    assert grade(DOUBLE, "def twice(x):\n    return 2 * x") == 0.0
+    assert code_of("```\na = 1\n```\nand\n```py\nb = 2\n```") == "a = 1\n\nb = 2\n"
+
+
+UNITTEST = """
+import unittest
+class Test(unittest.TestCase):
+    def test_square(self):
+        self.assertEqual(square(3), 9)
+"""
+
+
+def test_three_kinds_of_tests_are_understood() -> None:
+    right, wrong = "def square(x): return x * x", "def square(x): return x + x"
+    for tests in ("assert square(3) == 9", UNITTEST, "def check(f):\n assert f(3) == 9"):
+        assert passes(right, tests=tests, entry_point="square"), tests
+        assert not passes(wrong, tests=tests, entry_point="square"), tests
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; sys.exit(0)",
+        "import os; os._exit(0)",
+        "open('/etc/hostname').read()",
+        "open('/tmp/left-behind', 'w')",
+        "import subprocess; subprocess.run(['true'])",
+        "import os; os.system('true')",
+        "import os; os.remove('/etc/hostname')",
+        "import socket; socket.create_connection(('127.0.0.1', 9))",
+        "x = bytearray(2 ** 31)",
+        "def f(",
+    ],
+)
+def test_what_an_answer_may_not_do(code: str) -> None:
+    assert not passes(code, tests="")
+
+
+def test_an_answer_has_its_own_folder_and_little_time() -> None:
+    assert passes("open('a', 'w').write('1')", tests="assert open('a').read() == '1'")
+    started = time.perf_counter()
+    assert not passes("while True: pass", tests="", limit_s=0.5)
+    assert time.perf_counter() - started < 3
+
+
+def test_interactivity_by_hand() -> None:
+    """Of four messages two ask and get something: one gets an empty reply, one asks nothing."""
+    game = talked(
+        LETTER,
+        "Who is it for?",
+        "Her name is Ines.",
+        "And how old is she?",
+        "I don't know.",
+        "Nice name.",
+        "Please go on.",
+        "Where is the parcel?",
+        "In the shed.",
+    )
+    assert interactivity(game.view(1).log) == pytest.approx(2 / 4)
+    assert game.outcome().facts["interactivity"] == pytest.approx(2 / 4)
+    assert interactivity(talked(NUMBER, "[answer] 8").view(1).log) == 0.0

@@ -1,0 +1,103 @@
+"""The scripted user tells what is asked for and no more; asking pays more than guessing."""
+
+from __future__ import annotations
+
+import pytest
+from collab_tasks import LETTER, NUMBER, talked
+
+from dialop.collab.game import CollabGame
+from dialop.collab.numbers import hidden_number, solve
+from dialop.collab.script import make_scripted, untold
+from dialop.collab.task import ASSISTANT, USER, CollabInstance, CollabOptions
+
+
+def user_says(instance: CollabInstance, *texts: str, spec: str = "user", seed: int = 0) -> str:
+    return make_scripted(spec, seed=seed).act(talked(instance, *texts).view(USER))
+
+
+def test_the_user_tells_what_is_asked_for_once() -> None:
+    assert user_says(LETTER, "What is her name?") == "Her name is Ines."
+    assert user_says(LETTER, "Where is the parcel now?") == "The parcel is in the shed."
+    assert user_says(LETTER, "Does she like cats?") == "I don't know."
+    assert user_says(LETTER, "What else should I know?") == "Her name is Ines."
+    assert user_says(LETTER, "I will begin.") == "Please go on."
+    told = ("What is her name?", "Her name is Ines.")
+    assert user_says(LETTER, *told, "Her name?") == "I don't know."
+    rest = (*told, "Where is the parcel?", "The parcel is in the shed.")
+    assert user_says(LETTER, *rest, "Anything else?") == "That is all I know."
+
+
+def test_an_eager_user_volunteers_by_its_seed_and_a_short_one_leaves() -> None:
+    said = [user_says(LETTER, "Do you like it?", spec="user:eager=0.5", seed=s) for s in range(40)]
+    assert 10 <= said.count("Her name is Ines.") <= 30
+    assert said.count("Her name is Ines.") + said.count("I don't know.") == 40
+    assert user_says(LETTER, "a", "b", "c", spec="user:patience=1") == "[end]"
+    assert user_says(LETTER, "a", "b", "c", spec="user:patience=2") == "Please go on."
+
+
+def played(spec: str, instance: CollabInstance, seed: int) -> CollabGame:
+    game = CollabGame(instance, CollabOptions(brief=True))
+    players = {USER: make_scripted("user", seed=seed), ASSISTANT: make_scripted(spec, seed=seed)}
+    while (seat := game.seat_to_move) is not None:
+        assert game.step(seat, players[seat].act(game.view(seat))).error is None
+    return game
+
+
+def test_asking_beats_guessing() -> None:
+    scores = {
+        spec: sum(
+            played(spec, hidden_number(seed=7, index=i, max_value=10), i).outcome().score_norm
+            for i in range(300)
+        )
+        / 300
+        for spec in ("ask", "guess", "chat")
+    }
+    assert scores["ask"] == 1.0
+    assert 0.04 < scores["guess"] < 0.17 and 0.04 < scores["chat"] < 0.17, "a guess is one in ten"
+
+
+def test_asking_draws_a_whole_text_out() -> None:
+    asked, guessed = played("ask", LETTER, 0), played("guess", LETTER, 0)
+    assert untold(asked.view(USER)) == [] and len(untold(guessed.view(USER))) == 2
+    assert asked.outcome().score_norm > 0.2 > guessed.outcome().score_norm
+
+
+def test_hidden_numbers_are_a_function_of_seed_and_index() -> None:
+    drawn = [hidden_number(seed=1, index=i, max_value=10) for i in range(200)]
+    assert drawn == [hidden_number(seed=1, index=i, max_value=10) for i in range(200)]
+    assert len({instance.key for instance in drawn}) == 200
+    assert {instance.request.split()[0] for instance in drawn} == {"Add", "Take"}
+    assert drawn != [hidden_number(seed=2, index=i, max_value=10) for i in range(200)]
+    assert solve("Take 4 from my number.", "My number is 1.") == -3
+    assert solve("Take 4 from my number.", "I don't know.") is None
+
+
+def test_slips_are_repaired() -> None:
+    game = CollabGame(NUMBER, CollabOptions())
+    player = make_scripted("ask:slip=1", seed=0)
+    slip = player.act(game.view(ASSISTANT))
+    assert game.step(ASSISTANT, slip).error_kind == "empty"
+    assert player.act(game.view(ASSISTANT)) == "What number?"
+
+
+@pytest.mark.parametrize(
+    ("spec", "match"),
+    [
+        ("honest", "unknown scripted player 'honest': choose one of user, ask, guess, chat"),
+        ("asks", "did you mean 'ask'"),
+        ("ask:eager=1", "unknown option of ask 'eager': choose one of slip"),
+        ("user:eager=2", "eager must be a number from 0 to 1, got '2'"),
+        ("user:patience=no", "patience must be a number from 1 to 1000"),
+    ],
+)
+def test_a_wrong_spec_names_the_right_ones(spec: str, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make_scripted(spec, seed=0)
+
+
+def test_a_player_keeps_to_its_seat_and_turn() -> None:
+    game = CollabGame(NUMBER, CollabOptions())
+    with pytest.raises(ValueError, match="plays seat 0, got a view of 1"):
+        make_scripted("user", seed=0).act(game.view(ASSISTANT))
+    with pytest.raises(ValueError, match="seat 0 is not to move, seat 1 is"):
+        make_scripted("user", seed=0).act(game.view(USER))
