@@ -124,16 +124,18 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         journal.step(step + 1, metrics, episodes, watch)
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
             with watch("save"):
-                offload.fetch()
+                lend(engine, offload, world)  # a checkpoint holds what waits on the host, too
                 carried = {"baselines": baselines, "edge": stream.state()}
                 carried |= {"partners": partners.carried()}
                 keep = config.keep_checkpoints
                 save_checkpoint(
                     folder, learner, tokenizer, step=step + 1, keep=keep, carried=carried
                 )
+                give_back(learner, engine, offload, version=step + 1, config=config)
 
     journal.close()
     held_out("after", config, venue=venue, folder=folder)
+    lend(engine, offload, world)
     finish(folder, learner, tokenizer)
 
 

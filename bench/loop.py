@@ -215,6 +215,7 @@ def run_steps(
         learner,
         state=config.parallel.offload_optimizer,
         reference=config.parallel.offload_reference,
+        parameters=config.parallel.offload_parameters,
     )
     stream, limits = TrainStream(config), limits_of(config)
     give_back(learner, engine, offload, version=0, config=config)

@@ -175,6 +175,7 @@ def make_offload(config: Config, learner: Learner) -> Offload:
         learner,
         state=parallel.offload_optimizer,
         reference=parallel.offload_reference,
+        parameters=parallel.offload_parameters,
     )
 
 

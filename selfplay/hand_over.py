@@ -46,6 +46,7 @@ def give_back(
     if engine is not None:
         engine.wake("weights")
     push(learner.model, engine, version=version, group=world.replica.group, dtype=dtype)
+    offload.stow_parameters()
     _free(world)
     if engine is not None:
         engine.wake("kv_cache")
@@ -69,10 +70,11 @@ def gate(
     """Let engine and trainer score a few fresh turns; raises RuntimeError when they disagree.
 
     `prompts` are beginnings of this rank's last games; every rank must call. The hf engine reads
-    the policy's parameters or an exact copy, and the update compares its whole rollout anyway.
+    the policy's parameters or an exact copy; parameters that wait on the host cannot score. The
+    update compares its whole rollout anyway.
     """
     world = learner.world
-    if config.engine.kind == "hf":
+    if config.engine.kind == "hf" or config.parallel.offload_parameters:
         return {}
     mine: list[Sample] = []
     if engine is not None and prompts:

@@ -1,4 +1,5 @@
-"""Optimizer state, critic and reference wait in pinned host memory while others need the GPU.
+"""Parameters, optimizer state, critic and reference wait in pinned host memory while others need
+the GPU.
 
 A tensor's storage is emptied in place and filled again, so whoever holds the tensor (FSDP, the
 optimizer) need not know. Bytes move on the current stream; sizes in bytes. On a CPU nothing moves.
@@ -16,48 +17,72 @@ from selfplay.learner import Learner
 
 
 class Parked:
-    """GPU tensors that can be stowed in pinned memory and fetched back, any number of times."""
+    """Tensors of one kind of device that can be stowed on the host and fetched back, any number of
+    times.
 
-    def __init__(self) -> None:
-        self._held: list[tuple[Tensor, Tensor, int]] = []
+    One host buffer holds them all and is kept: pinning memory takes far longer than a copy, and
+    torch rounds each pinned allocation up to a power of two.
+    """
+
+    def __init__(self, kind: str = "cuda") -> None:
+        self._kind = kind
+        self._host: Tensor | None = None
+        self._held: list[tuple[Tensor, Tensor]] = []
 
     def stow(self, tensors: Iterable[Tensor]) -> None:
-        """Copy to the host and empty the GPU storages; tensors that share a storage move once."""
+        """Copy to the host and empty the storages; tensors that share a storage move once. Does
+        nothing while something is stowed."""
         if self._held:
             return
-        seen: set[int] = set()
-        for tensor in tensors:
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            storage = local.untyped_storage()
-            if not local.is_cuda or storage.size() == 0 or storage.data_ptr() in seen:
-                continue
-            seen.add(storage.data_ptr())
-            whole = torch.empty(0, dtype=torch.uint8, device=local.device).set_(storage)
-            host = torch.empty(whole.shape, dtype=torch.uint8, pin_memory=True)
+        wholes = self._storages(tensors)
+        if not wholes:
+            return
+        total = sum(len(whole) for whole in wholes)
+        if self._host is None or len(self._host) < total:
+            self._host = None  # let go of the old one before asking for more
+            self._host = torch.empty(total, dtype=torch.uint8, pin_memory=self._kind == "cuda")
+        hosts = self._host[:total].split([len(whole) for whole in wholes])
+        for whole, host in zip(wholes, hosts, strict=True):
             host.copy_(whole, non_blocking=True)
-            self._held.append((whole, host, storage.size()))
-        if self._held:
-            torch.cuda.synchronize()
-        for whole, _, _ in self._held:
+        self._meet()
+        self._held = list(zip(wholes, hosts, strict=True))
+        for whole in wholes:
             whole.untyped_storage().resize_(0)
 
     def fetch(self) -> None:
-        """Fill the GPU storages again."""
-        for whole, host, size in self._held:
-            whole.untyped_storage().resize_(size)
+        """Fill the storages again."""
+        for whole, host in self._held:
+            whole.untyped_storage().resize_(len(host))
             whole.copy_(host, non_blocking=True)
         if self._held:
-            torch.cuda.synchronize()
+            self._meet()
         self._held = []
+
+    def _storages(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """The bytes of each storage, once."""
+        found: dict[int, Tensor] = {}
+        for tensor in tensors:
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            storage = local.untyped_storage()
+            if local.device.type == self._kind and storage.size():
+                empty = torch.empty(0, dtype=torch.uint8, device=local.device)
+                found.setdefault(storage.data_ptr(), empty.set_(storage))
+        return list(found.values())
+
+    def _meet(self) -> None:
+        if self._kind == "cuda":
+            torch.cuda.synchronize()
 
 
 class Offload:
     """What the settings send to the host while the engine plays; all is back before an update."""
 
-    def __init__(self, learner: Learner, *, state: bool, reference: bool) -> None:
+    def __init__(
+        self, learner: Learner, *, state: bool, reference: bool, parameters: bool = False
+    ) -> None:
         self._learner = learner
-        self._state, self._reference = state, reference
-        self._parked = Parked()
+        self._state, self._reference, self._parameters = state, reference, parameters
+        self._parked, self._parked_parameters = Parked(), Parked()
 
     def stow_state(self) -> None:
         """After the update: optimizer state and critic, and the reference, leave the GPU, each if
@@ -72,8 +97,14 @@ class Offload:
             kept += self._learner.reference.parameters()
         self._parked.stow(kept)
 
+    def stow_parameters(self) -> None:
+        """After the push: the policy's own weights leave the GPU, if the settings say so."""
+        if self._parameters:
+            self._parked_parameters.stow(self._learner.model.parameters())
+
     def fetch(self) -> None:
-        """Before an update or a checkpoint: everything comes back."""
+        """Before an update, a checkpoint or an export: everything comes back."""
+        self._parked_parameters.fetch()
         self._parked.fetch()
 
 

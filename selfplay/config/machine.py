@@ -99,6 +99,11 @@ class ParallelConfig:
         None, "ranks that shard parameters and data; empty means all ranks over tp"
     )
     offload_optimizer: bool = key(False, "optimizer state waits in host memory during play")
+    offload_parameters: bool = key(
+        False,
+        "master weights wait in host memory during play; the update's check of its rollout then "
+        "stands for the gate",
+    )
     offload_reference: bool = key(True, "the reference waits in host memory during play")
     checkpointing: str = key(
         "none", "activations recomputed in the backward pass", choices=("none", "full")

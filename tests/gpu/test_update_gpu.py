@@ -16,6 +16,7 @@ from selfplay.attention import _flash_attn_varlen, _padded, _varlen, attention_b
 from selfplay.config import ScratchConfig
 from selfplay.logprob import token_logprobs
 from selfplay.model import policy_logprobs, scratch_model
+from selfplay.offload import Parked
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "mesh_worker.py"
@@ -138,6 +139,19 @@ def test_the_log_prob_of_32k_tokens_over_152k_words_stays_under_4_gib() -> None:
     token_logprobs(hidden, weight, targets, temperature=1.0)[0].sum().backward()
     torch.cuda.synchronize()
     assert (torch.cuda.max_memory_allocated() - before) / 2**30 < 4.0
+
+
+def test_what_waits_on_the_host_leaves_the_gpu_and_comes_back() -> None:
+    tensors = [torch.randn(2**20, device="cuda") for _ in range(8)] + [torch.ones(3, device="cuda")]
+    before = [tensor.cpu() for tensor in tensors]
+    held = torch.cuda.memory_allocated()
+    parked = Parked()
+    for _ in range(3):
+        parked.stow(tensors)
+        assert held - torch.cuda.memory_allocated() >= 8 * 4 * 2**20
+        parked.fetch()
+        assert torch.cuda.memory_allocated() == held
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(tensors, before, strict=True))
 
 
 def test_the_bench_runs_with_and_without_liger(tmp_path: Path) -> None:
