@@ -92,7 +92,7 @@ def make_learner(config: Config, weights: Path, world: World, *, reference: bool
     frozen = _load(config, weights, world).requires_grad_(False) if reference else None
     return Learner(
         model=model,
-        optimizer=make_optimizer(model, config.optim),
+        optimizer=make_optimizer(model, config.optim, seed=config.seed),
         world=world,
         compute_dtype=DTYPES[config.model.dtype],
         reference=frozen,
@@ -222,11 +222,11 @@ def _scratch(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrainedMo
 
 
 def _load(config: Config, weights: Path, world: World) -> PreTrainedModel:
-    """Master weights in fp32, layers computing in the configured dtype."""
+    """Master weights in their dtype, layers computing in the configured one."""
     return load_sharded(
         str(weights),
         world,
-        dtype=torch.float32,
+        dtype=DTYPES[config.optim.master_dtype],
         param_dtype=DTYPES[config.model.dtype],
         activation_checkpointing=config.parallel.checkpointing,
         liger=config.model.liger and world.device.type == "cuda" and liger_is_here(),

@@ -8,25 +8,26 @@ import torch
 from torch import nn
 
 from selfplay.config import Config, OptimConfig
+from selfplay.rounding import RoundedAdamW
 
 
 def make_optimizer(
-    model: nn.Module, config: OptimConfig, *, lr: float | None = None
+    model: nn.Module, config: OptimConfig, *, lr: float | None = None, seed: int = 0
 ) -> torch.optim.Optimizer:
     """AdamW over what is not frozen, with weight decay on matrices only; its step is one fused
-    kernel. `lr` stands in for the settings' rate."""
+    kernel. `lr` stands in for the settings' rate, `seed` names the draws that round bf16 weights.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.ndim >= 2]
     vectors = [p for p in trained if p.ndim < 2]
-    return torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ],
-        lr=config.lr if lr is None else lr,
-        betas=(config.betas[0], config.betas[1]),
-        fused=True,
-    )
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    rate, betas = config.lr if lr is None else lr, (config.betas[0], config.betas[1])
+    if config.master_dtype == "bfloat16":
+        return RoundedAdamW(groups, lr=rate, betas=betas, seed=seed)
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
 
 
 def learning_rate(

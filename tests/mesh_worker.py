@@ -18,10 +18,11 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from selfplay.attention import register_packed_attention
-from selfplay.config import ScratchConfig, load_config
+from selfplay.config import OptimConfig, ScratchConfig, load_config
 from selfplay.learner import Learner
 from selfplay.model import export, load_sharded, policy_logprobs, scratch_model
 from selfplay.objective import Part
+from selfplay.optim import make_optimizer
 from selfplay.parallel import (
     World,
     all_reduce_max,
@@ -32,6 +33,7 @@ from selfplay.parallel import (
     gather_flat,
     gather_objects,
     init_world,
+    local_part,
     shard,
 )
 from selfplay.samples import Sample
@@ -184,7 +186,7 @@ def aggregate(overrides: list[str], world: World) -> dict[str, float]:
     samples = play(7)
     alone = replace(world, rank=0, world_size=1, device=torch.device("cpu"), mesh=None,
                     dp_rank=0, dp_size=1, tp_rank=0, tp=1, control=None)  # fmt: skip
-    mine = samples if world.dp_size == 1 else (samples[:5], samples[5:])[world.dp_rank]
+    mine = samples[world.dp_rank :: world.dp_size]
     moved = []
     for place, share in ((alone, samples), (world, mine)):
         model = shard(build("qwen2", True), place)
@@ -202,6 +204,21 @@ def aggregate(overrides: list[str], world: World) -> dict[str, float]:
     return {"gradient": max(gap.item() for gap in gaps)}
 
 
+def rounded_step(world: World) -> dict[str, float]:
+    """One step on bf16 weights: ranks that hold the same norms must round them alike."""
+    model = shard(build("qwen2", True).bfloat16(), world, param_dtype=torch.bfloat16)
+    before = [whole(p).clone() for p in model.parameters()]
+    backward(model, [world.dp_rank], 2 * len(PREDICT), world.device)
+    clip_grad_norm(model, 1.0, world)
+    make_optimizer(model, OptimConfig(lr=3e-3, master_dtype="bfloat16")).step()
+    moved = [not torch.equal(whole(p), b) for p, b in zip(model.parameters(), before, strict=True)]
+    norms = [local_part(p.detach()) for name, p in model.named_parameters() if "norm" in name]
+    held = torch.cat([norm.float().cpu() for norm in norms]).tolist()
+    rows = gather_objects(held, world)
+    alike = [rows[rank] == rows[rank - rank % world.tp] for rank in range(world.world_size)]
+    return {"alike": float(all(alike)), "moved": float(all(moved))}
+
+
 def main() -> None:
     tp, folder = int(sys.argv[1]), Path(sys.argv[2])
     world = init_world(tp, device=sys.argv[3] if len(sys.argv) > 3 else "cpu")
@@ -217,6 +234,7 @@ def main() -> None:
         report[f"round trip {tied}"] = round_trip(tied, world, folder)
     for name, overrides in AGGREGATIONS.items():
         report[name] = aggregate(overrides, world)
+    report["rounded"] = rounded_step(world)
     if world.rank == 0:
         (folder / "report.json").write_text(json.dumps(report, indent=1))
     close_world(world)

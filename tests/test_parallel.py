@@ -83,6 +83,11 @@ def test_export_and_load_are_exact_and_no_rank_holds_more_than_its_share(
     assert measured["share"] < 1 / num + 0.02
 
 
+def test_ranks_round_what_they_all_hold_alike(report: Any) -> None:
+    """bf16 weights are rounded by chance, and a norm lies whole on every tensor-parallel rank."""
+    assert report[1]["rounded"] == {"alike": 1.0, "moved": 1.0}
+
+
 def test_ranks_agree_on_small_things(report: Any) -> None:
     num, measured = report
     assert measured["sum"] == [num, num * (num - 1) / 2]

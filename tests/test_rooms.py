@@ -64,6 +64,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.compare",
         "selfplay.objective",
         "selfplay.ppo",
+        "selfplay.rounding",
         "selfplay.optim",
         "selfplay.update",
         "selfplay.learn",

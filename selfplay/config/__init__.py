@@ -29,6 +29,7 @@ from selfplay.config.play import (
     RewardConfig,
     RolloutConfig,
 )
+from selfplay.partner_specs import PAST, parse_shares
 from selfplay.settings import key, load, section
 
 __all__ = [
@@ -124,6 +125,21 @@ class Config:
             raise ValueError(
                 f"algorithm.resample must be 0 for {method}, which drops no flat groups, got "
                 f"{self.algorithm.resample}"
+            )
+
+        self._check_memory()
+
+    def _check_memory(self) -> None:
+        if self.optim.master_dtype == "bfloat16" and self.model.dtype != "bfloat16":
+            raise ValueError(
+                f"model.dtype must be bfloat16 with optim.master_dtype bfloat16, got "
+                f"{self.model.dtype}: nothing computes finer than the weights are kept"
+            )
+        pool = any(spec.kind == PAST for spec, _ in parse_shares(self.rollout.partners))
+        if self.parallel.offload_parameters and pool:
+            raise ValueError(
+                "parallel.offload_parameters must be false with the partner past, whose snapshots "
+                "are taken while the parameters would wait on the host"
             )
 
     def _check_critic(self) -> None:

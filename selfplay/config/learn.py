@@ -207,5 +207,11 @@ class OptimConfig:
     warmup_steps: int = key(0, "self-play steps of linear warm-up", low=0)
     betas: tuple[float, ...] = key((0.9, 0.95), "AdamW's decay rates of the two moments")
     weight_decay: float = key(0.0, "AdamW's weight decay on matrices", low=0.0)
+    master_dtype: str = key(
+        "float32",
+        "dtype of the weights that are updated; bfloat16 is rounded stochastically and keeps its "
+        "moments in float32",
+        choices=("float32", "bfloat16"),
+    )
     max_grad_norm: float = key(1.0, "gradients are scaled down to this norm", low=0.0)
     tokens_per_microbatch: int = key(16_384, "packed tokens a forward and backward pass", low=16)

@@ -6,7 +6,7 @@ parameters back whole at once. No other part of the
 trainer speaks to `torch.distributed`, but for the carriers of weights.
 """
 
-from selfplay.parallel.gather import gather_flat
+from selfplay.parallel.gather import gather_flat, local_part, place_of
 from selfplay.parallel.shard import (
     clip_grad_norm,
     fill_shards,
@@ -40,6 +40,8 @@ __all__ = [
     "gather_flat",
     "gather_objects",
     "init_world",
+    "local_part",
+    "place_of",
     "run_as_forward",
     "shard",
     "shard_alone",

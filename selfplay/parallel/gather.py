@@ -41,7 +41,7 @@ def gather_flat(
         if isinstance(parameter, DTensor) and parameter.device_mesh.size() > 1:
             sharded.append((parameter, whole))
         else:
-            here.append((whole, _local(parameter)))
+            here.append((whole, local_part(parameter)))
     _copy(here)
     if sharded:
         _gather(sharded, dtype=dtype, device=device)
@@ -58,7 +58,7 @@ def _gather(
     rooms = [math.prod(_sizes(box_at(p, [0] * p.device_mesh.ndim))) for p, _ in sharded]
     starts = [sum(rooms[:place]) for place in range(len(rooms))]
     row_L = torch.empty(sum(rooms), dtype=dtype, device=device)
-    mine = [_local(parameter) for parameter, _ in sharded]
+    mine = [local_part(parameter) for parameter, _ in sharded]
     _copy(
         [
             (row_L[start : start + piece.numel()].view(piece.shape), piece)
@@ -112,8 +112,16 @@ def _sizes(box: Box) -> list[int]:
     return [part.stop - part.start for part in box]
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor: its shard, or all of one that is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def place_of(tensor: Tensor) -> tuple[int, ...]:
+    """Where in its own mesh this rank's part of a tensor lies: ranks at the same place hold the
+    same values. () for a tensor that is not sharded."""
+    coordinate = tensor.device_mesh.get_coordinate() if isinstance(tensor, DTensor) else None
+    return tuple(coordinate or ())
 
 
 def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -1,0 +1,102 @@
+"""Small updates of bf16 weights: lost when rounded to the nearest, kept when rounded by chance."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_run import metrics_of, run_tiny
+
+from selfplay.config import load_config
+from selfplay.rounding import RoundedAdamW, rounded
+from selfplay.settings import SettingsError
+
+BF16 = ("model.dtype=bfloat16", "optim.master_dtype=bfloat16", "engine.max_gap=1")
+
+
+def test_rounding_by_chance_is_right_on_average_and_never_further_than_a_neighbour() -> None:
+    """Between 1 and 1 + 1/128 lie no bf16 numbers: a quarter of the way goes up one time in 4."""
+    exact = torch.full((100_000,), 1 + 0.25 / 128)
+    found = rounded(exact, seed=0).float()
+    assert set(found.tolist()) == {1.0, 1 + 1 / 128}
+    assert float((found - 1).mean() * 128) == pytest.approx(0.25, abs=0.01)
+    minus = rounded(-exact, seed=0).float()
+    assert float((minus + 1).mean() * 128) == pytest.approx(-0.25, abs=0.01)
+
+
+def test_what_bf16_can_hold_stays_as_it_is() -> None:
+    held = torch.tensor([0.0, -0.0, 1.0, -3.5, 2.0**-130, math.inf, -math.inf])
+    assert torch.equal(rounded(held, seed=3).float(), held)
+    assert rounded(torch.tensor([math.nan]), seed=0).isnan().all()
+
+
+def test_draws_are_named() -> None:
+    exact = torch.rand(1000)
+    assert torch.equal(rounded(exact, seed=1), rounded(exact, seed=1))
+    assert not torch.equal(rounded(exact, seed=1), rounded(exact, seed=2))
+
+
+def moved_by(optimizer: torch.optim.Optimizer, weight: torch.Tensor, num_steps: int) -> float:
+    """The mean way of the weights after steps with one gradient, which AdamW makes steps of lr."""
+    before = weight.detach().float().mean().item()
+    for _ in range(num_steps):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    return weight.detach().float().mean().item() - before
+
+
+def test_steps_of_a_millionth_vanish_in_plain_bf16_and_survive_here() -> None:
+    """300 steps of 1e-6 on weights of 1: nothing in plain bf16, 3e-4 in fp32 and here."""
+    plain = torch.ones(4096, dtype=torch.bfloat16, requires_grad=True)
+    assert moved_by(torch.optim.AdamW([plain], lr=1e-6, weight_decay=0.0), plain, 300) == 0.0
+    exact = torch.ones(4096, requires_grad=True)
+    adamw = torch.optim.AdamW([exact], lr=1e-6, weight_decay=0.0)
+    assert moved_by(adamw, exact, 300) == pytest.approx(-3e-4, rel=0.02)
+    ours = torch.ones(4096, dtype=torch.bfloat16, requires_grad=True)
+    optimizer = RoundedAdamW([{"params": [ours]}], lr=1e-6, betas=(0.9, 0.95))
+    assert moved_by(optimizer, ours, 300) == pytest.approx(-3e-4, rel=0.1)
+    assert optimizer.state[ours]["exp_avg_sq"].dtype == torch.float32
+
+
+def test_on_fp32_weights_it_is_torchs_adamw() -> None:
+    """Nothing to round there; decay, bias correction and both moments are the same."""
+    generator = torch.Generator().manual_seed(0)
+    mine = torch.randn(50, generator=generator).requires_grad_()
+    yours = mine.detach().clone().requires_grad_()
+    group = {"params": [mine], "weight_decay": 0.1}
+    ours = RoundedAdamW([group], lr=1e-2, betas=(0.9, 0.95))
+    torchs = torch.optim.AdamW([yours], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
+    for _ in range(20):
+        mine.grad = torch.randn(50, generator=generator)
+        yours.grad = mine.grad.clone()
+        ours.step()
+        torchs.step()
+    torch.testing.assert_close(mine, yours, rtol=1e-5, atol=1e-6)
+
+
+def test_a_bf16_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    straight, broken = tmp_path / "straight" / "run", tmp_path / "broken" / "run"
+    for folder in (straight, broken):
+        folder.parent.mkdir()
+    small = (*BF16, "warm_start.num_games=60", "eval.final_games=2", "optim.schedule=constant")
+    assert run_tiny(straight, *small) == 0
+    assert run_tiny(broken, *small, "steps=2") == 0
+    assert run_tiny(broken, *small) == 0
+    assert metrics_of(straight)[2:] == metrics_of(broken)[2:]
+    mine, yours = (load_file(run / "final" / "model.safetensors") for run in (straight, broken))
+    assert all(torch.equal(mine[name], yours[name]) for name in mine)
+    assert {tensor.dtype for tensor in mine.values()} == {torch.bfloat16}
+
+
+def test_weights_in_bf16_need_layers_that_compute_in_it() -> None:
+    with pytest.raises(SettingsError, match=r"model\.dtype must be bfloat16 with optim\.master"):
+        load_config(None, ["model.path=x", "optim.master_dtype=bfloat16"])
+
+
+def test_parameters_that_wait_on_the_host_give_no_snapshots() -> None:
+    asked = ["parallel.offload_parameters=true", "rollout.partners=[self, past]", "model.path=x"]
+    with pytest.raises(SettingsError, match=r"offload_parameters must be false with .* past"):
+        load_config(None, asked)
