@@ -84,8 +84,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         held_out("before", config, venue=venue, folder=folder)
     if first_step < config.steps:  # what a shorter run found in this folder holds no longer
         (folder / "held_out_after.json").unlink(missing_ok=True)
-    journal = Journal(folder, config, after_step=first_step, rank=world.rank)
-    watch = Stopwatch()
+    journal, watch = Journal(folder, config, after_step=first_step, rank=world.rank), Stopwatch()
 
     def play(step: int, places: Sequence[int]) -> Played:
         instances, guests = stream.step(step, places), partners.guests(step)
@@ -124,7 +123,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         journal.step(step + 1, metrics, episodes, watch)
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
             with watch("save"):
-                lend(engine, offload, world)  # a checkpoint holds what waits on the host, too
+                lend(engine, offload, world)
                 carried = {"baselines": baselines, "edge": stream.state()}
                 carried |= {"partners": partners.carried()}
                 keep = config.keep_checkpoints
