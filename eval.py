@@ -37,6 +37,7 @@ from selfplay.evaluation_source import (
     find_games,
     find_partner,
     find_source,
+    find_start,
     nearest,
     report_folder,
 )
@@ -112,6 +113,8 @@ def play_all(
         "temperatures": asked.temperature,
         "engine": config.engine.kind,
     }
+    if asked.start != "0":
+        facts["start"] = asked.start
     return Page(title=f"Evaluation of {asked.checkpoint}", facts=facts, rows=rows)
 
 
@@ -130,6 +133,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("--games", required=True, help="'generated', a .parquet of instances or recorded .jsonl")
     add("--num", type=int, help="games (default: eval.final_games, or all of the file)")
     add("--partner", default="self", help="as in docs/partners.md (default: self)")
+    add("--start", default="0", help="begin recorded games as people did: entries, random, share")
     add("--out", type=Path, help="folder to write to (default: RUN/eval_NAME)")
     add(
         "--temperature",
@@ -169,7 +173,7 @@ def main(words: Sequence[str] | None = None) -> int:
         )
         if asked.num is None and spec.kind == PERSON:
             asked.num = 1
-        games = find_games(asked.games, asked.num, config)
+        games = find_games(asked.games, asked.num, config, start=find_start(asked.start))
         rendering = find_rendering(source, config, games=games, world=world)
         if spec.kind == PERSON and world.world_size > 1:
             raise ValueError("--partner person needs one process, which the terminal belongs to")

@@ -28,7 +28,8 @@ class MatchingInstance:
     `table[reviewer][paper]` holds the scored values, cells that neither seat sees already replaced
     by the unknown value; `masks[seat][reviewer][paper]` is 1 where the seat sees the cell;
     `scales[seat]` multiplies what it sees; `best` is the maximum-weight matching of the table and
-    `solo[seat]` the true value of the plan from that seat's cells alone.
+    `solo[seat]` the true value of the plan from that seat's cells alone. `opening` is what was said
+    and done before the game is played on: people's first moves, where it starts from theirs.
     """
 
     key: str
@@ -42,6 +43,7 @@ class MatchingInstance:
     max_value: int = MAX_VALUE
     reviewers: tuple[str, ...] = ()
     papers: tuple[str, ...] = ()
+    opening: tuple[Action, ...] = ()
 
     def __post_init__(self) -> None:
         if not 2 <= self.size <= len(REVIEWERS):
@@ -142,7 +144,18 @@ def instance_from_dict(data: dict[str, Any]) -> MatchingInstance:
     for name in ("scales", "solo", "reviewers", "papers"):
         if name in values:
             values[name] = tuple(values[name])
+    values["opening"] = tuple(action_from_dict(action) for action in values.get("opening", ()))
     return MatchingInstance(**values)
+
+
+def action_from_dict(data: dict[str, Any]) -> Action:
+    """A move from its plain JSON form."""
+    return Action(data["seat"], data["kind"], data["text"], pairs_from_lists(data["pairs"]))
+
+
+def pairs_from_lists(pairs: Any) -> Pairs | None:
+    """A proposal's pairs from their plain JSON form."""
+    return None if pairs is None else tuple((reviewer, paper) for reviewer, paper in pairs)
 
 
 def _rows(rows: Any) -> Table:

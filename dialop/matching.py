@@ -21,11 +21,13 @@ from dialop.board import (
     MatchingInstance,
     MatchingOptions,
     MatchingView,
+    action_from_dict,
     instance_from_dict,
+    pairs_from_lists,
 )
 from dialop.game import Game, Outcome, PlayerError, Prompt, Step
 from dialop.proposal import Pairs, parse_proposal, render_proposal
-from dialop.recorded import instance_from_record, moves_from_record
+from dialop.recorded import begun
 from dialop.tags import drop_reasoning, split_move
 
 __all__ = [
@@ -64,9 +66,11 @@ class MatchingGame(Game):
         self.instance = instance
         self.options = options
         self._play = _Play(to_move=instance.first_seat)
+        for action in instance.opening:
+            self._open(action)
         # Moves before this index were made before this object existed, so the opening prompt must
         # tell them.
-        self._num_opening = 0
+        self._num_opening = len(instance.opening)
 
     @property
     def seat_to_move(self) -> int | None:
@@ -190,10 +194,9 @@ class MatchingGame(Game):
             raise ValueError(f'state["game"] must be "matching", got {state.get("game")!r}')
         game = cls(instance_from_dict(state["instance"]), MatchingOptions(**state["options"]))
         play = dict(state["play"])
-        play["log"] = [
-            Action(a["seat"], a["kind"], a["text"], _pairs(a["pairs"])) for a in play["log"]
-        ]
-        play["pending"], play["agreed"] = _pairs(play["pending"]), _pairs(play["agreed"])
+        play["log"] = [action_from_dict(action) for action in play["log"]]
+        for name in ("pending", "agreed"):
+            play[name] = pairs_from_lists(play[name])
         play["num_errors"] = list(play["num_errors"])
         game._play = _Play(**play)
         game._num_opening = len(game._play.log)
@@ -217,18 +220,15 @@ class MatchingGame(Game):
         Raises:
             ValueError: for a cut outside the log or a proposal whose names are not on the roster.
         """
-        log = record["action_log"]
-        if not 0 <= num_entries <= len(log):
-            raise ValueError(f"num_entries must be 0 to {len(log)}, got {num_entries}")
-        game = cls(instance_from_record(record, key=key), options or MatchingOptions())
-        for action in moves_from_record(record)[:num_entries]:
-            # People wrote messages while a proposal waited; such a message leaves the answer due.
-            waiting = action.kind == "message" and game._play.pending is not None
-            game._apply(action)
-            if waiting:
-                game._play.to_move = 1 - _checked(game._play.pending_seat)
-        game._num_opening = num_entries
-        return game
+        return cls(begun(record, num_entries, key=key), options or MatchingOptions())
+
+    def _open(self, action: Action) -> None:
+        """Make one of the moves that the game starts from. People wrote messages while a proposal
+        waited; such a message leaves the answer due."""
+        waiting = action.kind == "message" and self._play.pending is not None
+        self._apply(action)
+        if waiting:
+            self._play.to_move = 1 - _checked(self._play.pending_seat)
 
     def _read(self, seat: int, text: str) -> Action:
         """The legal move that a seat's text stands for; raises PlayerError."""
@@ -299,10 +299,6 @@ class MatchingGame(Game):
 def new_game(instance: MatchingInstance, options: MatchingOptions) -> MatchingGame:
     """A fresh game of an instance."""
     return MatchingGame(instance, options)
-
-
-def _pairs(pairs: Any) -> Pairs | None:
-    return None if pairs is None else tuple((reviewer, paper) for reviewer, paper in pairs)
 
 
 def _plain(value: Any) -> Any:

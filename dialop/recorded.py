@@ -8,6 +8,7 @@ a game.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dialop.board import MAX_VALUE, Action, MatchingInstance, unknown_value
@@ -69,6 +70,20 @@ def moves_from_record(record: dict[str, Any]) -> list[Action]:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"log entry {number} is no move: {error}") from error
     return moves
+
+
+def begun(record: dict[str, Any], num_entries: int, *, key: str) -> MatchingInstance:
+    """The record's board with its first `num_entries` entries as the opening, and nothing of what
+    came after them: whoever plays on from it cannot know how the people ended.
+
+    Raises:
+        ValueError: for a cut outside the log, or a log that `moves_from_record` cannot read.
+    """
+    num_all = len(record["action_log"])
+    if not 0 <= num_entries <= num_all:
+        raise ValueError(f"num_entries must be 0 to {num_all}, got {num_entries}")
+    opening = tuple(moves_from_record(record)[:num_entries])
+    return replace(instance_from_record(record, key=key), opening=opening)
 
 
 def _move(entry: dict[str, Any], *, size: int) -> Action:

@@ -10,8 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from dialop.starts import Entries
 from selfplay.config import Config, GameConfig
-from selfplay.games import kit_of
+from selfplay.games import Recorded, kit_of
 from selfplay.settings import SettingsError
 
 # Streams of generated instances never meet: each purpose has its own name in the seed.
@@ -82,6 +83,21 @@ def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
     if not instances:
         raise SettingsError(f"{name}: {path} holds no instances")
     return instances
+
+
+@lru_cache(maxsize=4)
+def read_recorded(game: GameConfig, name: str, source: str) -> tuple[Recorded, ...]:
+    """A file's games to start from. Raises SettingsError for a file or a game without any."""
+    try:
+        return tuple(kit_of(game).read_recorded(Path(source)))
+    except ValueError as error:
+        raise SettingsError(f"{name}: {error}") from None
+
+
+def begun(game: Recorded, entries: Entries, *names: object) -> Any:
+    """An instance of a recorded game that starts where `entries` says; a random start is the draw
+    of these names."""
+    return game.begun(entries, uniform=named_seed("start", *names) / 2**63)
 
 
 @lru_cache(maxsize=1)

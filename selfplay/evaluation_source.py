@@ -15,10 +15,11 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
+from dialop.starts import Entries, checked_entries
 from dialop.store import read_records
 from selfplay.checkpoint import checkpoints
 from selfplay.config import Config, load_config
-from selfplay.data import GENERATED, HELD_OUT, kept_back
+from selfplay.data import GENERATED, HELD_OUT, begun, kept_back
 from selfplay.games import kit_of
 from selfplay.partner_specs import PAST, Spec
 from selfplay.tables import read_spec
@@ -96,9 +97,11 @@ def find_config(source: Source, given: Path | None, overrides: Sequence[str]) ->
     return load_config(path, [*_ALONE, *overrides, *policy])
 
 
-def find_games(games: str, num: int | None, config: Config) -> Games:
+def find_games(
+    games: str, num: int | None, config: Config, *, start: Entries | None = None
+) -> Games:
     """The first `num` instances of the held-out stream or of a file (None: as many as a run plays
-    at its end, or the whole file).
+    at its end, or the whole file), begun as people began them where a `start` is given.
 
     Raises:
         ValueError: for a missing or empty file or more games than it holds.
@@ -106,6 +109,8 @@ def find_games(games: str, num: int | None, config: Config) -> Games:
     """
     if num is not None and num < 1:
         raise ValueError(f"--num must be at least 1, got {num}")
+    if games == GENERATED and start:
+        raise ValueError("--start needs --games FILE.jsonl with recorded games, got generated")
     if games == GENERATED:
         num = num or config.eval.final_games
         return Games(kept_back(config, HELD_OUT, num=num), [])
@@ -124,7 +129,22 @@ def find_games(games: str, num: int | None, config: Config) -> Games:
     instances = instances[:num]
     played = path.suffix == ".jsonl" and kit_of(config.game).PLAYED_BY_PEOPLE
     records = islice(read_records(path), len(instances)) if played else ()
+    if start:
+        recorded = kit_of(config.game).read_recorded(path)[: len(instances)]
+        instances = [begun(game, start, "evaluation", i) for i, game in enumerate(recorded)]
     return Games(instances, list(records))
+
+
+def find_start(text: str) -> Entries:
+    """What --start asks for. Raises ValueError for what is no start."""
+    try:
+        value: object = float(text) if "." in text else int(text)
+    except ValueError:
+        value = text
+    try:
+        return checked_entries(value)
+    except ValueError as error:
+        raise ValueError(f"--start: {error}") from None
 
 
 def find_partner(partner: str, config: Config) -> Spec:

@@ -12,8 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from dialop.game import Instance
+from dialop.starts import checked_entries
 from selfplay.config import Config, GameConfig
-from selfplay.data import GENERATED, TRAIN, check_files, generated, named_seed, read_file
+from selfplay.data import (
+    GENERATED,
+    TRAIN,
+    begun,
+    check_files,
+    generated,
+    named_seed,
+    read_file,
+    read_recorded,
+)
+from selfplay.games import Recorded
 from selfplay.settings import SettingsError
 
 RESAMPLED, FILE = "resampled", "file"
@@ -36,6 +47,9 @@ class TrainStream:
         check_files(config)
         if config.data.train != GENERATED:
             self._file = _read(config)
+        self._recorded: Sequence[Recorded] = ()
+        if config.data.start.entries != 0:
+            self._recorded = read_recorded(config.game, "data.start", config.data.train)
 
     def step(self, step: int, places: Iterable[int]) -> list[Instance]:
         """The instances at these places of a step (each rank asks for its own).
@@ -49,7 +63,7 @@ class TrainStream:
         for place in places:
             seen_before = place < batch and place < len(again)
             origin = again[place] if seen_before else self._fresh(step, place)
-            instance = self._instance(origin)
+            instance = self._instance(origin, step)
             self._drawn[instance.key] = origin
             found.append(instance)
         return found
@@ -103,8 +117,13 @@ class TrainStream:
             return TRAIN, step * batch + place
         return RESAMPLED, step * spare + place - batch
 
-    def _instance(self, origin: Origin) -> Instance:
+    def _instance(self, origin: Origin, played_at: int) -> Instance:
         source, number = origin
+        if source == FILE and self._recorded:
+            entries = checked_entries(self._config.data.start.entries)
+            names = (self._config.seed, played_at, number)
+            begun_there: Instance = begun(self._recorded[number], entries, *names)
+            return begun_there
         if source == FILE:
             assert self._file is not None
             return self._file[number]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dialop.starts import checked_entries
 from selfplay.config.collab import CollabConfig
 from selfplay.partner_specs import PERSON, SELF, parse_shares
 from selfplay.settings import key, section
@@ -53,6 +54,23 @@ class StageConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartConfig:
+    """Where games on recorded boards start: from their beginning, or from what people said."""
+
+    entries: object = key(
+        0,
+        "first entries of each recorded game that are played as people played them: a number, "
+        "'random', or a share of the words between 0 and 1 (docs/partners.md)",
+    )
+
+    def check(self) -> None:
+        try:
+            checked_entries(self.entries)
+        except ValueError as error:
+            raise ValueError(f"data.start.entries: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
     """Where training instances come from."""
 
@@ -63,6 +81,7 @@ class DataConfig:
         "generated", "instances of evaluations during training: 'generated' or a file"
     )
     test: str = key("generated", "held-out instances before and after: 'generated' or a file")
+    start: StartConfig = section(StartConfig, "where games of data.train start")
     processes: int = key(1, "processes that generate instances", low=1)
     curriculum: tuple[StageConfig, ...] = key(
         (), "stages of easier boards, [{until_step: 40, size: 2}]; then the game's own"
@@ -80,6 +99,10 @@ class DataConfig:
         ends = [stage.until_step for stage in self.curriculum]
         if ends != sorted(set(ends)):
             raise ValueError(f"data.curriculum must rise in until_step, got {ends}")
+        if self.start.entries != 0 and not self.train.endswith(".jsonl"):
+            raise ValueError(
+                f"data.start needs data.train to be a .jsonl of recorded games, got {self.train}"
+            )
         if self.curriculum and self.train != "generated":
             raise ValueError(
                 f"data.curriculum needs data.train generated, got {self.train}, whose boards are "

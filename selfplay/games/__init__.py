@@ -11,8 +11,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dialop.game import Game, Script
+from dialop.starts import Entries
 from selfplay.config import GameConfig
 from selfplay.games import collab, matching
+
+
+class Recorded(Protocol):
+    """A game that people played. What it gives to play on holds their first moves and no others."""
+
+    def begun(self, entries: Entries, *, uniform: float) -> Any:
+        """An instance that starts where `entries` says; `uniform` in [0, 1) is the draw of random
+        starts."""
+        ...
 
 
 class GameKit(Protocol):
@@ -37,6 +47,11 @@ class GameKit(Protocol):
 
     def read(self, path: Path) -> list[Any]:
         """The instances of a file. Raises ValueError that names the file and its row or line."""
+        ...
+
+    def read_recorded(self, path: Path) -> Sequence[Recorded]:
+        """The games that people played in a file, in the order of `read`. Raises ValueError where
+        the file or the game has none."""
         ...
 
     def new_game(self, instance: Any, game: GameConfig) -> Game:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dialop.collab import numbers, script, store, texts
 from dialop.collab.game import CollabGame
@@ -34,6 +34,13 @@ def generate(
 def read(path: Path) -> list[CollabInstance]:
     """A .parquet or .jsonl of instances, such as `python -m selfplay.collab prepare` writes."""
     return store.read_instances(path)
+
+
+def read_recorded(path: Path) -> NoReturn:
+    """Nobody recorded any."""
+    raise ValueError(
+        f"game.name must be matching to start from recorded games, got collab ({path})"
+    )
 
 
 def new_game(instance: CollabInstance, game: GameConfig) -> CollabGame:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from dialop import scripted, store, texts
+from dialop import scripted, starts, store, texts
 from dialop.generate import Keep, MatchingRecipe, generate_many
 from dialop.matching import MatchingGame, MatchingInstance, MatchingOptions
 from selfplay.config import GameConfig
@@ -35,6 +35,11 @@ def generate(
 def read(path: Path) -> list[MatchingInstance]:
     """A .parquet of instances, or a .jsonl of recorded games as the boards people played."""
     return store.read_instances(path)
+
+
+def read_recorded(path: Path) -> list[starts.RecordedGame]:
+    """The games of a .jsonl of recorded games."""
+    return starts.read_recorded(path)
 
 
 def new_game(instance: MatchingInstance, game: GameConfig) -> MatchingGame:
