@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import TESTS, start
 from safetensors.torch import load_file
-from tiny_run import metrics_of, run_tiny
+from tiny_run import metrics_of, run_tiny, write_tiny
 
 BRANCHES = (
     "rollout.branch.turns=random",
@@ -65,3 +66,23 @@ def test_a_run_with_branches_resumes_bit_for_bit(forked: Path, tmp_path: Path) -
     assert (folder / "games.jsonl").read_text() == (forked / "games.jsonl").read_text()
     mine, yours = (load_file(f / "final" / "model.safetensors") for f in (folder, forked))
     assert all(torch.equal(mine[name], yours[name]) for name in yours)
+
+
+@pytest.mark.slow
+def test_two_ranks_take_the_step_of_one(forked: Path, tmp_path: Path) -> None:
+    """Siblings are dealt to ranks like any sample, and still compared as the group they are."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("tokenizer", "warm_start"):
+        (folder / name).symlink_to(forked / name)
+    train, settings = TESTS.parent / "train.py", ["--config", str(write_tiny(folder))]
+    process = start(train, *settings, f"out={folder}", *BRANCHES, torchrun=2)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output[-4000:]
+    alone, shared = metrics_of(forked)[0], metrics_of(folder)[0]
+    assert shared.keys() == alone.keys()
+    counted = [name for name in alone if name.startswith(("num_", "flat_"))]
+    for name in (*counted, "score", "branch_variance"):
+        assert shared[name] == pytest.approx(alone[name], abs=1e-12), name
+    for name in ("policy_loss", "grad_norm", "entropy", "ratio_mean"):
+        assert shared[name] == pytest.approx(alone[name], rel=1e-3, abs=1e-5), name
