@@ -16,7 +16,7 @@ steps (nan: so few steps that a block decides whether there is a signal).
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,18 +27,20 @@ from transformers import AutoTokenizer
 from selfplay import rollout
 from selfplay.assemble import make_learner
 from selfplay.batch import micro_batches, num_trained_tokens
+from selfplay.branch import siblings_of
 from selfplay.chat import make_rendering
 from selfplay.config import Config, load_config
 from selfplay.credit import assign_advantages, reward_samples
-from selfplay.data import TrainStream
 from selfplay.engines.base import Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.learner import Learner
 from selfplay.log import progress
 from selfplay.objective import Part, part_loss
 from selfplay.parallel import init_world
-from selfplay.play import limits_of
+from selfplay.play import BranchPoint, Episode, limits_of
+from selfplay.rewards import seat_reward
 from selfplay.samples import Sample
+from selfplay.stream import TrainStream
 from selfplay.tables import self_play_tables
 from selfplay.token_means import TokenMeans
 
@@ -71,15 +73,24 @@ def main() -> None:
     parser.add_argument("--weights", default="warm_start", help="warm_start or final")
     parser.add_argument("--steps", type=int, default=64, help="gradients a setting")
     parser.add_argument(
+        "--instances", type=int, default=8, help="instances of the first table; 0 leaves it out"
+    )
+    parser.add_argument(
         "--setting", action="append", help="'name: overrides'; the first is compared with"
     )
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.instances:
+        for line in turn_table(args):
+            print(line)
+        print()
     rows = []
-    for text in args.setting or SETTINGS:
+    for text in (args.setting or SETTINGS) if args.steps else ():
         name, _, overrides = text.partition(":")
         config = load_config(args.config, ["algorithm.kl=0.0", "device=cpu", *overrides.split()])
         rows.append(measure(name, config, args.run, weights=args.weights, num_steps=args.steps))
+    if not rows:
+        return
     print("| setting | generated tokens | trained | V / S | tokens x V / S | ratio [95 %] |")
     print("|---|--:|--:|--:|--:|--:|")
     for row in rows:
@@ -88,25 +99,91 @@ def main() -> None:
 
 def measure(name: str, config: Config, run: Path, *, weights: str, num_steps: int) -> Measured:
     """Gradients of `num_steps` steps with the run's weights, which never move."""
-    world = init_world(1, device="cpu")
-    tokenizer = AutoTokenizer.from_pretrained(run / weights)
-    rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
-    learner = make_learner(config, run / weights, world, reference=False)
-    engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
-    sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
-    stream = TrainStream(config)
+    play_step, learner = player(config, run / weights)
     gradients, num_generated, num_trained = [], 0, 0
     for step in progress(range(num_steps), name):
-        instances = stream.step(step, range(config.rollout.instances))
-        tables = self_play_tables(instances, step=step, config=config, rendering=rendering)
-        episodes, played = rollout.run(tables, engine, sampling=sampling, limits=limits_of(config))
+        episodes, num_tokens = play_step(step)
         samples, _ = reward_samples(episodes, algorithm=config.algorithm, reward=config.reward)
         samples = assign_advantages(samples, algorithm=config.algorithm)
-        num_generated += played.num_generated_tokens
+        num_generated += num_tokens
         num_trained += num_trained_tokens(samples)
         gradients.append(gradient(learner, samples, config=config))
     return Measured(
         name, torch.stack(gradients), num_generated / num_steps, num_trained / num_steps
+    )
+
+
+def player(
+    config: Config, weights: Path
+) -> tuple[Callable[[int], tuple[list[Episode], int]], Learner]:
+    """What plays a step (its number to its episodes and tokens), and the policy that speaks."""
+    world = init_world(1, device="cpu")
+    rendering = make_rendering(
+        AutoTokenizer.from_pretrained(weights), template_kwargs=config.model.chat_template
+    )
+    learner = make_learner(config, weights, world, reference=False)
+    engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
+    sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
+    stream = TrainStream(config)
+
+    def play_step(step: int) -> tuple[list[Episode], int]:
+        instances = stream.step(step, range(config.rollout.instances))
+        tables = self_play_tables(instances, step=step, config=config, rendering=rendering)
+        episodes, played = rollout.run(tables, engine, sampling=sampling, limits=limits_of(config))
+        return episodes, played.num_generated_tokens
+
+    return play_step, learner
+
+
+def turn_table(args: argparse.Namespace) -> list[str]:
+    """The first table: mean square errors of both credits, by what the turn did."""
+    forked = "rollout.branch.turns=all rollout.branch.siblings=12 rollout.branch.futures=3"
+    config = load_config(
+        args.config, ["device=cpu", "algorithm.kl=0.0", "rollout.instances=1", *forked.split()]
+    )
+    play_step, _ = player(config, args.run / args.weights)
+    squares: dict[str, list[tuple[float, float, float]]] = {}
+    for step in progress(range(args.instances), "turns"):
+        episodes, _ = play_step(step)
+        for episode in episodes:
+            others = [e for e in episodes if e is not episode]
+            for point in episode.branches:
+                kind = episode.turns[point.turn].action or "refused"
+                errors = turn_errors(episode, point, others, config=config)
+                squares.setdefault(kind, []).append(errors)
+                squares.setdefault("all", []).append(errors)
+    lines = [
+        "| turn | number | mean square of A | error by group | error by branch | ratio |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for kind, found in squares.items():
+        truth, group, branch = (float(np.mean(column)) for column in zip(*found, strict=True))
+        lines.append(
+            f"| {kind} | {len(found)} | {truth:.5f} | {group:.5f} | {branch:.5f} "
+            f"| {branch / group:.2f} |"
+        )
+    return lines
+
+
+def turn_errors(
+    episode: Episode, point: BranchPoint, others: Sequence[Episode], *, config: Config
+) -> tuple[float, float, float]:
+    """Unbiased estimates of A^2 and of both credits' square errors for one turn."""
+
+    def reward(game: Episode) -> float:
+        return seat_reward(game, point.seat, config=config.reward)
+
+    own, *siblings = siblings_of(episode, point)
+    firsts = [reward(futures[0]) for futures in siblings]
+    # A turn that ends its game has one future, which is then all its value.
+    more = [reward(future) for future in own[1:]] or [reward(episode)] * 2
+    true = [value - float(np.mean(firsts[3 + 4 * i : 7 + 4 * i])) for i, value in enumerate(more)]
+    by_group = reward(episode) - float(np.mean([reward(other) for other in others]))
+    by_branch = reward(episode) - float(np.mean(firsts[:3]))
+    return (
+        true[0] * true[1],
+        (by_group - true[0]) * (by_group - true[1]),
+        (by_branch - true[0]) * (by_branch - true[1]),
     )
 
 
