@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--weights", default="warm_start", help="warm_start or final")
     parser.add_argument("--steps", type=int, default=64, help="gradients a setting")
     parser.add_argument(
-        "--instances", type=int, default=8, help="instances of the first table; 0 leaves it out"
+        "--instances", type=int, default=32, help="instances of the first table; 0 leaves it out"
     )
     parser.add_argument(
         "--setting", action="append", help="'name: overrides'; the first is compared with"
@@ -156,11 +156,11 @@ def turn_table(args: argparse.Namespace) -> list[str]:
         "| turn | number | mean square of A | error by group | error by branch | ratio |",
         "|---|--:|--:|--:|--:|--:|",
     ]
-    for kind, found in squares.items():
+    for kind, found in sorted(squares.items(), key=lambda item: -len(item[1])):
         truth, group, branch = (float(np.mean(column)) for column in zip(*found, strict=True))
+        ratio = f"{branch / group:.2f}" if group > 0 else "–"
         lines.append(
-            f"| {kind} | {len(found)} | {truth:.5f} | {group:.5f} | {branch:.5f} "
-            f"| {branch / group:.2f} |"
+            f"| {kind} | {len(found)} | {truth:.5f} | {group:.5f} | {branch:.5f} | {ratio} |"
         )
     return lines
 

@@ -6,11 +6,14 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from processes import TESTS, start
 from safetensors.torch import load_file
 from tiny_run import metrics_of, run_tiny, write_tiny
+
+from bench.branch_variance import noise_and_signal
 
 BRANCHES = (
     "rollout.branch.turns=random",
@@ -86,3 +89,9 @@ def test_two_ranks_take_the_step_of_one(forked: Path, tmp_path: Path) -> None:
         assert shared[name] == pytest.approx(alone[name], abs=1e-12), name
     for name in ("policy_loss", "grad_norm", "entropy", "ratio_mean"):
         assert shared[name] == pytest.approx(alone[name], rel=1e-3, abs=1e-5), name
+
+
+def test_noise_and_signal_by_hand() -> None:
+    """Gradients (3, 0) and (1, 0): mean (2, 0), noise 1 + 1, signal 4 - 2/2."""
+    gram_RR = np.array([[9.0, 3.0], [3.0, 1.0]])
+    assert noise_and_signal(gram_RR, np.arange(2)) == pytest.approx((2.0, 3.0))
