@@ -6,6 +6,7 @@ attention; recomputed activations are no work) over what this GPU's matmul reach
 
     python -m bench.update                                    one GPU, every shape
     torchrun --nproc-per-node 4 -m bench.update --tp 2        a 2 x 2 mesh
+    python -m bench.update --shapes 0.5B --liger on --profile  where the time of a pass goes
     python -m bench.update --dry-run                          a tiny shape on a CPU
 
 Prints one line a case (rank 0), and writes them as JSON lines to --out. Seconds end in _s.
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -53,6 +55,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--master", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--steps", type=int, default=5, help="timed, after 2 that warm up")
+    parser.add_argument("--profile", action="store_true", help="kernels by time, rank 0")
     parser.add_argument("--out", type=Path, default=None, help="JSON lines")
     parser.add_argument("--dry-run", action="store_true", help="a tiny shape on the CPU")
     chosen = parser.parse_args()
@@ -147,6 +150,34 @@ def logprob_memory(name: str, num_positions: int, device: torch.device) -> float
     return memory_gib(device, peak=True) - before
 
 
+def profile(function: Callable[[], object], wall_s: float, world: World, *, rows: int = 22) -> None:
+    """Print which kernels a pass spends its time in, and how long the device is busy at all: a
+    pass that takes much longer than its kernels waits for the CPU to launch them."""
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    if world.device.type == "cuda":
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=kinds) as found:
+        function()
+        synchronize(world.device)
+    if world.rank:
+        return
+    averages = found.key_averages()
+    kernels = [e for e in averages if e.self_device_time_total > 0 and not is_cpu_side(e)]
+    busy_s = sum(e.self_device_time_total for e in kernels) / 1e6
+    num = sum(e.count for e in kernels)
+    print(f"a pass takes {wall_s * 1e3:.1f} ms unprofiled; {num} kernels, {busy_s * 1e3:.1f} ms")
+    for event in sorted(kernels, key=lambda e: -e.self_device_time_total)[:rows]:
+        print(f"  {event.self_device_time_total / 1e3:8.2f} ms {event.count:6d} x {event.key[:90]}")
+    print("on the CPU, without what they call:")
+    for event in sorted(averages, key=lambda e: -e.self_cpu_time_total)[: rows // 2]:
+        print(f"  {event.self_cpu_time_total / 1e3:8.2f} ms {event.count:6d} x {event.key[:90]}")
+
+
+def is_cpu_side(event: Any) -> bool:
+    """Whether an event stands for the CPU's call and not for what ran on the device."""
+    return bool(event.device_type == torch.autograd.DeviceType.CPU)
+
+
 def measure(
     name: str, num_tokens: int, options: argparse.Namespace, world: World, *, liger: bool,
     checkpointing: str, peak_flops: float,
@@ -175,6 +206,8 @@ def measure(
         forward_s = timed(forward, world.device, num=options.steps)
     pass_s = timed(forward_backward, world.device, num=options.steps)
     pass_gib = memory_gib(world.device, peak=True)
+    if options.profile:
+        profile(forward_backward, pass_s, world)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
 
     def step() -> None:
