@@ -232,11 +232,15 @@ class Partners:
         return Frozen(engine, rendering.stop_ids)
 
     def _join(self, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase) -> None:
-        """The policy of this step becomes a past self, rated as the policy is now."""
+        """The policy of this step becomes a past self, rated as the policy is now; who leaves the
+        pool for it is rated no longer."""
         past.take_snapshot(self._folder, learner, tokenizer, step=step)
+        left = set(self._members)
         self._members = past.joined(self._members, step, size=self._config.past.size)
         if POLICY in self._ratings:
             self._ratings[past.self_name(step)] = self._ratings[POLICY]
+        for member in left.difference(self._members):
+            self._ratings.pop(past.self_name(member), None)
 
     def _usage(self) -> dict[str, float]:
         """This rank's requests to endpoints since the last call, summed over them."""

@@ -228,6 +228,25 @@ def test_games_of_a_dead_endpoint_are_void_and_in_no_score(
     assert "HTTP 401" in capsys.readouterr().err
 
 
+def test_a_void_future_says_nothing_of_its_turn(rendering: Rendering) -> None:
+    """Branches beside an endpoint that fails now and then: only futures that ended are compared."""
+    branch = ("rollout.branch.turns=first", "rollout.branch.siblings=4")
+    with chat_server(lambda body, n: plays(body, n) if n % 4 else Answer(status=401)) as server:
+        config, partners = partners_of(server.url, rendering, "endpoint.concurrency=1", *branch)
+        tables = self_play_tables(
+            boards(4), partners.guests(0), step=0, config=config, rendering=rendering
+        )
+        engine = partners.beside(Proposes(rendering, {}))
+        episodes, stats = rollout.run(
+            tables, engine, sampling=Sampling(1.0, ()), limits=Limits(8, 1)
+        )
+        partners.close()
+    points = [point for episode in episodes for point in episode.branches]
+    futures = [future for point in points for future in point.futures.values()]
+    assert stats.void and points and 0 < len(futures) < 3 * len(points)
+    assert all(episode.ended != "void" for episode in [*episodes, *futures])
+
+
 def test_a_key_that_is_not_there_is_told_at_once(
     rendering: Rendering, monkeypatch: pytest.MonkeyPatch
 ) -> None:

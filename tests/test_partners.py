@@ -27,7 +27,7 @@ from selfplay.engines.switchboard import Frozen, Switchboard
 from selfplay.measures import game_measures, tally
 from selfplay.model import export
 from selfplay.partner_specs import parse_shares, parse_spec
-from selfplay.play import Limits
+from selfplay.play import Limits, Position
 from selfplay.players import FrozenPlayer, PolicyPlayer
 from selfplay.ratings import draw_weights, expected_score, rated
 from selfplay.settings import SettingsError
@@ -276,6 +276,35 @@ def test_an_error_in_a_partner_s_engine_reaches_the_rollout(rendering: Rendering
             rollout.run(tables, voices, sampling=SAMPLING, limits=LIMITS)
 
 
+def test_a_fork_of_a_frozen_player_goes_its_own_way(rendering: Rendering) -> None:
+    """The twin has read what the first one read, and draws otherwise; neither hears the other."""
+    (table,) = self_play_tables(
+        boards(1),
+        [(frozen_guest(rendering), 1.0)],
+        step=0,
+        config=config_of(),
+        rendering=rendering,
+    )[1:2]
+    trunk = Position(table, LIMITS)
+    engine = Proposes(rendering, {})
+    asked = next(first := trunk.turn())
+    assert isinstance(asked, Request) and asked.speaker == "checkpoint:x"
+    with pytest.raises(StopIteration):
+        first.send(engine.answer(asked))
+    assert trunk.turns[0].action == "propose"
+    twin = trunk.fork("branch", 1)
+    assert twin.table.players[0] is not table.players[0]
+    for position in (trunk, twin):
+        assert position.table.players[0].name == "checkpoint:x"
+        assert position.table.players[0].transcript is None
+    requests = []
+    for position in (trunk, twin):
+        player = position.table.players[0]
+        requests.append(next(player.move(position.table.game, 0, "again")))
+    assert requests[0].prompt_ids == requests[1].prompt_ids  # type: ignore[union-attr]
+    assert requests[0].seed != requests[1].seed  # type: ignore[union-attr]
+
+
 # --- ratings and the pool -----------------------------------------------------------------------
 
 
@@ -383,17 +412,21 @@ def test_it_goes_on_bit_for_bit_with_its_pool_and_ratings(
 
 
 def test_a_run_beside_a_frozen_checkpoint_and_a_script(
-    beside_past: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The frozen one is the warm start of another run, the script is in every third game."""
-    partners = f"[self,checkpoint:{beside_past}/warm_start,scripted:honest]"
+    """The frozen one is the run's own warm start; each is met in every third game."""
     folder = tmp_path / "run"
-    assert run_tiny(folder, *QUICK, f"rollout.partners={partners}", "rollout.instances=6") == 0
+    frozen = f"checkpoint:{folder}/warm_start"
+    partners = f"rollout.partners=[self,{frozen},scripted:honest]"
+    assert run_tiny(folder, *QUICK, partners, "rollout.instances=6") == 0
     assert "MiB of weights more on cpu" in capsys.readouterr().out
     for line in metrics_of(folder):
-        beside = [name for name in line if name.startswith("score/")]
-        assert len(beside) == 1 + 2 + 2 and line["gap_max"] < 1e-4
-        assert line["num_groups"] > 8
+        beside = {name for name in line if name.startswith("score/")}
+        assert beside == {
+            "score/self",
+            *(f"score/{name}/{seat}" for name in (frozen, "scripted:honest") for seat in (0, 1)),
+        }
+        assert line["gap_max"] < 1e-4 and line["num_groups"] > 8
 
 
 def test_a_partner_that_is_not_there_ends_at_once(
@@ -403,11 +436,3 @@ def test_a_partner_that_is_not_there_ends_at_once(
     assert run_tiny(tmp_path / "run", *QUICK, wrong) == 2
     assert "must be a run folder or a Hugging Face folder" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-def test_a_run_s_own_warm_start_can_be_its_partner(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    assert run_tiny(folder, *QUICK, f"rollout.partners=[checkpoint:{folder}/warm_start]") == 0
-    assert {f"score/checkpoint:{folder}/warm_start/{seat}" for seat in (0, 1)} <= set(
-        metrics_of(folder)[0]
-    )
