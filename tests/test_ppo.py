@@ -13,6 +13,7 @@ from statistics import fmean, pvariance
 import pytest
 import torch
 from processes import start
+from test_learning import SETTINGS
 from test_resume import assert_same_run
 from test_update import assert_same, config_of, learner_of, some_samples
 from tiny_run import CPU, metrics_of, run_tiny, tiny_model
@@ -255,6 +256,20 @@ def test_a_run_that_was_interrupted_is_the_run_that_was_not(kind: str, tmp_path:
         shutil.rmtree(tmp_path / "again" / gone)
     assert run_tiny(tmp_path / "again", *settings) == 0
     assert_same_run(tmp_path / "straight", tmp_path / "again")
+
+
+def test_reward_rises_without_groups(tmp_path: Path) -> None:
+    """test_learning's pairs with one game an instance: over three seeds the score rose by 0.11 and
+    the errors fell by 0.16 to 0.17, the critic's warm-up included."""
+    settings = [s for s in SETTINGS if not s.startswith("rollout.")]
+    settings += [RUN[0], "rollout.group_size=1", "rollout.instances=96", "critic.kind=model"]
+    settings += ["critic.lr=1.0e-3", "critic.warmup_steps=3", "seed=1"]
+    assert run_tiny(tmp_path / "run", *settings) == 0
+    lines = metrics_of(tmp_path / "run")
+    for name, rise in (("score", 0.05), ("errors", -0.08)):
+        values = [line[name] for line in lines]
+        risen = fmean(values[-10:]) - fmean(values[:5])
+        assert abs(risen) > abs(rise) and risen * rise > 0, (name, risen)
 
 
 @pytest.mark.slow
