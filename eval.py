@@ -33,6 +33,7 @@ from selfplay.evaluation_report import Page, errors_text, games_text, table_text
 from selfplay.evaluation_source import (
     Games,
     Source,
+    described_in,
     find_config,
     find_games,
     find_partner,
@@ -58,7 +59,7 @@ def find_rendering(source: Source, config: Config, *, games: Games, world: World
     """
     tokenizer = make_tokenizer(config, source.home, world)
     rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
-    text = AutoConfig.from_pretrained(source.weights).get_text_config()
+    text = AutoConfig.from_pretrained(described_in(source.weights)).get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
     check_room(games.instances, rendering=rendering, config=config, max_positions=positions)
     return rendering

@@ -41,9 +41,9 @@ from selfplay.engines.sglang import SGLangEngine
 from selfplay.hand_over import gate, give_back, lend
 from selfplay.learn import learn
 from selfplay.learner import Learner
+from selfplay.liger import liger_is_here
 from selfplay.log import Stopwatch
 from selfplay.measures import step_metrics
-from selfplay.model import liger_is_here
 from selfplay.offload import Offload
 from selfplay.optim import make_optimizer
 from selfplay.parallel import (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,9 +21,10 @@ from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang import SGLangEngine
 from selfplay.learner import Learner
+from selfplay.liger import liger_is_here
+from selfplay.lora import Adapters
 from selfplay.model import (
     export,
-    liger_is_here,
     load_model,
     load_sharded,
     local_folder,
@@ -80,16 +82,27 @@ def first_weights(
         return _own_weights(config, folder, tokenizer, world)
     if not warm.exists():
         own = _own_weights(config, folder, tokenizer, world)
-        learner = make_learner(config, own, world, reference=False)
+        learner = make_learner(whole_weights(config), own, world, reference=False)
         warm_start(learner, config, rendering, folder=folder)
         _export_whole(learner.model, tokenizer, warm, world=world)
     return warm
 
 
+def whole_weights(config: Config) -> Config:
+    """The settings of an imitation: it trains all weights, adapters are put on its result."""
+    return replace(config, model=replace(config.model, lora=None))
+
+
 def make_learner(config: Config, weights: Path, world: World, *, reference: bool) -> Learner:
-    """The policy spread over the ranks, its optimizer and, if asked for, a frozen reference."""
-    model = _load(config, weights, world)
-    frozen = _load(config, weights, world).requires_grad_(False) if reference else None
+    """The policy spread over the ranks, its optimizer and, if asked for, a frozen reference.
+
+    With adapters only they are trained, and the reference is the same model without them.
+    """
+    lora = config.model.lora
+    model = _load(config, weights, world).eval()
+    frozen = None
+    if reference:
+        frozen = _load(config, weights, world).requires_grad_(False) if lora is None else model
     return Learner(
         model=model,
         optimizer=make_optimizer(model, config.optim, seed=config.seed),
@@ -98,6 +111,7 @@ def make_learner(config: Config, weights: Path, world: World, *, reference: bool
         reference=frozen,
         kl=config.algorithm.kl,
         reference_moves=config.algorithm.reference_every > 0,
+        adapters=None if lora is None else Adapters(lora, weights),
     )
 
 
@@ -105,7 +119,8 @@ def make_own_critic(config: Config, weights: Path, learner: Learner) -> Critic |
     """PPO's critic, on a second model from the same weights or on the learner's hidden states."""
     if config.algorithm.method != "ppo":
         return None
-    trunk = _load(config, weights, learner.world) if config.critic.kind == "model" else None
+    own = config.critic.kind == "model"
+    trunk = _load(whole_weights(config), weights, learner.world) if own else None
     width = learner.model.config.hidden_size
     return make_critic(
         trunk, width=width, config=config.critic, optim=config.optim, world=learner.world
@@ -229,5 +244,7 @@ def _load(config: Config, weights: Path, world: World) -> PreTrainedModel:
         dtype=DTYPES[config.optim.master_dtype],
         param_dtype=DTYPES[config.model.dtype],
         activation_checkpointing=config.parallel.checkpointing,
+        lora=config.model.lora,
+        seed=config.seed,
         liger=config.model.liger and world.device.type == "cuda" and liger_is_here(),
     )

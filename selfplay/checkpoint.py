@@ -2,7 +2,8 @@
 
 A checkpoint folder `checkpoints/step_N` holds `state/` (model, optimizer, critic and a reference
 that moves, sharded as the run was and readable on any mesh), `hf/` (an ordinary Hugging Face
-folder) and `progress.json`. It gets its name only when it is complete.
+folder) and `progress.json`. With adapters both hold them alone: `hf/` is in peft's format and names
+the folder of the weights they belong to. It gets its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
@@ -25,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 from transformers import PreTrainedTokenizerBase
 
 from selfplay.learner import Learner
+from selfplay.lora import export_adapters, is_adapter
 from selfplay.model import export
 from selfplay.parallel import barrier
 
@@ -51,7 +54,10 @@ def save_checkpoint(
     barrier(world)
     with _single_process_is_meant():
         dcp.save(_state(learner), checkpoint_id=partial / "state", no_dist=world.mesh is None)
-    export(learner.model, tokenizer, partial / "hf", world=world)
+    if learner.adapters is None:
+        export(learner.model, tokenizer, partial / "hf", world=world)
+    else:
+        _export_adapters(learner, tokenizer, partial / "hf")
     if world.rank == 0:
         progress = {"step": step, "kl": learner.kl, "carried": carried}
         (partial / "progress.json").write_text(json.dumps(progress))
@@ -79,6 +85,7 @@ def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
         learner.optimizer,
         model_state_dict=state["model"],
         optim_state_dict=state["optimizer"],
+        options=_options(learner),
     )
     if "reference" in state:
         assert learner.reference is not None
@@ -101,8 +108,18 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def finish(folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase) -> None:
-    """The trained policy as an ordinary Hugging Face folder, `final/`."""
+    """The trained policy as an ordinary Hugging Face folder, `final/`, adapters merged; these stand
+    in peft's format in `final_adapters/`, too."""
     export(learner.model, tokenizer, folder / "final", world=learner.world)
+    if learner.adapters is not None:
+        _export_adapters(learner, tokenizer, folder / "final_adapters")
+
+
+def _export_adapters(learner: Learner, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    assert learner.adapters is not None
+    export_adapters(learner.model, learner.adapters, folder, world=learner.world)
+    if learner.world.rank == 0 and tokenizer is not None:
+        tokenizer.save_pretrained(folder)
 
 
 @contextmanager
@@ -117,8 +134,18 @@ def _single_process_is_meant() -> Iterator[None]:
         yield
 
 
+def _options(learner: Learner) -> StateDictOptions:
+    """Beside adapters the frozen weights are no state: they stand where the run began."""
+    adapted = learner.adapters is not None
+    return StateDictOptions(ignore_frozen_params=adapted, strict=not adapted)
+
+
 def _state(learner: Learner) -> dict[str, Any]:
-    model_state, optimizer_state = get_state_dict(learner.model, learner.optimizer)
+    model_state, optimizer_state = get_state_dict(
+        learner.model, learner.optimizer, options=_options(learner)
+    )
+    if learner.adapters is not None:  # a tied head has a second name that torch does not know of
+        model_state = {n: value for n, value in model_state.items() if is_adapter(n)}
     state = {"model": model_state, "optimizer": optimizer_state}
     if learner.reference is not None and learner.reference_moves:
         state["reference"] = get_model_state_dict(learner.reference)

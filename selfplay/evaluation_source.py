@@ -7,11 +7,11 @@ nearest valid choice. Loads no weights.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from json import dumps
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ def find_config(source: Source, given: Path | None, overrides: Sequence[str]) ->
             f"--config is needed: {source.weights} lies in no run, so nothing says which game to "
             "play; give a file such as configs/tiny.yaml"
         )
-    policy = (f"model.path={dumps(str(source.weights))}", "model.scratch=null")
+    policy = (f"model.path={json.dumps(str(source.weights))}", "model.scratch=null")
     return load_config(path, [*_ALONE, *overrides, *policy])
 
 
@@ -168,7 +168,16 @@ def report_folder(source: Source, games: str, partner: str) -> Path:
 
 
 def _is_model(folder: Path) -> bool:
-    return (folder / "config.json").exists() and any(folder.glob("*.safetensors"))
+    described = any((folder / name).exists() for name in ("config.json", "adapter_config.json"))
+    return described and any(folder.glob("*.safetensors"))
+
+
+def described_in(weights: Path) -> Path:
+    """The folder of the model's config: adapters stand on another folder's weights."""
+    adapters = weights / "adapter_config.json"
+    if not adapters.exists():
+        return weights
+    return Path(json.loads(adapters.read_text())["base_model_name_or_path"])
 
 
 def _beside(path: Path, wanted: Callable[[Path], bool]) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from selfplay.config import Config
 from selfplay.data import named_seed
 from selfplay.learner import Learner
+from selfplay.lora import named_dropout
 from selfplay.objective import Part
 from selfplay.optim import self_play_rate
 from selfplay.ppo import judge, with_values
@@ -35,7 +36,7 @@ def learn(
     Returns metrics averaged over the optimizer steps; the gap to the engine is that of the first,
     before any weight moved.
     """
-    algorithm = config.algorithm
+    algorithm, world = config.algorithm, learner.world
     judged: dict[str, float] = {}
     if learner.critic is not None:
         samples, judged = judge(learner, samples, config=config)
@@ -49,7 +50,9 @@ def learn(
             parts = [Part(share, "surrogate"), *replay]
             if learner.critic is not None:
                 parts = with_values(parts, share, step=step, config=config)
-            seen.append(update(learner, parts, lr=self_play_rate(step, config), config=config))
+            draw = (config.seed, step, len(seen))
+            with named_dropout(*draw, config=config.model.lora, world=world):
+                seen.append(update(learner, parts, lr=self_play_rate(step, config), config=config))
             if len(seen) == 1:
                 check_gap(seen[0], config)
     names = {name for metrics in seen for name in metrics}

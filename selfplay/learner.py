@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from selfplay.batch import MicroBatch, pack
 from selfplay.critic import Critic, head_values
+from selfplay.lora import Adapters, without_adapters
 from selfplay.model import hidden_states, policy_logprobs
 from selfplay.parallel import World, all_reduce_max
 from selfplay.samples import Sample
@@ -24,7 +25,8 @@ class Learner:
     """What an update changes (model, optimizer, critic) and what it only reads (the others).
 
     `kl` is the weight of the divergence from the reference, which a controller may move;
-    `reference_moves` says that the reference is state, too.
+    `reference_moves` says that the reference is state, too. The reference of a model with adapters
+    is the model itself, read without them.
     """
 
     model: PreTrainedModel
@@ -35,6 +37,7 @@ class Learner:
     kl: float = 0.0
     reference_moves: bool = False
     critic: Critic | None = None
+    adapters: Adapters | None = None
 
 
 def even_out(batches: list[MicroBatch], world: World) -> list[MicroBatch]:
@@ -74,6 +77,15 @@ def batch_logprobs(
             temperature=temperature,
             entropy_grad=entropy_grad,
         )
+
+
+def reference_logprobs(learner: Learner, batch: MicroBatch, *, temperature: float) -> Tensor:
+    """The reference's log-probs [M], without gradients. A policy with adapters is its own
+    reference: the base without them."""
+    assert learner.reference is not None
+    with torch.no_grad(), without_adapters(learner.reference):
+        logprobs_M, _ = batch_logprobs(learner, learner.reference, batch, temperature=temperature)
+    return logprobs_M
 
 
 def batch_values(learner: Learner, batch: MicroBatch) -> Tensor:

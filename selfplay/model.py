@@ -14,7 +14,6 @@ import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -35,9 +34,11 @@ from transformers.utils.logging import set_tqdm_hook
 
 from selfplay.attention import NAME as PACKED
 from selfplay.attention import packed_kwargs, register_packed_attention
-from selfplay.config import ScratchConfig
+from selfplay.config import LoraConfig, ScratchConfig
+from selfplay.liger import apply_liger
 from selfplay.logprob import token_logprobs
-from selfplay.parallel import World, fill_shards, full_tensors, run_as_forward, shard, vocab_shard
+from selfplay.lora import add_adapters, first_value, full_weights, is_adapter, plain_name
+from selfplay.parallel import World, fill_shards, run_as_forward, shard, vocab_shard
 
 ARCHITECTURES = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
 
@@ -74,15 +75,20 @@ def load_sharded(
     reduce_dtype: torch.dtype = torch.float32,
     activation_checkpointing: str = "none",
     liger: bool = False,
+    lora: LoraConfig | None = None,
+    seed: int = 0,
 ) -> PreTrainedModel:
     """`load_model` and `shard` in one, for models too large to be whole on any rank.
 
     The model is built and sharded without memory; then each rank reads its own part of each tensor,
-    so that it never holds more than its shard and one tensor. Raises ValueError for a folder
-    without safetensors and for a tensor that the folder lacks.
+    so that it never holds more than its shard and one tensor. With `lora` its adapters are put in,
+    drawn by `seed`, and all else is frozen. Raises ValueError for a folder without safetensors and
+    for a tensor that the folder lacks.
     """
     if world.mesh is None:
         model = load_model(name_or_folder, device=world.device, dtype=dtype)
+        if lora is not None:
+            add_adapters(model, lora, seed=seed)
         return shard(model, world, activation_checkpointing=activation_checkpointing)
     folder = Path(name_or_folder)
     if not folder.is_dir():
@@ -92,6 +98,9 @@ def load_sharded(
     model = empty_model(AutoConfig.from_pretrained(folder), dtype=dtype)
     if liger:
         apply_liger(model)
+    if lora is not None:
+        add_adapters(model, lora, seed=seed)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     shard(
         model,
         world,
@@ -101,6 +110,9 @@ def load_sharded(
     )
 
     def read(name: str, box: tuple[slice, ...]) -> torch.Tensor:
+        if is_adapter(name):
+            return first_value(name, shapes[name], seed=seed)[box]
+        name = plain_name(name)
         if name not in files:
             raise ValueError(f"{folder} must hold a tensor named {name}, got {len(files)} others")
         with safe_open(files[name], framework="pt") as file:
@@ -174,32 +186,6 @@ def _train_every_token(model: PreTrainedModel) -> PreTrainedModel:
     other; its embedding would otherwise get no gradient."""
     model.get_input_embeddings().padding_idx = None
     return model
-
-
-def apply_liger(model: PreTrainedModel) -> None:
-    """Replace the model's RMSNorm, RoPE and SwiGLU by liger's Triton kernels; before `shard`.
-
-    Norms and MLPs are replaced in this model only. liger can replace RoPE only for all models of
-    this architecture in the process, which then have to be on a GPU. Raises ValueError for an
-    architecture that liger does not know, ImportError without liger.
-    """
-    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
-
-    kind = model.config.model_type
-    if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
-        raise ValueError(f"liger must know the architecture, got {kind}; set model.liger to false")
-    MODEL_TYPE_TO_APPLY_LIGER_FN[kind](
-        rope=True,
-        rms_norm=True,
-        swiglu=True,
-        cross_entropy=False,
-        fused_linear_cross_entropy=False,
-        model=model,
-    )
-
-
-def liger_is_here() -> bool:
-    return find_spec("liger_kernel") is not None
 
 
 def local_folder(name_or_folder: str) -> Path:
@@ -294,11 +280,11 @@ def export(
     world: World | None = None,
 ) -> None:
     """Write an ordinary Hugging Face folder: config, safetensors in the weights' own dtype,
-    tokenizer. Sharded weights are gathered one tensor at a time to rank 0, which writes; all ranks
-    must call."""
+    tokenizer. Adapters are merged into the weights they belong to. Sharded weights are gathered one
+    tensor at a time to rank 0, which writes; all ranks must call."""
     writes = world is None or world.rank == 0
     weights: dict[str, torch.Tensor] = {}
-    for name, tensor in full_tensors(model):
+    for name, tensor in full_weights(model):
         if writes:
             weights[name] = tensor.cpu()
     if not writes:

@@ -14,7 +14,7 @@ from torch import Tensor
 from selfplay.batch import MicroBatch, num_trained_tokens
 from selfplay.config import AlgorithmConfig, Config
 from selfplay.critic import clipped_value_loss
-from selfplay.learner import Learner, batch_logprobs, batch_values, is_filler
+from selfplay.learner import Learner, batch_logprobs, batch_values, is_filler, reference_logprobs
 from selfplay.loss import (
     aggregation_weights,
     cispo,
@@ -83,10 +83,7 @@ def _surrogate(learner: Learner, batch: MicroBatch, *, config: Config, tally: To
         seen |= gap_values(logprobs_M, batch.old_logprobs_M)
         tally.largest("gap_max", seen["gap_mean"], batch)
     if learner.reference is not None and algorithm.kl_in == "loss":
-        with torch.no_grad():
-            reference_M, _ = batch_logprobs(
-                learner, learner.reference, batch, temperature=temperature
-            )
+        reference_M = reference_logprobs(learner, batch, temperature=temperature)
         losses_M = losses_M + learner.kl * kl_losses(logprobs_M, reference_M, batch, algorithm)
         seen["kl_reference"] = kl_estimate(logprobs_M, reference_M, estimator="k3")
     if algorithm.entropy:

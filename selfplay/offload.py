@@ -93,8 +93,10 @@ class Offload:
             if self._learner.critic is not None:
                 kept += _tensors(self._learner.critic.optimizer)
                 kept += self._learner.critic.module.parameters()
-        if self._reference and self._learner.reference is not None:
-            kept += self._learner.reference.parameters()
+        reference = self._learner.reference
+        # With adapters the reference is the policy itself.
+        if self._reference and reference is not None and reference is not self._learner.model:
+            kept += reference.parameters()
         self._parked.stow(kept)
 
     def stow_parameters(self) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from selfplay.batch import MicroBatch, pack, split_by_tokens
 from selfplay.config import Config
-from selfplay.learner import Learner, batch_logprobs, even_out, is_filler
+from selfplay.learner import Learner, batch_logprobs, even_out, is_filler, reference_logprobs
 from selfplay.loss import kl_estimate
 from selfplay.mismatch import gap_metrics, gap_values, importance_weights
 from selfplay.parallel import World, all_reduce_sum
@@ -96,13 +96,10 @@ def _charged(
     """Minus the weighed k1 of every trained token on its reward. Its sum over a sequence is the
     log-ratio of the whole, so the return's gradient is that of the divergence. Samples whose
     advantages were given have no rewards to charge."""
-    reference, tally = learner.reference, TokenMeans(learner.world)
-    assert reference is not None
+    tally = TokenMeans(learner.world)
 
     def k1(batch: MicroBatch) -> Tensor:
-        reference_M, _ = batch_logprobs(
-            learner, reference, batch, temperature=config.rollout.temperature
-        )
+        reference_M = reference_logprobs(learner, batch, temperature=config.rollout.temperature)
         shown_M = kl_estimate(batch.old_logprobs_M, reference_M, estimator="k3")
         tally.add({"kl_reference": shown_M}, batch)
         return kl_estimate(batch.old_logprobs_M, reference_M, estimator="k1")

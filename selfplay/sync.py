@@ -18,7 +18,9 @@ from torch.distributed.tensor import DTensor
 
 from selfplay.engines import sglang_push
 from selfplay.engines.base import Engine
+from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang import SGLangEngine
+from selfplay.lora import Weight, plain_weights
 from selfplay.parallel import gather_flat
 
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # activation checkpointing, torch.compile
@@ -44,12 +46,13 @@ class Gap:
     max_abs: float
 
 
-def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters under their Hugging Face names, whatever wraps them; a tied head appears once."""
-    for name, parameter in model.named_parameters():
+def named_weights(model: nn.Module) -> Iterator[tuple[str, Weight]]:
+    """Weights under their Hugging Face names, whatever wraps them; a tied head appears once.
+    Adapters are merged into them when they are read."""
+    for name, weight in plain_weights(model).items():
         for wrapper in WRAPPERS:
             name = name.replace(wrapper, "")
-        yield name, parameter
+        yield name, weight
 
 
 def whole(parameter: Tensor, dtype: torch.dtype) -> Tensor:
@@ -81,13 +84,14 @@ def push(
     Raises ValueError on every rank of the replica, before anything moves, if the model's parameters
     are not exactly the engine's, RuntimeError if the engine refuses a bucket.
     """
-    parameters = dict(named_parameters(model))
-    shapes = {name: torch.Size(parameter.shape) for name, parameter in parameters.items()}
+    weights = dict(named_weights(model))
+    shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}
     if engine is not None and not isinstance(engine, SGLangEngine):
-        return _copy_into(engine, parameters, version=version, dtype=dtype)
+        shared = isinstance(engine, HFEngine) and engine.model is model
+        return _copy_into(engine, {} if shared else weights, version=version, dtype=dtype)
     _agree(engine.weights if engine is not None else None, shapes, group)
     if device is None:
-        device = next(iter(parameters.values())).device
+        device = next(iter(weights.values())).base.device
     if engine is not None:
         engine.weights.lose()  # void until all of it has come
     buckets = sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes)
@@ -95,7 +99,7 @@ def push(
     for names in buckets:
         began_s = time.perf_counter()
         sizes = [shapes[name] for name in names]
-        flat_N = gather_flat([parameters[name] for name in names], dtype=dtype, device=device)
+        flat_N = gather_flat([weights[name].merged() for name in names], dtype=dtype, device=device)
         if flat_N.is_cuda:  # a handle may only be given away once the values are there
             torch.cuda.current_stream(device).synchronize()
         filled_s = time.perf_counter()
@@ -109,12 +113,13 @@ def push(
 
 
 def _copy_into(
-    engine: Engine, parameters: dict[str, nn.Parameter], *, version: int, dtype: torch.dtype
+    engine: Engine, weights: dict[str, Weight], *, version: int, dtype: torch.dtype
 ) -> Pushed:
-    """For an engine in this very process, which copies by name (or reads the same parameters)."""
+    """For an engine in this very process, which copies by name. One that speaks with the model
+    itself, adapters and all, gets nothing but the version."""
     began_s = time.perf_counter()
-    engine.update_weights(((name, whole(p, dtype)) for name, p in parameters.items()), version)
-    num_bytes = sum(p.numel() for p in parameters.values()) * dtype.itemsize
+    engine.update_weights(((n, whole(w.merged(), dtype)) for n, w in weights.items()), version)
+    num_bytes = sum(w.base.numel() for w in weights.values()) * dtype.itemsize
     return Pushed(num_bytes, 1, 0.0, time.perf_counter() - began_s)
 
 
@@ -208,7 +213,7 @@ def checksum(
     Collective for a sharded model, and it gathers the whole of it: a check for tests and
     benchmarks, not for each step.
     """
-    named = {name: whole(parameter, dtype).to(dtype) for name, parameter in named_parameters(model)}
+    named = {n: whole(w.merged(), dtype).to(dtype) for n, w in named_weights(model)}
     return [
         {
             name: sglang_push.fingerprint(tensor)

@@ -45,6 +45,8 @@ def update(
     for group in learner.optimizer.param_groups:
         group["lr"] = lr
     learner.model.train()
+    if learner.critic is not None:
+        learner.critic.module.train()
     tally = TokenMeans(world)
     for part, count, size in zip(parts, counts, sizes, strict=True):
         if count == 0.0:
@@ -54,6 +56,7 @@ def update(
             (loss * (part.weight / size)).backward()
     train_policy = any(part.objective != "value" for part in parts)
     norms = _step(learner, config=config, train_policy=train_policy)
+    learner.model.eval()  # elsewhere dropout would be noise in what is measured
     # The critic's part looks at the very tokens that the surrogate counts.
     spoken = sum(n for part, n in zip(parts, counts, strict=True) if part.objective != "value")
     lr = lr if train_policy else 0.0

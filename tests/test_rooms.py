@@ -52,6 +52,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.parallel",
         "selfplay.attention",
         "selfplay.logprob",
+        "selfplay.liger",
+        "selfplay.lora",
         "selfplay.model",
         "selfplay.batch",
         "selfplay.loss",

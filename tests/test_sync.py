@@ -78,7 +78,7 @@ def test_names_survive_what_wraps_the_modules() -> None:
     inner._checkpoint_wrapped_module = nn.Linear(1, 1, bias=False)
     outer = nn.Module()
     outer.layer = inner
-    assert [name for name, _ in sync.named_parameters(outer)] == ["layer.weight"]
+    assert [name for name, _ in sync.named_weights(outer)] == ["layer.weight"]
 
 
 def test_the_gate_lets_a_small_gap_pass_and_reports_it() -> None:

@@ -15,6 +15,7 @@ from selfplay.config.collab import CollabConfig
 from selfplay.config.learn import AlgorithmConfig, CriticConfig, OptimConfig, WarmStartConfig
 from selfplay.config.machine import (
     EngineConfig,
+    LoraConfig,
     ModelConfig,
     ParallelConfig,
     ScratchConfig,
@@ -43,6 +44,7 @@ __all__ = [
     "EngineConfig",
     "EvalConfig",
     "GameConfig",
+    "LoraConfig",
     "ModelConfig",
     "OptimConfig",
     "ParallelConfig",
@@ -101,6 +103,8 @@ class Config:
                 f"data.curriculum sizes must be at most game.size {self.game.size}, which texts "
                 f"and limits are made for, got {larger[0]}"
             )
+        if self.model.lora is not None:
+            self._check_lora(self.model.lora)
         method, size = self.algorithm.method, self.rollout.group_size
         if method == "ppo":
             self._check_critic()
@@ -140,6 +144,24 @@ class Config:
             raise ValueError(
                 "parallel.offload_parameters must be false with the partner past, whose snapshots "
                 "are taken while the parameters would wait on the host"
+            )
+
+    def _check_lora(self, lora: LoraConfig) -> None:
+        if self.parallel.tp > 1:
+            raise ValueError(
+                f"parallel.tp must be 1 with model.lora, got {self.parallel.tp}: adapters are "
+                "sharded (parallel.fsdp), not divided"
+            )
+        if self.algorithm.reference_every:
+            raise ValueError(
+                "algorithm.reference_every must be 0 with model.lora, got "
+                f"{self.algorithm.reference_every}: the reference is the base without adapters"
+            )
+        if lora.dropout and self.algorithm.old_logprobs != "recomputed":
+            raise ValueError(
+                "algorithm.old_logprobs must be recomputed with model.lora.dropout above 0, got "
+                f"{self.algorithm.old_logprobs}: an update's own log-probs are noisy, so only "
+                "those of a pass before it can be compared with the engine's"
             )
 
     def _check_critic(self) -> None:

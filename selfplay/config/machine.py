@@ -43,6 +43,19 @@ class ScratchConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters, which self-play trains in place of the weights."""
+
+    rank: int = key(16, "inner width of an adapter", low=1)
+    alpha: int = key(32, "an adapter's output is multiplied by alpha over rank", low=1)
+    dropout: float = key(0.0, "share of an adapter's inputs dropped in updates", low=0.0, high=0.9)
+    targets: tuple[str, ...] = key(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        "linear layers of each block that get an adapter",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The policy: a Hugging Face id or folder, or a from-scratch shape."""
 
@@ -53,6 +66,9 @@ class ModelConfig:
     dtype: str = key("float32", "compute precision", choices=("float32", "bfloat16"))
     chat_template: dict[str, object] = key(
         {}, "arguments given to the chat template, such as enable_thinking"
+    )
+    lora: LoraConfig | None = section(
+        LoraConfig, "adapters; empty trains all weights", optional=True
     )
     liger: bool = key(
         True, "liger's fused RMSNorm, RoPE and SwiGLU, where a GPU and the package are there"

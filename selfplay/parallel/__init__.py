@@ -11,10 +11,13 @@ from selfplay.parallel.shard import (
     clip_grad_norm,
     fill_shards,
     full_tensors,
+    plus_product,
+    reshard,
     run_as_forward,
     shard,
     shard_alone,
     vocab_shard,
+    whole,
 )
 from selfplay.parallel.world import (
     World,
@@ -42,8 +45,11 @@ __all__ = [
     "init_world",
     "local_part",
     "place_of",
+    "plus_product",
+    "reshard",
     "run_as_forward",
     "shard",
     "shard_alone",
     "vocab_shard",
+    "whole",
 ]

@@ -115,11 +115,11 @@ def run_as_forward(
         register_fsdp_forward_method(model, name)
     result: T = getattr(model, name)(*args, **kwargs)
     if not torch.is_grad_enabled():
-        _reshard(model)  # no backward pass will, and what stays gathered is stale after a step
+        reshard(model)  # no backward pass will, and what stays gathered is stale after a step
     return result
 
 
-def _reshard(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Let go of gathered parameters, which would stand in the place of the shards."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -195,10 +195,35 @@ def _divided_over_tp(parameter: torch.Tensor) -> bool:
 def full_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Every parameter, whole, one at a time, under its Hugging Face name; tied ones once. Under
     FSDP or tensor parallel all ranks must walk along."""
-    _reshard(model)
+    reshard(model)
     for name, parameter in model.named_parameters():
-        value = parameter.detach()
-        yield name, value.full_tensor() if isinstance(value, DTensor) else value
+        yield name, whole(parameter.detach())
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The full tensor; all ranks that share it must call."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def plus_product(
+    base: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, scale: float
+) -> torch.Tensor:
+    """base + scale * left @ right, computed in fp32, in the dtype of `base` and sharded like it.
+    All ranks must call, for `right`, which should be small, is gathered. Sharded tensors are cut by
+    rows."""
+    # Base and left are cut by the same rows: a rank's rows of both are all that its part needs.
+    product = _local(left).float() @ whole(right).float()
+    local = (_local(base).float() + scale * product).to(base.dtype)
+    if not isinstance(base, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        base.device_mesh,
+        base.placements,
+        run_check=False,
+        shape=base.shape,
+        stride=base.stride(),
+    )
 
 
 def fill_shards(
