@@ -5,48 +5,54 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from processes import marks, start
 from safetensors.torch import load_file
 from test_advantages import episode, said
 from tiny_run import metrics_of, run_tiny
 
-from selfplay.config import Config, load_config
+from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
+from selfplay.credit import assign_advantages, reward_samples
 from selfplay.parallel import init_world
 from selfplay.play import Episode
 from selfplay.resample import Played, play_full
 from selfplay.rollout import RolloutStats
 
 
-def config_of(resample: int) -> Config:
+def config_of(resample: int, *more: str) -> Config:
     words = ["model.scratch={}", "rollout.max_game_tokens=1000", "rollout.instances=4"]
-    return load_config(None, [*words, "rollout.group_size=2", f"algorithm.resample={resample}"])
+    return load_config(
+        None, [*words, "rollout.group_size=2", f"algorithm.resample={resample}", *more]
+    )
 
 
-def player(telling: Callable[[int], bool], asked: list[list[int]]) -> Callable[..., Played]:
-    """Plays a pair of games at each place; the groups of telling places differ."""
-
-    def play(places: Sequence[int]) -> Played:
-        asked.append(list(places))
-        games: list[Episode] = []
-        for place in places:
-            for index in (0, 1):
-                reward = float(index) if telling(place) else 1.0
-                seats = (said(10), said(20))
-                name = f"board {place}"
-                games.append(episode((reward, reward), index, instance=name, transcripts=seats))
-        num = len(games)
-        return games, RolloutStats(num, num, 0, 10 * num, num, 0.5, 0.25)
-
-    return play
+def place_games(
+    telling: Callable[[int], bool], asked: list[list[int]], places: Sequence[int]
+) -> Played:
+    """Two games at each place; the groups of telling places differ, the later the place the
+    more."""
+    asked.append(list(places))
+    games: list[Episode] = []
+    for place in places:
+        for index in (0, 1):
+            reward = index / (1 + place) if telling(place) else 1.0
+            seats = (said(10, num=1 + place), said(20))
+            name = f"board {place}"
+            games.append(episode((reward, reward), index, instance=name, transcripts=seats))
+    num = len(games)
+    return games, RolloutStats(num, num, 0, 10 * num, num, 0.5, 0.25)
 
 
 def rounds(telling: Callable[[int], bool], *, resample: int) -> tuple[list[list[int]], Played]:
     asked: list[list[int]] = []
     played = play_full(
-        player(telling, asked), config=config_of(resample), world=init_world(device="cpu")
+        partial(place_games, telling, asked),
+        config=config_of(resample),
+        world=init_world(device="cpu"),
     )
     return asked, played
 
@@ -71,6 +77,31 @@ def test_a_budget_ends_the_search() -> None:
 
 def test_a_full_batch_asks_for_nothing_more() -> None:
     assert rounds(lambda place: True, resample=6)[0] == [[0, 1, 2, 3]]
+
+
+def test_two_ranks_take_as_many_rounds_and_compare_as_one() -> None:
+    """Rank 0 finds nothing in its half of the first round; both draw again until both have enough.
+    The worker's telling places: 1, 3 and everything from 5 on."""
+    import resample_worker
+
+    worker = start(Path(resample_worker.__file__), torchrun=2)
+    output = worker.communicate(timeout=120)[0]
+    assert worker.returncode == 0, output
+    ranks = marks(output)["ranks"]["told"]
+    alone, (games, _) = rounds(resample_worker.telling, resample=20)
+    assert alone == [[0, 1, 2, 3], [4, 5], [6]]
+    assert [told["asked"] for told in ranks] == [[[0, 2], [4], [6]], [[1, 3], [5], []]], (
+        "as many rounds, none too many"
+    )
+    for method in resample_worker.METHODS:
+        algorithm = AlgorithmConfig(method=method)
+        samples, _ = reward_samples(games, algorithm=algorithm, reward=RewardConfig())
+        whole = assign_advantages(samples, algorithm=algorithm, baselines={"seat 0": 0.25})
+        told = [rank[method] for rank in ranks]
+        assert told[0]["baselines"] == told[1]["baselines"]
+        assert not told[0]["advantages"].keys() & told[1]["advantages"].keys()
+        wanted = {sample.name: sample.advantages[-1] for sample in whole}
+        assert told[0]["advantages"] | told[1]["advantages"] == pytest.approx(wanted)
 
 
 NOTHING_EARNED = ("rollout.max_turns=1", "steps=2")  # nobody can accept in one move

@@ -23,6 +23,7 @@ SETTINGS = (
     "rollout.instances=3",
     "optim.tokens_per_microbatch=256",
     "algorithm.kl=0.1",
+    "algorithm.resample=2",
     "warm_start.replay=0.1",
     "warm_start.replay_games=3",
     "eval.every=2",
