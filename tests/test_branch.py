@@ -407,6 +407,8 @@ def test_settings_that_cannot_be_compared_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"group_size must be at least 2"):
         load_config(None, [*forked, "rollout.group_size=1"])
     load_config(None, ["model.path=x", "rollout.branch.turns=all", "rollout.group_size=1"])
+    with pytest.raises(SettingsError, match=r"must not be decisions with game\.name collab"):
+        load_config(None, [*forked, "game.name=collab"])
     with pytest.raises(SettingsError, match=r"siblings .*at least 2"):
         load_config(None, [*forked, "rollout.branch.siblings=1"])
 

@@ -120,6 +120,11 @@ class Config:
                 "algorithm.method must be grpo, dr_grpo or rloo with rollout.branch, which "
                 f"compares the turns tried from one state, got {method}"
             )
+        if forks == "decisions" and self.game.name == "collab":
+            raise ValueError(
+                "rollout.branch.turns must not be decisions with game.name collab, in which "
+                "nothing lies on the table; nearest: all"
+            )
         if size < 2 and in_groups and forks != "all":
             raise ValueError(
                 f"rollout.group_size must be at least 2 for {method}, got {size}: nothing stands "
