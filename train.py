@@ -41,6 +41,7 @@ from selfplay.engines.base import Sampling
 from selfplay.hand_over import gate, give_back, lend
 from selfplay.held_out import Venue, held_out, validation
 from selfplay.journal import Journal
+from selfplay.judge import make_judge, marked
 from selfplay.learn import learn
 from selfplay.log import Stopwatch, open_run
 from selfplay.measures import step_metrics
@@ -74,7 +75,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     venue = Venue(voices, partners.usual(), rendering, world)
     offload = make_offload(config, learner)
     sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
-    limits = limits_of(config)
+    limits, judge = limits_of(config), make_judge(config, world, cleanup=cleanup)
     first_step, carried = resume(folder, learner)
     baselines: dict[str, float] = carried.get("baselines", {})
     partners.begin(carried.get("partners", {}), learner, tokenizer)
@@ -89,7 +90,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     def play(step: int, places: Sequence[int]) -> Played:
         instances, guests = stream.step(step, places), partners.guests(step)
         tables = self_play_tables(instances, guests, step=step, config=config, rendering=rendering)
-        return rollout.run(tables, voices, sampling=sampling, limits=limits)
+        return marked(rollout.run(tables, voices, sampling=sampling, limits=limits), judge)
 
     for step in range(first_step, config.steps):
         with watch("play"):

@@ -22,7 +22,7 @@ from selfplay.earned import (
     whole_sample,
 )
 from selfplay.play import Episode
-from selfplay.rewards import seat_reward
+from selfplay.rewards import part_sums, seat_reward
 from selfplay.samples import Sample
 
 FLAT = 1e-9  # values of a group that differ by less carry no signal
@@ -41,6 +41,7 @@ class CreditStats:
     num_branch_groups: int = 0
     num_flat_branch_groups: int = 0
     spreads: dict[str, float] = field(default_factory=dict)  # of each instance
+    parts: dict[str, float] = field(default_factory=dict)  # of the reward, summed over games
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ def reward_samples(
         num_branch_groups=len(turns),
         num_flat_branch_groups=len(flat & turns.keys()),
         spreads=_spreads(episodes, reward=reward),
+        parts=part_sums(episodes, config=reward),
     )
 
 

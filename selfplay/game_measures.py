@@ -44,10 +44,11 @@ def _matching_sums(episode: Episode, turns: Sequence[Turn]) -> dict[str, float]:
 def _collab_sums(episode: Episode, turns: Sequence[Turn]) -> dict[str, float]:
     said = [turn for turn in turns if turn.action == "message"]
     heard = [turn for turn in episode.turns if turn.seat == USER and turn.error is None]
+    facts = episode.outcome.facts
     return {
         "words": float(sum(len(turn.text.split()) for turn in said)),
         "questions": float(sum("?" in turn.text for turn in said)),
         "tokens": float(sum(turn.num_tokens for turn in turns)),
         "user_words": float(sum(len(turn.text.split()) for turn in heard)),
-        "interactivity": episode.outcome.facts["interactivity"],
+        **{name: facts[name] for name in ("interactivity", "judged") if name in facts},
     }

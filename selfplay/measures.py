@@ -132,6 +132,7 @@ def step_metrics(
         "num_void": float(len(played.void)),
         "engine_s": played.engine_s,
         **branch_tally(episodes, credited),
+        **{f"reward_{name}": part for name, part in credited.parts.items()},
     }
     gathered = gather_objects(mine, world)
     sums = add_up(gathered)

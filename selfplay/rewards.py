@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from selfplay.config import CollabConfig, RewardConfig
 from selfplay.play import Episode
 
@@ -68,3 +70,14 @@ def collab_parts(episode: Episode, seat: int, *, config: CollabConfig) -> dict[s
         "token_cost": -config.token_cost * num_tokens,
     }
     return {name: max(-config.clamp, min(config.clamp, part)) for name, part in parts.items()}
+
+
+def part_sums(episodes: Sequence[Episode], *, config: RewardConfig) -> dict[str, float]:
+    """Each part of the reward summed over conversations, for the log; nothing of other rewards."""
+    sums: dict[str, float] = {}
+    for episode in episodes if config.kind == "collab" else ():
+        for seat, transcript in enumerate(episode.transcripts):
+            if transcript is not None:
+                for name, part in collab_parts(episode, seat, config=config.collab).items():
+                    sums[name] = sums.get(name, 0.0) + part
+    return sums

@@ -95,6 +95,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.resample",
         "selfplay.assemble",
         "selfplay.partners",
+        "selfplay.judge",
     ),
     "doors": ("train", "eval"),
 }

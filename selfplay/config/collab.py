@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from selfplay.partner_specs import ENDPOINT, parse_spec
 from selfplay.settings import key
 
 
@@ -15,3 +16,20 @@ class CollabConfig:
     interactivity: float = key(1.0, "weight of how well the goal was drawn out", low=0.0)
     token_cost: float = key(1e-4, "subtracted for each token that the assistant sampled", low=0.0)
     clamp: float = key(1.0, "no part counts more than this, for or against", low=0.0)
+    judge: str = key(
+        "rubric",
+        "who marks interactivity: rubric, or endpoint:MODEL@URL (asked as `endpoint` says)",
+    )
+
+    def check(self) -> None:
+        if self.judge == "rubric":
+            return
+        try:
+            kind = parse_spec(self.judge).kind
+        except ValueError as error:
+            raise ValueError(f"reward.collab.judge: {error}") from None
+        if kind != ENDPOINT:
+            raise ValueError(
+                "reward.collab.judge must be rubric or endpoint:MODEL@URL, as in "
+                f"endpoint:small@http://127.0.0.1:8000/v1, got {self.judge!r}"
+            )

@@ -1,0 +1,218 @@
+"""The reward of a conversation by its parts, a reply's value over its futures, a judge's marks, and
+a run that learns to ask."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from collab_tasks import NUMBER, talked
+from tiny_run import metrics_of
+
+from dialop.game import Prompt
+from selfplay.config import CollabConfig, Config, RewardConfig, load_config
+from selfplay.earned import branch_samples
+from selfplay.game_measures import game_sums
+from selfplay.judge import make_judge, marked, read_mark
+from selfplay.parallel import init_world
+from selfplay.play import BranchPoint, Episode, Turn
+from selfplay.rewards import collab_parts, part_sums, seat_reward
+from selfplay.rollout import RolloutStats
+from selfplay.settings import SettingsError
+from selfplay.transcript import Transcript
+
+TINY = Path(__file__).resolve().parents[1] / "configs" / "tiny_collab.yaml"
+STATS = RolloutStats(0, 0, 0, 0, 0, 0.0, 0.0)
+
+
+def conversation(*texts: str, tokens: int = 10) -> Episode:
+    """A conversation whose assistant sampled so many tokens a turn, as its transcript says."""
+    game, transcript, turns = talked(NUMBER, *texts), Transcript(), []
+    for place, text in enumerate(texts):
+        seat = 1 - place % 2
+        if seat == 1:
+            transcript.observe([1, 2])
+            transcript.act(list(range(tokens)), logprobs=[-1.0] * tokens, version=0, finish="stop")
+        action = game.view(0).log[place].kind
+        turns.append(Turn(seat, text, action, None, None, ("", ""), tokens * seat))
+    return Episode(
+        instance=NUMBER.key,
+        index=0,
+        players=("scripted:user", "policy"),
+        prompts=(Prompt("", ""), Prompt("", "")),
+        turns=tuple(turns),
+        transcripts=(None, transcript),
+        views=(game.view(0), game.view(1)),
+        outcome=game.outcome(),
+        ended="agreed",
+    )
+
+
+ASKED = ("What number?", "My number is 5.", "[answer] 8")
+WRONG = ("What number?", "My number is 5.", "[answer] 9")
+GUESSED = ("[answer] 4",)
+
+
+def test_parts_by_hand() -> None:
+    config = CollabConfig(accuracy=1.0, interactivity=0.5, token_cost=0.01, clamp=1.0)
+    assert collab_parts(conversation(*ASKED), 1, config=config) == pytest.approx(
+        {"accuracy": 1.0, "interactivity": 0.5, "token_cost": -0.2}
+    )
+    assert collab_parts(conversation(*GUESSED), 1, config=config) == pytest.approx(
+        {"accuracy": 0.0, "interactivity": 0.0, "token_cost": -0.1}
+    )
+
+
+def test_each_part_is_clamped_alone() -> None:
+    config = CollabConfig(accuracy=3.0, interactivity=0.5, token_cost=1.0, clamp=0.8)
+    assert collab_parts(conversation(*ASKED), 1, config=config) == pytest.approx(
+        {"accuracy": 0.8, "interactivity": 0.5, "token_cost": -0.8}
+    )
+
+
+def test_a_cost_may_take_the_reward_below_zero() -> None:
+    config = RewardConfig(kind="collab", collab=CollabConfig(token_cost=0.01))
+    assert seat_reward(conversation(*GUESSED), 1, config=config) == pytest.approx(-0.1)
+    assert seat_reward(conversation(*ASKED), 1, config=config) == pytest.approx(1 + 1 - 0.2)
+
+
+def test_parts_are_summed_for_the_log() -> None:
+    config = RewardConfig(kind="collab", collab=CollabConfig(token_cost=0.01))
+    episodes = [conversation(*ASKED), conversation(*GUESSED)]
+    assert part_sums(episodes, config=config) == pytest.approx(
+        {"accuracy": 1.0, "interactivity": 1.0, "token_cost": -0.3}
+    )
+    assert part_sums(episodes, config=RewardConfig()) == {}
+
+
+def test_measures_of_a_conversation_are_the_assistants() -> None:
+    episode = conversation(*ASKED)
+    turns = [turn for turn in episode.turns if turn.seat == 1]
+    assert game_sums(episode, turns) == {
+        "words": 2.0,
+        "questions": 1.0,
+        "tokens": 20.0,
+        "user_words": 4.0,
+        "interactivity": 1.0,
+    }
+
+
+def test_a_reply_is_worth_the_mean_of_its_futures() -> None:
+    """The question ends right once and wrong once, the guess is wrong: 1.0 and 2.0 against 0."""
+    reward = RewardConfig(kind="collab", collab=CollabConfig(token_cost=0.0))
+    point = BranchPoint(turn=0, seat=1)
+    point.futures.update({(0, 1): conversation(*WRONG), (1, 0): conversation(*GUESSED)})
+    trunk = replace(conversation(*ASKED), branches=(point,))
+    algorithm = load_config(None, ["model.scratch={}", "rollout.max_game_tokens=1000"]).algorithm
+    found = branch_samples([trunk], algorithm=algorithm, reward=reward)
+    values = {
+        s.name.rpartition("turn 0 ")[2]: sum(s.rewards) for s in found if "future" not in s.name
+    }
+    assert values == pytest.approx({"sibling 0": 1.5, "sibling 1": 0.0})
+
+
+class Marks(BaseHTTPRequestHandler):
+    """A judge that gives 0.25 to whoever asked, and no mark to others."""
+
+    asked: list[dict[str, Any]]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body)
+        asked = "What number?" in body["messages"][-1]["content"]
+        text = 'It asked.\n{"interactivity": 0.25}' if asked else "I would rather not."
+        choice = {"message": {"content": text}, "finish_reason": "stop"}
+        answer = json.dumps({"choices": [choice]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *arguments: object) -> None: ...
+
+
+@contextmanager
+def judge_server() -> Iterator[str]:
+    Marks.asked = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Marks)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def judged_config(url: str) -> Config:
+    return load_config(TINY, [f"reward.collab.judge=endpoint:judge@{url}"])
+
+
+def test_a_judge_marks_games_and_their_futures() -> None:
+    asked, guessed = conversation(*ASKED), conversation(*GUESSED)
+    point = BranchPoint(turn=0, seat=1)
+    point.futures[1, 0] = guessed
+    with judge_server() as url, ExitStack() as cleanup:
+        judge = make_judge(judged_config(url), init_world(device="cpu"), cleanup=cleanup)
+        marked(([replace(asked, branches=(point,))], STATS), judge)
+    assert len(Marks.asked) == 2
+    told = Marks.asked[0]["messages"][-1]["content"]
+    assert NUMBER.goal in told and "assistant: What number?\n\nuser: My number is 5." in told
+    assert asked.outcome.facts["interactivity"] == 0.25 and asked.outcome.facts["judged"] == 1.0
+    assert guessed.outcome.facts["interactivity"] == 0.0, "the rubric's mark stays"
+    assert guessed.outcome.facts["judged"] == 0.0
+
+
+def test_marks_are_read_or_refused() -> None:
+    assert read_mark('Because of {"interactivity": 0} no:\n{"interactivity": 0.5}') == 0.5
+    for text in ("", "0.5", '{"interactivity": 2}', '{"interactivity": true}', '{"interactivity"}'):
+        assert read_mark(text) is None, text
+
+
+def test_what_settings_of_the_reward_are_refused() -> None:
+    def refused(*overrides: str) -> str:
+        with pytest.raises(SettingsError) as found:
+            load_config(TINY, overrides)
+        return str(found.value)
+
+    assert "reward.collab.judge must be rubric or endpoint" in refused("reward.collab.judge=self")
+    assert "reward.kind collab needs game.name collab" in refused("game.name=matching")
+
+
+def test_the_tiny_run_learns_to_ask(tmp_path: Path) -> None:
+    """It first asks for the number in a third to a half of its talks, then nearly always. Over four
+    seeds the share of useful messages rose by 0.44 to 0.61 and the score by 0.06 to 0.44: so short
+    an imitation leaves sums unsure that the full run's gets right."""
+    import train
+
+    overrides = [
+        f"out={tmp_path / 'run'}",
+        "threads=1",
+        "device=cpu",
+        "steps=25",
+        "save_every=25",
+        "game.max_value=3",
+        "warm_start.num_games=4000",
+        "warm_start.lr=4.0e-3",
+        "rollout.instances=8",
+        "eval.every=0",
+        "eval.final_games=64",
+    ]
+    assert train.main(["--config", str(TINY), *overrides]) == 0
+    lines = metrics_of(tmp_path / "run")
+    first, last = lines[:3], lines[-5:]
+    for name, rise in (("questions", 0.15), ("interactivity", 0.3), ("score", 0.0)):
+        gain = fmean(line[name] for line in last) - fmean(line[name] for line in first)
+        assert gain > rise, (name, gain)
+    assert lines[-1]["reward_accuracy"] == pytest.approx(lines[-1]["score"])
+    assert lines[-1]["reward_token_cost"] == pytest.approx(-0.002 * lines[-1]["tokens"])
+    found = json.loads((tmp_path / "run" / "held_out_after.json").read_text())
+    assert set(found) == {"sampled", "greedy", "ask", "guess"}
+    assert found["ask"]["measures"]["optimal"] == 1.0 > found["sampled"]["interval"][0]
