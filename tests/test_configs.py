@@ -17,6 +17,19 @@ def test_a_shipped_config_loads_into_a_run_folder_of_its_own(path: Path) -> None
     assert load_config(path).out == f"runs/{path.stem}"
 
 
+def test_pretrained_models_play_the_full_game_with_all_that_a_seat_reads() -> None:
+    """Their texts are the full rules; a seat's own share of a long human game fits its tokens: 53
+    turns and 1,155 words and marks were the most that people used."""
+    pretrained = [load_config(path) for path in CONFIGS if path.stem.startswith("qwen")]
+    assert len(pretrained) == 4
+    for config in pretrained:
+        assert (config.game.size, config.game.brief, config.game.scale) == (8, False, True)
+        assert config.model.path is not None and config.model.path.startswith("Qwen/Qwen")
+        assert (config.engine.kind, config.model.dtype) == ("sglang", "bfloat16")
+        # A prompt of 560 tokens, then for every turn what was said and the template around it.
+        assert config.rollout.max_game_tokens >= 560 + 1155 * 1.5 + 53 * 16
+
+
 def test_three_by_three_is_tiny_with_another_board() -> None:
     tiny, tiny3 = (load_config(p) for p in CONFIGS if p.stem in ("tiny", "tiny3"))
     assert (tiny.game.size, tiny3.game.size) == (2, 3)
