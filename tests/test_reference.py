@@ -1,0 +1,104 @@
+"""The reference: how hard it pulls, when it becomes the policy, and that both survive a stop."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_updates import config_of, learner_of
+from tiny_run import metrics_of, run_tiny, tiny_model
+
+from selfplay.reference import adapted_kl, follow
+
+
+def test_the_weight_follows_the_divergence_by_hand() -> None:
+    """At the target it stays; 10 % over, it grows by 10 % / horizon; far off, by at most 20 %."""
+
+    def next_weight(measured: float) -> float:
+        return adapted_kl(0.5, measured, target=0.1, horizon=10.0)
+
+    assert next_weight(0.1) == pytest.approx(0.5)
+    assert next_weight(0.11) == pytest.approx(0.5 * 1.01)
+    assert next_weight(0.09) == pytest.approx(0.5 * 0.99)
+    assert next_weight(7.0) == pytest.approx(0.5 * 1.02)
+    assert next_weight(0.0) == pytest.approx(0.5 * 0.98)
+
+
+def test_a_weight_that_is_steered_keeps_a_growing_divergence_at_its_target() -> None:
+    """A make-believe policy whose divergence is 0.02 / weight: the weight ends at 0.2."""
+    weight = 0.01
+    for _ in range(400):
+        weight = adapted_kl(weight, 0.02 / weight, target=0.1, horizon=2.0)
+    assert weight == pytest.approx(0.2, rel=0.01)
+
+
+def test_follow_moves_only_what_the_settings_ask_for() -> None:
+    model, reference = tiny_model(seed=0), tiny_model(seed=1).requires_grad_(False)
+    learner = learner_of(model, reference=reference, kl=0.5)
+    start = reference.state_dict()["lm_head.weight"].clone()
+    still = config_of("algorithm.kl=0.5")
+    assert follow(learner, {"kl_reference": 9.0}, step=1, config=still) == {}
+    assert learner.kl == 0.5
+    moving = config_of("algorithm.kl=0.5", "algorithm.kl_target=0.1", "algorithm.reference_every=2")
+    assert follow(learner, {}, step=0, config=moving) == {"kl_weight": 0.5}
+    assert learner.kl == 0.5, "nothing was trained, so nothing was measured"
+    assert torch.equal(reference.state_dict()["lm_head.weight"], start)
+    assert follow(learner, {"kl_reference": 9.0}, step=1, config=moving) == {"kl_weight": 0.5}
+    assert learner.kl == pytest.approx(0.51)
+    held, policy = reference.state_dict(), model.state_dict()
+    assert all(torch.equal(held[name], policy[name]) for name in policy)
+    assert not any(p.requires_grad for p in reference.parameters())
+    with torch.no_grad():
+        model.lm_head.weight.add_(1.0)
+    assert not torch.equal(reference.lm_head.weight, model.lm_head.weight), "a copy, no alias"
+
+
+MOVING = (
+    "optim.schedule=constant",
+    "algorithm.kl=0.2",
+    "algorithm.kl_target=0.001",
+    "algorithm.kl_horizon=1.0",
+    "algorithm.reference_every=3",
+    "algorithm.old_logprobs=recomputed",
+    "algorithm.importance=token",
+)
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished warm start, for every run to begin with."""
+    folder = tmp_path_factory.mktemp("warm") / "run"
+    assert run_tiny(folder, "steps=0") == 0
+    return folder
+
+
+@pytest.mark.parametrize("charged", ["loss", "reward"])
+def test_a_run_with_a_moving_weight_and_reference_goes_on_bit_for_bit(
+    tmp_path: Path, warm: Path, charged: str
+) -> None:
+    """Five steps; the reference moved after the third, the checkpoint is the fourth's."""
+    settings = [*MOVING, f"algorithm.kl_in={charged}", "steps=5", "save_every=4"]
+    settings += ["algorithm.kl_estimator=k1"] if charged == "reward" else []
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    for part in ("tokenizer", "warm_start"):
+        shutil.copytree(warm / part, straight / part)
+    assert run_tiny(straight, *settings) == 0
+    shutil.copytree(straight, broken)
+    shutil.rmtree(broken / "checkpoints" / "step_000005")
+    shutil.rmtree(broken / "final")
+    assert run_tiny(broken, *settings) == 0
+    lines = metrics_of(straight)
+    assert metrics_of(broken) == lines
+    mine, yours = (load_file(run / "final" / "model.safetensors") for run in (straight, broken))
+    assert all(torch.equal(mine[name], yours[name]) for name in mine)
+    weights = [line["kl_weight"] for line in lines]
+    assert weights[0] == 0.2 and len(set(weights)) > 2
+    saved = json.loads(
+        (straight / "checkpoints" / "step_000005" / "progress.json").read_text(encoding="utf-8")
+    )
+    assert saved["kl"] != 0.2
+    assert lines[2]["kl_reference"] > 10 * lines[3]["kl_reference"], "the reference caught up"
