@@ -131,7 +131,7 @@ def aggregation_weights(sample_M: Tensor, *, aggregation: str, constant_length: 
 
     token_mean: 1, over the number of tokens (arXiv 2503.14476 eq. 8). sequence_mean: 1 / tokens of
     its sample, over the number of samples (arXiv 2402.03300 eq. 3). constant: 1 / constant_length,
-    over the number of samples (Dr. GRPO, arXiv 2503.20783, listing 1).
+    over the number of samples (Dr. GRPO, arXiv 2503.20783, section 3).
     """
     if aggregation == "sequence_mean":
         return 1.0 / torch.bincount(sample_M)[sample_M]
