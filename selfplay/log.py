@@ -252,6 +252,8 @@ def step_line(
     for name, word, form in _SHOWN:
         if metrics.get(name) is not None:
             parts.append(f"{word} {metrics[name]:{form}}")
+    if metrics.get("num_void"):  # games that a partner left are worth a look at once
+        parts.append(f"void {metrics['num_void']:.0f}")
     if metrics.get("tokens_per_s") is not None:
         rate = metrics["tokens_per_s"]
         parts.append(f"{rate / 1000:.3g}k tok/s" if rate >= 1000 else f"{rate:.0f} tok/s")

@@ -130,6 +130,11 @@ def test_a_stopwatch_adds_up_stages_and_knows_the_rest() -> None:
     assert list(watch.lap()) == ["step_s"]
 
 
+def test_void_games_show_in_the_line_of_a_step() -> None:
+    assert "void 3" in step_line({"step": 1, "score": 0.5, "num_void": 3.0}, num_steps=2)
+    assert "void" not in step_line({"step": 1, "score": 0.5, "num_void": 0.0}, num_steps=2)
+
+
 def test_progress_without_a_terminal_prints_lines_only_when_long(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

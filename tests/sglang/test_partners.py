@@ -1,0 +1,39 @@
+"""A training step on the real engine with every kind of partner beside it: frozen models answer
+from a thread of their own, an endpoint over the network, while the engine's games go on."""
+
+from __future__ import annotations
+
+import pathlib
+
+import processes
+from chat_server import Answer, chat_server
+from tiny_run import metrics_of, run_tiny
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"
+
+
+def test_a_run_beside_everybody(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "run"
+    assert run_tiny(folder, "steps=0", "eval.final_games=1") == 0
+    warm = tmp_path / "frozen"
+    warm.symlink_to(folder / "warm_start")
+    with chat_server(lambda body, number: Answer("[accept]", wait_s=0.05)) as server:
+        partners = f"[self,past,checkpoint:{warm},scripted:honest,endpoint:small@{server.url}]"
+        run = processes.start(
+            ROOT / "train.py",
+            *("--config", str(tmp_path / "tiny.yaml"), f"out={tmp_path / 'beside'}"),
+            *("engine.kind=sglang", "engine.max_cache_tokens=16384", "steps=2", "save_every=1"),
+            *(f"rollout.partners={partners}", "rollout.instances=10", "past.every=1"),
+            *("warm_start.num_games=160", "eval.final_games=4"),
+            path=(STAND_INS,),
+        )
+        output = run.communicate(timeout=240)[0]
+    assert run.returncode == 0, output
+    lines = metrics_of(tmp_path / "beside")
+    assert [line["num_void"] for line in lines] == [0, 0]
+    for line in lines:
+        beside = {name.partition("/")[2].partition(":")[0] for name in line if "score/" in name}
+        assert beside == {"self", "past", "checkpoint", "scripted", "endpoint"}
+        assert line["gap_mean"] < 1e-4, "only what the engine itself said trains"
+    assert server.bodies
