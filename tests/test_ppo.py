@@ -232,6 +232,10 @@ def test_bad_combinations_are_refused_with_the_rule() -> None:
         load_config(None, [scratch, game, "rollout.group_size=1"])
     alone = [scratch, game, "algorithm.method=ppo", "rollout.group_size=1"]
     assert load_config(None, alone).rollout.group_size == 1
+    beside = [scratch, game, "rollout.partners=[scripted:honest]", "rollout.group_size=2"]
+    assert load_config(None, [*beside, "algorithm.method=ppo"]).rollout.group_size == 2
+    with pytest.raises(SettingsError, match=r"at least 4 for grpo with another partner"):
+        load_config(None, beside)
     with pytest.raises(SettingsError, match=r"parallel.tp must be 1 for algorithm.method ppo"):
         load_config(None, [*alone, "parallel.tp=2"])
     with pytest.raises(SettingsError, match=r"critic.* is read by algorithm.method ppo alone"):

@@ -30,7 +30,7 @@ from selfplay.config.play import (
     RewardConfig,
     RolloutConfig,
 )
-from selfplay.partner_specs import PAST, parse_shares
+from selfplay.partner_specs import PAST, SELF, parse_shares
 from selfplay.settings import key, load, section
 
 __all__ = [
@@ -129,6 +129,12 @@ class Config:
             raise ValueError(
                 f"rollout.group_size must be at least 2 for {method}, got {size}: nothing stands "
                 "beside a single game (reinforce_pp and ema compare over the batch, ppo does not)"
+            )
+        beside = any(spec.kind != SELF for spec, _ in parse_shares(self.rollout.partners))
+        if beside and size < 4 and in_groups:
+            raise ValueError(
+                f"rollout.group_size must be at least 4 for {method} with another partner than "
+                f"self (a group is the games of one seat), got {size}; nearest: 4"
             )
         if self.algorithm.resample and not in_groups:
             raise ValueError(

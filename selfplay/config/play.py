@@ -173,11 +173,6 @@ class RolloutConfig:
                 "rollout.group_size must be even with another partner than self (half the games in "
                 f"each seat), got {self.group_size}; nearest: {self.group_size + 1}"
             )
-        if beside and self.group_size < 4:
-            raise ValueError(
-                "rollout.group_size must be at least 4 with another partner than self (a group is "
-                f"the games of one seat), got {self.group_size}; nearest: 4"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
