@@ -69,7 +69,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     """
     runs = [read_run(folder) for folder in folders]
     for run, folder in zip(runs, folders, strict=True):
-        other = difference(_held_to(runs[0].config), _held_to(run.config))
+        other = difference(held_to(runs[0].config), held_to(run.config))
         if other:
             raise ValueError(
                 f"{folder} and {folders[0]} played different held-out games: {other[0]}"
@@ -82,7 +82,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     return sorted(runs, key=lambda run: run.is_control)
 
 
-def _held_to(config: Config) -> Config:
+def held_to(config: Config) -> Config:
     """The settings that decide which held-out games a run plays; all others at their defaults."""
     game = replace(config.game, messages=True)
     return Config(game=game, eval=replace(Config().eval, final_games=config.eval.final_games))
@@ -105,7 +105,7 @@ def results_table(runs: Sequence[Run]) -> str:
         "honesty",
         "self-play",
     )
-    lines = [_row(headings), _row(["---", *["--:"] * (len(headings) - 1)])]
+    lines = [row(headings), row(["---", *["--:"] * (len(headings) - 1)])]
     for run in runs:
         before, after = run.before["sampled"], run.after["sampled"]
         greedy = run.after["greedy"]
@@ -124,7 +124,7 @@ def results_table(runs: Sequence[Run]) -> str:
             *arrows,
             clock(sum(step.get("step_s", 0.0) for step in run.steps)),
         ]
-        lines.append(_row(cells))
+        lines.append(row(cells))
     return "\n".join(lines)
 
 
@@ -183,7 +183,7 @@ def one_game(run: Run) -> str:
     )
 
 
-def _row(cells: Sequence[str]) -> str:
+def row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 

@@ -136,9 +136,15 @@ class _Axis:
 
 
 def learning_curve_svg(
-    runs: Mapping[str, Sequence[Mapping[str, Any]]], *, y: str, title: str
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    *,
+    y: str,
+    title: str,
+    alike: Mapping[str, str] | None = None,
 ) -> str:
     """A line chart of metric `y` against `step`, one line a run, as a complete SVG text.
+
+    `alike` gives runs a name in common: these share a colour and one entry of the legend.
 
     Rows without `y` (or with a value that is no finite number) are left out. It brings its own
     white ground, so a page's dark theme does not swallow it. Raises ValueError when nothing is
@@ -148,8 +154,10 @@ def learning_curve_svg(
     lines = {name: points for name, points in lines.items() if points}
     if not lines:
         raise ValueError(f"learning_curve_svg needs rows with {y!r}, got none in {list(runs)}")
-    legend_px = 40 + 7 * max(len(name) for name in lines)
-    width, height = 560 + legend_px, max(340, 60 + 20 * len(lines))
+    kinds = {name: alike[name] if alike else name for name in lines}
+    entries = list(dict.fromkeys(kinds.values()))
+    legend_px = 40 + 7 * max(len(entry) for entry in entries)
+    width, height = 560 + legend_px, max(340, 60 + 20 * len(entries))
     left, top, bottom = 64, 40, 292
     steps, values = zip(*(point for points in lines.values() for point in points), strict=True)
     across = _axis(steps, start_px=left, end_px=540, snug=True)
@@ -164,8 +172,11 @@ def learning_curve_svg(
         _text((left + 540) / 2, 330, "step", extra='text-anchor="middle"'),
         _text(0, 0, y.replace("_", " "), extra=f'text-anchor="middle" {_sideways(16, 166)}'),
     ]
-    for number, (name, points) in enumerate(lines.items()):
-        parts += _line(number, name, [(across.px(s), up.px(v)) for s, v in points])
+    for name, points in lines.items():
+        number = entries.index(kinds[name])
+        parts += _line(number, [(across.px(s), up.px(v)) for s, v in points])
+    for number, entry in enumerate(entries):
+        parts += _entry(number, entry)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -216,19 +227,28 @@ def _grid(across: _Axis, up: _Axis) -> Iterator[str]:
     )
 
 
-def _line(number: int, name: str, points: Sequence[tuple[float, float]]) -> Iterator[str]:
-    """One run: its line, its dots where they are few, its legend entry."""
-    colour = _COLOURS[number % len(_COLOURS)]
-    dash = _DASHES[number // len(_COLOURS) % len(_DASHES)]
-    pen = f'stroke="{colour}" stroke-width="2"' + (f' stroke-dasharray="{dash}"' if dash else "")
+def _line(number: int, points: Sequence[tuple[float, float]]) -> Iterator[str]:
+    """One run: its line, its dots where they are few."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    yield f'<polyline points="{path}" fill="none" {pen}/>'
+    yield f'<polyline points="{path}" fill="none" {_pen(number)}/>'
     if len(points) <= _MAX_DOTTED:
+        colour = _COLOURS[number % len(_COLOURS)]
         for x, y in points:
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>'
+
+
+def _entry(number: int, name: str) -> Iterator[str]:
+    """A line of the legend."""
     at = 52 + 20 * number
-    yield f'<line x1="556" x2="580" y1="{at}" y2="{at}" {pen}/>'
+    yield f'<line x1="556" x2="580" y1="{at}" y2="{at}" {_pen(number)}/>'
     yield _text(586, at + 4, name)
+
+
+def _pen(number: int) -> str:
+    colour = _COLOURS[number % len(_COLOURS)]
+    dash = _DASHES[number // len(_COLOURS) % len(_DASHES)]
+    pen = f'stroke="{colour}" stroke-width="2"'
+    return pen + (f' stroke-dasharray="{dash}"' if dash else "")
 
 
 def _text(x: float, y: float, text: str, *, extra: str = "") -> str:

@@ -127,6 +127,16 @@ def test_labels_legend_and_escapes() -> None:
     assert root.attrib["aria-label"] == "Talk & score"
 
 
+def test_runs_of_one_kind_share_a_colour_and_an_entry() -> None:
+    runs = {name: rows(0.0, 1.0) for name in ("a, seed 0", "a, seed 1", "b, seed 0")}
+    alike = {name: name[0] for name in runs}
+    root = ElementTree.fromstring(learning_curve_svg(runs, y="score", title="t", alike=alike))
+    colours = [line.get("stroke") for line in root.iter(f"{SVG}polyline")]
+    assert colours[0] == colours[1] != colours[2]
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert [texts.count(entry) for entry in ("a", "b", "a, seed 0")] == [1, 1, 0]
+
+
 def test_missing_and_non_finite_values_are_left_out() -> None:
     runs = {"a": [*rows(0.1, None, float("nan"), 0.4), {"step": 50}], "empty": rows(None)}
     svg = learning_curve_svg(runs, y="score", title="t")

@@ -1,0 +1,183 @@
+"""Finished runs of several methods as one table, and a figure for each beside its base.
+
+    python -m bench.methods_report runs/default_s0 runs/default_s1 runs/rloo_s0 … --out docs/figures
+
+A run's folder is named METHOD_sSEED. A method is shown beside its base: --base where both begin
+with the same game, model and warm start, else the longest other method whose name and an underscore
+begin its own (`nothing` of `nothing_turn`). Plays nothing. Scores are shares of the best possible
+value, other measures are means a game.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+from bench.tiny_report import Run, curve_rows, held_to, read_run, row
+from selfplay.evaluation_report import write_whole
+from selfplay.log import clock
+from selfplay.report import learning_curve_svg
+from selfplay.settings import SettingsError, difference
+from selfplay.statistics import bootstrap_interval, show_interval
+
+Runs = dict[str, list[Run]]  # a method's runs by its name, in the order of their seeds
+HEADINGS = (
+    "method",
+    "seeds",
+    "score before",
+    "score after [95 %]",
+    "lowest, highest seed",
+    "agreement",
+    "messages",
+    "errors",
+    "true statements",
+    "flat groups",
+    "seconds a run",
+)
+
+
+def read_methods(folders: Sequence[Path]) -> tuple[Runs, list[str]]:
+    """The runs by method, the names sorted, and why any folder was left out.
+
+    Raises:
+        ValueError: for a folder that is not named METHOD_sSEED, or runs of one method that were
+            held to different games.
+    """
+    found: Runs = {}
+    left_out = []
+    for folder in sorted(folders, key=lambda path: path.name):
+        named = re.fullmatch(r"(.+)_s(\d+)", folder.name)
+        if named is None:
+            raise ValueError(f"a run's folder must be named METHOD_sSEED, got {folder.name}")
+        try:
+            run = read_run(folder)
+        except ValueError as error:
+            left_out.append(str(error))
+            continue
+        runs = found.setdefault(named[1], [])
+        if runs and (other := difference(held_to(runs[0].config), held_to(run.config))):
+            raise ValueError(f"{folder} played other held-out games than its method: {other[0]}")
+        runs.append(run)
+    return found, left_out
+
+
+def base_of(method: str, methods: Runs, *, base: str) -> str | None:
+    """What a method is compared with, None for a base itself: `base` where both begin alike, else
+    the method whose name begins its own."""
+    if method == base:
+        return None
+    if base in methods and _start(methods[base]) == _start(methods[method]):
+        return base
+    begun = [name for name in methods if method.startswith(f"{name}_")]
+    return max(begun, key=len) if begun else None
+
+
+def methods_table(methods: Runs, *, base: str) -> str:
+    """One row a method, each base above what is compared with it."""
+    lines = [row(HEADINGS), row(["---", *["--:"] * (len(HEADINGS) - 1)])]
+    order = sorted(methods, key=lambda name: _place(name, methods, base=base))
+    return "\n".join([*lines, *(row(_cells(name, methods[name])) for name in order)])
+
+
+def interval(runs: Sequence[Run]) -> tuple[float, float, float]:
+    """The runs' mean score after self-play and its bootstrap interval over the instances, each
+    counting with its mean over the seeds."""
+    scores = [run.after["sampled"]["scores"] for run in runs]
+    return bootstrap_interval([fmean(found) for found in zip(*scores, strict=True)], seed=0)
+
+
+def write_figures(methods: Runs, folder: Path, *, base: str) -> list[str]:
+    """One SVG a method, its runs in one colour and its base's in another; returns the Markdown."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shown = []
+    for method, runs in methods.items():
+        beside = base_of(method, methods, base=base)
+        if beside is None:
+            continue
+        curves = {
+            f"{name}, seed {run.config.seed}": (name, run)
+            for name, known in ((beside, methods[beside]), (method, runs))
+            for run in known
+        }
+        path = folder / f"method_{method}.svg"
+        title = f"{method} beside {beside}: score on validation games"
+        drawing = learning_curve_svg(
+            {label: curve_rows(run) for label, (_, run) in curves.items()},
+            y="eval_score",
+            title=title,
+            alike={label: name for label, (name, _) in curves.items()},
+        )
+        write_whole(path, drawing)
+        shown.append(f"![{title}]({path.as_posix()})")
+    return shown
+
+
+def _start(runs: Sequence[Run]) -> tuple[object, ...]:
+    """What the policy is before self-play; games that are replayed during it are no part of it."""
+    config = runs[0].config
+    return config.game, config.model, replace(config.warm_start, replay=0.0)
+
+
+def _place(name: str, methods: Runs, *, base: str) -> tuple[bool, str, bool, str]:
+    """The general base's family before others, a base before what stands beside it."""
+    first = base_of(name, methods, base=base) or name
+    return first != base, first, name != first, name
+
+
+def _cells(name: str, runs: Sequence[Run]) -> list[str]:
+    after = [fmean(run.after["sampled"]["scores"]) for run in runs]
+    before = [fmean(run.before["sampled"]["scores"]) for run in runs]
+    flat = [step["flat_groups"] for run in runs for step in run.steps]
+    seconds = fmean(sum(step.get("step_s", 0.0) for step in run.steps) for run in runs)
+    return [
+        name,
+        str(len(runs)),
+        f"{fmean(before):.3f}",
+        show_interval(interval(runs)),
+        f"{min(after):.3f}, {max(after):.3f}",
+        *(_change(runs, name) for name in ("agreement", "messages", "errors", "honesty")),
+        f"{fmean(flat):.2f}" if flat else "-",
+        clock(seconds),
+    ]
+
+
+def _change(runs: Sequence[Run], measure: str) -> str:
+    """A measure's mean over the seeds before and after; a dash where there was nothing to
+    measure."""
+    shown = []
+    for held_out in ([run.before for run in runs], [run.after for run in runs]):
+        rows: list[Mapping[str, float]] = [found["sampled"]["measures"] for found in held_out]
+        values = [found[measure] for found in rows if measure in found]
+        shown.append(f"{fmean(values):.2f}" if values else "-")
+    return " → ".join(shown)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.methods_report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("--base", default="default", help="the method that others stand beside")
+    parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="where figures go")
+    asked = parser.parse_args(words)
+    try:
+        methods, left_out = read_methods(asked.runs)
+        figures = write_figures(methods, asked.out, base=asked.base)
+    except (SettingsError, ValueError, OSError) as error:
+        print(f"methods_report: {error}", file=sys.stderr)
+        return 2
+    for reason in left_out:
+        print(f"methods_report: left out: {reason}", file=sys.stderr)
+    print("\n\n".join([methods_table(methods, base=asked.base), *figures]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
