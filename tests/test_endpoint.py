@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from selfplay.chat import Rendering, make_rendering
 from selfplay.config import Config, EndpointConfig
 from selfplay.data import named_seed
 from selfplay.engines.base import Completion, Message, Request, Sampling
-from selfplay.engines.endpoint import Endpoint
+from selfplay.engines.endpoint import Endpoint, _retry_after_s
 from selfplay.measures import game_measures, tally
 from selfplay.parallel import init_world
 from selfplay.partner_specs import parse_spec
@@ -107,6 +109,13 @@ def test_it_waits_as_long_as_it_is_asked_to() -> None:
         assert time.monotonic() - began_s >= 0.4
         endpoint.close()
     assert len(server.bodies) == 2
+
+
+def test_a_wait_may_be_asked_for_in_seconds_or_until_a_date() -> None:
+    assert [_retry_after_s(text) for text in (None, "", "soon", "-3", "2.5")] == [0, 0, 0, 0, 2.5]
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
+    assert 28 <= _retry_after_s(soon) <= 30
+    assert _retry_after_s("Wed, 21 Oct 2015 07:28:00 GMT") == 0
 
 
 def test_waits_double_within_a_seeded_jitter() -> None:
