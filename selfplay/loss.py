@@ -12,6 +12,8 @@ numbers the sample of each token, and no sample is cut in two.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -91,6 +93,50 @@ def cispo(
     weights_M = ratios_M.clamp(1.0 - clip_low, 1.0 + clip_high)
     clipped_M = (weights_M != ratios_M) & (advantages_M != 0)
     return -weights_M * advantages_M * logprobs_M, ratios_M, clipped_M.float()
+
+
+def sapo(
+    logprobs_M: Tensor,
+    old_logprobs_M: Tensor,
+    advantages_M: Tensor,
+    *,
+    temperatures: tuple[float, ...],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A soft gate in the place of the clip: -(4 / tau) sigmoid(tau (r - 1)) A.
+
+    arXiv 2511.20347 eq. 5 and 6; `temperatures` are tau for A > 0 and for the others. At ratio 1
+    the gradient is REINFORCE's, and it fades smoothly to both sides, the faster the larger tau.
+    """
+    ratios_M = (logprobs_M - old_logprobs_M).exp()
+    tau_M = torch.where(advantages_M > 0, temperatures[0], temperatures[1])
+    losses_M = -(4.0 / tau_M) * torch.sigmoid(tau_M * (ratios_M - 1.0)) * advantages_M
+    return losses_M, ratios_M.detach(), torch.zeros_like(losses_M)
+
+
+def vespo(
+    logprobs_M: Tensor,
+    old_logprobs_M: Tensor,
+    advantages_M: Tensor,
+    sample_M: Tensor,
+    *,
+    positive: tuple[float, ...],
+    negative: tuple[float, ...],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """REINFORCE with a soft weight of the whole sequence: -w^k exp(lam (1 - w)) A log pi.
+
+    arXiv 2602.10693: w is the product of r over the sequence, without a root, and the weight a
+    constant that is 1 at w = 1. (k, lam) is `positive` where A is not negative, else `negative`.
+    The log of r is held within 20 a token, that of w between log 1e-8 and 20.
+    """
+    logs_M = (logprobs_M.detach() - old_logprobs_M).clamp(-20.0, 20.0)
+    sums_S = logs_M.new_zeros(int(sample_M.max()) + 1).index_add_(0, sample_M, logs_M)
+    log_w_M = sums_S[sample_M].clamp(math.log(1e-8), 20.0)
+    earns_M = advantages_M >= 0
+    k_M = torch.where(earns_M, positive[0], negative[0])
+    lam_M = torch.where(earns_M, positive[1], negative[1])
+    weights_M = (k_M * log_w_M + lam_M * (1.0 - log_w_M.exp())).exp()
+    losses_M = -weights_M * advantages_M * logprobs_M
+    return losses_M, log_w_M.exp(), torch.zeros_like(losses_M)
 
 
 def reinforce(

@@ -23,6 +23,8 @@ from selfplay.loss import (
     imitation,
     kl_estimate,
     reinforce,
+    sapo,
+    vespo,
 )
 from selfplay.mismatch import gap_values
 from selfplay.samples import Sample
@@ -106,6 +108,17 @@ def policy_losses(
         return reinforce(logprobs_M, old_M, advantages_M)
     if algorithm.loss == "cispo":
         return cispo(logprobs_M, old_M, advantages_M, clip_low=low, clip_high=high)
+    if algorithm.loss == "sapo":
+        return sapo(logprobs_M, old_M, advantages_M, temperatures=algorithm.sapo_temperatures)
+    if algorithm.loss == "vespo":
+        return vespo(
+            logprobs_M,
+            old_M,
+            advantages_M,
+            batch.sample_M,
+            positive=algorithm.vespo_positive,
+            negative=algorithm.vespo_negative,
+        )
     if algorithm.loss == "gspo":
         return gspo(
             logprobs_M,

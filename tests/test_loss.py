@@ -15,6 +15,8 @@ from selfplay.loss import (
     imitation,
     kl_estimate,
     reinforce,
+    sapo,
+    vespo,
 )
 
 LOW, HIGH = 0.2, 0.3
@@ -142,6 +144,34 @@ def test_cispo_keeps_every_gradient_and_bounds_its_weight() -> None:
         [-0.8 * math.log(0.1), math.log(0.2), -2.6 * math.log(0.4)]
     )
     assert cut_M.tolist() == [1, 0, 1]
+
+
+def test_sapo_gates_softly_around_ratio_one() -> None:
+    """Ratio 2 and tau 1: 4 sigmoid(1) = 2.924; the gradient is 4 p (1 - p) r with p = 0.731. At
+    ratio 1 it is REINFORCE's whatever tau is."""
+    logprobs_M = torch.log(torch.tensor([0.2, 0.2])).requires_grad_()
+    old_M = torch.log(torch.tensor([0.1, 0.2]))
+    losses_M, _, _ = sapo(logprobs_M, old_M, torch.tensor([1.0, -3.0]), temperatures=(1.0, 2.0))
+    (grad_M,) = torch.autograd.grad(losses_M.sum(), logprobs_M)
+    p = 1 / (1 + math.exp(-1))
+    assert losses_M.tolist() == pytest.approx([-4 * p, 3 * 4 / 2 * 0.5])
+    assert grad_M.tolist() == pytest.approx([-4 * p * (1 - p) * 2, 3.0])
+
+
+def test_vespo_weighs_a_whole_sequence() -> None:
+    """w is exp(0.6) and exp(0.3): a weight of w^2 e^(3 (1 - w)) where A > 0, w^3 e^(2 (1 - w))
+    where not; the gradient is REINFORCE's times it."""
+    old_M = torch.full((5,), -1.0)
+    logprobs_M = (old_M + LOG_RATIOS).requires_grad_()
+    advantages_M = torch.tensor([1.0, 1.0, -2.0, -2.0, -2.0])
+    losses_M, ratios_M, _ = vespo(
+        logprobs_M, old_M, advantages_M, SAMPLE, positive=(2.0, 3.0), negative=(3.0, 2.0)
+    )
+    (grad_M,) = torch.autograd.grad(losses_M.sum(), logprobs_M)
+    w, v = math.exp(0.6), math.exp(0.3)
+    first, second = w**2 * math.exp(3 * (1 - w)), v**3 * math.exp(2 * (1 - v))
+    assert ratios_M.tolist() == pytest.approx([w, w, v, v, v], rel=1e-5)
+    assert grad_M.tolist() == pytest.approx([-first] * 2 + [2 * second] * 3, rel=1e-5)
 
 
 def test_reinforce_looks_at_no_ratio() -> None:

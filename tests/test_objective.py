@@ -26,6 +26,7 @@ VARIANTS = {
     "entropy": ("algorithm.entropy=0.3", "algorithm.aggregation=sequence_mean"),
     "k2": ("algorithm.kl=0.4", "algorithm.kl_estimator=k2"),
     "k1_ratio": ("algorithm.kl=0.4", "algorithm.kl_estimator=k1", "algorithm.kl_ratio=true"),
+    "vespo": ("algorithm.loss=vespo", "algorithm.aggregation=sequence_mean"),
     "gspo": ("algorithm.loss=gspo", "algorithm.aggregation=sequence_mean"),
 }
 
@@ -76,7 +77,7 @@ def far_model() -> PreTrainedModel:
     return tiny_model(seed=3).requires_grad_(False)
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "gspo"])
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in ("gspo", "vespo")])
 def test_the_gradient_is_the_naive_loops(variant: str) -> None:
     model, reference = tiny_model(), far_model()
     samples = some_samples(model, num=5, shift=0.4)
@@ -212,6 +213,11 @@ def test_kl_in_the_reward_charges_each_token_before_advantages_are_assigned() ->
         (("kl=0.1", "kl_in=reward"), r"kl_estimator must be k1 .* got k3 and false"),
         (("kl=0.1", "kl_estimator=k1"), r"must be k3 or k2 .* gradient is 0 on average"),
         (("importance=token",), r"needs algorithm.old_logprobs recomputed, got engine"),
+        (
+            ("loss=vespo", "importance=token", "old_logprobs=recomputed"),
+            r"importance must be none with algorithm.loss vespo, got token",
+        ),
+        (("sapo_temperatures=[1.0]",), r"sapo_temperatures must be two numbers, got 1"),
         (("importance_cap=3.0",), r"need algorithm.importance token or sequence, got none"),
         (
             ("importance=token", "old_logprobs=recomputed", "importance_cap=0.0"),

@@ -66,6 +66,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"loss_type": "cispo", "epsilon_high": 1.15},
         ("algorithm.loss=cispo", "algorithm.clip_low=1.0", "algorithm.clip_high=0.15"),
     ),
+    "sapo": ({"loss_type": "sapo"}, ("algorithm.loss=sapo", SEQUENCE)),
+    "vespo": ({"loss_type": "vespo"}, ("algorithm.loss=vespo",)),
     "delta": ({"loss_type": "bnpo", "delta": 1.25}, ("algorithm.dual_clip=1.25",)),
     "beta": ({"loss_type": "bnpo", "beta": 0.3}, ("algorithm.kl=0.3",)),
     "beta in grpo": ({"loss_type": "grpo", "beta": 0.3}, (SEQUENCE, "algorithm.kl=0.3")),
@@ -94,6 +96,12 @@ def trl_trainer(model: PreTrainedModel, *, weighed: bool, **told: Any) -> GRPOTr
         "delta": told.get("delta"),
         "use_bias_correction_kl": told.get("use_bias_correction_kl", False),
         "steps_per_generation": 1,
+        "sapo_temperature_pos": 1.0,
+        "sapo_temperature_neg": 1.05,
+        "vespo_k_pos": 2.0,
+        "vespo_lambda_pos": 3.0,
+        "vespo_k_neg": 3.0,
+        "vespo_lambda_neg": 2.0,
     }
     vars(trainer).update(
         args=SimpleNamespace(**args),

@@ -75,9 +75,18 @@ class AlgorithmConfig:
     )
     loss: str = key(
         "clip",
-        "clipped ratios of tokens, or of sequences (gspo); clipped weights (cispo); no ratios "
-        "(reinforce)",
-        choices=("clip", "gspo", "cispo", "reinforce"),
+        "clipped ratios of tokens, or of sequences (gspo); clipped weights (cispo); softly gated "
+        "ratios (sapo); soft weights of sequences (vespo); no ratios (reinforce)",
+        choices=("clip", "gspo", "cispo", "sapo", "vespo", "reinforce"),
+    )
+    sapo_temperatures: tuple[float, ...] = key(
+        (1.0, 1.05), "how fast sapo's gate closes, for positive and for other advantages", low=0.01
+    )
+    vespo_positive: tuple[float, ...] = key(
+        (2.0, 3.0), "power and decay of vespo's weight for advantages from 0 on", low=0.0
+    )
+    vespo_negative: tuple[float, ...] = key(
+        (3.0, 2.0), "power and decay of vespo's weight for negative advantages", low=0.0
     )
     clip_low: float = key(0.2, "the ratio is clipped below at 1 minus this", low=0.0, high=1.0)
     clip_high: float = key(0.2, "the ratio is clipped above at 1 plus this", low=0.0)
@@ -125,6 +134,11 @@ class AlgorithmConfig:
                 "algorithm.dual_clip must be above 1 with algorithm.loss clip or gspo, else 0, got "
                 f"{self.dual_clip:g} with {self.loss}"
             )
+        for name in ("sapo_temperatures", "vespo_positive", "vespo_negative"):
+            if len(getattr(self, name)) != 2:
+                raise ValueError(
+                    f"algorithm.{name} must be two numbers, got {len(getattr(self, name))}"
+                )
         if (self.aggregation == "constant") != (self.constant_length > 0):
             raise ValueError(
                 "algorithm.constant_length must be at least 1 with algorithm.aggregation constant, "
@@ -161,6 +175,11 @@ class AlgorithmConfig:
             raise ValueError(
                 "algorithm.importance needs algorithm.old_logprobs recomputed, got "
                 f"{self.old_logprobs}: with the engine's the ratio itself holds the correction"
+            )
+        if self.loss == "vespo":
+            raise ValueError(
+                f"algorithm.importance must be none with algorithm.loss vespo, got "
+                f"{self.importance}: with old_logprobs engine its own weight holds the correction"
             )
         if self.importance_cap == 0 and self.importance_high == 0:
             raise ValueError(
