@@ -2,7 +2,7 @@
 
     python -m bench.loop --shape 0.5B                                          one GPU
     torchrun --nproc-per-node 4 -m bench.loop --shape 7B --tp 2 --fsdp 2       a 2 x 2 mesh
-    python -m bench.loop --dry-run                                             a tiny shape on a CPU
+    python -m bench.loop --dry-run [--engine sglang]                           a tiny shape on a CPU
 
 The stages are train.py's, on 8x8 games with everything a seat reads in full. Random weights never
 end a turn and never agree, so each game is a row of tries of `--turn-tokens` by one seat, each
@@ -80,6 +80,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=2, help="timed, after one that warms up")
     parser.add_argument("--mem-fraction", type=float, default=0.3)
     parser.add_argument("--attention", default="triton")
+    parser.add_argument("--engine", choices=["sglang", "hf"], default=None, help="hf to dry-run")
     parser.add_argument("--checkpointing", default=None, help="none or full; full for a lone 7B")
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="any setting")
     parser.add_argument("--out", type=Path, default=None, help="append one JSON line here")
@@ -87,6 +88,8 @@ def arguments() -> argparse.Namespace:
     chosen = parser.parse_args()
     if chosen.dry_run:
         chosen.shape, chosen.tries, chosen.turn_tokens, chosen.steps = "tiny", 2, 8, 1
+        chosen.attention = "auto"
+    chosen.engine = chosen.engine or ("hf" if chosen.dry_run else "sglang")
     chosen.games = chosen.games or GAMES[chosen.shape]
     return chosen
 
@@ -108,7 +111,7 @@ def settings(options: argparse.Namespace, folder: Path, num_ranks: int) -> Confi
             f"rollout.group_size={group_size}",
             f"rollout.max_retries={options.tries - 1}",
             f"rollout.max_new_tokens={options.turn_tokens}",
-            f"engine.kind={'hf' if options.dry_run else 'sglang'}",
+            f"engine.kind={options.engine}",
             f"engine.mem_fraction={options.mem_fraction}",
             f"engine.attention={options.attention}",
             f"engine.tp_size={engine_tp}",
@@ -137,6 +140,7 @@ def start_engine(
         context_length=config.rollout.max_game_tokens + 8,
         max_running_requests=config.engine.max_batch,
         seed=world.replica.index,
+        device=world.device.type,
         base_gpu_id=world.local_rank,
         load_format="dummy",
     )
@@ -279,11 +283,12 @@ def nap(engine: SGLangEngine | None, world: World) -> dict[str, float]:
     return found
 
 
-def summary(steps: Sequence[dict[str, float]], world: World) -> dict[str, float]:
-    """Medians over the timed steps, a stage's seconds those of its slowest rank."""
+def summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Medians over the timed steps. Rank 0, whose stages are shown, leads an engine: a rank without
+    one would count as credit what is its waiting for the games."""
     timed = steps[1:]
     found = {
-        f"{stage}_s": all_reduce_max(statistics.median(s[f"{stage}_s"] for s in timed), world)
+        f"{stage}_s": statistics.median(step[f"{stage}_s"] for step in timed)
         for stage in (*STAGES, "step")
     }
     found["other_share"] = 1.0 - (found["play_s"] + found["update_s"]) / found["step_s"]
@@ -308,7 +313,7 @@ def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> di
         "checkpointing": config.parallel.checkpointing,
     }
     peaks = Peaks(world.device)
-    if options.dry_run:
+    if options.engine == "hf":
         learner = make_learner(options.shape, config, world)
         engine: Engine | None = share_policy(config, learner)
     else:
@@ -318,7 +323,7 @@ def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> di
         row |= {f"nap {name}": seconds for name, seconds in nap(engine, world).items()}
         peaks.look("engine asleep")
         learner = make_learner(options.shape, config, world)
-    row |= summary(run_steps(options, config, learner, engine, folder, peaks), world)
+    row |= summary(run_steps(options, config, learner, engine, folder, peaks))
     for phase in ("engine asleep", "play", "update", "push"):
         row[f"GiB {phase}"] = round(all_reduce_max(peaks.gib.get(phase, 0.0), world), 1)
     return row
@@ -326,7 +331,7 @@ def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> di
 
 def main() -> None:
     options = arguments()
-    engine_tp = 1 if options.dry_run else options.engine_tp or options.tp
+    engine_tp = 1 if options.engine == "hf" else options.engine_tp or options.tp
     world = init_world(
         options.tp,
         options.fsdp,
