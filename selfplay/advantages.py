@@ -18,7 +18,7 @@ def group_mean(means_G: Sequence[float]) -> list[float]:
 
 
 def leave_one_out(means_G: Sequence[float]) -> list[float]:
-    """The mean of the others as each one's baseline (RLOO, arXiv 2402.14740 eq. 7).
+    """The mean of the others as each one's baseline (RLOO, arXiv 2402.14740).
 
     It does not depend on the sample it is subtracted from, so it leaves the gradient unbiased. A
     sample without others is its own baseline.
