@@ -24,8 +24,8 @@ from selfplay.games import kit_of
 from selfplay.partner_specs import PAST, Spec
 from selfplay.tables import read_spec
 
-# What a run needed to train and an evaluation does not: a reference model, a fixed number of ranks.
-_ALONE = ("parallel.tp=1", "parallel.fsdp=null", "algorithm.kl=0.0")
+# What a run needed to train and an evaluation does not: a fixed number of ranks.
+_ALONE = ("parallel.tp=1", "parallel.fsdp=null")
 
 
 @dataclass(frozen=True, slots=True)

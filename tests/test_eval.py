@@ -227,7 +227,8 @@ def test_settings_of_training_on_many_ranks_do_not_bind_an_evaluation(run: Path)
     folder = run.parent / "wide"
     folder.mkdir()
     shutil.copytree(run / "final", folder / "final")
-    config = load_config(run / "given.yaml", ["parallel.tp=2", "parallel.fsdp=4"])
+    charged = ["algorithm.kl=0.1", "algorithm.kl_in=reward", "algorithm.kl_estimator=k1"]
+    config = load_config(run / "given.yaml", ["parallel.tp=2", "parallel.fsdp=4", *charged])
     (folder / "config.yaml").write_text(dump(config), encoding="utf-8")
     found = find_config(find_source(folder), None, [])
     assert (found.parallel.tp, found.parallel.fsdp) == (1, None)

@@ -16,7 +16,7 @@ from processes import start
 from test_learning import SETTINGS
 from test_resume import assert_same_run
 from test_update import assert_same, config_of, learner_of, some_samples
-from tiny_run import CPU, metrics_of, run_tiny, tiny_model
+from tiny_run import CPU, metrics_of, run_tiny, tiny_model, trainer_logprobs
 from transformers import PreTrainedModel
 
 from selfplay.batch import pack
@@ -28,6 +28,7 @@ from selfplay.objective import Part
 from selfplay.parallel import init_world
 from selfplay.ppo import judge, whitened, with_values
 from selfplay.samples import Sample
+from selfplay.scoring import score
 from selfplay.settings import SettingsError
 from selfplay.update import update
 
@@ -124,6 +125,27 @@ def test_a_rollout_is_judged_once_and_white() -> None:
     left = [g - v for s in plain for g, v, m in zip(s.returns, s.values, s.mask, strict=True) if m]
     assert found["return_mean"] == pytest.approx(fmean(returns))
     assert found["explained_variance"] == pytest.approx(1 - pvariance(left) / pvariance(returns))
+
+
+def test_a_divergence_in_the_reward_is_charged_where_it_arose() -> None:
+    """With lambda 1 a token's return is the reward less the divergences from the token on."""
+    model, reference = tiny_model(), tiny_model(seed=1).requires_grad_(False)
+    learner = learner_of(model, reference=reference)
+    learner.critic, learner.kl = a_critic("model", model), 0.1
+    samples = rewarded(some_samples(model))
+    config = config_of(
+        *PPO, "critic={lam: 1.0, whiten: false}", "algorithm={kl: 0.1, kl_in: reward}",
+        "algorithm.kl_estimator=k1",
+    )  # fmt: skip
+    charged, _ = score(learner, samples, config=config)
+    judged, _ = judge(learner, charged, config=config)
+    theirs = iter(trainer_logprobs(reference, samples, temperature=1.0).tolist())
+    for sample, found in zip(samples, judged, strict=True):
+        places = [place for place, m in enumerate(sample.mask) if m]
+        k1 = [sample.old_logprobs[place] - next(theirs) for place in places]
+        for k, place in enumerate(places):
+            expected = sample.rewards[-1] - 0.1 * sum(k1[k:])
+            assert found.returns[place] == pytest.approx(expected, abs=1e-4)
 
 
 def test_equal_advantages_become_none() -> None:
