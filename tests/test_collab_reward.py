@@ -163,7 +163,8 @@ def test_a_judge_marks_games_and_their_futures() -> None:
         judge = make_judge(judged_config(url), init_world(device="cpu"), cleanup=cleanup)
         marked(([replace(asked, branches=(point,))], STATS), judge)
     assert len(Marks.asked) == 2
-    told = Marks.asked[0]["messages"][-1]["content"]
+    texts = [body["messages"][-1]["content"] for body in Marks.asked]  # in no order: two threads
+    (told,) = [text for text in texts if "What number?" in text]
     assert NUMBER.goal in told and "assistant: What number?\n\nuser: My number is 5." in told
     assert asked.outcome.facts["interactivity"] == 0.25 and asked.outcome.facts["judged"] == 1.0
     assert guessed.outcome.facts["interactivity"] == 0.0, "the rubric's mark stays"
