@@ -41,6 +41,7 @@ from selfplay.evaluation_source import (
     find_start,
     nearest,
     report_folder,
+    usual_partner,
 )
 from selfplay.games import kit_of
 from selfplay.parallel import World, close_world, init_world
@@ -133,7 +134,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("--checkpoint", type=Path, required=True, help="a run folder or a Hugging Face folder")
     add("--games", required=True, help="'generated', a .parquet of instances or recorded .jsonl")
     add("--num", type=int, help="games (default: eval.final_games, or all of the file)")
-    add("--partner", default="self", help="as in docs/partners.md (default: self)")
+    add("--partner", help="as in docs/partners.md (default: self, or the run's where seats differ)")
     add("--start", default="0", help="begin recorded games as people did: entries, random, share")
     add("--out", type=Path, help="folder to write to (default: RUN/eval_NAME)")
     add(
@@ -158,6 +159,7 @@ def main(words: Sequence[str] | None = None) -> int:
         asked = read_arguments(words)
         source = find_source(asked.checkpoint)
         config = find_config(source, asked.config, asked.overrides)
+        asked.partner = asked.partner or usual_partner(config)
         spec = find_partner(asked.partner, config)
         asked.temperature = asked.temperature or [config.rollout.temperature]
         if not all(math.isfinite(t) and t >= 0 for t in asked.temperature):

@@ -7,21 +7,29 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from dialop.board import MatchingInstance, MatchingOptions
+from dialop.collab import store
+from dialop.collab.game import CollabGame
+from dialop.collab.numbers import hidden_number
+from dialop.collab.task import CollabOptions
+from dialop.game import Game
 from dialop.generate import KEEPS, MatchingRecipe, generate_many
-from dialop.matching import MatchingGame, new_game
+from dialop.matching import new_game
 from dialop.recorded import replay
 from dialop.store import read_instances, read_records, write_instances
+
+GAMES = ("matching", "collab")
 
 _EPILOG = """examples:
   python -m dialop generate --game matching --num 1000 --size 8 --seed 7 --out games.parquet
   python -m dialop replay optimization.jsonl
   echo '{"seat": 0, "text": "[message] Hello"}' \\
       | python -m dialop step --instances games.parquet --index 0
+  python -m dialop generate --game collab --num 100 --max-value 10 --out tasks.parquet
 """
 
 
@@ -39,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dialop",
-        description="Reviewer-paper matching: instances, recorded games, play by hand.",
+        description="Instances of a game, recorded games of matching, play by hand.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -52,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Draw instances, each a function of the seed and its number alone.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    make.add_argument("--game", choices=["matching"], default="matching", help="which game")
+    make.add_argument("--game", choices=GAMES, default="matching", help="which game")
     make.add_argument("--num", type=int, required=True, help="how many instances")
     make.add_argument("--out", type=Path, required=True, help="the .parquet file to write")
     make.add_argument("--seed", type=int, default=0, help="seed of the stream")
@@ -97,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         "answer each line with one JSON line.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
+    step.add_argument("--game", choices=GAMES, default="matching", help="which game")
     step.add_argument("--instances", type=Path, required=True, help=".parquet or recorded .jsonl")
     step.add_argument("--index", type=int, default=0, help="which instance, from 0")
     step.add_argument("--brief", action="store_true", help="the terse texts for tiny models")
@@ -109,6 +118,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _generate(args: argparse.Namespace) -> int:
+    if args.game == "collab":
+        return _generate_numbers(args)
     recipe = MatchingRecipe(
         size=args.size,
         p_observed=args.p_observed,
@@ -127,6 +138,19 @@ def _generate(args: argparse.Namespace) -> int:
     print(f"{len(instances)} instances in {wall_s:.1f} s: {args.out}", file=sys.stderr)
     if instances:
         print(_figures(instances), file=sys.stderr)
+    return 0
+
+
+def _generate_numbers(args: argparse.Namespace) -> int:
+    """The collaboration's drawn tasks; only --max-value of the boards' options means something."""
+    if args.max_value < 2:
+        raise ValueError(f"--max-value must be at least 2, got {args.max_value}")
+    tasks = [
+        hidden_number(seed=args.seed, index=index, max_value=args.max_value)
+        for index in range(args.start, args.start + args.num)
+    ]
+    store.write_instances(args.out, tasks)
+    print(f"{len(tasks)} tasks: {args.out}", file=sys.stderr)
     return 0
 
 
@@ -153,15 +177,25 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def _step(args: argparse.Namespace) -> int:
-    instances = read_instances(args.instances)
+    collab = args.game == "collab"
+    read: Callable[[Path], Sequence[Any]] = store.read_instances if collab else read_instances
+    instances = read(args.instances)
     if not 0 <= args.index < len(instances):
         raise ValueError(f"--index must be 0 to {len(instances) - 1}, got {args.index}")
-    options = MatchingOptions(
-        messages=not args.no_messages,
-        brief=args.brief,
-        private_reasoning=args.private_reasoning,
-    )
-    game = new_game(instances[args.index], options)
+    if collab and args.no_messages:
+        raise ValueError("--no-messages must be left out in collab, which is nothing but messages")
+    reasoning = args.private_reasoning
+    game: Game
+    if collab:
+        options = CollabOptions(brief=args.brief, private_reasoning=reasoning)
+        game = CollabGame(instances[args.index], options)
+    else:
+        game = new_game(
+            instances[args.index],
+            MatchingOptions(
+                messages=not args.no_messages, brief=args.brief, private_reasoning=reasoning
+            ),
+        )
     if args.prompts:
         for seat in range(game.num_seats):
             prompt = game.prompt(seat)
@@ -170,7 +204,7 @@ def _step(args: argparse.Namespace) -> int:
     return 0
 
 
-def answer_lines(game: MatchingGame, lines: Iterable[bytes], *, out: TextIO) -> None:
+def answer_lines(game: Game, lines: Iterable[bytes], *, out: TextIO) -> None:
     """Answer each line of moves with one JSON line; a line that is no move gets an error."""
     for line in lines:
         observations = ("",) * game.num_seats

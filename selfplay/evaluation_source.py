@@ -21,7 +21,7 @@ from selfplay.checkpoint import checkpoints
 from selfplay.config import Config, load_config
 from selfplay.data import GENERATED, HELD_OUT, begun, kept_back
 from selfplay.games import kit_of
-from selfplay.partner_specs import PAST, Spec
+from selfplay.partner_specs import PAST, SELF, Spec, parse_shares
 from selfplay.tables import read_spec
 
 # What a run needed to train and an evaluation does not: a fixed number of ranks.
@@ -155,6 +155,14 @@ def find_partner(partner: str, config: Config) -> Spec:
             "--partner must name one policy, got past; nearest is checkpoint:RUN/past/step_000020"
         )
     return spec
+
+
+def usual_partner(config: Config) -> str:
+    """Whom a policy is evaluated with unless asked otherwise: itself, or in a game of unequal seats
+    the first partner of its training."""
+    if kit_of(config.game).LEARNER_SEAT is None:
+        return SELF
+    return parse_shares(config.rollout.partners)[0][0].text
 
 
 def report_folder(source: Source, games: str, partner: str) -> Path:

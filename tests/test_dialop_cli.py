@@ -13,6 +13,7 @@ import pytest
 from dialop_boards import BEST, FULL, SCALED, SMALL, human_games
 
 from dialop.cli import answer_lines, main
+from dialop.collab.store import read_instances as collab_tasks
 from dialop.matching import MatchingGame
 from dialop.store import read_instances, write_instances
 
@@ -111,3 +112,23 @@ def test_replay_of_agreeing_games_succeeds(
     assert main(["replay", str(path)]) == 0
     assert main(["replay", str(tmp_path / "absent.jsonl")]) == 2
     assert "absent.jsonl" in capsys.readouterr().err
+
+
+def test_collaborations_are_drawn_and_played_by_hand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tasks.parquet"
+    words = ["generate", "--game", "collab", "--num", "3", "--max-value", "10", "--out", str(path)]
+    assert main(words) == 0
+    task = collab_tasks(path)[1]
+    moves = [(1, "What number?"), (0, "I won't say."), (1, f"[answer] {task.target}")]
+    lines = "\n".join(json.dumps({"seat": seat, "text": text}) for seat, text in moves)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    step = ["step", "--game", "collab", "--instances", str(path), "--index", "1"]
+    assert main(step) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (last["over"], last["score_norm"]) == (True, 1.0)
+    assert main([*step, "--no-messages"]) == 2
+    assert "--no-messages must be left out in collab" in capsys.readouterr().err
+    assert main([*words[:-3], "1", "--out", str(path)]) == 2
+    assert "--max-value must be at least 2, got 1" in capsys.readouterr().err
