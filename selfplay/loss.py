@@ -30,7 +30,7 @@ def clipped_surrogate(
     """PPO's clipped objective, negated: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
 
     arXiv 1707.06347 eq. 7, with separate bounds as in arXiv 2503.14476 eq. 10. With `dual_clip` c
-    above 1 the loss of a token with A < 0 is never more than -c A (arXiv 1912.09729 eq. 5), so that
+    above 1 the loss of a token with A < 0 is never more than -c A (dual clip, arXiv 1912.09729), so that
     a token that became far more likely cannot outweigh the batch; 0 leaves it out. At ratio 1 the
     gradient is REINFORCE's: -A times the gradient of the log-prob.
     """
@@ -104,7 +104,7 @@ def sapo(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A soft gate in the place of the clip: -(4 / tau) sigmoid(tau (r - 1)) A.
 
-    arXiv 2511.20347 eq. 5 and 6; `temperatures` are tau for A > 0 and for the others. At ratio 1
+    arXiv 2511.20347; `temperatures` are tau for A > 0 and for the others. At ratio 1
     the gradient is REINFORCE's, and it fades smoothly to both sides, the faster the larger tau.
     """
     ratios_M = (logprobs_M - old_logprobs_M).exp()
@@ -142,7 +142,7 @@ def vespo(
 def reinforce(
     logprobs_M: Tensor, old_logprobs_M: Tensor, advantages_M: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """-A log pi (Williams 1992, eq. 11): as if the policy being trained had spoken.
+    """-A log pi (REINFORCE, Williams 1992): as if the policy being trained had spoken.
 
     Nothing corrects for weights that moved since; the ratios are only shown.
     """
