@@ -30,9 +30,9 @@ def clipped_surrogate(
     """PPO's clipped objective, negated: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
 
     arXiv 1707.06347 eq. 7, with separate bounds as in arXiv 2503.14476 eq. 10. With `dual_clip` c
-    above 1 the loss of a token with A < 0 is never more than -c A (dual clip, arXiv 1912.09729), so that
-    a token that became far more likely cannot outweigh the batch; 0 leaves it out. At ratio 1 the
-    gradient is REINFORCE's: -A times the gradient of the log-prob.
+    above 1 the loss of a token with A < 0 is never more than -c A (dual clip, arXiv 1912.09729), so
+    that a token that became far more likely cannot outweigh the batch; 0 leaves it out. At ratio 1
+    the gradient is REINFORCE's: -A times the gradient of the log-prob.
     """
     ratios_M = (logprobs_M - old_logprobs_M).exp()
     return _clipped(ratios_M, advantages_M, low=clip_low, high=clip_high, dual_clip=dual_clip)
