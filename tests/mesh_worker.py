@@ -110,6 +110,21 @@ def gathers_exactly(model: PreTrainedModel) -> bool:
     return all(same)
 
 
+def watch_norms(model: PreTrainedModel) -> list[type]:
+    """A list to which every norm adds the type of what it reads, forward and backward."""
+    seen: list[type] = []
+
+    def look(_norm: torch.nn.Module, args: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        seen.append(type(args[0]))
+        if out.grad_fn is not None:
+            out.grad_fn.register_prehook(lambda grads: seen.append(type(grads[0])))
+
+    for name, module in model.named_modules():
+        if name.endswith("norm"):
+            module.register_forward_hook(look)
+    return seen
+
+
 def compare(arch: str, tied: bool, checkpointing: str, world: World) -> dict[str, float]:
     """Two micro-batches a rank on the mesh; the same in one process, one after the other."""
     seeds = [list(range(10 * r, 10 * r + 2)) for r in range(world.dp_size)]
@@ -122,6 +137,7 @@ def compare(arch: str, tied: bool, checkpointing: str, world: World) -> dict[str
     model.train()
     with torch.no_grad():
         seen = score(model, 99, world.device)
+    read_by_norms = watch_norms(model)
     backward(model, seeds[world.dp_rank], total, world.device)
     squares = sum(p.grad.double().square().sum().item() for p in reference.values())
     norm = clip_grad_norm(model, squares**0.5 / 2, world)
@@ -133,6 +149,7 @@ def compare(arch: str, tied: bool, checkpointing: str, world: World) -> dict[str
     same = [torch.equal(whole(p), reference[name]) for name, p in model.named_parameters()]
     return {
         "gathered": float(gathers_exactly(model)),
+        "plain": float(bool(read_by_norms) and set(read_by_norms) == {torch.Tensor}),
         "logprob": (seen[0].cpu() - expected[0]).abs().max().item(),
         "entropy": (seen[1].cpu() - expected[1]).abs().max().item(),
         "gradient": max(gap.item() for gap in gaps.values()),

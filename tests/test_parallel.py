@@ -55,6 +55,12 @@ def test_scores_and_gradients_are_those_of_one_process(report: Any, model: str) 
     assert measured["norm"] < 1e-6
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_norms_read_tensors_that_have_arrived(report: Any, model: str) -> None:
+    """Liger's norm takes a bare address; what a collective returns has none until it is awaited."""
+    assert report[1][model]["plain"] == 1.0
+
+
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
 def test_an_aggregation_is_that_of_one_process(report: Any, aggregation: str) -> None:
     """Ranks with unequal numbers of samples and micro-batches share one denominator."""

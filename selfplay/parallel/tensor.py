@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
@@ -41,6 +43,8 @@ def divide(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     parallelize_module(trunk, mesh, linear, src_data_rank=None)
     words: dict[str, ParallelStyle] = {"embed_tokens": RowwiseParallel(input_layouts=Replicate())}
     parallelize_module(trunk, mesh, words, src_data_rank=None)
+    # A copy waits for the collective, as `arrived` does, and can be differentiated.
+    trunk.embed_tokens.register_forward_hook(lambda _module, _ids, rows: rows.clone())
     if model.config.tie_word_embeddings:
         model.get_output_embeddings().weight = trunk.embed_tokens.weight
     else:
@@ -84,18 +88,30 @@ def _checked_plan(model: PreTrainedModel, size: int) -> dict[str, str]:
     return plan
 
 
+def arrived(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself once its collective has ended, without its graph.
+
+    What a collective returns is a wrapper without memory of its own until an operator of torch asks
+    for it. A kernel that takes a bare address (liger's are Triton's) never asks and would read from
+    nowhere: "illegal memory access".
+    """
+    return tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+
+
 def _replicate_input(mesh: DeviceMesh) -> Callable[..., Any]:
-    """A pre-forward hook that marks the hidden states as the same on every rank of the mesh."""
+    """A pre-forward hook that marks the hidden states as the same on every rank of the mesh; their
+    gradient, a sum over the ranks, has arrived when the norm before it is differentiated."""
+
+    def replicated(hidden: torch.Tensor) -> DTensor:
+        if hidden.requires_grad:
+            hidden.register_hook(arrived)
+        return DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
 
     def hook(
         _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args:
-            return (
-                DTensor.from_local(args[0], mesh, [Replicate()], run_check=False),
-                *args[1:],
-            ), kwargs
-        hidden = DTensor.from_local(kwargs["hidden_states"], mesh, [Replicate()], run_check=False)
-        return args, {**kwargs, "hidden_states": hidden}
+            return (replicated(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": replicated(kwargs["hidden_states"])}
 
     return hook
