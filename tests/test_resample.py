@@ -4,6 +4,7 @@ ranks; and a step in which nothing differs."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -134,14 +135,18 @@ def test_a_run_with_every_memory_resumes_bit_for_bit(tmp_path: Path) -> None:
         "algorithm.error_credit=turn",
         "optim.schedule=constant",
     )
-    assert run_tiny(tmp_path / "long", *settings) == 0
-    assert run_tiny(tmp_path / "short", *settings, "steps=2") == 0
-    kept = tmp_path / "short" / "checkpoints" / "step_000002" / "progress.json"
-    carried = json.loads(kept.read_text())["carried"]
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    assert run_tiny(straight, *settings, "warm_start.epochs=1") == 0
+    shutil.copytree(straight, stopped)
+    shutil.rmtree(stopped / "checkpoints" / "step_000004")
+    shutil.rmtree(stopped / "final")
+    carried = json.loads((stopped / "checkpoints" / "step_000002" / "progress.json").read_text())[
+        "carried"
+    ]
     assert set(carried["baselines"]) == {"seat 0", "seat 1"} and carried["edge"]
-    assert run_tiny(tmp_path / "short", *settings) == 0
-    assert metrics_of(tmp_path / "long") == metrics_of(tmp_path / "short")
+    assert run_tiny(stopped, *settings, "warm_start.epochs=1") == 0
+    assert metrics_of(straight) == metrics_of(stopped)
     mine, yours = (
-        load_file(tmp_path / name / "final" / "model.safetensors") for name in ("long", "short")
+        load_file(folder / "final" / "model.safetensors") for folder in (straight, stopped)
     )
     assert all(torch.equal(mine[name], yours[name]) for name in mine)
