@@ -215,8 +215,7 @@ def test_loss_and_gradients_are_those_of_trl(played: Any, variant: str) -> None:
 
 
 def test_every_variant_differs_from_the_others(played: Any) -> None:
-    """Else equality would say little: no two of these settings share a gradient, but bnpo and the
-    entropy bonus share a loss's main term."""
+    """Else equality would say little: no two of these settings share a gradient's norm."""
     norms = [
         math.sqrt(sum(float(g.square().sum()) for g in ours(*played, *settings)[1].values()))
         for _, settings in VARIANTS.values()
