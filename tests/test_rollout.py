@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
+from types import SimpleNamespace
 
 import pytest
 from chat_families import tokenizer_of
@@ -180,6 +181,38 @@ def test_both_drivers_play_the_same_games(rendering: Rendering) -> None:
         assert stats.num_prompt_tokens == sum(len(r.prompt_ids) for r in waves.asked)
         said = [rendering.action_ids(text.removesuffix(CUT)) for game in GAMES for _, text in game]
         assert stats.num_generated_tokens == sum(len(ids) for ids in said) - 1
+
+
+@pytest.mark.parametrize("kind", [WaveEngine, StreamEngine])
+def test_each_game_is_told_as_it_ends(rendering: Rendering, kind: type[WaveEngine]) -> None:
+    """Before the last answers are asked for, not all at the end."""
+    engine = kind(rendering, prepared(*GAMES))
+    asked_before: list[int] = []
+    rollout.run(
+        hand_tables(rendering, len(GAMES)),
+        engine,
+        sampling=SAMPLING,
+        limits=LIMITS,
+        ended=lambda: asked_before.append(len(engine.asked)),
+    )
+    assert len(asked_before) == 4
+    assert asked_before[0] < asked_before[-1] == len(engine.asked)
+
+
+def test_the_gates_beginnings_come_from_all_over_the_rollout() -> None:
+    """Of forty games, whose opening ids are [game, seat], sixteen; both seats come up."""
+    spans = (SimpleNamespace(start=2),)
+    transcripts = [
+        tuple(SimpleNamespace(ids=[game, seat, 9], spans=spans) for seat in (0, 1))
+        for game in range(40)
+    ]
+    episodes = [SimpleNamespace(transcripts=pair) for pair in transcripts]
+    found = rollout.openings(episodes)
+    assert len(found) == 16
+    assert len({game for game, _ in found}) == 16
+    assert found[-1][0] >= 35
+    assert {seat for _, seat in found} == {0, 1}
+    assert rollout.openings(episodes[:1]) == [[0, 0], [0, 1]]
 
 
 def test_every_prompt_extends_the_one_before(rendering: Rendering) -> None:

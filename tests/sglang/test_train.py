@@ -33,9 +33,9 @@ SETTINGS = (
     "engine.kind=sglang",
     "engine.max_cache_tokens=16384",
     "algorithm.epochs=60",
-    "steps=2",
     "save_every=1",
 )
+FOR_EVER = "steps=1000000"
 GENEROUS_S = 240.0  # for what is not a claim about time, on a machine that does other things too
 Train = Callable[..., tuple[subprocess.Popen[str], pathlib.Path]]
 
@@ -119,10 +119,10 @@ def schedulers(everyone: list[psutil.Process]) -> list[psutil.Process]:
     return [p for p in everyone if p.name().startswith("sglang::sche")]
 
 
-def check_finished(folder: pathlib.Path) -> None:
-    """Two steps were taken, engine and trainer agreed in each, and the policy can be loaded."""
+def check_finished(folder: pathlib.Path, num_steps: int) -> None:
+    """Each step was taken once, engine and trainer agreed in it, and the policy can be loaded."""
     lines = metrics_of(folder)
-    assert [line["step"] for line in lines] == [1, 2]
+    assert [line["step"] for line in lines] == list(range(1, num_steps + 1))
     for line in lines:
         assert line["num_trained_tokens"] > 0
         assert line["gap_mean"] < 1e-4
@@ -154,8 +154,11 @@ class Ended:
 
 @pytest.fixture(scope="module")
 def ended(start: Train) -> dict[str, Ended]:
-    """SIGKILL in the second step's update, SIGTERM in an update that would never end."""
-    runs = {"kill": start("kill"), "term": start("term", "algorithm.epochs=1000000")}
+    """SIGKILL after the first checkpoint, SIGTERM in an update that would never end."""
+    runs = {
+        "kill": start("kill", FOR_EVER),
+        "term": start("term", FOR_EVER, "algorithm.epochs=1000000"),
+    }
     signals = {"kill": signal.SIGKILL, "term": signal.SIGTERM}
     first = {"kill": "checkpoints/step_000001/progress.json", "term": "held_out_before.json"}
     found = {}
@@ -173,11 +176,14 @@ def test_a_signal_in_an_update_leaves_no_process(ended: dict[str, Ended], name: 
     assert ended[name].num_processes >= 4
     assert ended[name].gone_s < 10
     assert ended[name].returncode == {"kill": -signal.SIGKILL, "term": 128 + signal.SIGTERM}[name]
-    assert len(metrics_of(ended[name].folder)) == {"kill": 1, "term": 0}[name]
+    assert (len(metrics_of(ended[name].folder)) > 0) == (name == "kill")
 
 
 def test_an_engine_that_dies_or_hangs_in_an_update_ends_the_run_at_the_push(start: Train) -> None:
-    runs = {"crash": start("crash"), "hang": start("hang", "engine.timeout_s=5")}
+    runs = {
+        "crash": start("crash", FOR_EVER),
+        "hang": start("hang", FOR_EVER, "engine.timeout_s=10"),
+    }
     signals = {"crash": signal.SIGKILL, "hang": signal.SIGSTOP}
     everyone = []
     for name, family in met_in_updates(
@@ -190,22 +196,22 @@ def test_an_engine_that_dies_or_hangs_in_an_update_ends_the_run_at_the_push(star
     assert [process.returncode for process, _ in runs.values()] == [1, 1]
     gone = r"the engine (is gone \(|died during a weight push: )pid \d+ with exit code -9"
     assert re.search(gone, said["crash"])
-    assert "gave no answer within 5 s during a weight push" in said["hang"]
-    assert not any((folder / "metrics.jsonl").read_text() for _, folder in runs.values())
+    assert "gave no answer within 10 s during a weight push" in said["hang"]
 
 
 def test_the_same_command_finishes_a_killed_run_and_so_do_two_ranks_with_an_engine_each(
     ended: dict[str, Ended], start: Train
 ) -> None:
-    again, folder = start("kill")
-    ranks, shared = start("ranks", torchrun=2)
+    folder, num_steps = ended["kill"].folder, len(metrics_of(ended["kill"].folder)) + 1
+    again, _ = start("kill", f"steps={num_steps}")
+    ranks, shared = start("ranks", "steps=2", torchrun=2)
     wait_for(ranks, shared / "held_out_before.json")
     everyone = processes.tree(ranks)
     assert len(schedulers(everyone)) == 2
-    for process, run, num_engines in ((again, folder, 1), (ranks, shared, 2)):
+    for process, run, num, num_engines in ((again, folder, num_steps, 1), (ranks, shared, 2, 2)):
         output = said_at_the_end(process)
         assert process.returncode == 0, output
         assert output.count("engine up") == num_engines
         assert "self-play took the score from" in output
-        check_finished(run)
+        check_finished(run, num)
     assert processes.seconds_until_gone(everyone) < 10
