@@ -19,7 +19,7 @@ from typing import Any
 
 from selfplay.config import Config, load_config
 from selfplay.evaluation_report import fenced, write_whole
-from selfplay.games.matching import BASELINES
+from selfplay.games import kit_of
 from selfplay.log import clock
 from selfplay.report import game_text, learning_curve_svg
 from selfplay.settings import SettingsError, difference
@@ -30,6 +30,8 @@ CURVES = (
     ("eval_score", "score", "Score on held-out games"),
     ("eval_messages", "messages", "Messages a held-out game"),
 )
+# Measures of the table, those that the game has.
+SAID = ("messages", "words", "errors", "honesty", "questions", "interactivity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ def held_to(config: Config) -> Config:
 def results_table(runs: Sequence[Run]) -> str:
     """One row a run: sampling as in training unless a heading says greedy. "Apart" says whether the
     interval after lies above the one before."""
+    said = [m for m in SAID if any(m in r.after["sampled"]["measures"] for r in runs)]
     headings = (
         "run",
         "score before [95 %]",
@@ -99,20 +102,14 @@ def results_table(runs: Sequence[Run]) -> str:
         "apart",
         "greedy score",
         "greedy agreement",
-        "messages",
-        "words",
-        "errors",
-        "honesty",
+        *said,
         "self-play",
     )
     lines = [row(headings), row(["---", *["--:"] * (len(headings) - 1)])]
     for run in runs:
         before, after = run.before["sampled"], run.after["sampled"]
         greedy = run.after["greedy"]
-        arrows = [
-            f"{_mean(before, measure)} → {_mean(after, measure)}"
-            for measure in ("messages", "words", "errors", "honesty")
-        ]
+        arrows = [f"{_mean(before, measure)} → {_mean(after, measure)}" for measure in said]
         cells = [
             run.label,
             show_interval(before["interval"]),
@@ -130,12 +127,12 @@ def results_table(runs: Sequence[Run]) -> str:
 
 def baselines(runs: Sequence[Run]) -> str:
     """How to read the table, and the scripted players' scores on the same instances."""
-    after = runs[0].after
-    shown = [f"{name} {show_interval(after[name]['interval'])}" for name in BASELINES]
+    after, scripts = runs[0].after, kit_of(runs[0].config.game).BASELINES
+    shown = [f"{name} {show_interval(after[name]['interval'])}" for name in scripts]
     num_games = len(after["sampled"]["scores"])
     return (
         "Sampled as in training unless greedy is said; apart: the interval after lies above the "
-        "one before; messages, words, errors and honesty: a game, before → after. "
+        "one before; what is said and refused: a game, before → after. "
         f"Scripted players on the same {num_games:,} instances: {', '.join(shown)}."
     )
 

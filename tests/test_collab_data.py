@@ -134,6 +134,21 @@ def test_what_prepare_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "--test must lie between 0 and 1" in said(EXAMPLES, "--test", "1")
 
 
+def test_a_hub_id_is_read_by_the_datasets_package_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in package of the same call: all splits are joined, places name split and row."""
+    (tmp_path / "datasets.py").write_text(
+        "def load_dataset(name):\n    return {'train': [{'n': name}], 'eval': [{}, {'n': 2}]}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert rows_of("owner/name") == [
+        ("owner/name train row 0", {"n": "owner/name"}),
+        ("owner/name eval row 0", {}),
+        ("owner/name eval row 1", {"n": 2}),
+    ]
+
+
 def test_instances_survive_a_file(tmp_path: Path) -> None:
     path = tmp_path / "tasks.parquet"
     write_instances(path, [NUMBER, LETTER, DOUBLE])

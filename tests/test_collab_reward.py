@@ -120,7 +120,7 @@ def test_a_reply_is_worth_the_mean_of_its_futures() -> None:
 
 
 class Marks(BaseHTTPRequestHandler):
-    """A judge that gives 0.25 to whoever asked, and no mark to others."""
+    """A judge that gives 0.25 to whoever asked and no mark to others; as a user it says 5."""
 
     asked: list[dict[str, Any]]
 
@@ -129,6 +129,8 @@ class Marks(BaseHTTPRequestHandler):
         self.asked.append(body)
         asked = "What number?" in body["messages"][-1]["content"]
         text = 'It asked.\n{"interactivity": 0.25}' if asked else "I would rather not."
+        if body["model"] == "user":
+            text = "My number is 5."
         choice = {"message": {"content": text}, "finish_reason": "stop"}
         answer = json.dumps({"choices": [choice]}).encode()
         self.send_response(200)
@@ -185,6 +187,35 @@ def test_what_settings_of_the_reward_are_refused() -> None:
 
     assert "reward.collab.judge must be rubric or endpoint" in refused("reward.collab.judge=self")
     assert "reward.kind collab needs game.name collab" in refused("game.name=matching")
+    assert "game.messages must be true in collab" in refused("game.messages=false")
+
+
+def test_a_run_beside_a_user_and_a_judge_behind_an_address(tmp_path: Path) -> None:
+    import train
+
+    with judge_server() as url:
+        overrides = [
+            f"out={tmp_path / 'run'}",
+            "threads=1",
+            "device=cpu",
+            "steps=2",
+            "save_every=2",
+            "warm_start.num_games=640",
+            "rollout.instances=2",
+            "rollout.group_size=4",
+            "rollout.branch.turns=first",
+            "rollout.branch.siblings=2",
+            "eval.every=0",
+            "eval.final_games=4",
+            f"rollout.partners=[endpoint:user@{url}]",
+            f"reward.collab.judge=endpoint:judge@{url}",
+        ]
+        assert train.main(["--config", str(TINY), *overrides]) == 0
+    models = [body["model"] for body in Marks.asked]
+    assert models.count("judge") >= 2 * (2 * 4 + 2 * 4), "games and futures, both steps"
+    assert "user" in models
+    for line in metrics_of(tmp_path / "run"):
+        assert 0 <= line["judged"] <= 1 and line["num_void"] == 0
 
 
 def test_the_tiny_run_learns_to_ask(tmp_path: Path) -> None:

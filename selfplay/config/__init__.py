@@ -91,6 +91,10 @@ class Config:
     def check(self) -> None:
         if self.reward.kind == "collab" and self.game.name != "collab":
             raise ValueError(f"reward.kind collab needs game.name collab, got {self.game.name}")
+        if self.game.name == "collab" and not self.game.messages:
+            raise ValueError("game.messages must be true in collab, which is nothing but messages")
+        if self.game.name == "collab" and self.data.curriculum:
+            raise ValueError("data.curriculum needs game.name matching: it is a matter of boards")
         scratch = self.model.scratch
         if scratch and self.rollout.max_game_tokens > scratch.max_positions:
             raise ValueError(
