@@ -228,6 +228,7 @@ def test_a_run_that_was_interrupted_is_the_run_that_was_not(tmp_path: Path) -> N
     torch.testing.assert_close(newest(ids).logits, last(ids).logits, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_reward_rises_by_adapters_alone(tmp_path: Path) -> None:
     """From tiny_run's own warm start, which knows the rules a little. Over three seeds the score
     rose by 0.10, 0.35 and 0.07 from the first five steps to the last ten; this is the second."""

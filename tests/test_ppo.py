@@ -284,6 +284,7 @@ def test_a_run_that_was_interrupted_is_the_run_that_was_not(kind: str, tmp_path:
     assert_same_run(tmp_path / "straight", tmp_path / "again")
 
 
+@pytest.mark.slow
 def test_reward_rises_without_groups(tmp_path: Path) -> None:
     """test_learning's pairs with one game an instance: over three seeds the score rose by 0.11 and
     the errors fell by 0.16 to 0.17, the critic's warm-up included."""
