@@ -112,6 +112,7 @@ def settings(options: argparse.Namespace, folder: Path, num_ranks: int) -> Confi
             f"rollout.max_retries={options.tries - 1}",
             f"rollout.max_new_tokens={options.turn_tokens}",
             f"engine.kind={options.engine}",
+            f"engine.max_batch={max(64, options.games * engine_tp)}",  # no graphs for more
             f"engine.mem_fraction={options.mem_fraction}",
             f"engine.attention={options.attention}",
             f"engine.tp_size={engine_tp}",
