@@ -19,15 +19,14 @@ import json
 import random
 import statistics
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from bench.memory import Peaks, nap
 from bench.shapes import SHAPES, qwen2_config, random_model
 from selfplay import rollout
 from selfplay.assemble import DTYPES, make_tokenizer, share_policy
@@ -60,7 +59,6 @@ from selfplay.scoring import score
 from selfplay.stream import TrainStream
 from selfplay.tables import self_play_tables
 
-GIB = 2**30
 STAGES = ("play", "credit", "sleep", "score", "update", "push", "gate")
 # Games a GPU: about as many as make a step of 10 to 20 s.
 GAMES = {"0.5B": 512, "1.5B": 256, "7B": 96, "tiny": 4}
@@ -174,36 +172,6 @@ def with_drawn_rewards(episodes: Sequence[Episode], step: int) -> list[Episode]:
     return drawn
 
 
-class Peaks:
-    """The most GPU memory seen in each phase, by a thread that looks every few milliseconds."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.gib: dict[str, float] = {}
-
-    def look(self, phase: str) -> None:
-        if self._device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(self._device)
-            self.gib[phase] = max(self.gib.get(phase, 0.0), (total - free) / GIB)
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        done = threading.Event()
-
-        def watch() -> None:
-            while not done.wait(0.01):
-                self.look(phase)
-
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self.look(phase)
-            done.set()
-            thread.join()
-
-
 def run_steps(
     options: argparse.Namespace,
     config: Config,
@@ -260,28 +228,6 @@ def num_packed(samples: Sequence[object], world: World) -> float:
     """Tokens that the update read, over all ranks."""
     mine = sum(len(sample.ids) for sample in samples)  # type: ignore[attr-defined]
     return float(sum(gather_objects(mine, world)) // world.tp)
-
-
-def nap(engine: SGLangEngine | None, world: World) -> dict[str, float]:
-    """Seconds to sleep and to wake, with nothing else on the card."""
-
-    def seconds(verb: Callable[[], None]) -> float:
-        barrier(world)
-        began_s = time.perf_counter()
-        if engine is not None:
-            verb()
-        barrier(world)
-        return time.perf_counter() - began_s
-
-    found = {
-        "sleep_s": seconds(lambda: engine.sleep()),  # type: ignore[union-attr]
-        "wake_weights_s": seconds(lambda: engine.wake("weights")),  # type: ignore[union-attr]
-        "wake_cache_s": seconds(lambda: engine.wake("kv_cache")),  # type: ignore[union-attr]
-    }
-    if engine is not None:
-        engine.sleep()
-    barrier(world)
-    return found
 
 
 def summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:

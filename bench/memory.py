@@ -1,0 +1,70 @@
+"""What a GPU holds in each phase of a step, and how long its engine takes to let go of it.
+
+Seconds end in _s, sizes are GiB. Memory is what all processes together hold of a GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from selfplay.engines.sglang import SGLangEngine
+from selfplay.parallel import World, barrier
+
+GIB = 2**30
+
+
+class Peaks:
+    """The most GPU memory seen in each phase, by a thread that looks every few milliseconds."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.gib: dict[str, float] = {}
+
+    def look(self, phase: str) -> None:
+        if self._device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self._device)
+            self.gib[phase] = max(self.gib.get(phase, 0.0), (total - free) / GIB)
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(0.01):
+                self.look(phase)
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.look(phase)
+            done.set()
+            thread.join()
+
+
+def nap(engine: SGLangEngine | None, world: World) -> dict[str, float]:
+    """Seconds to sleep and to wake, with nothing else on the card."""
+
+    def seconds(verb: Callable[[], None]) -> float:
+        barrier(world)
+        began_s = time.perf_counter()
+        if engine is not None:
+            verb()
+        barrier(world)
+        return time.perf_counter() - began_s
+
+    found = {
+        "sleep_s": seconds(lambda: engine.sleep()),  # type: ignore[union-attr]
+        "wake_weights_s": seconds(lambda: engine.wake("weights")),  # type: ignore[union-attr]
+        "wake_cache_s": seconds(lambda: engine.wake("kv_cache")),  # type: ignore[union-attr]
+    }
+    if engine is not None:
+        engine.sleep()
+    barrier(world)
+    return found
