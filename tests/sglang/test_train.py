@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"
-# Sixty passes over a rollout make the update long enough to be met in it, and move the policy far.
+# Many passes over a rollout make an update long enough to be met in, and move the policy far.
 SETTINGS = (
     "engine.kind=sglang",
     "engine.max_cache_tokens=16384",
-    "algorithm.epochs=60",
+    "algorithm.epochs=200",
     "save_every=1",
 )
 FOR_EVER = "steps=1000000"
@@ -102,7 +102,7 @@ def met_in_updates(
             trained_s, played_s = (
                 late - early for late, early in zip(now, began.get(name, now), strict=True)
             )
-            if name not in began or not 0 <= played_s < 0.05 + 0.2 * trained_s:
+            if name not in began or not 0 <= played_s <= 0.02:
                 began[name] = now  # the engine works: look again from here on
             elif trained_s > 0.5 and schedulers(everyone):
                 del waiting[name]
