@@ -5,9 +5,13 @@ instances.
     python eval.py --checkpoint runs/tiny/warm_start --games generated --temperature 0
     python eval.py --checkpoint HF_FOLDER --config configs/matching.yaml --games matching.jsonl \\
         --partner scripted:honest [key=value ...]
+    python eval.py --checkpoint runs/a --checkpoint runs/b --partners scripted:honest,runs/c \\
+        --games generated --num 256
 
 Prints a table and three games to read, and writes them to `evaluation.json` and `evaluation.md`.
 Settings are those of the run the checkpoint lies in, or of --config; key=value words win over both.
+With --partners every checkpoint plays with itself, with the others and with each partner, in both
+seats: the matrix goes to `crossplay.json` and `crossplay.md`.
 Under `torchrun --nproc-per-node 2 -- eval.py …` the games are spread over the ranks (torchrun takes
 --num for one of its own options without the two dashes).
 """
@@ -27,6 +31,9 @@ from transformers import AutoConfig
 from selfplay.assemble import load_engine, make_tokenizer
 from selfplay.chat import Rendering, make_rendering
 from selfplay.config import Config
+from selfplay.crossplay import Voice, play_matrix
+from selfplay.crossplay_report import matrix_text, write_matrix
+from selfplay.crossplay_source import find_meeting, split_list
 from selfplay.engines.base import Engine
 from selfplay.evaluate import AllVoid, check_room, evaluate, evaluate_people, evaluate_scripted
 from selfplay.evaluation_report import Page, errors_text, games_text, table_text, write_page
@@ -131,10 +138,22 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--checkpoint", type=Path, required=True, help="a run folder or a Hugging Face folder")
+    add(
+        "--checkpoint",
+        type=Path,
+        action="append",
+        default=[],
+        help="a run folder or a Hugging Face folder; with --partners a row, may be given again",
+    )
     add("--games", required=True, help="'generated', a .parquet of instances or recorded .jsonl")
     add("--num", type=int, help="games (default: eval.final_games, or all of the file)")
     add("--partner", help="as in docs/partners.md (default: self, or the run's where seats differ)")
+    add(
+        "--partners",
+        type=split_list,
+        default=[],
+        help="cross-play: folders and players by commas; without --checkpoint the rows, too",
+    )
     add("--start", default="0", help="begin recorded games as people did: entries, random, share")
     add("--out", type=Path, help="folder to write to (default: RUN/eval_NAME)")
     add(
@@ -150,30 +169,110 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
         if word.startswith("-") or "=" not in word:
             raise ValueError(f"unknown argument {word!r}{nearest(word, known)}")
     asked.overrides = rest
+    if len(asked.checkpoint) != 1 and not asked.partners:
+        raise ValueError(
+            f"--checkpoint must be given once without --partners, got {len(asked.checkpoint)}"
+        )
     return asked
+
+
+def open_world(config: Config) -> World:
+    """The ranks of an evaluation."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    return init_world(
+        config.parallel.tp,
+        config.parallel.fsdp,
+        engine_tp=config.engine.tp_size,
+        device=None if config.device == "auto" else config.device,
+    )
+
+
+def check_temperatures(temperatures: Sequence[float]) -> None:
+    if not all(math.isfinite(t) and t >= 0 for t in temperatures):
+        raise ValueError(f"--temperature must be 0 (greedy) or above, got {list(temperatures)}")
+
+
+def cross_play(asked: argparse.Namespace) -> int:
+    """Play the matrix of --partners; prints and writes it on the first rank."""
+    try:
+        if asked.partner or len(asked.temperature or []) > 1:
+            raise ValueError("--partners needs no --partner and at most one --temperature")
+        check_temperatures(asked.temperature or [])
+        meeting = find_meeting(
+            asked.checkpoint, asked.partners, given=asked.config, overrides=asked.overrides
+        )
+        if asked.out is None and meeting.home is None:
+            raise ValueError("--out is needed: none of the players lies in a folder to write to")
+        asked.out = asked.out or Path(f"{meeting.home}/crossplay_{Path(asked.games).stem}")
+        config = meeting.config
+        world = open_world(config)
+        games = find_games(asked.games, asked.num, config, start=find_start(asked.start))
+        voices = {}
+        for player in meeting.players:
+            if player.source is not None:
+                own = find_config(player.source, meeting.settings, asked.overrides)
+                rendering = find_rendering(player.source, own, games=games, world=world)
+                voices[player.label] = Voice(own, rendering)
+        asked.out.mkdir(parents=True, exist_ok=True)
+    except (SettingsError, ValueError, OSError) as error:
+        return refused(error)
+    temperature = asked.temperature[0] if asked.temperature else config.rollout.temperature
+    facts = {
+        "games": asked.games,
+        "num_games": len(games.instances),
+        **kit_of(config.game).described(games.instances, config.game),
+        "temperature": temperature,
+        "players": {p.label: str(p.source.weights) for p in meeting.players if p.source},
+    }
+    try:
+        matrix = play_matrix(
+            meeting.players,
+            meeting.rows,
+            instances=games.instances,
+            voices=voices,
+            config=config,
+            temperature=temperature,
+            world=world,
+            facts=facts,
+        )
+    except AllVoid as error:
+        return refused(error, status=1)
+    if world.rank == 0:
+        print(f"\n{matrix_text(matrix)}")
+        for path in write_matrix(matrix, asked.out):
+            print(path)
+    close_world(world)
+    return 0
+
+
+def refused(error: Exception, *, status: int = 2) -> int:
+    """Say what is wrong; returns the exit status."""
+    print(f"eval.py: {error}", file=sys.stderr)
+    return status
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Everything that can be wrong with the question is found before the first weight is loaded."""
     try:
         asked = read_arguments(words)
+    except ValueError as error:
+        return refused(error)
+    return cross_play(asked) if asked.partners else one_policy(asked)
+
+
+def one_policy(asked: argparse.Namespace) -> int:
+    """Play one policy with itself or one partner, beside others on the same instances."""
+    try:
+        (asked.checkpoint,) = asked.checkpoint
         source = find_source(asked.checkpoint)
         config = find_config(source, asked.config, asked.overrides)
         asked.partner = asked.partner or usual_partner(config)
         spec = find_partner(asked.partner, config)
         asked.temperature = asked.temperature or [config.rollout.temperature]
-        if not all(math.isfinite(t) and t >= 0 for t in asked.temperature):
-            raise ValueError(f"--temperature must be 0 (greedy) or above, got {asked.temperature}")
+        check_temperatures(asked.temperature)
         asked.out = asked.out or report_folder(source, asked.games, asked.partner)
-        if config.threads:
-            torch.set_num_threads(config.threads)
-        device = None if config.device == "auto" else config.device
-        world = init_world(
-            config.parallel.tp,
-            config.parallel.fsdp,
-            engine_tp=config.engine.tp_size,
-            device=device,
-        )
+        world = open_world(config)
         if asked.num is None and spec.kind == PERSON:
             asked.num = 1
         games = find_games(asked.games, asked.num, config, start=find_start(asked.start))
@@ -183,8 +282,7 @@ def main(words: Sequence[str] | None = None) -> int:
         partners = Partners([(spec, 1.0)], config, rendering=rendering, world=world)
         asked.out.mkdir(parents=True, exist_ok=True)
     except (SettingsError, ValueError, OSError) as error:
-        print(f"eval.py: {error}", file=sys.stderr)
-        return 2
+        return refused(error)
     try:
         with ExitStack() as cleanup:
             cleanup.callback(partners.close)
@@ -200,8 +298,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 world=world,
             )
     except AllVoid as error:
-        print(f"eval.py: {error}", file=sys.stderr)
-        return 1
+        return refused(error, status=1)
     if page is not None:
         print(games_text(page.rows))
         print(table_text(page.rows))

@@ -57,16 +57,20 @@ def evaluate(
     world: World,
     guest: Guest = BY_ITSELF,
     temperature: float | None = None,
+    seat: int | None = None,
 ) -> Evaluation:
     """One game an instance, spread over the ranks; temperature None samples as in training, 0 is
-    greedy. Every rank calls, also one that shares another's engine and so plays nothing.
+    greedy. Every rank calls, also one that shares another's engine and so plays nothing. Beside a
+    guest the policy has this `seat`, or seat 0 and 1 by turns.
 
     Void games are left out of scores and means; `num_void` among the measures counts them.
 
     Raises:
         AllVoid: when no game is left.
     """
-    tables = evaluation_tables(instances, guest=guest, config=config, rendering=rendering)
+    tables = evaluation_tables(
+        instances, guest=guest, config=config, rendering=rendering, seat=seat
+    )
     sampling = Sampling(
         temperature=config.rollout.temperature if temperature is None else temperature,
         stop_ids=rendering.stop_ids,
@@ -101,9 +105,12 @@ def evaluate(
     return _evaluation(name, played, world=world, num_void=num_void)
 
 
-def evaluate_scripted(instances: Sequence[Instance], *, spec: str, config: Config) -> Evaluation:
-    """Two scripted players of one kind on the same instances; every rank plays them all."""
-    tables = scripted_tables(instances, spec=spec, config=config)
+def evaluate_scripted(
+    instances: Sequence[Instance], *, spec: str, config: Config, other: str | None = None
+) -> Evaluation:
+    """Two scripted players on the same instances, of one kind or `spec` in seat 0 and `other` in
+    seat 1; every rank plays them all."""
+    tables = scripted_tables(instances, spec=spec, config=config, other=other)
     episodes = rollout.run_scripted(tables, limits=limits_of(config))
     return _evaluation(spec, dict(enumerate(episodes)), world=None)
 

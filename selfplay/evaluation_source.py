@@ -25,7 +25,7 @@ from selfplay.partner_specs import PAST, SELF, Spec, parse_shares
 from selfplay.tables import read_spec
 
 # What a run needed to train and an evaluation does not: a fixed number of ranks.
-_ALONE = ("parallel.tp=1", "parallel.fsdp=null")
+ALONE = ("parallel.tp=1", "parallel.fsdp=null")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def find_config(source: Source, given: Path | None, overrides: Sequence[str]) ->
             "play; give a file such as configs/tiny.yaml"
         )
     policy = (f"model.path={json.dumps(str(source.weights))}", "model.scratch=null")
-    return load_config(path, [*_ALONE, *overrides, *policy])
+    return load_config(path, [*ALONE, *overrides, *policy])
 
 
 def find_games(

@@ -85,25 +85,35 @@ def _at(guests: Sequence[tuple[Guest, float]], point: float) -> Guest:
 
 
 def evaluation_tables(
-    instances: Sequence[Instance], *, guest: Guest, config: Config, rendering: Rendering
+    instances: Sequence[Instance],
+    *,
+    guest: Guest,
+    config: Config,
+    rendering: Rendering,
+    seat: int | None = None,
 ) -> list[Table]:
-    """One game an instance; beside a guest the policy has seat 0 and 1 by turns."""
+    """One game an instance; beside a guest the policy has this `seat`, or seat 0 and 1 by turns."""
     tables = []
-    for index, instance in enumerate(instances):
+    for number, instance in enumerate(instances):
         names = ("evaluation", instance.key)
+        index = number if seat is None else seat
         players = seat_players(names, guest, index=index, config=config, rendering=rendering)
         tables.append(_table(instance, players, 0, config))
     return tables
 
 
-def scripted_tables(instances: Sequence[Instance], *, spec: str, config: Config) -> list[Table]:
-    """One game an instance between two scripted players of one kind, to compare figures with."""
+def scripted_tables(
+    instances: Sequence[Instance], *, spec: str, config: Config, other: str | None = None
+) -> list[Table]:
+    """One game an instance between two scripted players: of one kind, to compare figures with, or
+    `spec` in seat 0 and `other` in seat 1."""
+    seated = kit_of(config.game).seated(spec) if other is None else (spec, other)
     return [
         _table(
             instance,
             tuple(
                 scripted_partner(each, ("evaluation", instance.key), seat, config)
-                for seat, each in enumerate(kit_of(config.game).seated(spec))
+                for seat, each in enumerate(seated)
             ),
             0,
             config,

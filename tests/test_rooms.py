@@ -88,6 +88,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.held_out",
         "selfplay.evaluation_report",
         "selfplay.evaluation_source",
+        "selfplay.crossplay_source",
+        "selfplay.crossplay_report",
         "selfplay.report",
     ),
     "threshold": (
@@ -95,6 +97,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.resample",
         "selfplay.assemble",
         "selfplay.partners",
+        "selfplay.crossplay",
         "selfplay.judge",
     ),
     "doors": ("train", "eval"),

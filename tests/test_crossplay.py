@@ -1,0 +1,175 @@
+"""Who understands whom: the matrix of players in both seats, on the same games in every cell."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_run import run_tiny, write_tiny
+
+import eval as door
+from selfplay.crossplay_report import Matrix, lost_together, matrix_markdown, matrix_text
+from selfplay.crossplay_source import split_list
+from selfplay.evaluate import Evaluation
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`a` and `b`, two tiny warm starts of different seeds, and `twin`, a copy of `a`'s weights."""
+    home = tmp_path_factory.mktemp("runs")
+    for seed, name in enumerate("ab"):
+        assert run_tiny(home / name, "steps=0", f"seed={seed}") == 0
+    shutil.copytree(home / "a" / "final", home / "twin")
+    return home
+
+
+def played(out: Path) -> tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]]:
+    page: dict[str, Any] = json.loads((out / "crossplay.json").read_text(encoding="utf-8"))
+    return page, {(cell["seat_0"], cell["seat_1"]): cell for cell in page["cells"]}
+
+
+def cell(*scores: float) -> Evaluation:
+    mean = sum(scores) / len(scores)
+    return Evaluation("pair", scores, (mean, mean, mean), {}, (), {})
+
+
+# --- the players --------------------------------------------------------------------------------
+
+
+def test_a_comma_inside_a_script_s_options_divides_nothing() -> None:
+    assert split_list("scripted:honest:tell=top,slip=0.1, runs/a,scripted:solo") == [
+        "scripted:honest:tell=top,slip=0.1",
+        "runs/a",
+        "scripted:solo",
+    ]
+
+
+def test_scripted_players_meet_as_their_rules_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two honest players find the best plan; whoever proposes anything loses value; the list alone
+    is rows and columns."""
+    config = write_tiny(tmp_path / "run")
+    names = ["scripted:honest", "scripted:solo", "scripted:random"]
+    words = ["--partners", ",".join(names), "--games", "generated", "--num", "40"]
+    assert door.main([*words, "--config", str(config), "--out", str(tmp_path)]) == 0
+    page, cells = played(tmp_path)
+    assert page["rows"] == page["columns"] == names
+    assert set(cells) == {(one, other) for one in names for other in names}
+    honest, solo, random = ({n: cells[row, n]["interval"][0] for n in names} for row in names)
+    assert honest["scripted:honest"] == 1.0
+    assert all(value < 1.0 for value in (*solo.values(), *random.values()))
+    for one in names:
+        for other in names:
+            seats = [seat["player"] for seat in cells[one, other]["examples"]["best"]["seats"]]
+            assert seats == [one, other]
+    assert cells["scripted:honest", "scripted:random"] != cells["scripted:random", names[0]]
+    shown = capsys.readouterr().out
+    assert "scripted:honest seat 0 1.000 [1.000, 1.000]" in shown
+    assert "Lost to each other" in shown
+
+
+# --- the games ----------------------------------------------------------------------------------
+
+
+def test_policies_meet_in_both_seats_on_the_games_of_a_plain_evaluation(
+    runs: Path, tmp_path: Path
+) -> None:
+    games = ["--games", "generated", "--num", "24", "eval.final_games=24"]
+    rows = ["--checkpoint", str(runs / "a"), "--checkpoint", str(runs / "b")]
+    partners = ["--partners", f"{runs / 'twin'},scripted:honest", "--out", str(tmp_path)]
+    assert door.main([*rows, *partners, *games]) == 0
+    page, cells = played(tmp_path)
+    assert page["rows"] == ["a", "b"]
+    assert page["columns"] == ["a", "b", "twin", "scripted:honest"]
+    # Partners have columns only: nobody asked how they play with each other.
+    assert len(cells) == 2 + 2 + 2 * 2 * 2
+    assert ("twin", "twin") not in cells and ("twin", "scripted:honest") not in cells
+    # The same weights under another name say the same: draws belong to games and seats.
+    alone = cells["a", "a"]["scores"]
+    assert 0.0 < sum(alone) < 24.0
+    assert cells["a", "twin"]["scores"] == cells["twin", "a"]["scores"] == alone
+    assert cells["b", "b"]["scores"] != alone
+
+    plain = ["--checkpoint", str(runs / "a"), *games, "--out", str(tmp_path / "plain")]
+    assert door.main(plain) == 0
+    assert door.main([*plain[:-1], str(tmp_path / "honest"), "--partner", "scripted:honest"]) == 0
+    found = {
+        name: json.loads((tmp_path / name / "evaluation.json").read_text())["rows"]
+        for name in ("plain", "honest")
+    }
+    assert found["plain"]["policy"]["scores"] == alone
+    by_turns = found["honest"]["policy with scripted:honest"]["scores"]
+    first, second = cells["a", "scripted:honest"], cells["scripted:honest", "a"]
+    assert by_turns[::2] == first["scores"][::2]
+    assert by_turns[1::2] == second["scores"][1::2]
+
+
+def test_what_is_lost_together_is_counted_by_hand() -> None:
+    cells = {
+        ("a", "a"): cell(1.0, 1.0),
+        ("b", "b"): cell(1.0, 0.0),
+        ("a", "b"): cell(0.0, 0.0),
+        ("b", "a"): cell(1.0, 0.0),
+        ("a", "c"): cell(0.5, 0.5),
+        ("c", "a"): cell(0.25, 0.25),
+        ("b", "c"): cell(0.0, 0.0),
+        ("c", "b"): cell(0.0, 0.0),
+    }
+    matrix = Matrix({"games": "by hand"}, ("a", "b"), ("a", "b", "c"), cells)
+    # (1 + 1 - 0 - 1) / 2 and (1 + 0 - 0 - 0) / 2; c never played with itself.
+    assert lost_together(matrix) == {("a", "b"): (0.5, 0.5, 0.5)}
+    upper, lower = matrix_text(matrix).splitlines()[1:3]
+    assert upper.split()[:3] == ["a", "seat", "0"] and lower.split()[:2] == ["seat", "1"]
+    # A row's means: with itself once, then with b and c in each seat.
+    assert [word for word in upper.split() if "." in word][::3] == ["1.000", "0.000", "0.500"]
+    assert [word for word in lower.split() if "." in word][::3] == ["0.500", "0.250"]
+    page = matrix_markdown(matrix)
+    assert "| a | 0 | 1.000 [1.000, 1.000] | 0.000 [0.000, 0.000] | 0.500 [0.500, 0.500] |" in page
+    assert "| a and b | 0.500 [0.500, 0.500] |" in page
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+BAD = {
+    "--partners honest": "nearest is scripted:honest",
+    "--partners scripted:honst": "did you mean 'honest'",
+    "--partners {runs}/c": "must be a run folder or a Hugging Face folder",
+    "--partners {runs}/twn": "nearest is twin",
+    "--partners self": "with itself every player plays anyway",
+    "--partners person": "must name folders, scripted players and endpoints",
+    "--partners scripted:solo --partner self": "--partners needs no --partner",
+    "--partners scripted:solo --temperature 1 --temperature 0": "at most one --temperature",
+    "--partners scripted:solo --num 0": "--num must be at least 1",
+    "--checkpoint {runs}/b": "--checkpoint must be given once without --partners, got 2",
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_question_is_answered_with_the_rule(
+    bad: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = ["--checkpoint", str(runs / "a"), "--games", "generated", "--num", "2"]
+    out = ["--out", str(tmp_path / "out")]
+    capsys.readouterr()
+    assert door.main([*good, *out, *bad.format(runs=runs).split()]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("eval.py: ") and BAD[bad] in told and told.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_list_that_lies_nowhere_needs_settings_and_a_folder_to_write_to(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--partners", "scripted:honest,scripted:solo", "--games", "generated"]
+    assert door.main(words) == 2
+    assert "--config is needed" in capsys.readouterr().err
+    assert door.main([*words, "--config", str(write_tiny(tmp_path / "run"))]) == 2
+    assert "--out is needed" in capsys.readouterr().err
+    endpoint = "endpoint:small@http://127.0.0.1:9/v1"
+    words[1] = f"{runs / 'a'},scripted:solo,{endpoint}"
+    assert door.main(words) == 2
+    assert "an endpoint can be met by folders alone" in capsys.readouterr().err
