@@ -38,8 +38,9 @@ from selfplay.compare import compare
 from selfplay.config import Config, load_config
 from selfplay.credit import reward_samples
 from selfplay.engines.base import Sampling
+from selfplay.guard import PrivateLanguage, check_watch, make_guard
 from selfplay.hand_over import gate, give_back, lend
-from selfplay.held_out import Venue, held_out, validation
+from selfplay.held_out import Venue, held_out, held_out_at_start, validation
 from selfplay.journal import Journal
 from selfplay.judge import make_judge, marked
 from selfplay.learn import learn
@@ -67,6 +68,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
     weights = first_weights(config, folder, tokenizer, rendering, world)
     partners = make_partners(config, rendering, world, cleanup=cleanup)
+    guard = make_guard(config, weights, partners)
     engine = start_engine(config, weights, world, cleanup=cleanup)
     learner = make_learner(config, weights, world, reference=config.algorithm.kl > 0)
     learner.critic = make_own_critic(config, weights, learner)
@@ -81,10 +83,8 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     partners.begin(carried.get("partners", {}), learner, tokenizer)
     stream.restore(carried.get("edge", []))
     give_back(learner, engine, offload, version=first_step, config=config)
-    if first_step == 0:
-        held_out("before", config, venue=venue, folder=folder)
-    if first_step < config.steps:  # what a shorter run found in this folder holds no longer
-        (folder / "held_out_after.json").unlink(missing_ok=True)
+    held_out_at_start(first_step, config, venue=venue, folder=folder)
+    guard.begin(carried.get("guard", {}), first_step, venue)
     journal, watch = Journal(folder, config, after_step=first_step, rank=world.rank), Stopwatch()
 
     def play(step: int, places: Sequence[int]) -> Played:
@@ -120,18 +120,17 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         metrics = step_metrics(episodes, played, credited, learnt, world)
         if config.eval.every and (step + 1) % config.eval.every == 0:
             with watch("eval"):
-                metrics |= validation(config, venue)
+                metrics |= guard.watch(step + 1, validation(config, venue))
         journal.step(step + 1, metrics, episodes, watch)
-        if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
+        if (step + 1) % config.save_every == 0 or step + 1 == config.steps or guard.stops(step + 1):
             with watch("save"):
                 lend(engine, offload, world)
-                carried = {"baselines": baselines, "edge": stream.state()}
-                carried |= {"partners": partners.carried()}
+                state = {"baselines": baselines, "edge": stream.state()}
+                state |= {"partners": partners.carried(), "guard": guard.carried()}
                 keep = config.keep_checkpoints
-                save_checkpoint(
-                    folder, learner, tokenizer, step=step + 1, keep=keep, carried=carried
-                )
+                save_checkpoint(folder, learner, tokenizer, step=step + 1, keep=keep, carried=state)
                 give_back(learner, engine, offload, version=step + 1, config=config)
+        guard.hold(step + 1)
 
     journal.close()
     held_out("after", config, venue=venue, folder=folder)
@@ -157,6 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = load_config(asked.config, asked.overrides)
         check_players(config)
         check_partners(config)
+        check_watch(config)
         if config.threads:
             torch.set_num_threads(config.threads)
         world = init_world(
@@ -171,9 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with ExitStack() as cleanup:
             train(config, world, cleanup)
-    except SettingsError as error:
+    except (SettingsError, PrivateLanguage) as error:
         print(f"train.py: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, SettingsError) else 1
     close_world(world)
     return 0
 

@@ -21,7 +21,7 @@ from selfplay.config import Config, load_config
 from selfplay.evaluation_report import fenced, write_whole
 from selfplay.games import kit_of
 from selfplay.log import clock
-from selfplay.report import game_text, learning_curve_svg
+from selfplay.report import game_text, guard_svg, learning_curve_svg
 from selfplay.settings import SettingsError, difference
 from selfplay.statistics import show_interval
 
@@ -153,6 +153,16 @@ def write_curves(runs: Sequence[Run], folder: Path, *, name: str) -> list[str]:
         path = folder / f"{name}_{word}.svg"
         write_whole(path, learning_curve_svg(rows, y=metric, title=title))
         shown.append(f"![{title}]({path.as_posix()})")
+    for number, run in enumerate(runs):
+        seen = [
+            (step["step"], step["eval_score"], step["eval_guard_score"])
+            for step in run.steps
+            if "eval_guard_score" in step
+        ]
+        if seen:
+            path = folder / f"{name}_guard_{number}.svg"
+            write_whole(path, guard_svg(seen, partner=run.config.eval.guard.partner))
+            shown.append(f"![{run.label}: its guard]({path.as_posix()})")
     return shown
 
 

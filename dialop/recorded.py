@@ -8,6 +8,7 @@ a game.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -70,6 +71,22 @@ def moves_from_record(record: dict[str, Any]) -> list[Action]:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"log entry {number} is no move: {error}") from error
     return moves
+
+
+def said_in(record: Mapping[str, Any]) -> list[str]:
+    """The messages of a record, in order, as people wrote them.
+
+    Raises:
+        ValueError: for a record whose log is none.
+    """
+    try:
+        return [
+            str(entry["message"]["data"])
+            for entry in record["action_log"]
+            if entry["type"] == "message"
+        ]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a recorded game: {error!r}") from error
 
 
 def begun(record: dict[str, Any], num_entries: int, *, key: str) -> MatchingInstance:

@@ -13,6 +13,7 @@ from typing import Any
 
 from dialop.game import Instance
 from dialop.matching import MatchingInstance
+from dialop.recorded import said_in
 from selfplay import rollout
 from selfplay.chat import Rendering
 from selfplay.config import Config
@@ -68,6 +69,45 @@ def evaluate(
     Raises:
         AllVoid: when no game is left.
     """
+    played = play_kept_back(
+        instances,
+        engine,
+        rendering=rendering,
+        config=config,
+        world=world,
+        guest=guest,
+        temperature=temperature,
+        seat=seat,
+    )
+    return summed(played, guest=guest, world=world)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """This rank's games of an evaluation by the place of their instance, and how many were void."""
+
+    games: dict[int, Episode]
+    num_void: int
+
+
+def summed(played: Kept, *, guest: Guest, world: World) -> Evaluation:
+    """All ranks' games as one evaluation. Raises AllVoid when no game is left."""
+    name = "policy" if guest.sit is None else f"policy with {guest.name}"
+    return _evaluation(name, played.games, world=world, num_void=played.num_void)
+
+
+def play_kept_back(
+    instances: Sequence[Instance],
+    engine: Engine | None,
+    *,
+    rendering: Rendering,
+    config: Config,
+    world: World,
+    guest: Guest = BY_ITSELF,
+    temperature: float | None = None,
+    seat: int | None = None,
+) -> Kept:
+    """This rank's share of the games that `evaluate` scores."""
     tables = evaluation_tables(
         instances, guest=guest, config=config, rendering=rendering, seat=seat
     )
@@ -101,8 +141,7 @@ def evaluate(
             if guest.alone and episodes:
                 score = episodes[0].outcome.score_norm
                 print(f"\nThe game is over ({episodes[0].ended}): {score:.3f} of the best.\n")
-    name = "policy" if guest.sit is None else f"policy with {guest.name}"
-    return _evaluation(name, played, world=world, num_void=num_void)
+    return Kept(played, num_void)
 
 
 def evaluate_scripted(
@@ -130,7 +169,7 @@ def evaluate_people(
         log = record["action_log"]
         agreed = bool(log) and bool(log[-1].get("response", {}).get("accept"))
         score = instance.norm(float(record["proposal_reward"])) if agreed else 0.0
-        said = [entry["message"]["data"] for entry in log if entry["type"] == "message"]
+        said = said_in(record)
         scores.append(score)
         tallies.append(
             {

@@ -16,12 +16,13 @@ from selfplay.chat import Rendering
 from selfplay.config import Config
 from selfplay.data import HELD_OUT, VALIDATION, kept_back
 from selfplay.engines.base import Engine
-from selfplay.evaluate import Evaluation, evaluate, evaluate_scripted
+from selfplay.evaluate import Evaluation, evaluate, evaluate_scripted, play_kept_back, summed
 from selfplay.evaluation_report import COLUMNS, rows_json, table_text, write_whole
 from selfplay.games import kit_of
 from selfplay.parallel import World
 from selfplay.statistics import show_interval
 from selfplay.tables import Guest
+from selfplay.word_drift import read_people, word_drift
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,15 @@ def held_out(stage: str, config: Config, *, venue: Venue, folder: Path) -> None:
         print(learnt(folder), flush=True)
 
 
+def held_out_at_start(first_step: int, config: Config, *, venue: Venue, folder: Path) -> None:
+    """Before the run's first step play its held-out games. Where more steps are to come, what a
+    shorter run found in this folder after its last holds no longer."""
+    if first_step == 0:
+        held_out("before", config, venue=venue, folder=folder)
+    if first_step < config.steps:
+        (folder / "held_out_after.json").unlink(missing_ok=True)
+
+
 def learnt(folder: Path) -> str:
     """What self-play changed, in one sentence, from the run's two held-out files."""
     before, after = (
@@ -82,11 +92,29 @@ def validation(config: Config, venue: Venue) -> dict[str, float]:
     """Scores on the validation instances, sampling as in training: metrics with the prefix
     `eval_`."""
     instances = kept_back(config, VALIDATION, num=config.eval.num_games)
-    found = _evaluate(instances, config, venue=venue, temperature=None)
+    played = play_kept_back(
+        instances,
+        venue.engine,
+        rendering=venue.rendering,
+        config=config,
+        world=venue.world,
+        guest=venue.guest,
+    )
+    found = summed(played, guest=venue.guest, world=venue.world)
     names = [measure for measure, _, _ in COLUMNS if measure in found.measures]
-    return {f"eval_{name}": found.measures[name] for name in names} | {
+    measured = {name: found.measures[name] for name in names}
+    if config.eval.human_words is not None:
+        people = read_people(config.eval.human_words)
+        measured |= word_drift(played.games.values(), people, venue.world)
+    return {f"eval_{name}": value for name, value in measured.items()} | {
         "eval_score": found.interval[0]
     }
+
+
+def validation_score(config: Config, venue: Venue) -> float:
+    """The mean score alone of the games that `validation` plays."""
+    instances = kept_back(config, VALIDATION, num=config.eval.num_games)
+    return _evaluate(instances, config, venue=venue, temperature=None).interval[0]
 
 
 def _evaluate(

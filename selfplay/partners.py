@@ -84,6 +84,11 @@ class Partners:
             return BY_ITSELF
         return self._guests[0][0] or BY_ITSELF
 
+    def join(self, spec: Spec) -> Guest:
+        """One more who may be met, outside the training games; a frozen one is loaded here."""
+        self._need_voices = self._need_voices or spec.kind in (CHECKPOINT, ENDPOINT)
+        return self._guest(spec)
+
     def beside(self, engine: Engine | None) -> Engine | None:
         """The policy's engine with the partners' voices beside it; the engine itself where no
         partner needs one."""
@@ -157,7 +162,7 @@ class Partners:
             AutoTokenizer.from_pretrained(weights),
             template_kwargs=self._config.model.chat_template,
         )
-        if self._plays:
+        if self._plays and spec.text not in self._frozen:
             self._frozen[spec.text] = self._load(spec.text, weights, rendering)
         text = AutoConfig.from_pretrained(weights).get_text_config()
         room = getattr(text, "max_position_embeddings", None)
@@ -264,8 +269,14 @@ def check_partners(config: Config) -> None:
     own warm start will be."""
     own = Path(config.out) / "warm_start"
     for spec, _ in parse_shares(config.rollout.partners):
-        if spec.kind == CHECKPOINT and Path(spec.argument) != own:
-            _find(spec)
+        if Path(spec.argument) != own:
+            check_spec(spec)
+
+
+def check_spec(spec: Spec) -> None:
+    """Raise SettingsError for a checkpoint that is not there."""
+    if spec.kind == CHECKPOINT:
+        _find(spec)
 
 
 def _find(spec: Spec) -> Path:

@@ -180,6 +180,16 @@ def learning_curve_svg(
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+def guard_svg(seen: Sequence[tuple[int, float, float]], *, partner: str) -> str:
+    """A run's score by itself and with its guard's partner, both over its steps, as an SVG text;
+    `seen` holds (step, score by itself, score with the partner)."""
+    runs = {
+        "by itself": [{"step": step, "score": alone} for step, alone, _ in seen],
+        f"with {partner}": [{"step": step, "score": beside} for step, _, beside in seen],
+    }
+    return learning_curve_svg(runs, y="score", title="Does it still speak its partner's language?")
+
+
 def _points(rows: Sequence[Mapping[str, Any]], y: str) -> list[tuple[float, float]]:
     found = [(row["step"], row.get(y)) for row in rows]
     return [

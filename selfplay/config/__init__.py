@@ -21,7 +21,7 @@ from selfplay.config.machine import (
     ScratchConfig,
     WandbConfig,
 )
-from selfplay.config.partners import EndpointConfig, PastConfig
+from selfplay.config.partners import EndpointConfig, GuardConfig, PastConfig
 from selfplay.config.play import (
     BranchConfig,
     DataConfig,
@@ -44,6 +44,7 @@ __all__ = [
     "EngineConfig",
     "EvalConfig",
     "GameConfig",
+    "GuardConfig",
     "LoraConfig",
     "ModelConfig",
     "OptimConfig",

@@ -1,10 +1,14 @@
-"""Settings of those who sit beside the policy: the run's past selves, endpoints."""
+"""Settings of those who sit beside the policy: the run's past selves, endpoints, who is asked
+whether it still speaks their language."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from selfplay.partner_specs import CHECKPOINT, SCRIPTED, parse_spec
 from selfplay.settings import key
+
+WARM_START = "warm_start"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +50,36 @@ class EndpointConfig:
     concurrency: int = key(16, "requests under way at once", low=1)
     price_in: float = key(0.0, "price of a million prompt tokens, for the metric", low=0.0)
     price_out: float = key(0.0, "price of a million answered tokens, for the metric", low=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardConfig:
+    """A watch for a private language: self-play gets better and play with a fixed partner worse."""
+
+    action: str = key(
+        "off",
+        "off; warn says it at each evaluation; stop saves a checkpoint and ends the run",
+        choices=("off", "warn", "stop"),
+    )
+    partner: str = key(
+        WARM_START,
+        "who is played with at each evaluation: warm_start (the policy self-play started from, one "
+        "more whole model), scripted:NAME or checkpoint:PATH",
+    )
+    tolerance: float = key(
+        0.03, "how far the score with the partner may lie below its best so far", low=0.0, high=1.0
+    )
+    patience: int = key(3, "evaluations in a row that must be that far below", low=1)
+
+    def check(self) -> None:
+        if self.partner == WARM_START:
+            return
+        try:
+            kind = parse_spec(self.partner).kind
+        except ValueError as error:
+            raise ValueError(f"eval.guard.partner: {error}; or warm_start") from None
+        if kind not in (SCRIPTED, CHECKPOINT):
+            raise ValueError(
+                "eval.guard.partner must be warm_start, scripted:NAME or checkpoint:PATH, which "
+                f"stay the same, got {self.partner!r}"
+            )

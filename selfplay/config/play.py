@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dialop.starts import checked_entries
 from selfplay.config.collab import CollabConfig
+from selfplay.config.partners import GuardConfig
 from selfplay.partner_specs import PERSON, SELF, parse_shares
 from selfplay.settings import key, section
 
@@ -206,3 +207,14 @@ class EvalConfig:
     )
     num_games: int = key(256, "held-out games of an evaluation during training", low=1)
     final_games: int = key(1024, "held-out games before and after self-play", low=1)
+    human_words: str | None = key(
+        None,
+        "a .jsonl of recorded games; evaluations during training then log how far the policy's "
+        "words are from people's",
+    )
+    guard: GuardConfig = section(GuardConfig, "a watch for a private language")
+
+    def check(self) -> None:
+        watched = "eval.guard.action" if self.guard.action != "off" else "eval.human_words"
+        if not self.every and (self.guard.action != "off" or self.human_words is not None):
+            raise ValueError(f"eval.every must be at least 1 with {watched}, got 0")
