@@ -89,6 +89,7 @@ class Guard:
         if carried.get("partner") == self._settings.partner:
             self._history = [(int(at), alone, beside) for at, alone, beside in carried["seen"]]
         else:
+            self._history = []
             self.watch(step, validation(self._config, venue))
 
     def watch(self, step: int, measured: dict[str, float]) -> dict[str, float]:
