@@ -59,8 +59,8 @@ class ScriptedPlayer:
     `tell` says which cells an honest player states: all it sees, its best few ("top"), or each
     reviewer's best paper ("rows"); `reply` what it does when told first: propose at once or tell
     too; `plan` how it finds a matching: the best one, written in the papers' order, or the largest
-    free cell again and again, written in that order, which a small model learns far sooner; `slip`
-    is the chance that a move is first sent malformed and then repaired.
+    free cell again and again, written in that order; `slip` is the chance that a move is first sent
+    malformed and then repaired.
     """
 
     name: str
