@@ -1,0 +1,135 @@
+"""How methods learn over the same first steps: one table and a figure each, of runs cut off or not.
+
+    python -m bench.methods_curves runs/default_s0 runs/rloo_s0 … --steps 81 100 --out docs/figures
+
+A run's folder is named METHOD_sSEED; its metrics.jsonl is all that is read. Numbers are means over
+the training games of the named steps, all runs counting alike; a run with fewer steps is left out
+and named. Curves are means of ten steps. Plays nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from bench.tiny_report import row
+from selfplay.evaluation_report import write_whole
+from selfplay.report import learning_curve_svg
+
+Steps = list[dict[str, float]]  # a run's lines, in order
+MEASURES = ("messages", "honesty", "errors", "flat_groups", "entropy", "kl_reference")
+HEADINGS = ("method", "seeds", "score", "lowest, highest seed", *MEASURES)
+SMOOTHED = 10  # steps to a point of a curve
+
+
+def read_runs(
+    folders: Sequence[Path], *, last: int
+) -> tuple[dict[str, dict[str, Steps]], list[str]]:
+    """Each method's runs by seed, cut at step `last`, and the folders that end before it.
+
+    Raises:
+        ValueError: for a folder that is not named METHOD_sSEED.
+    """
+    found: dict[str, dict[str, Steps]] = {}
+    short = []
+    for folder in sorted(folders, key=lambda path: path.name):
+        named = re.fullmatch(r"(.+)_s(\d+)", folder.name)
+        if named is None:
+            raise ValueError(f"a run's folder must be named METHOD_sSEED, got {folder.name}")
+        path = folder / "metrics.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        if len(lines) < last:
+            short.append(f"{folder.name} has {len(lines)} steps")
+            continue
+        found.setdefault(named[1], {})[named[2]] = [json.loads(line) for line in lines[:last]]
+    return found, short
+
+
+def table(methods: Mapping[str, Mapping[str, Steps]], *, first: int, base: str) -> str:
+    """One row a method, the base above all, the others by their score."""
+
+    def score(name: str) -> list[float]:
+        return [mean(steps, "score", first=first) for steps in methods[name].values()]
+
+    def cells(name: str) -> list[str]:
+        scores = score(name)
+        shown = [name, str(len(scores)), f"{fmean(scores):.3f}"]
+        shown.append(f"{min(scores):.3f}, {max(scores):.3f}")
+        for measure in MEASURES:
+            runs = methods[name].values()
+            known = [s for s in runs if any(measure in line for line in s[first - 1 :])]
+            means = [mean(steps, measure, first=first) for steps in known]
+            shown.append(f"{fmean(means):.3f}" if means else "-")
+        return shown
+
+    order = sorted(methods, key=lambda name: (name != base, -fmean(score(name))))
+    return "\n".join([row(HEADINGS), row(["---", *["--:"] * 9]), *(row(cells(n)) for n in order)])
+
+
+def mean(steps: Steps, measure: str, *, first: int) -> float:
+    """A measure's mean from step number `first` on, over the lines that have it."""
+    return fmean(line[measure] for line in steps[first - 1 :] if measure in line)
+
+
+def smoothed(steps: Steps) -> list[dict[str, float]]:
+    """The score's means of ten steps, each at the last of them."""
+    return [
+        {"step": end, "score": fmean(line["score"] for line in steps[end - SMOOTHED : end])}
+        for end in range(SMOOTHED, len(steps) + 1, SMOOTHED)
+    ]
+
+
+def write_figures(
+    methods: Mapping[str, Mapping[str, Steps]], folder: Path, *, base: str
+) -> list[str]:
+    """One SVG a method beside the base; returns the Markdown."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shown = []
+    for method in methods:
+        if method == base or base not in methods:
+            continue
+        curves, alike = {}, {}
+        for name in (base, method):
+            for seed, steps in methods[name].items():
+                curves[f"{name}, seed {seed}"] = smoothed(steps)
+                alike[f"{name}, seed {seed}"] = name
+        path = folder / f"method_{method}.svg"
+        title = f"{method} beside {base}: score of training games"
+        write_whole(path, learning_curve_svg(curves, y="score", title=title, alike=alike))
+        shown.append(f"![{title}]({path.as_posix()})")
+    return shown
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.methods_curves",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("--steps", nargs=2, type=int, default=(81, 100), metavar=("FIRST", "LAST"))
+    parser.add_argument("--base", default="default", help="the method that others stand beside")
+    parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="where figures go")
+    asked = parser.parse_args(words)
+    first, last = asked.steps
+    if not 1 <= first <= last:
+        parser.error(f"--steps must be 1 <= FIRST <= LAST, got {first} {last}")
+    try:
+        methods, short = read_runs(asked.runs, last=last)
+        figures = write_figures(methods, asked.out, base=asked.base)
+    except (ValueError, OSError) as error:
+        print(f"methods_curves: {error}", file=sys.stderr)
+        return 2
+    for reason in short:
+        print(f"methods_curves: left out: {reason}, {last} are needed", file=sys.stderr)
+    print(table(methods, first=first, base=asked.base), *figures, sep="\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
