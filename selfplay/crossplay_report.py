@@ -43,8 +43,8 @@ def lost_together(matrix: Matrix) -> dict[tuple[str, str], tuple[float, float, f
     they lose with each other, as (mean, low, high) over instances.
 
     An instance gives (s_aa + s_bb) / 2 - (s_ab + s_ba) / 2, s_ab being the score with a in seat 0:
-    what Hu et al. (2020, "Other-Play") call the gap between self-play and cross-play, paired. Left
-    out where a void game took an instance from one of the four.
+    self-play less cross-play (Hu et al. 2020, "Other-Play"), paired by instance. Left out where a
+    void game took an instance from one of the four.
     """
     found = {}
     alone = [name for name in matrix.columns if (name, name) in matrix.cells]

@@ -68,7 +68,7 @@ def told(verdict: Verdict, partner: str) -> str:
     return (
         f"the policy drifts to a private language: from step {then} to {now} its score by itself "
         f"went from {self_then:.3f} to {self_now:.3f}, with {partner} from {with_then:.3f} to "
-        f"{with_now:.3f} ({verdict.num_apart} evaluations in a row)"
+        f"{with_now:.3f} (evaluations in a row: {verdict.num_apart})"
     )
 
 

@@ -61,7 +61,7 @@ def test_the_warning_tells_both_numbers_then_and_now() -> None:
     verdict = judged([(0, 0.8, 0.8), (10, 0.81, 0.85), (20, 0.97, 0.7)], tolerance=0.05)
     assert told(verdict, "warm_start") == (
         "the policy drifts to a private language: from step 10 to 20 its score by itself went from "
-        "0.810 to 0.970, with warm_start from 0.850 to 0.700 (1 evaluations in a row)"
+        "0.810 to 0.970, with warm_start from 0.850 to 0.700 (evaluations in a row: 1)"
     )
     with pytest.raises(ValueError, match="at least 1 evaluation"):
         judged([], tolerance=0.1)
