@@ -146,7 +146,7 @@ def make_guard(config: Config, weights: Path, partners: Partners) -> Guard:
         spec = Spec(CHECKPOINT, str(weights), WARM_START)
     else:
         spec = read_spec(settings.partner, config, what="eval.guard.partner")
-    return Guard(config, partners.join(spec))
+    return Guard(config, partners.invite(spec))
 
 
 def check_watch(config: Config) -> None:

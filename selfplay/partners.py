@@ -84,7 +84,7 @@ class Partners:
             return BY_ITSELF
         return self._guests[0][0] or BY_ITSELF
 
-    def join(self, spec: Spec) -> Guest:
+    def invite(self, spec: Spec) -> Guest:
         """One more who may be met, outside the training games; a frozen one is loaded here."""
         self._need_voices = self._need_voices or spec.kind in (CHECKPOINT, ENDPOINT)
         return self._guest(spec)

@@ -17,6 +17,7 @@ from scripted_engine import WaveEngine
 from test_resume import assert_same_run
 from tiny_run import metrics_of, run_tiny
 
+from bench import tiny_report
 from dialop.store import write_instances
 from selfplay.chat import Rendering, make_rendering
 from selfplay.config import Config, load_config
@@ -214,6 +215,11 @@ def test_a_run_measures_both_and_trains_as_without_it(guarded: Path, tmp_path: P
     assert [line["eval_guard_score"] for line in lines[1::2]] == [
         beside for _, _, beside in seen[1:]
     ]
+
+    figures = ["--out", str(tmp_path / "figures"), "--name", "t"]
+    assert tiny_report.main([str(guarded), *figures]) == 0
+    drawing = (tmp_path / "figures" / "t_guard_0.svg").read_text()
+    assert "with warm_start" in drawing
 
     assert run_tiny(tmp_path / "plain", "eval.every=2") == 0
     watched = ("eval_guard_score", "eval_guard_fall", "num_guard_apart")
