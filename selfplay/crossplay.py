@@ -61,6 +61,8 @@ def play_matrix(
             for other in others:
                 cells |= _scripts(one, other, instances=instances, config=config)
             continue
+        if not others:
+            continue
         voice = voices[one.label]
         with ExitStack() as cleanup:
             engine = load_engine(voice.config, one.source.weights, world, cleanup=cleanup)

@@ -107,7 +107,7 @@ def read_contestants(entries: Sequence[str], config: Config, *, what: str) -> li
         ValueError, SettingsError: for an entry that is no player, or none that can be one here.
     """
     if kit_of(config.game).LEARNER_SEAT is not None:
-        raise ValueError(f"{what} needs a game with equal seats, got game.name={config.game.name}")
+        raise ValueError(f"{what}: seats must be equal, got game.name {config.game.name}")
     sources = sources_of(entries, what=what)
     named = _folder_names([source for source in sources if source is not None])
     found: dict[str, Contestant] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
 
 import pytest
 from tiny_run import run_tiny
@@ -26,3 +27,22 @@ def test_greedy_games_are_those_of_the_transformers_engine(
     assert page["rows"]["policy, greedy"]["scores"] == greedy["scores"]
     assert page["rows"]["policy, greedy"]["measures"] == greedy["measures"]
     assert len(page["rows"]["policy"]["scores"]) == 16
+
+
+def test_rows_of_a_matrix_have_an_engine_each_and_partners_stand_beside_it(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The same weights three times: greedy games are those of self-play, whoever has which seat."""
+    run, out = tmp_path / "run", tmp_path / "out"
+    assert run_tiny(run, "steps=0", "eval.final_games=16") == 0
+    greedy = json.loads((run / "held_out_after.json").read_text())["greedy"]
+    for name in ("twin", "partner"):
+        shutil.copytree(run / "final", tmp_path / name)
+    rows = ["--checkpoint", str(run), "--checkpoint", str(tmp_path / "twin")]
+    words = ["--partners", str(tmp_path / "partner"), "--games", "generated", "--temperature", "0"]
+    settings = ["engine.kind=sglang", "engine.max_cache_tokens=16384", "--out", str(out)]
+    assert door.main([*rows, *words, *settings]) == 0
+    assert capfd.readouterr().out.count("engine up") == 2
+    cells = json.loads((out / "crossplay.json").read_text())["cells"]
+    assert len(cells) == 2 + 2 + 2 * 2
+    assert all(cell["scores"] == greedy["scores"] for cell in cells)
