@@ -81,12 +81,19 @@ def rows_of(dataset: str) -> list[tuple[str, dict[str, Any]]]:
         return _json_rows(path) if path.suffix == ".json" else read_rows(path)
     if path.exists() or not _HUB_ID.fullmatch(dataset) or path.suffix in (".json", ".jsonl"):
         raise ValueError(f"--dataset must be a file or a hub id OWNER/NAME, got {dataset}")
-    if importlib.util.find_spec("datasets") is None:
+    try:
+        package: Any = importlib.import_module("datasets")
+    except ModuleNotFoundError:
         raise ValueError(
             f"--dataset {dataset} is no file here, and a hub id needs the package datasets: "
             "pip install datasets, or download one of its .parquet files and name that"
-        )
-    loaded: Any = importlib.import_module("datasets").load_dataset(dataset)
+        ) from None
+    try:
+        loaded = package.load_dataset(dataset)
+    except OSError as error:  # not there, or the hub is out of reach
+        raise ValueError(
+            f"--dataset {dataset} could not be fetched from the hub: {error}"
+        ) from None
     return [
         (f"{dataset} {part} row {number}", dict(row))
         for part in loaded

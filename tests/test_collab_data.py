@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -117,7 +119,9 @@ def test_prepare_splits_a_local_file(tmp_path: Path, suffix: str) -> None:
     }, "a task's split does not depend on the order of the rows"
 
 
-def test_what_prepare_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_prepare_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def said(dataset: Path | str, *more: str) -> str:
         words = ["prepare", "--dataset", str(dataset), "--out", str(tmp_path / "out"), *more]
         assert main(words) == 2
@@ -129,19 +133,27 @@ def test_what_prepare_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     bad.write_text(json.dumps(MULTI) + "\nno\n")
     assert f"{bad} line 2: no JSON" in said(bad)
     assert "must be a file or a hub id" in said(tmp_path / "missing.jsonl")
+    monkeypatch.setitem(sys.modules, "datasets", None)  # importing it says that it is not there
     assert "pip install datasets" in said("owner/name")
+
+    def out_of_reach(name: str) -> None:
+        raise ConnectionError(f"no way to {name}")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=out_of_reach))
+    assert "could not be fetched from the hub: no way to owner/name" in said("owner/name")
     assert "must leave a task to train on" in said(EXAMPLES, "--limit", "2")
     assert "--test must lie between 0 and 1" in said(EXAMPLES, "--test", "1")
 
 
 def test_a_hub_id_is_read_by_the_datasets_package_where_it_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A stand-in package of the same call: all splits are joined, places name split and row."""
-    (tmp_path / "datasets.py").write_text(
-        "def load_dataset(name):\n    return {'train': [{'n': name}], 'eval': [{}, {'n': 2}]}\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
+
+    def load(name: str) -> dict[str, list[dict[str, object]]]:
+        return {"train": [{"n": name}], "eval": [{}, {"n": 2}]}
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
     assert rows_of("owner/name") == [
         ("owner/name train row 0", {"n": "owner/name"}),
         ("owner/name eval row 0", {}),
