@@ -33,7 +33,8 @@ def start(
 
 def say(case: str, **facts: object) -> None:
     """Tell the test, from inside such a process."""
-    print(f"MARK {case} {json.dumps(facts)}", flush=True)
+    # In one write, the end of the line with it: several ranks write to one pipe.
+    print(f"MARK {case} {json.dumps(facts)}\n", end="", flush=True)
 
 
 def read_until(process: subprocess.Popen[str], mark: str) -> str:

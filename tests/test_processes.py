@@ -1,0 +1,36 @@
+"""What the tests of several processes read out of a pipe that all of them write to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import processes
+
+SAY = """
+import processes, sys
+for n in range(100):
+    processes.say(f"rank {sys.argv[1]}", n=n, more="x" * 300)
+"""
+
+
+def test_marks_of_ranks_that_write_at_once_stay_whole() -> None:
+    """Unbuffered, as under torchrun: a line and its end must leave in one write."""
+    reading, writing = os.pipe()
+    command = [sys.executable, "-u", "-c", SAY]
+    folder = Path(processes.__file__).parent
+    ranks = [
+        subprocess.Popen([*command, str(rank)], stdout=writing, cwd=folder) for rank in range(4)
+    ]
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        output = pipe.read()
+    assert [rank.wait() for rank in ranks] == [0] * 4
+    lines = output.splitlines()
+    assert len(lines) == 400
+    for line in lines:
+        assert json.loads(line.split(" ", 3)[3])["more"] == "x" * 300
+    assert processes.marks(output)["rank 1"]["n"] == 99
