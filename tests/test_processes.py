@@ -12,8 +12,8 @@ import processes
 
 SAY = """
 import processes, sys
-for n in range(100):
-    processes.say(f"rank {sys.argv[1]}", n=n, more="x" * 300)
+for n in range(4000):
+    processes.say(f"rank {sys.argv[1]}", n=n, more="x" * 30)
 """
 
 
@@ -30,7 +30,7 @@ def test_marks_of_ranks_that_write_at_once_stay_whole() -> None:
         output = pipe.read()
     assert [rank.wait() for rank in ranks] == [0] * 4
     lines = output.splitlines()
-    assert len(lines) == 400
+    assert len(lines) == 16_000
     for line in lines:
-        assert json.loads(line.split(" ", 3)[3])["more"] == "x" * 300
-    assert processes.marks(output)["rank 1"]["n"] == 99
+        assert json.loads(line.split(" ", 3)[3])["more"] == "x" * 30
+    assert processes.marks(output)["rank 1"]["n"] == 3999
