@@ -1,4 +1,4 @@
-"""What a GPU holds in each phase of a step, and how long its engine takes to let go of it.
+"""What a GPU holds in each phase, how long its engine takes to let go of it, how fast it copies.
 
 Seconds end in _s, sizes are GiB. Memory is what all processes together hold of a GPU.
 """
@@ -68,3 +68,19 @@ def nap(engine: SGLangEngine | None, world: World) -> dict[str, float]:
         engine.sleep()
     barrier(world)
     return found
+
+
+def copy_ceiling(device: torch.device) -> float:
+    """GiB a second of a plain copy on the device; each GiB is read once and written once."""
+    num_bytes = GIB if device.type == "cuda" else 2**24
+    source, target = (torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
+    seconds = []
+    for _ in range(6):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        began_s = time.perf_counter()
+        target.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began_s)
+    return num_bytes / GIB / min(seconds)

@@ -29,6 +29,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
+from bench.memory import copy_ceiling
 from bench.shapes import SHAPES, qwen2_config
 from selfplay import sync
 from selfplay.engines.base import Completion, Request, Sampling
@@ -111,22 +112,6 @@ class Bench:
             device=self.device,
             bucket_bytes=int(self.options.bucket_gib * GIB),
         )
-
-
-def copy_ceiling(device: torch.device) -> float:
-    """GiB a second of a plain copy on the device; each GiB is read once and written once."""
-    num_bytes = GIB if device.type == "cuda" else 2**24
-    source, target = (torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
-    seconds = []
-    for _ in range(6):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        began_s = time.perf_counter()
-        target.copy_(source)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began_s)
-    return num_bytes / GIB / min(seconds)
 
 
 def start_engine(bench: Bench, folder: str) -> SGLangEngine | None:
