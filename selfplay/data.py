@@ -6,9 +6,10 @@ An instance is of its game's own type. Knows no rules, no torch, no tokens.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dialop.starts import Entries
 from selfplay.config import Config, GameConfig
@@ -18,6 +19,7 @@ from selfplay.settings import SettingsError
 # Streams of generated instances never meet: each purpose has its own name in the seed.
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held-out"
 TEACHERS, TOKENIZER = "teachers", "tokenizer"
+T = TypeVar("T")
 GENERATED = "generated"  # in place of a file's path
 
 
@@ -25,6 +27,16 @@ def named_seed(*names: object) -> int:
     """A 63-bit seed from the names of a draw, such as (run seed, step, instance, seat, turn)."""
     digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+def pick(choices: Sequence[T], weights: Sequence[float], seed: int) -> T:
+    """The choice whose share of the weights the uniform draw of a `named_seed` falls into."""
+    left = (seed / 2**63) * sum(weights)
+    for choice, weight in zip(choices, weights, strict=True):
+        left -= weight
+        if left < 0:
+            return choice
+    return choices[-1]
 
 
 def generated(

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from selfplay.learner import Learner
+from selfplay.parallel import local_part
 
 
 class Parked:
@@ -62,7 +62,7 @@ class Parked:
         """The bytes of each storage, once."""
         found: dict[int, Tensor] = {}
         for tensor in tensors:
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            local = local_part(tensor)
             storage = local.untyped_storage()
             if local.device.type == self._kind and storage.size():
                 empty = torch.empty(0, dtype=torch.uint8, device=local.device)

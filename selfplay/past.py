@@ -16,7 +16,7 @@ from safetensors import safe_open
 from transformers import PreTrainedTokenizerBase
 
 from selfplay.config import PastConfig
-from selfplay.data import named_seed
+from selfplay.data import named_seed, pick
 from selfplay.learner import Learner
 from selfplay.model import export, tensor_files
 from selfplay.parallel import barrier
@@ -67,12 +67,7 @@ def draw_member(
         [ratings.get(self_name(member), FIRST) for member in members],
         prefer_weak=settings.prefer_weak,
     )
-    left = named_seed(*names) / 2**63
-    for member, weight in zip(members, weights, strict=True):
-        left -= weight
-        if left < 0:
-            return member
-    return members[-1]
+    return pick(members, weights, named_seed(*names))
 
 
 def snapshot_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:

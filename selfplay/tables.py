@@ -13,7 +13,7 @@ from dialop.game import Instance
 from selfplay.branch import branching_of
 from selfplay.chat import Rendering
 from selfplay.config import Config
-from selfplay.data import named_seed
+from selfplay.data import named_seed, pick
 from selfplay.games import kit_of
 from selfplay.partner_specs import PAST, SCRIPTED, SELF, Spec, parse_shares, parse_spec
 from selfplay.play import Table
@@ -131,7 +131,7 @@ def teacher_tables(
     for instance in instances:
         players: list[Player] = []
         for seat in (0, 1):
-            spec = _pick(specs, weights, named_seed(config.seed, "teacher", instance.key, seat))
+            spec = pick(specs, weights, named_seed(config.seed, "teacher", instance.key, seat))
             spec = kit.seated(spec)[seat]
             script = kit.make_script(
                 spec, seed=named_seed(config.seed, "teacher's words", instance.key, seat)
@@ -246,13 +246,3 @@ def scripted_partner(
 def _table(instance: Instance, players: tuple[Player, ...], index: int, config: Config) -> Table:
     game = kit_of(config.game).new_game(instance, config.game)
     return Table(game=game, players=players, instance=instance.key, index=index)
-
-
-def _pick(specs: Sequence[str], weights: Sequence[float], seed: int) -> str:
-    """The spec whose share of the weights the seed's uniform draw falls into."""
-    left = (seed / 2**63) * sum(weights)
-    for spec, weight in zip(specs, weights, strict=True):
-        left -= weight
-        if left < 0:
-            return spec
-    return specs[-1]

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from selfplay.logprob import VocabShard
-from selfplay.parallel.gather import box_at
+from selfplay.parallel.gather import box_at, local_part
 from selfplay.parallel.tensor import divide, partial_parameters
 from selfplay.parallel.world import World
 
@@ -161,7 +161,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float, world: World) -> float:
     for parameter in model.parameters():
         if parameter.grad is None:
             continue
-        grad = _local(parameter.grad)
+        grad = local_part(parameter.grad)
         if id(parameter) in partial:
             assert world.mesh is not None
             dist.all_reduce(grad, group=world.mesh["tp"].get_group())
@@ -181,10 +181,6 @@ def _sum_of_squares(tensors: list[torch.Tensor], world: World) -> torch.Tensor:
         return torch.zeros((), dtype=torch.float64, device=world.device)
     norms = torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32))
     return norms.double().square().sum()
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _divided_over_tp(parameter: torch.Tensor) -> bool:
@@ -212,8 +208,8 @@ def plus_product(
     All ranks must call, for `right`, which should be small, is gathered. Sharded tensors are cut by
     rows."""
     # Base and left are cut by the same rows: a rank's rows of both are all that its part needs.
-    product = _local(left).float() @ whole(right).float()
-    local = (_local(base).float() + scale * product).to(base.dtype)
+    product = local_part(left).float() @ whole(right).float()
+    local = (local_part(base).float() + scale * product).to(base.dtype)
     if not isinstance(base, DTensor):
         return local
     return DTensor.from_local(
@@ -247,4 +243,4 @@ def fill_shards(
             assert coordinate is not None
             box = box_at(parameter, coordinate)
         with torch.no_grad():
-            _local(parameter).copy_(read(name, box))
+            local_part(parameter).copy_(read(name, box))
