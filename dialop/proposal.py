@@ -11,6 +11,7 @@ import html
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from dialop.game import PlayerError
 from dialop.roster import display_names, paper_forms, reviewer_forms
@@ -20,6 +21,7 @@ Pairs = tuple[tuple[int, int], ...]
 _BREAK = re.compile(r"<br\s*/?>|\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]", re.IGNORECASE)
 _HEADER = re.compile(r"^[\W_]*proposal[\s*_#]*(?::[\s*_]*|$)", re.IGNORECASE)
 _NUMBERING = re.compile(r"^[\W_]*\d+\s*[.):]\s*")
+_WORD = re.compile(r"[^\W_]+")
 _QUOTE_CHARS = 40
 
 
@@ -37,15 +39,19 @@ def parse_proposal(
         names if `brief`).
     """
     shown_reviewers, shown_papers = display_names(reviewers, papers, brief=brief)
-    find_reviewer = _lookup(reviewers, reviewer_forms)
-    find_paper = _lookup(papers, paper_forms)
+    find_reviewer = _lookup(tuple(reviewers), reviewer_forms)
+    find_paper = _lookup(tuple(papers), paper_forms)
     reviewer_of: dict[int, int] = {}
+
+    def free_papers() -> list[str]:
+        return [name for i, name in enumerate(shown_papers) if i not in reviewer_of]
+
+    def free_reviewers() -> list[str]:
+        taken = reviewer_of.values()
+        return [name for i, name in enumerate(shown_reviewers) if i not in taken]
+
     for number, line in enumerate(_lines(text), start=1):
         where = f"line {number}" if brief else f'line {number} "{_shorten(line)}"'
-        free_papers = [name for i, name in enumerate(shown_papers) if i not in reviewer_of]
-        free_reviewers = [
-            name for i, name in enumerate(shown_reviewers) if i not in reviewer_of.values()
-        ]
         paper_text, colon, reviewer_text = line.rpartition(":")
         if not colon:
             raise _refused(f"{where} has no colon; write paper: reviewer", free_papers)
@@ -57,9 +63,8 @@ def parse_proposal(
             raise _refused(f"{where} uses {shown_reviewers[reviewer]} again", free_reviewers)
         reviewer_of[paper] = reviewer
     if len(reviewer_of) < len(papers):
-        missing = [name for i, name in enumerate(shown_papers) if i not in reviewer_of]
         where = f"line {len(reviewer_of) + 1} is missing"
-        raise _refused(f"{where}; {len(papers)} lines needed", missing)
+        raise _refused(f"{where}; {len(papers)} lines needed", free_papers)
     return tuple(sorted((reviewer, paper) for paper, reviewer in reviewer_of.items()))
 
 
@@ -83,8 +88,7 @@ def render_proposal(
 
 def normalise(text: str) -> str:
     """Letters and digits in lower case, everything else a single blank."""
-    folded = "".join(c if c.isalnum() else " " for c in text.casefold())
-    return " ".join(folded.split())
+    return " ".join(_WORD.findall(text.casefold()))
 
 
 def _lines(text: str) -> list[str]:
@@ -98,8 +102,9 @@ def _lines(text: str) -> list[str]:
     return [line for line in lines if normalise(line)]
 
 
+@lru_cache(maxsize=16)
 def _lookup(
-    names: Sequence[str], forms: Callable[[str], tuple[str, ...]]
+    names: tuple[str, ...], forms: Callable[[str], tuple[str, ...]]
 ) -> Callable[[str], set[int]]:
     """A function from a spoken name to the indices it may mean. A whole name wins over somebody's
     short form."""
@@ -117,15 +122,15 @@ def _lookup(
     return find
 
 
-def _one(found: set[int], where: str, *, what: str, valid: list[str]) -> int:
+def _one(found: set[int], where: str, *, what: str, valid: Callable[[], list[str]]) -> int:
     if len(found) == 1:
         return next(iter(found))
     problem = f"names no known {what}" if not found else f"names more than one {what}"
     raise _refused(f"{where} {problem}", valid)
 
 
-def _refused(problem: str, valid: list[str]) -> PlayerError:
-    return PlayerError("bad_proposal", f"{problem}. Free: {', '.join(valid) or 'none'}")
+def _refused(problem: str, valid: Callable[[], list[str]]) -> PlayerError:
+    return PlayerError("bad_proposal", f"{problem}. Free: {', '.join(valid()) or 'none'}")
 
 
 def _shorten(line: str) -> str:
