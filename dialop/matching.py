@@ -65,6 +65,12 @@ class MatchingGame(Game):
     def __init__(self, instance: MatchingInstance, options: MatchingOptions) -> None:
         self.instance = instance
         self.options = options
+        # What each seat sees of the board, as data and as text, never changes: clones share it.
+        self._displayed = tuple(instance.displayed(seat) for seat in range(self.num_seats))
+        written = texts.cell_lines if options.brief else texts.grid
+        self._boards = tuple(
+            written(d, instance.reviewers, papers=instance.papers) for d in self._displayed
+        )
         self._play = _Play(to_move=instance.first_seat)
         for action in instance.opening:
             self._open(action)
@@ -88,22 +94,20 @@ class MatchingGame(Game):
         return self._play.num_errors[0], self._play.num_errors[1]
 
     def prompt(self, seat: int) -> Prompt:
-        """Rules and grid (full) or one line a cell (brief), then the moves made before the game was
-        restored."""
+        """Rules and grid (full) or one line a cell (brief), then the moves the game starts from."""
         inst, brief = self.instance, self.options.brief
-        displayed = inst.displayed(_checked(seat))
+        board = self._boards[_checked(seat)]
         moves = [(a.seat, a.kind, self._shown(a)) for a in self._play.log[: self._num_opening]]
         past = texts.history(moves, seat, brief=brief)
         if brief:
-            cells = texts.cell_lines(displayed, inst.reviewers, papers=inst.papers)
-            return Prompt("", f"{cells}\n{past}" if past else cells)
+            return Prompt("", f"{board}\n{past}" if past else board)
         system = texts.rules(
             inst.reviewers,
             inst.papers,
             unknown=inst.public_unknown,
             messages=self.options.messages,
         )
-        user = texts.grid(displayed, inst.reviewers, papers=inst.papers)
+        user = board
         if past:
             user += f"\n\nThe game so far:\n{past}"
             if self._play.to_move == seat and len(self._play.log) == self._num_opening:
@@ -125,7 +129,7 @@ class MatchingGame(Game):
             return Step(seat, None, f"Error: {error}", error.kind, ("", ""))
         self._apply(action)
         brief = self.options.brief
-        heard = texts.partner_text(action.kind, self._shown(action), brief=brief)
+        heard = texts.partner_text(action.kind, action.text, brief=brief)
         own = texts.mover_text(action.kind, brief=brief)
         return Step(seat, action.kind, None, None, (own, heard) if seat == 0 else (heard, own))
 
@@ -146,7 +150,7 @@ class MatchingGame(Game):
             size=inst.size,
             reviewers=inst.reviewers,
             papers=inst.papers,
-            displayed=inst.displayed(_checked(seat)),
+            displayed=self._displayed[_checked(seat)],
             public_unknown=inst.public_unknown,
             log=tuple(play.log),
             pending=play.pending,

@@ -80,11 +80,12 @@ def cell_lines(
 ) -> str:
     """The brief style's table: one `Ava BLEU 3` line a cell, `?` for an unseen one."""
     names, titles = display_names(reviewers, papers, brief=True)
-    return "\n".join(
+    lines = [
         f"{name} {title} {'?' if cell is None else cell}"
         for name, row in zip(names, displayed, strict=True)
         for title, cell in zip(titles, row, strict=True)
-    )
+    ]
+    return "\n".join(lines)
 
 
 def move_text(kind: str, content: str) -> str:

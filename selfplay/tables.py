@@ -7,7 +7,7 @@ be played again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dialop.game import Instance
 from selfplay.branch import branching_of
@@ -52,11 +52,12 @@ def self_play_tables(
     tables = []
     dealt = _deal(guests, instances, step=step, seed=config.seed)
     for instance, guest in zip(instances, dealt, strict=True):
+        game = kit_of(config.game).new_game(instance, config.game)
         for index in range(config.rollout.group_size):
             names = (config.seed, "play", step, instance.key, index)
             players = seat_players(names, guest, index=index, config=config, rendering=rendering)
-            table = _table(instance, players, index, config)
-            tables.append(replace(table, branching=branching_of(config, names)))
+            branching = branching_of(config, names)
+            tables.append(Table(game.clone(), players, instance.key, index, branching))
     return tables
 
 
