@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import zip_longest
 
 from tokenizers import Tokenizer
@@ -25,6 +26,7 @@ from selfplay.template import Slot, Template, check_same, find_lead, say
 # What a decoded special token (or an id that no token has) looks like: text no rule of a game
 # reads.
 _UNREADABLE = "\ufffd"
+_REMEMBERED = 256  # texts whose ids are kept: games of a group open with the same prompt
 _USERS = ("Hello, world 12.", "  padded\n", "line one\n\nline two: a_b <3", "Grüße, 世界 🙂 1½")
 _SYSTEM, _ANSWER = "Play well.\nBe brief ", "Fine, {} it is."
 
@@ -49,7 +51,10 @@ class _Markers:
 
     def encode(self, text: str) -> list[int]:
         """Ids of text, in which only the secret spellings are special tokens."""
-        return list(self.backend.encode(text, add_special_tokens=False).ids)
+        # A batch of one, because only batches can do without each token's place in the text.
+        (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoded.ids
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, each special token as one unreadable character."""
@@ -73,6 +78,7 @@ class Rendering:
     end_id: int
     folds_system: bool
     _markers: _Markers
+    _encode: Callable[[str], list[int]]
     _system: Slot
     _user_after_system: Slot
     _user_alone: Slot
@@ -92,7 +98,7 @@ class Rendering:
             text = self._user_alone.fill(f"{system}\n\n{user}")
         else:
             text = self._system.fill(system) + self._user_after_system.fill(user)
-        return self._markers.encode(text + self._tail)
+        return list(self._encode(text + self._tail))
 
     def following(self, user: str, *, closed: bool) -> list[int]:
         """Everything from the sampled tokens to the next generation prompt.
@@ -100,8 +106,8 @@ class Rendering:
         closed: the sample ended with the end-of-turn token (`ends_turn`); otherwise that token
         comes first here.
         """
-        ids = self._markers.encode(self._user_later.fill(user) + self._tail)
-        return ids[1:] if closed else ids
+        ids = self._encode(self._user_later.fill(user) + self._tail)
+        return ids[1:] if closed else list(ids)
 
     def action_ids(self, text: str) -> list[int]:
         """What a policy would have sampled to say `text` after a generation prompt: its tokens and
@@ -168,6 +174,7 @@ def make_rendering(
         end_id=end_id,
         folds_system=folds,
         _markers=markers,
+        _encode=lru_cache(maxsize=_REMEMBERED)(markers.encode),
         _system=markers.hide_slot(system),
         _user_after_system=markers.hide_slot(user_after_system),
         _user_alone=markers.hide_slot(user_alone),
