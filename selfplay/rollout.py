@@ -54,7 +54,7 @@ def run(
             raise ValueError(f"a rank without an engine can play no tables, got {len(tables)}")
         return [], RolloutStats(0, 0, 0, 0, 0, 0.0, 0.0)
     started = time.perf_counter()
-    plays = [_telling(_playing(table, limits), ended) for table in tables]
+    plays = [_playing(table, limits, ended) for table in tables]
     tally = _Tally()
     drive = _drive_stream if engine.streaming else _drive_waves
     played = drive(plays, engine, sampling, tally)
@@ -72,13 +72,12 @@ def run(
     )
 
 
-def _playing(table: Table, limits: Limits) -> Playing:
+def _playing(table: Table, limits: Limits, ended: Callable[[], object] | None) -> Playing:
+    """A table's game, set up when it is its turn: the engine works on the first while later ones
+    still render."""
     position, branching = Position(table, limits), table.branching
-    return named(table, play_branching(position, branching) if branching else play(position))
-
-
-def _telling(playing: Playing, ended: Callable[[], object] | None) -> Playing:
-    episode = yield from playing
+    playing = play_branching(position, branching) if branching else play(position)
+    episode = yield from named(table, playing)
     if ended is not None:
         ended()
     return episode
