@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, compress
 
 from selfplay.advantages import batch_moments, group_mean, leave_one_out, moved_average, spread
 from selfplay.config import AlgorithmConfig, RewardConfig
@@ -23,7 +23,7 @@ from selfplay.earned import (
 )
 from selfplay.play import Episode
 from selfplay.rewards import part_sums, seat_reward
-from selfplay.samples import Sample
+from selfplay.samples import Sample, trained_stretches
 
 FLAT = 1e-9  # values of a group that differ by less carry no signal
 # Methods whose baseline is the group's own: a flat group has no gradient, so it is dropped. For the
@@ -85,9 +85,7 @@ def standings(samples: Sequence[Sample], *, algorithm: AlgorithmConfig) -> list[
     found = []
     for sample in samples:
         if sample.group:
-            values_T = [
-                v for v, m in zip(_values(sample, algorithm), sample.mask, strict=True) if m
-            ]
+            values_T = list(compress(_values(sample, algorithm), sample.mask))
             mean, within = _mean_and_variance(values_T)
             found.append(
                 Standing(sample.name, sample.group, sample.role, len(values_T), mean, within)
@@ -144,9 +142,10 @@ def moved_baselines(
 def imitation_samples(episodes: Sequence[Episode]) -> list[Sample]:
     """Teachers' transcripts as samples: every token worth imitating weighs 1."""
     return [
-        whole_sample(episode, seat, weight=1.0)
+        replace(sample, advantages=[float(m) for m in sample.mask])
         for episode in episodes
         for seat in learners(episode)
+        for sample in [whole_sample(episode, seat)]
     ]
 
 
@@ -181,18 +180,16 @@ def _against(
 def _compared(
     sample: Sample, baseline: float, divisor: float, *, algorithm: AlgorithmConfig
 ) -> Sample:
-    values_N = _values(sample, algorithm)
-    advantages = [
-        (value - baseline) / divisor if m else 0.0
-        for value, m in zip(values_N, sample.mask, strict=True)
-    ]
+    values_N, advantages = _values(sample, algorithm), [0.0] * len(sample.mask)
+    for start, end in trained_stretches(sample.mask):
+        advantages[start:end] = [(value - baseline) / divisor for value in values_N[start:end]]
     return replace(sample, advantages=advantages)
 
 
 def _values(sample: Sample, algorithm: AlgorithmConfig) -> list[float]:
     """What each token is credited with, one value a token: the sum of all rewards but the charges
     (reinforce_pp: of those from the token on), less the charge of the token's own turn."""
-    rewards = list(sample.rewards)
+    rewards = list(sample.rewards) if sample.charges else sample.rewards
     for _, end, charge in sample.charges:
         rewards[end - 1] += charge
     if algorithm.method == "reinforce_pp":

@@ -27,14 +27,17 @@ def episode_samples(
     found = []
     for episode in episodes:
         for seat in learners(episode):
-            sample = whole_sample(episode, seat, weight=0.0)
+            sample = whole_sample(episode, seat)
             for point in episode.branches:
                 if point.seat == seat:
                     sample = _without_turn(sample, episode, point)
-            if any(sample.mask):
-                role = role_of(episode, seat)
-                sample = replace(sample, group=f"{role} of {episode.instance}")
-                found.append(_rewarded(sample, episode, seat, algorithm=algorithm, config=reward))
+            if 1 in sample.mask:
+                group = f"{role_of(episode, seat)} of {episode.instance}"
+                found.append(
+                    _rewarded(
+                        sample, episode, seat, group=group, algorithm=algorithm, config=reward
+                    )
+                )
     return found
 
 
@@ -70,8 +73,8 @@ def branch_samples(
     return found
 
 
-def whole_sample(episode: Episode, seat: int, *, weight: float) -> Sample:
-    """The seat's transcript with one weight on every trained token."""
+def whole_sample(episode: Episode, seat: int) -> Sample:
+    """The seat's transcript, no advantage on any token yet."""
     transcript = episode.transcripts[seat]
     assert transcript is not None
     return Sample(
@@ -79,13 +82,13 @@ def whole_sample(episode: Episode, seat: int, *, weight: float) -> Sample:
         ids=transcript.ids,
         mask=transcript.mask,
         old_logprobs=transcript.logprobs,
-        advantages=[weight * m for m in transcript.mask],
+        advantages=[0.0] * len(transcript),
     )
 
 
 def learners(episode: Episode) -> list[int]:
     """The seats whose tokens train."""
-    return [s for s, t in enumerate(episode.transcripts) if t is not None and any(t.mask)]
+    return [s for s, t in enumerate(episode.transcripts) if t is not None and 1 in t.mask]
 
 
 def role_of(episode: Episode, seat: int) -> str:
@@ -111,7 +114,7 @@ def _turn_sample(
     """
     episode, seat = futures[0], point.seat
     start, end = _range(episode, point)
-    sample = _cut(whole_sample(episode, seat, weight=0.0), end)
+    sample = _cut(whole_sample(episode, seat), end)
     sample = replace(sample, mask=[0] * start + sample.mask[start:])
     if algorithm.error_credit == "turn":
         charges = turn_charges(episode, seat, config=config)
@@ -133,16 +136,15 @@ def _after(
     """The turns after the one that was tried, one sample a seat that had any."""
     found = []
     for seat in learners(future):
-        sample = whole_sample(future, seat, weight=0.0)
+        sample = whole_sample(future, seat)
         start = _first_after(future, point, seat)
         sample = replace(sample, mask=[0] * start + sample.mask[start:])
-        if any(sample.mask):
-            sample = replace(
-                sample,
-                name=f"{_name(future)} {place} seat {seat}",
-                group=f"seat {seat} after turn {point.turn} of {_name(future)}",
+        if 1 in sample.mask:
+            sample = replace(sample, name=f"{_name(future)} {place} seat {seat}")
+            group = f"seat {seat} after turn {point.turn} of {_name(future)}"
+            found.append(
+                _rewarded(sample, future, seat, group=group, algorithm=algorithm, config=config)
             )
-            found.append(_rewarded(sample, future, seat, algorithm=algorithm, config=config))
     return found
 
 
@@ -151,16 +153,17 @@ def _rewarded(
     episode: Episode,
     seat: int,
     *,
+    group: str,
     algorithm: AlgorithmConfig,
     config: RewardConfig,
 ) -> Sample:
-    """The sample with the seat's reward at its last trained token.
+    """The sample in its group, with the seat's reward at its last trained token.
 
     Where refused turns are charged one by one, each charge stands at its own turn and nothing is
     cut at 0.
     """
     rewards = [0.0] * len(sample.ids)
-    last = max(i for i, m in enumerate(sample.mask) if m)
+    last = len(sample.mask) - 1 - sample.mask[::-1].index(1)
     charges: tuple[tuple[int, int, float], ...] = ()
     if algorithm.error_credit == "turn":
         all_charges = turn_charges(episode, seat, config=config)
@@ -170,7 +173,8 @@ def _rewarded(
             rewards[end - 1] -= charge
     else:
         rewards[last] = seat_reward(episode, seat, config=config)
-    return replace(sample, rewards=rewards, charges=charges, role=role_of(episode, seat))
+    role = role_of(episode, seat)
+    return replace(sample, rewards=rewards, charges=charges, group=group, role=role)
 
 
 def _without_turn(sample: Sample, episode: Episode, point: BranchPoint) -> Sample:

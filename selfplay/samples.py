@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -32,3 +33,12 @@ class Sample:
     importance: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)
+
+
+def trained_stretches(mask: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The ranges [start, end) of trained tokens, in order."""
+    flags, end = bytes(mask), 0
+    while (start := flags.find(1, end)) >= 0:
+        end = flags.find(0, start)
+        end = len(flags) if end < 0 else end
+        yield start, end
