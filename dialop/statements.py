@@ -10,10 +10,11 @@ displayed units.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from operator import attrgetter
+from typing import NamedTuple, Protocol
 
 from dialop.board import MatchingView
 from dialop.roster import paper_forms, reviewer_forms
@@ -39,33 +40,29 @@ class Names(Protocol):
     def papers(self) -> tuple[str, ...]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Mention:
+class _Mention(NamedTuple):
     kind: str  # "R" a reviewer, "P" a paper, "N" a number
     value: int
     start: int
-    end: int
 
 
 def stated_cells(text: str, names: Names) -> list[tuple[int, int, int]]:
     """The (reviewer index, paper index, value) statements of a message, in order, repetitions
     included."""
-    mentions = _mentions(text, names)
-    # Names and numbers are blanked so that words inside a title cannot end a clause.
-    blanked = list(text)
-    for mention in mentions:
-        blanked[mention.start : mention.end] = "x" * (mention.end - mention.start)
-    plain = "".join(blanked)
+    # In the blanked text words inside a title cannot end a clause.
+    mentions, plain = _mentions(text, names)
     ends = [m.end() for m in _CLAUSE_END.finditer(plain)] + [len(plain)]
+    starts = [mention.start for mention in mentions]
     stated: list[tuple[int, int, int]] = []
     context: dict[str, int] = {}
-    start = 0
+    start = first = 0
     for end in ends:
-        clause = [m for m in mentions if start <= m.start < end]
-        if not _VAGUE.search(plain, start, end):
+        beyond = bisect_left(starts, end, lo=first)
+        clause = mentions[first:beyond]
+        if clause and not _VAGUE.search(plain, start, end):
             stated += _read_clause(clause, context)
         context.update({m.kind: m.value for m in clause if m.kind != "N"})
-        start = end
+        start, first = end, beyond
     return stated
 
 
@@ -82,7 +79,7 @@ def count_true(view: MatchingView, text: str) -> tuple[int, int]:
 def _read_clause(clause: Sequence[_Mention], context: dict[str, int]) -> list[tuple[int, int, int]]:
     """The statements of one clause. A clause that lacks the reviewer or the paper takes the one
     named last before."""
-    signature = "".join(m.kind for m in clause)
+    signature = "".join([m.kind for m in clause])
     # Only clauses that follow one order throughout are read; a jumble could mean several things.
     for unit in ("RPN", "PRN", "RNP", "PNR", "NRP", "NPR"):
         if signature and signature == unit * (len(signature) // 3):
@@ -106,24 +103,30 @@ def _cell(group: Sequence[_Mention], given: dict[str, int]) -> tuple[int, int, i
     return parts["R"], parts["P"], parts["N"]
 
 
-def _mentions(text: str, names: Names) -> list[_Mention]:
-    """Names and numbers in order of appearance. Names are found first, so digits inside a name are
-    no numbers."""
+def _mentions(text: str, names: Names) -> tuple[list[_Mention], str]:
+    """Names and numbers in order of appearance, and the text with them blanked. Names are found
+    first, so digits inside a name are no numbers."""
     pattern, owner = _name_pattern(names.reviewers, names.papers)
     found = []
-    blanked = list(text)
-    for match in pattern.finditer(text):
+
+    def take_name(match: re.Match[str]) -> str:
         # Ignoring case lets a few foreign letters match that fold to something else; those are no
         # names.
         meant = owner.get(_folded(match[0]))
-        if meant is not None:
-            found.append(_Mention(*meant, match.start(), match.end()))
-            blanked[match.start() : match.end()] = "x" * len(match[0])
-    for match in _NUMBER.finditer("".join(blanked)):
-        found.append(_Mention("N", int(match[1]), match.start(), match.end()))
-    return sorted(found, key=lambda mention: mention.start)
+        if meant is None:
+            return match[0]
+        found.append(_Mention(*meant, match.start()))
+        return "x" * len(match[0])
+
+    def take_number(match: re.Match[str]) -> str:
+        found.append(_Mention("N", int(match[0]), match.start()))
+        return "x" * len(match[0])
+
+    plain = _NUMBER.sub(take_number, pattern.sub(take_name, text))
+    return sorted(found, key=attrgetter("start")), plain
 
 
+@lru_cache(maxsize=256)
 def _folded(name: str) -> str:
     return " ".join(name.casefold().split())
 
