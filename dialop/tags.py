@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from functools import lru_cache
 
 _TAG = re.compile(r"\s*\[([^\[\]\n]{0,40})\]")
 _THINK_END = "</think>"
@@ -20,13 +20,18 @@ def split_move(text: str) -> tuple[str, str] | None:
     return match[1].strip().lower(), text[match.end() :].strip()
 
 
-def drop_reasoning(text: str, tags: Sequence[str]) -> str:
+def drop_reasoning(text: str, tags: tuple[str, ...]) -> str:
     """A move without the private text before its tag.
 
     That is everything up to the last `</think>`, then everything before the first line that
     starts with one of `tags`. A text without such a line is returned from there on, unshortened.
     """
     text = text.rpartition(_THINK_END)[2]
-    names = "|".join(map(re.escape, tags))
-    found = re.search(rf"^[ \t]*\[[ \t]*(?:{names})[ \t]*\]", text, re.IGNORECASE | re.MULTILINE)
+    found = _line_start(tags).search(text)
     return text[found.start() :] if found else text
+
+
+@lru_cache(maxsize=16)
+def _line_start(tags: tuple[str, ...]) -> re.Pattern[str]:
+    names = "|".join(map(re.escape, tags))
+    return re.compile(rf"^[ \t]*\[[ \t]*(?:{names})[ \t]*\]", re.IGNORECASE | re.MULTILINE)
