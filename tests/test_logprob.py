@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from selfplay import logprob
 from selfplay.logprob import VocabShard, token_logprobs
 
 M, D, V = 37, 12, 101
@@ -173,3 +175,27 @@ def test_wrong_arguments_are_named() -> None:
         token_logprobs(hidden, weight, targets, temperature=0.0)
     with pytest.raises(ValueError, match="got 37 and 36"):
         token_logprobs(hidden, weight, targets[1:], temperature=1.0)
+
+
+def test_slices_of_the_vocabulary_start_where_kernels_want_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Logits of 6 of 9 positions may be alive, so 133 of 200 columns at a time: 128 are taken."""
+    widths: list[int] = []
+    plain = logprob._logit_grad
+
+    def watched(logits_MW: torch.Tensor, *rest: Any) -> torch.Tensor:
+        widths.append(logits_MW.shape[1])
+        return plain(logits_MW, *rest)
+
+    monkeypatch.setattr(logprob, "_logit_grad", watched)
+    hidden = torch.randn(9, 4, requires_grad=True)
+    weight = torch.randn(200, 4, requires_grad=True)
+    targets = torch.randint(200, (9,))
+    token_logprobs(hidden, weight, targets, temperature=1.0, chunk=6)[0].sum().backward()
+    assert widths == [128, 72]
+    whole = torch.autograd.grad(
+        (hidden @ weight.t()).log_softmax(1).gather(1, targets[:, None]).sum(), (hidden, weight)
+    )
+    for found, wanted in zip((hidden.grad, weight.grad), whole, strict=True):
+        torch.testing.assert_close(found, wanted)
