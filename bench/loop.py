@@ -24,9 +24,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from bench.memory import Peaks, nap
+from bench.memory import Peaks, lone_pushes, nap
 from bench.shapes import SHAPES, qwen2_config, random_model
 from selfplay import rollout
 from selfplay.assemble import DTYPES, make_tokenizer, share_policy
@@ -114,6 +112,7 @@ def settings(options: argparse.Namespace, folder: Path, num_ranks: int) -> Confi
             f"engine.mem_fraction={options.mem_fraction}",
             f"engine.attention={options.attention}",
             f"engine.tp_size={engine_tp}",
+            "engine.max_gap=0.5",  # random weights make large logits, which bf16 resolves badly
             f"parallel.tp={options.tp}",
             f"parallel.checkpointing={options.checkpointing or ('full' if lone_7b else 'none')}",
             *options.set,
@@ -153,7 +152,7 @@ def make_learner(shape: str, config: Config, world: World) -> Learner:
     model = random_model(
         shape,
         world,
-        master=torch.float32,
+        master=DTYPES[config.optim.master_dtype],
         liger=liger,
         checkpointing=config.parallel.checkpointing,
     )
@@ -179,8 +178,9 @@ def run_steps(
     engine: Engine | None,
     folder: Path,
     peaks: Peaks,
-) -> list[dict[str, float]]:
-    """The loop of train.py, one dict of seconds and counts a step; the first one warms up."""
+) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """The loop of train.py, one dict of seconds and counts a step; the first one warms up. Then the
+    lone pushes."""
     world = learner.world
     rendering = make_rendering(make_tokenizer(config, folder, world))
     sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
@@ -221,7 +221,7 @@ def run_steps(
             )
         metrics = step_metrics(episodes, played, credited, learnt, world)
         steps.append({**metrics, "num_packed_tokens": num_packed(mine, world), **watch.lap()})
-    return steps
+    return steps, lone_pushes(learner, engine, config, version=options.steps + 2)
 
 
 def num_packed(samples: Sequence[object], world: World) -> float:
@@ -270,7 +270,8 @@ def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> di
         row |= {f"nap {name}": seconds for name, seconds in nap(engine, world).items()}
         peaks.look("engine asleep")
         learner = make_learner(options.shape, config, world)
-    row |= summary(run_steps(options, config, learner, engine, folder, peaks))
+    steps, pushes = run_steps(options, config, learner, engine, folder, peaks)
+    row |= summary(steps) | pushes
     for phase in ("engine asleep", "play", "update", "push"):
         row[f"GiB {phase}"] = round(all_reduce_max(peaks.gib.get(phase, 0.0), world), 1)
     return row

@@ -1,10 +1,12 @@
-"""What a GPU holds in each phase, how long its engine takes to let go of it, how fast it copies.
+"""What a GPU holds in each phase; how long an engine takes to let go of it and to take weights; how
+fast it copies.
 
 Seconds end in _s, sizes are GiB. Memory is what all processes together hold of a GPU.
 """
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +14,12 @@ from contextlib import contextmanager
 
 import torch
 
+from selfplay.config import Config
+from selfplay.engines.base import Engine
 from selfplay.engines.sglang import SGLangEngine
+from selfplay.learner import Learner
 from selfplay.parallel import World, barrier
+from selfplay.sync import push
 
 GIB = 2**30
 
@@ -68,6 +74,27 @@ def nap(engine: SGLangEngine | None, world: World) -> dict[str, float]:
         engine.sleep()
     barrier(world)
     return found
+
+
+def lone_pushes(
+    learner: Learner, engine: Engine | None, config: Config, *, version: int
+) -> dict[str, float]:
+    """Pushes with all awake, the median of three: what a push takes beside wakes and offloads. None
+    where the parameters wait on the host."""
+    if config.parallel.offload_parameters:
+        return {}
+    world, seconds = learner.world, []
+    dtype = torch.float32 if config.engine.kind == "hf" else learner.compute_dtype
+    for _ in range(3):
+        barrier(world)
+        began_s = time.perf_counter()
+        pushed = push(
+            learner.model, engine, version=version, group=world.replica.group, dtype=dtype
+        )
+        barrier(world)
+        seconds.append(time.perf_counter() - began_s)
+    lone_s = statistics.median(seconds)
+    return {"lone_push_s": lone_s, "lone_push_gib_per_s": pushed.num_bytes / GIB / lone_s}
 
 
 def copy_ceiling(device: torch.device) -> float:

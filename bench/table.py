@@ -1,0 +1,164 @@
+"""The loop at true sizes on every number of GPUs of this host, as a table.
+
+    python -m bench.table --gpus 1 2 4 --out runs/table       every shape on 1, 2 and 4 GPUs
+    python -m bench.table --gpus 1 --shapes 0.5B 7B --games 64     the rest goes to bench.loop
+    python -m bench.table --dry-run                           the tiny shape, one and two CPU ranks
+
+Each case is one `bench.loop`. Cases of as many GPUs run beside each other on the GPUs that are
+free, wider ones after them, so no two share a GPU. A 7B on two GPUs and more is divided in two by
+tensor parallel, with one engine for each two GPUs. What a case printed stands in OUT/CASE.log; one
+that fails is named and the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.loop import STAGES
+from bench.shapes import SHAPES
+
+COLUMNS = (
+    "shape | GPUs | mesh | engine up | sleep + wake | push | GiB: asleep, play, update, push | "
+    f"step | {', '.join(STAGES)} | rest | sampled, packed tokens/s | gap"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One shape on so many GPUs, the last `tp` of them dividing each layer."""
+
+    shape: str
+    gpus: int
+
+    @property
+    def tp(self) -> int:
+        return 2 if self.shape == "7B" and self.gpus > 1 else 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape}_on_{self.gpus}"
+
+    def command(self, out: Path, more: Sequence[str]) -> list[str]:
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.gpus)]
+        loop = ["-m", "bench.loop", "--shape", self.shape, "--tp", str(self.tp), *more]
+        rows = ["--out", str(out / f"{self.name}.json")]
+        return [sys.executable, *(launch if self.gpus > 1 else []), *loop, *rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    case: Case
+    places: tuple[int, ...]
+    process: subprocess.Popen[bytes]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    shapes = [shape for shape in SHAPES if shape != "tiny"]
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=shapes)
+    parser.add_argument("--gpus", nargs="+", type=int, default=[1])
+    parser.add_argument("--out", type=Path, default=Path("runs/table"))
+    parser.add_argument("--dry-run", action="store_true", help="the tiny shape on the CPU")
+    chosen, chosen.loop = parser.parse_known_args()
+    if chosen.dry_run:
+        chosen.shapes, chosen.gpus = ["tiny"], [1, 2]
+        chosen.loop = [*chosen.loop, "--dry-run"]
+    return chosen
+
+
+def start(case: Case, places: tuple[int, ...], options: argparse.Namespace) -> Running:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(i) for i in range(max(options.gpus))]
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(names[place] for place in places)}
+    with (options.out / f"{case.name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            case.command(options.out, options.loop), env=env, stdout=log, stderr=subprocess.STDOUT
+        )
+    print(f"{case.name} on {env['CUDA_VISIBLE_DEVICES']}", flush=True)
+    return Running(case, places, process)
+
+
+def run_cases(cases: Sequence[Case], options: argparse.Namespace) -> list[str]:
+    """Cases of one width beside each other, in their order; the next width when all have ended.
+    Returns the names of those that failed."""
+    failed: list[str] = []
+    for width in sorted({case.gpus for case in cases}):
+        free, running = set(range(max(options.gpus))), list[Running]()
+        todo = [case for case in cases if case.gpus == width]
+        while todo or running:
+            for one in [one for one in running if one.process.poll() is not None]:
+                running.remove(one)
+                free.update(one.places)
+                if one.process.returncode:
+                    failed.append(one.case.name)
+            while todo and len(free) >= width:
+                places = tuple(sorted(free)[:width])
+                free.difference_update(places)
+                running.append(start(todo.pop(0), places, options))
+            time.sleep(0.2)
+    return failed
+
+
+def table_line(row: dict[str, Any]) -> str:
+    """A case's measures in the columns' order."""
+
+    def number(name: str, digits: int) -> str:
+        return f"{row[name]:.{digits}f}" if name in row else "-"
+
+    up_s = sum(seconds for name, seconds in row.items() if name.startswith("start "))
+    nap_s = sum(seconds for name, seconds in row.items() if name.startswith("nap "))
+    push = f"{number('lone_push_s', 3)} s, {number('lone_push_gib_per_s', 0)} GiB/s"
+    memory = ", ".join(str(row[f"GiB {p}"]) for p in ("engine asleep", "play", "update", "push"))
+    stages = ", ".join(number(f"{stage}_s", 3) for stage in STAGES)
+    rates = f"{number('generated_per_s', 0)}, {number('packed_per_s', 0)}"
+    cells = (
+        row["shape"],
+        row["gpus"],
+        f"{row['mesh']}, engines {row['engines']}",
+        f"{up_s:.0f} s",
+        f"{nap_s:.3f} s",
+        push,
+        memory,
+        f"{number('step_s', 2)} s",
+        stages,
+        f"{100 * row['other_share']:.1f} %",
+        rates,
+        number("gap_mean", 4),
+    )
+    return " | ".join(map(str, cells))
+
+
+def main() -> None:
+    options = arguments()
+    here = torch.cuda.device_count()
+    if not options.dry_run and max(options.gpus) > here:
+        sys.exit(f"--gpus must be at most {here}, what this host has, got {max(options.gpus)}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    cases = [Case(shape, gpus) for gpus in options.gpus for shape in options.shapes]
+    for case in cases:  # a row of an earlier table must not stand for a case that fails now
+        (options.out / f"{case.name}.json").unlink(missing_ok=True)
+    failed = run_cases(cases, options)
+    print(f"\n| {COLUMNS} |\n|{'---|' * (COLUMNS.count('|') + 1)}")
+    for case in cases:
+        rows = options.out / f"{case.name}.json"
+        if rows.exists():
+            print(f"| {table_line(json.loads(rows.read_text()))} |")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}; each one's output is in {options.out}/NAME.log")
+
+
+if __name__ == "__main__":
+    main()
