@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dialop.board import MatchingView
 from dialop.proposal import Pairs, render_proposal
 from dialop.roster import first_name, short_title
+from dialop.texts import cell_lines
 
 Cell = tuple[int, int]
 Listing = Callable[[Mapping[Cell, int], MatchingView, bool], str]
@@ -76,6 +78,11 @@ def message(cells: Mapping[Cell, int], view: MatchingView, *, rng: np.random.Gen
     body = listing(cells, view, bool(rng.random() < 0.5))
     text = " ".join(part for part in (opener, body, closer) if part)
     return "[message] " + text.replace(" \n", "\n").replace("\n ", "\n").strip()
+
+
+def thoughts(table_RP: NDArray[np.int_], view: MatchingView) -> str:
+    """A whole table as lines before a move, worded as the brief view words its own."""
+    return cell_lines(table_RP.tolist(), view.reviewers, papers=view.papers) + "\n"
 
 
 def malformed(text: str, *, rng: np.random.Generator) -> str:

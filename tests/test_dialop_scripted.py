@@ -175,6 +175,27 @@ def test_brief_wording_is_fixed_and_copies_the_prompt() -> None:
     assert make_scripted("random", seed=0).act(game.view(1)) in (BEST, WORST)
 
 
+def test_thoughts_are_the_pooled_table_in_levels_and_stay_private() -> None:
+    options = MatchingOptions(brief=True, private_reasoning=True)
+    game = MatchingGame(SMALL, options)
+    alone = "Ava BLEU 3\nAva Electra 5\nDaniel BLEU 5\nDaniel Electra 9\n"
+    assert make_scripted("solo:think=levels", seed=0).act(game.view(0)) == alone + BEST
+    honest = make_scripted("honest:think=levels", seed=0)
+    assert honest.act(game.view(0)) == "[message]\nAva BLEU 3\nDaniel Electra 9"
+    play(game, (0, "[message] Ava BLEU 3, Daniel Electra 9"))
+    pooled = "Ava BLEU 3\nAva Electra 7\nDaniel BLEU 1\nDaniel Electra 9\n"
+    step = game.step(1, said := honest.act(game.view(1)))
+    assert said == pooled + BEST and step.error is None
+    assert "BLEU 1" not in step.observations[0] and BEST in step.observations[0]
+    assert honest.act(game.view(0)) == "[accept]"
+    # A hidden scale of 4: the largest of two values, 28, speaks for a range up to 42.75.
+    scaled = MatchingGame(SCALED, options)
+    own = "Ava BLEU 5\nAva Electra 6\nDaniel BLEU 0\nDaniel Electra 5\n[propose]"
+    assert make_scripted("solo:think=levels", seed=0).act(scaled.view(1)).startswith(own)
+    with pytest.raises(ValueError, match="think=levels needs a game with private_reasoning"):
+        honest.act(MatchingGame(SMALL, BRIEF).view(0))
+
+
 def test_full_wording_varies_with_the_seed_and_only_with_it(eights: list[MatchingInstance]) -> None:
     view = MatchingGame(eights[0], FULL).view(eights[0].first_seat)
     for spec in ("honest", "solo", "random"):
@@ -210,9 +231,10 @@ def test_specs() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
+        ("solo:think=all", "unknown think 'all': choose one of no, levels"),
         ("honset", "unknown scripted player 'honset'.*random, solo, honest; did you mean 'honest'"),
         ("", "unknown scripted player ''.*random, solo, honest"),
-        ("solo:tell=all", "unknown option of solo 'tell': choose one of plan, slip"),
+        ("solo:tell=all", "unknown option of solo 'tell': choose one of plan, think, slip"),
         ("honest:tel=all", "unknown option of honest 'tel'.*did you mean 'tell'"),
         ("honest:tell=most", "unknown tell 'most': choose one of all, top, rows"),
         ("honest:reply=", "unknown reply '': choose one of propose, tell"),
