@@ -5,7 +5,7 @@ docs/metrics.md gives each its formula and its warning signs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dialop.board import MatchingView
 from dialop.collab.task import USER, CollabView
@@ -23,6 +23,15 @@ def game_sums(episode: Episode, turns: Sequence[Turn]) -> dict[str, float]:
     return {}
 
 
+def messages(episode: Episode, seats: Collection[int]) -> list[tuple[int, str]]:
+    """Speaker and words of what these seats told in this game, as the game took it: without the
+    tag, and without what was written in private before it."""
+    num_legal = sum(turn.error is None for turn in episode.turns)
+    log = episode.views[0].log
+    played = log[len(log) - num_legal :]
+    return [(act.seat, act.text) for act in played if act.kind == "message" and act.seat in seats]
+
+
 def talk_value(episode: Episode) -> float:
     """Score minus the better seat's solo plan: what talking was worth over the best lone guess."""
     facts = episode.outcome.facts
@@ -30,10 +39,10 @@ def talk_value(episode: Episode) -> float:
 
 
 def _matching_sums(episode: Episode, turns: Sequence[Turn]) -> dict[str, float]:
-    said = [turn for turn in turns if turn.action == "message"]
-    counts = [count_true(episode.views[turn.seat], turn.text) for turn in said]
+    said = messages(episode, {turn.seat for turn in turns})
+    counts = [count_true(episode.views[seat], text) for seat, text in said]
     return {
-        "words": float(sum(len(turn.text.partition("]")[2].split()) for turn in said)),
+        "words": float(sum(len(text.split()) for _, text in said)),
         "proposals": float(sum(turn.action == "propose" for turn in turns)),
         "statements": float(sum(stated for _, stated in counts)),
         "true_statements": float(sum(true for true, _ in counts)),
@@ -42,12 +51,12 @@ def _matching_sums(episode: Episode, turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def _collab_sums(episode: Episode, turns: Sequence[Turn]) -> dict[str, float]:
-    said = [turn for turn in turns if turn.action == "message"]
+    said = messages(episode, {turn.seat for turn in turns})
     heard = [turn for turn in episode.turns if turn.seat == USER and turn.error is None]
     facts = episode.outcome.facts
     return {
-        "words": float(sum(len(turn.text.split()) for turn in said)),
-        "questions": float(sum("?" in turn.text for turn in said)),
+        "words": float(sum(len(text.split()) for _, text in said)),
+        "questions": float(sum("?" in text for _, text in said)),
         "tokens": float(sum(turn.num_tokens for turn in turns)),
         "user_words": float(sum(len(turn.text.split()) for turn in heard)),
         **{name: facts[name] for name in ("interactivity", "judged") if name in facts},

@@ -18,6 +18,7 @@ from pathlib import Path
 from dialop.recorded import said_in
 from dialop.store import read_records
 from selfplay.config import Config
+from selfplay.game_measures import messages
 from selfplay.games import kit_of
 from selfplay.parallel import World, gather_objects
 from selfplay.play import Episode
@@ -146,8 +147,7 @@ def check_words(config: Config) -> None:
 
 
 def _messages(episodes: Iterable[Episode]) -> Iterable[str]:
-    """The words after the tag of each legal message of a seat that the policy has."""
+    """The words of each message of a seat that the policy has."""
     for episode in episodes:
-        for turn in episode.turns:
-            if turn.action == "message" and episode.transcripts[turn.seat] is not None:
-                yield turn.text.partition("]")[2]
+        policy = [seat for seat, t in enumerate(episode.transcripts) if t is not None]
+        yield from (text for _, text in messages(episode, policy))

@@ -9,10 +9,10 @@ import pytest
 from dialop_boards import BEST, BRIEF, SMALL, WORST
 
 from dialop.game import Game
-from dialop.matching import MatchingGame
+from dialop.matching import MatchingGame, MatchingOptions
 from selfplay.credit import CreditStats
 from selfplay.engines.base import Completion, Request
-from selfplay.game_measures import talk_value
+from selfplay.game_measures import messages, talk_value
 from selfplay.measures import add_up, game_measures, game_record, step_metrics, tally
 from selfplay.parallel import init_world
 from selfplay.play import Episode, Limits, Table
@@ -40,8 +40,10 @@ class Lines:
         return Lines(*self.texts)
 
 
-def played(seat_0: list[str], seat_1: list[str], index: int = 0) -> Episode:
-    table = Table(MatchingGame(SMALL, BRIEF), (Lines(*seat_0), Lines(*seat_1)), SMALL.key, index)
+def played(
+    seat_0: list[str], seat_1: list[str], index: int = 0, options: MatchingOptions = BRIEF
+) -> Episode:
+    table = Table(MatchingGame(SMALL, options), (Lines(*seat_0), Lines(*seat_1)), SMALL.key, index)
     (episode,) = run_scripted([table], limits=Limits(max_turns=6, max_retries=1))
     return episode
 
@@ -68,6 +70,15 @@ def test_measures_by_hand() -> None:
     assert means["statements"] == pytest.approx(2 / 3)
     assert means["honesty"] == 0.5
     assert "honesty" not in game_measures(tally([SILENT])), "nothing was stated"
+
+
+def test_what_is_written_in_private_is_no_statement_and_no_word() -> None:
+    thoughts = "Ava BLEU 5\nAva Electra 5 [sure]\n"
+    options = MatchingOptions(brief=True, private_reasoning=True)
+    told = played([thoughts + "[message] Ava BLEU 3", "[accept]"], [thoughts + BEST], 0, options)
+    means = game_measures(tally([told]))
+    assert (means["statements"], means["honesty"], means["words"]) == (1, 1, 3)
+    assert messages(told, [0, 1]) == [(0, "Ava BLEU 3")] and messages(told, [1]) == []
 
 
 def test_value_of_talk_is_over_the_better_lone_plan() -> None:
