@@ -64,6 +64,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     open_run(folder, config, rank=world.rank)
     check_shared(folder, world)
     stream = TrainStream(config)
+    cleanup.callback(stream.close)
     tokenizer = make_tokenizer(config, folder, world)
     rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
     weights = first_weights(config, folder, tokenizer, rendering, world)

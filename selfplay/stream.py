@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from dialop.game import Instance
 from dialop.starts import checked_entries
+from selfplay.ahead import Ahead, Origin
 from selfplay.config import Config, GameConfig
 from selfplay.data import (
     GENERATED,
@@ -28,7 +29,6 @@ from selfplay.games import Recorded
 from selfplay.settings import SettingsError
 
 RESAMPLED, FILE = "resampled", "file"
-Origin = tuple[str, int]  # a stream's name and the instance's number in it
 Edge = dict[Origin, float]  # remembered instances and how far the rewards of their groups spread
 
 
@@ -45,8 +45,11 @@ class TrainStream:
         self._shuffled: tuple[int, list[int]] = (-1, [])
         self._file: Sequence[Instance] | None = None
         check_files(config)
+        self._ahead: Ahead | None = None
         if config.data.train != GENERATED:
             self._file = _read(config)
+        elif config.data.processes > 1:
+            self._ahead = Ahead(config)
         self._recorded: Sequence[Recorded] = ()
         if config.data.start.entries != 0:
             self._recorded = read_recorded(config.game, "data.start", config.data.train)
@@ -57,16 +60,25 @@ class TrainStream:
         No step holds an instance twice. An epoch of a file is whole steps; each epoch's shuffle
         leaves out another rest.
         """
-        batch = self._config.rollout.instances
+        batch, places = self._config.rollout.instances, list(places)
         again = self._again(step)
-        found = []
-        for place in places:
-            seen_before = place < batch and place < len(again)
-            origin = again[place] if seen_before else self._fresh(step, place)
-            instance = self._instance(origin, step)
-            self._drawn[instance.key] = origin
-            found.append(instance)
+        origins = [
+            again[place] if place < min(batch, len(again)) else self._fresh(step, place)
+            for place in places
+        ]
+        if self._ahead is not None:
+            later = [self._fresh(step + 1, place) for place in places if place < batch]
+            drawn = self._ahead.draw(self._games(origins), self._games(later))
+            found = [drawn[origin] for origin in origins]
+        else:
+            found = [self._instance(origin, step) for origin in origins]
+        self._drawn |= {i.key: origin for i, origin in zip(found, origins, strict=True)}
         return found
+
+    def close(self) -> None:
+        """End the processes that draw ahead."""
+        if self._ahead is not None:
+            self._ahead.close()
 
     def spreads(self, by_key: Mapping[str, float]) -> Edge:
         """How far the groups' rewards of this rank's instances of the step spread, by their origin;
@@ -127,12 +139,17 @@ class TrainStream:
         if source == FILE:
             assert self._file is not None
             return self._file[number]
-        step = number // (
-            self._config.rollout.instances if source == TRAIN else _spare(self._config)
-        )
-        game = game_at(self._config, step, origin)
+        (game,) = self._games([origin]).values()
         (instance,) = generated(self._config, source, start=number, num=1, game=game)
         return instance
+
+    def _games(self, origins: Iterable[Origin]) -> dict[Origin, GameConfig]:
+        """What to draw at each of these places of a generated stream."""
+        batches = {TRAIN: self._config.rollout.instances, RESAMPLED: _spare(self._config)}
+        return {
+            (source, number): game_at(self._config, number // batches[source], (source, number))
+            for source, number in origins
+        }
 
     def _order(self, epoch: int) -> list[int]:
         """A seeded shuffle of the file for one epoch, the latest kept."""

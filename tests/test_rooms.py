@@ -22,6 +22,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.data",
         "selfplay.collab",
         "selfplay.statistics",
+        "selfplay.ahead",
         "selfplay.stream",
     ),
     "tokens": (

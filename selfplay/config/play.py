@@ -83,7 +83,12 @@ class DataConfig:
     )
     test: str = key("generated", "held-out instances before and after: 'generated' or a file")
     start: StartConfig = section(StartConfig, "where games of data.train start")
-    processes: int = key(1, "processes that generate instances", low=1)
+    processes: int = key(
+        1,
+        "processes that draw instances: many at once for the warm start and evaluations, and "
+        "a training step's while the one before it is played; on each rank that leads an engine",
+        low=1,
+    )
     curriculum: tuple[StageConfig, ...] = key(
         (), "stages of easier boards, [{until_step: 40, size: 2}]; then the game's own"
     )
