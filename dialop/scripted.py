@@ -14,36 +14,31 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dialop import wording
 from dialop.board import MatchingView
 from dialop.pooling import (
     Cells,
     best_plan,
-    greedy_plan,
     own_cells,
     pooled_table,
     told_cells,
     value_range,
     worth,
 )
-from dialop.proposal import Pairs
 
 T = TypeVar("T", bound=str)
 Tell = Literal["all", "top", "rows"]
 Reply = Literal["propose", "tell"]
-Plan = Literal["best", "greedy"]
 Think = Literal["no", "levels"]
 NAMES = ("random", "solo", "honest")
 _OPTIONS = {
     "random": ("slip",),
-    "solo": ("plan", "think", "slip"),
-    "honest": ("tell", "reply", "plan", "think", "slip"),
+    "solo": ("think", "slip"),
+    "honest": ("tell", "reply", "think", "slip"),
 }
 TELLS: tuple[Tell, ...] = ("all", "top", "rows")
 REPLIES: tuple[Reply, ...] = ("propose", "tell")
-PLANS: tuple[Plan, ...] = ("best", "greedy")
 THINKS: tuple[Think, ...] = ("no", "levels")
 
 _MAX_REJECTIONS = 2
@@ -60,10 +55,9 @@ class ScriptedPlayer:
 
     `tell` says which cells an honest player states: all it sees, its best few ("top"), or each
     reviewer's best paper ("rows"); `reply` what it does when told first: propose at once or tell
-    too; `plan` how it finds a matching: the best one, written in the papers' order, or the largest
-    free cell again and again, written in that order; `think` what it writes in private before a
-    proposal: nothing, or the whole table as it believes it to be, in levels 0 to 9; `slip` is the
-    chance that a move is first sent malformed and then repaired.
+    too; `think` what it writes in private before a proposal: nothing, or the whole table as it
+    believes it to be, in levels 0 to 9; `slip` is the chance that a move is first sent malformed
+    and then repaired.
     """
 
     name: str
@@ -71,7 +65,6 @@ class ScriptedPlayer:
     tell: Tell = "all"
     reply: Reply = "propose"
     slip: float = 0.0
-    plan: Plan = "best"
     think: Think = "no"
 
     def act(self, view: MatchingView) -> str:
@@ -98,8 +91,8 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     """Build a player from "random", "solo" or "honest", options after a colon:
     "honest:tell=top,slip=0.05".
 
-    Options: tell=all|top|rows and reply=propose|tell (honest only), plan=best|greedy and
-    think=no|levels (not for random), slip=0..1 (any).
+    Options: tell=all|top|rows and reply=propose|tell (honest only), think=no|levels (not for
+    random), slip=0..1 (any).
 
     Raises:
         ValueError: for an unknown name, option or value, with the valid ones.
@@ -118,9 +111,8 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     tell = _choice("tell", values.get("tell", "all"), TELLS)
     reply = _choice("reply", values.get("reply", "propose"), REPLIES)
     slip = _share("slip", values.get("slip", "0"))
-    plan = _choice("plan", values.get("plan", "best"), PLANS)
     think = _choice("think", values.get("think", "no"), THINKS)
-    return ScriptedPlayer(name, seed, tell, reply, slip, plan, think)
+    return ScriptedPlayer(name, seed, tell, reply, slip, think)
 
 
 def _act_random(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> str:
@@ -134,7 +126,7 @@ def _act_random(player: ScriptedPlayer, view: MatchingView, rng: np.random.Gener
 def _act_solo(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> str:
     if view.pending is not None:
         return wording.answer("accept")
-    return wording.proposal(_plan(player, pooled_table(view, {})), view, rng=rng)
+    return wording.proposal(best_plan(pooled_table(view, {})), view, rng=rng)
 
 
 def _act_honest(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> str:
@@ -142,16 +134,12 @@ def _act_honest(player: ScriptedPlayer, view: MatchingView, rng: np.random.Gener
         return _act_solo(player, view, rng)
     told = told_cells(view, seat=1 - view.seat)
     if view.pending is not None:
-        return wording.answer("accept" if _accepts(player, view, told) else "reject")
+        return wording.answer("accept" if _accepts(view, told) else "reject")
     has_told = any(a.kind == "message" and a.seat == view.seat for a in view.log)
     has_proposed = any(a.kind == "propose" and a.seat == view.seat for a in view.log)
     if not has_told and (not told or player.reply == "tell" or has_proposed):
         return wording.message(_told_by(player, view), view, rng=rng)
-    return wording.proposal(_plan(player, pooled_table(view, told)), view, rng=rng)
-
-
-def _plan(player: ScriptedPlayer, table: NDArray[np.float64]) -> Pairs:
-    return greedy_plan(table) if player.plan == "greedy" else best_plan(table)
+    return wording.proposal(best_plan(pooled_table(view, told)), view, rng=rng)
 
 
 def _thoughts(player: ScriptedPlayer, view: MatchingView) -> str:
@@ -166,14 +154,14 @@ def _thoughts(player: ScriptedPlayer, view: MatchingView) -> str:
     return wording.thoughts(np.clip(10 * share_RP, 0, 9).astype(int), view)
 
 
-def _accepts(player: ScriptedPlayer, view: MatchingView, told: Cells) -> bool:
+def _accepts(view: MatchingView, told: Cells) -> bool:
     """Whether the pending proposal is not clearly worse than the own plan, or enough has been
     rejected already."""
     rejections = sum(a.kind == "reject" and a.seat == view.seat for a in view.log)
     if rejections >= _MAX_REJECTIONS or view.pending is None:
         return True
     table = pooled_table(view, told)
-    own_plan = _plan(player, table)
+    own_plan = best_plan(table)
     difference = worth(table, view.pending) - worth(table, own_plan)
     # Where only one of the two plans rests on cells this seat knows nothing of, the partner may
     # know better. A uniform cell has the standard deviation range / sqrt(12), and independent cells
