@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from itertools import accumulate
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -84,75 +83,39 @@ def teacher_samples(config: Config, rendering: Rendering, *, start: int, num: in
     return fitting
 
 
-def board_stages(config: Config) -> list[tuple[Config, int]]:
-    """The warm start's stages: the settings with each stage's board, and its number of games.
-
-    Raises SettingsError for an entry that is no size and share.
-    """
-    warm = config.warm_start
-    sizes, shares = [], []
-    for entry in warm.boards or (f"{config.game.size}*1",):
-        size, _, share = entry.partition("*")
-        try:
-            sizes.append(int(size))
-            shares.append(float(share or 1))
-        except ValueError:
-            raise SettingsError(
-                f"warm_start.boards takes 'size*share', as in '3*0.2', got {entry!r}"
-            ) from None
-        if not (2 <= sizes[-1] <= config.game.size and shares[-1] > 0):
-            raise SettingsError(
-                f"warm_start.boards: a size must be from 2 to game.size ({config.game.size}) and a "
-                f"share above 0, got {entry!r}"
-            )
-    ends = [round(warm.num_games * part / sum(shares)) for part in accumulate(shares)]
-    return [
-        (replace(config, game=replace(config.game, size=size)), end - start)
-        for size, start, end in zip(sizes, [0, *ends], ends, strict=False)
-    ]
-
-
-def _stages(config: Config, rendering: Rendering, folder: Path) -> list[list[Sample]]:
-    """Each stage's samples, played by several processes where the settings ask for it."""
-    processes, stages, jobs = config.data.processes, board_stages(config), []
+def _samples(config: Config, rendering: Rendering, folder: Path) -> list[Sample]:
+    """The transcripts of all games, played by several processes where the settings ask for it."""
+    num, processes = config.warm_start.num_games, config.data.processes
     if processes == 1:
-        return [teacher_samples(at, rendering, start=0, num=num) for at, num in stages]
-    for place, (at, num) in enumerate(stages):
-        chunk = -(-num // (4 * processes))
-        alone = replace(at, data=replace(at.data, processes=1))
-        jobs += [
-            (place, alone, folder, start, min(chunk, num - start)) for start in range(0, num, chunk)
-        ]
-    played: list[list[Sample]] = [[] for _ in stages]
+        return teacher_samples(config, rendering, start=0, num=num)
+    alone = replace(config, data=replace(config.data, processes=1))
+    chunk = -(-num // (4 * processes))
+    jobs = [(alone, folder, start, min(chunk, num - start)) for start in range(0, num, chunk)]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        for (place, *_), part in zip(jobs, pool.map(_teacher_job, jobs), strict=True):
-            played[place] += part
-    return played
+        return [sample for part in pool.map(_teacher_job, jobs) for sample in part]
 
 
-def _teacher_job(job: tuple[int, Config, Path, int, int]) -> list[Sample]:
-    _, config, folder, start, num = job
+def _teacher_job(job: tuple[Config, Path, int, int]) -> list[Sample]:
+    config, folder, start, num = job
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
     return teacher_samples(config, rendering, start=start, num=num)
 
 
-def warm_start_batches(stages: Sequence[Sequence[Sample]], config: Config) -> list[list[Sample]]:
-    """All optimizer steps' samples: stage after stage, each in `epochs` seeded passes."""
-    warm, found = config.warm_start, []
-    for place, samples in enumerate(stages):
-        if len(samples) < warm.batch_size:
-            raise SettingsError(
-                f"warm_start.batch_size must be at most {len(samples)} transcripts, "
-                f"got {warm.batch_size}"
-            )
-        for epoch in range(warm.epochs):
-            names = ("warm start", epoch) if place == 0 else ("warm start", place, epoch)
-            order = list(range(len(samples)))
-            random.Random(named_seed(config.seed, *names)).shuffle(order)
-            for start in range(0, len(order) - warm.batch_size + 1, warm.batch_size):
-                found.append([samples[i] for i in order[start : start + warm.batch_size]])
-    return found
+def warm_start_batches(samples: Sequence[Sample], config: Config) -> list[list[Sample]]:
+    """All optimizer steps' samples: `epochs` seeded passes, each without its last, short batch."""
+    size = config.warm_start.batch_size
+    if len(samples) < size:
+        raise SettingsError(
+            f"warm_start.batch_size must be at most {len(samples)} transcripts, got {size}"
+        )
+    batches = []
+    for epoch in range(config.warm_start.epochs):
+        order = list(samples)
+        random.Random(named_seed(config.seed, "warm start", epoch)).shuffle(order)
+        for start in range(0, len(order) - size + 1, size):
+            batches.append(order[start : start + size])
+    return batches
 
 
 def warm_start(
@@ -161,7 +124,7 @@ def warm_start(
     """Imitate the teachers; returns the last steps' metrics, averaged. Each rank takes its share of
     a batch. `folder` is the run's: it holds the tokenizer and gets `warm_start.jsonl`."""
     warm, world = config.warm_start, learner.world
-    batches = warm_start_batches(_stages(config, rendering, folder / "tokenizer"), config)
+    batches = warm_start_batches(_samples(config, rendering, folder / "tokenizer"), config)
     log = StepLog(folder / "warm_start.jsonl", after_step=None, rank=world.rank)
     recent: deque[dict[str, float]] = deque(maxlen=LOG_EVERY)
     means: dict[str, float] = {}

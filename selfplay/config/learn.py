@@ -30,11 +30,6 @@ class WarmStartConfig:
         choices=("same", "all"),
     )
     replay_games: int = key(8, "scripted games of each replay", low=1)
-    boards: tuple[str, ...] = key(
-        (),
-        "board sizes of the games in the order they are imitated, as 'size*share'; on small boards "
-        "copying and the rules are learnt in a tenth of the time. Empty: game.size alone",
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
