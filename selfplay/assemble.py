@@ -15,6 +15,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from selfplay.chat import Rendering
+from selfplay.checkpoint import export_whole
 from selfplay.config import Config
 from selfplay.critic import Critic, make_critic
 from selfplay.engines.base import Engine
@@ -23,13 +24,7 @@ from selfplay.engines.sglang import SGLangEngine
 from selfplay.learner import Learner
 from selfplay.liger import liger_is_here
 from selfplay.lora import Adapters
-from selfplay.model import (
-    export,
-    load_model,
-    load_sharded,
-    local_folder,
-    scratch_model,
-)
+from selfplay.model import load_model, load_sharded, local_folder, scratch_model
 from selfplay.offload import Offload
 from selfplay.optim import make_optimizer
 from selfplay.parallel import World, barrier, gather_objects
@@ -84,7 +79,7 @@ def first_weights(
         own = _own_weights(config, folder, tokenizer, world)
         learner = make_learner(whole_weights(config), own, world, reference=False)
         warm_start(learner, config, rendering, folder=folder)
-        _export_whole(learner.model, tokenizer, warm, world=world)
+        export_whole(learner.model, tokenizer, warm, world=world)
     return warm
 
 
@@ -207,21 +202,9 @@ def _own_weights(
         return local_folder(config.model.path)
     random = folder / "random_start"
     if world.rank == 0 and not random.exists():
-        _export_whole(_scratch(config, tokenizer), tokenizer, random, world=None)
+        export_whole(_scratch(config, tokenizer), tokenizer, random, world=None)
     barrier(world)
     return random
-
-
-def _export_whole(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, world: World | None
-) -> None:
-    """Write a Hugging Face folder that gets its name only when it is complete."""
-    partial = folder.with_name(f".{folder.name}")
-    export(model, tokenizer, partial, world=world)
-    if world is None or world.rank == 0:
-        partial.rename(folder)
-    if world is not None:
-        barrier(world)
 
 
 def _scratch(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:

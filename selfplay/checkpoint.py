@@ -24,12 +24,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfplay.learner import Learner
 from selfplay.lora import export_adapters, is_adapter
 from selfplay.model import export
-from selfplay.parallel import barrier
+from selfplay.parallel import World, barrier
 
 
 def save_checkpoint(
@@ -113,6 +113,20 @@ def finish(folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase) -
     export(learner.model, tokenizer, folder / "final", world=learner.world)
     if learner.adapters is not None:
         _export_adapters(learner, tokenizer, folder / "final_adapters")
+
+
+def export_whole(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, world: World | None
+) -> None:
+    """Write a Hugging Face folder that gets its name only when it is complete, in place of one that
+    had it. Every rank must call and leaves when the folder is there; None is a rank alone."""
+    partial = folder.with_name(f".{folder.name}")
+    export(model, tokenizer, partial, world=world)
+    if world is None or world.rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was ahead when it was stopped
+        partial.rename(folder)
+    if world is not None:
+        barrier(world)
 
 
 def _export_adapters(learner: Learner, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

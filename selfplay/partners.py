@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from selfplay import past
 from selfplay.assemble import DTYPES
 from selfplay.chat import Rendering, make_rendering
+from selfplay.checkpoint import export_whole
 from selfplay.config import Config
 from selfplay.engines.base import Engine
 from selfplay.engines.endpoint import Endpoint
@@ -239,7 +240,8 @@ class Partners:
     def _join(self, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase) -> None:
         """The policy of this step becomes a past self, rated as the policy is now; who leaves the
         pool for it is rated no longer."""
-        past.take_snapshot(self._folder, learner, tokenizer, step=step)
+        folder = past.snapshot_folder(self._folder, step)
+        export_whole(learner.model, tokenizer, folder, world=learner.world)
         left = set(self._members)
         self._members = past.joined(self._members, step, size=self._config.past.size)
         if POLICY in self._ratings:

@@ -7,19 +7,15 @@ Who is in the pool is saved with the checkpoint. Must not know: games, text.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from transformers import PreTrainedTokenizerBase
 
 from selfplay.config import PastConfig
 from selfplay.data import named_seed, pick
-from selfplay.learner import Learner
-from selfplay.model import export, tensor_files
-from selfplay.parallel import barrier
+from selfplay.model import tensor_files
 from selfplay.ratings import FIRST, draw_weights
 
 
@@ -30,20 +26,6 @@ def self_name(step: int) -> str:
 
 def snapshot_folder(folder: Path, step: int) -> Path:
     return folder / "past" / f"step_{step:06d}"
-
-
-def take_snapshot(
-    folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase, *, step: int
-) -> None:
-    """Write the policy after `step` steps; every rank must call."""
-    world = learner.world
-    final = snapshot_folder(folder, step)
-    partial = final.with_name(f".{final.name}")
-    export(learner.model, tokenizer, partial, world=world)
-    if world.rank == 0:
-        shutil.rmtree(final, ignore_errors=True)  # of a run that was ahead when it was stopped
-        partial.rename(final)
-    barrier(world)
 
 
 def joined(members: list[int], step: int, *, size: int) -> list[int]:

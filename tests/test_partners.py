@@ -20,12 +20,12 @@ from tiny_run import metrics_of, run_tiny, tiny_model
 from dialop.matching import MatchingInstance
 from selfplay import past, rollout
 from selfplay.chat import Rendering, make_rendering
+from selfplay.checkpoint import export_whole
 from selfplay.config import Config, PastConfig, load_config
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.switchboard import Frozen, Switchboard
 from selfplay.measures import game_measures, tally
-from selfplay.model import export
 from selfplay.partner_specs import parse_shares, parse_spec
 from selfplay.play import Limits, Position
 from selfplay.players import FrozenPlayer, PolicyPlayer
@@ -353,10 +353,13 @@ def test_past_selves_are_drawn_evenly_or_the_weak_more_often() -> None:
         assert drawn.count(0) / 2000 == pytest.approx(share, abs=0.03)
 
 
-def test_a_snapshot_s_weights_are_read_back(tmp_path: Path) -> None:
-    model, other = tiny_model(seed=1), tiny_model(seed=2)
-    export(model, None, tmp_path)
-    HFEngine(other).update_weights(past.snapshot_weights(tmp_path), 1)
+def test_a_snapshot_replaces_an_older_one_and_is_read_back(tmp_path: Path) -> None:
+    model, other, tokenizer = tiny_model(seed=1), tiny_model(seed=2), tokenizer_of("no template")
+    folder = past.snapshot_folder(tmp_path, 20)
+    for weights in (other, model):
+        export_whole(weights, tokenizer, folder, world=None)
+    assert [path.name for path in folder.parent.iterdir()] == ["step_000020"]
+    HFEngine(other).update_weights(past.snapshot_weights(folder), 1)
     mine, yours = model.state_dict(), other.state_dict()
     assert mine.keys() == yours.keys()
     assert all(torch.equal(mine[name], yours[name]) for name in mine)
