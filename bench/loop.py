@@ -199,6 +199,7 @@ def run_steps(
             instances = stream.step(step, world.replica.share(num))
             tables = self_play_tables(instances, step=step, config=config, rendering=rendering)
             episodes, played = rollout.run(tables, engine, sampling=sampling, limits=limits)
+            barrier(world)
         episodes = with_drawn_rewards(episodes, step)
         with watch("credit"):
             samples, credited = reward_samples(

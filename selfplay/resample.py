@@ -10,7 +10,7 @@ from dataclasses import fields
 
 from selfplay.config import Config
 from selfplay.credit import reward_samples
-from selfplay.parallel import World, all_reduce_sum
+from selfplay.parallel import World, all_reduce_sum, barrier
 from selfplay.play import Episode
 from selfplay.rollout import RolloutStats
 
@@ -39,6 +39,7 @@ def play_full(play: Callable[[Sequence[int]], Played], *, config: Config, world:
         fresh, more = play([num_places + i for i in world.replica.share(num)])
         episodes, played = [*episodes, *fresh], _sum(played, more)
         num_places += num
+    barrier(world)  # the wait for the games that end last is play's, not the next stage's
     return episodes, played
 
 
