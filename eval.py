@@ -217,13 +217,17 @@ def cross_play(asked: argparse.Namespace) -> int:
         asked.out.mkdir(parents=True, exist_ok=True)
     except (SettingsError, ValueError, OSError) as error:
         return refused(error)
+    weights = {p.label: str(p.source.weights) for p in meeting.players if p.source}
+    if world.rank == 0:
+        for label, folder in weights.items():
+            print(f"weights: {folder} ({label})")
     temperature = asked.temperature[0] if asked.temperature else config.rollout.temperature
     facts = {
         "games": asked.games,
         "num_games": len(games.instances),
         **kit_of(config.game).described(games.instances, config.game),
         "temperature": temperature,
-        "players": {p.label: str(p.source.weights) for p in meeting.players if p.source},
+        "players": weights,
     }
     try:
         matrix = play_matrix(
@@ -279,6 +283,8 @@ def one_policy(asked: argparse.Namespace) -> int:
         rendering = find_rendering(source, config, games=games, world=world)
         if spec.kind == PERSON and world.world_size > 1:
             raise ValueError("--partner person needs one process, which the terminal belongs to")
+        if world.rank == 0:
+            print(f"weights: {source.weights}")
         partners = Partners([(spec, 1.0)], config, rendering=rendering, world=world)
         asked.out.mkdir(parents=True, exist_ok=True)
     except (SettingsError, ValueError, OSError) as error:

@@ -136,7 +136,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     journal.close()
     held_out("after", config, venue=venue, folder=folder)
     lend(engine, offload, world)
-    finish(folder, learner, tokenizer)
+    finish(folder, learner, tokenizer, step=max(first_step, config.steps))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

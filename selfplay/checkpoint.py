@@ -107,12 +107,55 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(p.parent for p in (folder / "checkpoints").glob("step_*/progress.json"))
 
 
-def finish(folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase) -> None:
-    """The trained policy as an ordinary Hugging Face folder, `final/`, adapters merged; these stand
-    in peft's format in `final_adapters/`, too."""
-    export(learner.model, tokenizer, folder / "final", world=learner.world)
+def policies(folder: Path) -> list[Path]:
+    """Where a run's trained policies would lie, the newest first: its checkpoints' `hf/`, and
+    `final/` before or behind them.
+
+    A finished run that goes on keeps the `final/` of its shorter self, so that one is first only if
+    it says that no checkpoint is of a later step.
+    """
+    saved = checkpoints(folder)[::-1]
+    final, parts = folder / "final", [checkpoint / "hf" for checkpoint in saved]
+    later = bool(saved) and _step(saved[0]) > _step(final)
+    return [*parts, final] if later else [final, *parts]
+
+
+def _step(part: Path) -> int:
+    """The finished steps of a checkpoint or a final export; -1 for one that does not say."""
+    progress = part / "progress.json"
+    return int(json.loads(progress.read_text())["step"]) if progress.exists() else -1
+
+
+def finish(
+    folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase, *, step: int
+) -> None:
+    """The policy after `step` steps as an ordinary Hugging Face folder, `final/`, adapters merged;
+    these stand in peft's format in `final_adapters/`, too.
+
+    Those of an earlier end are replaced when they are complete.
+    """
+    with _replacing(folder / "final", learner.world) as partial:
+        export(learner.model, tokenizer, partial, world=learner.world)
+        if learner.world.rank == 0:
+            (partial / "progress.json").write_text(json.dumps({"step": step}))
     if learner.adapters is not None:
-        _export_adapters(learner, tokenizer, folder / "final_adapters")
+        with _replacing(folder / "final_adapters", learner.world) as partial:
+            _export_adapters(learner, tokenizer, partial)
+
+
+@contextmanager
+def _replacing(folder: Path, world: World) -> Iterator[Path]:
+    """A folder to fill, which takes the place and the name of `folder` at the end; every rank
+    enters."""
+    partial = folder.with_name(f".{folder.name}")
+    if world.rank == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+    barrier(world)
+    yield partial
+    if world.rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    barrier(world)
 
 
 def export_whole(

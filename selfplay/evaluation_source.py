@@ -17,7 +17,7 @@ from typing import Any
 
 from dialop.starts import Entries, checked_entries
 from dialop.store import read_records
-from selfplay.checkpoint import checkpoints
+from selfplay.checkpoint import policies
 from selfplay.config import Config, load_config
 from selfplay.data import GENERATED, HELD_OUT, begun, kept_back
 from selfplay.games import kit_of
@@ -48,8 +48,8 @@ class Games:
 
 
 def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
-    """What --checkpoint or another argument `what` names: a run folder (its final export, else its
-    newest checkpoint, else its warm start), a part of one, or any Hugging Face folder.
+    """What --checkpoint or another argument `what` names: a run folder (its newest weights, in the
+    final export or a checkpoint, else its warm start), a part of one, or any Hugging Face folder.
 
     Raises:
         ValueError: for a folder that is missing or holds no model; names the nearest that does.
@@ -60,8 +60,7 @@ def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
             + nearest(checkpoint.name, _beside(checkpoint, lambda path: path.is_dir()))
         )
     if (checkpoint / "config.yaml").exists():
-        newest = [folder / "hf" for folder in reversed(checkpoints(checkpoint))]
-        parts = [checkpoint / "final", *newest, checkpoint / "warm_start"]
+        parts = [*policies(checkpoint), checkpoint / "warm_start"]
         weights = next((part for part in parts if _is_model(part)), None)
         if weights is None:
             raise ValueError(

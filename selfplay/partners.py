@@ -232,7 +232,9 @@ class Partners:
         if self._world.rank == 0:
             mib = num_bytes / 2**20
             print(
-                f"{what}: {mib:.3g} MiB of weights more on {device} as long as it plays", flush=True
+                f"{what}: {mib:.3g} MiB of weights more on {device} as long as it plays, "
+                f"from {weights}",
+                flush=True,
             )
         engine = HFEngine(model, max_batch=self._config.engine.max_batch)
         return Frozen(engine, rendering.stop_ids)

@@ -201,7 +201,7 @@ def test_a_run_gives_its_final_model_else_its_newest_checkpoint_else_its_warm_st
     for step in (1, 12):
         part = folder / "checkpoints" / f"step_{step:06d}"
         shutil.copytree(run / "final", part / "hf")
-        (part / "progress.json").write_text("{}")
+        (part / "progress.json").write_text(json.dumps({"step": step}))
     shutil.move(folder / "final", folder / "warm_start")
     newest = find_source(folder)
     assert newest.weights == folder / "checkpoints" / "step_000012" / "hf"

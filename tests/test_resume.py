@@ -11,6 +11,9 @@ import torch
 from safetensors.torch import load_file
 from tiny_run import metrics_of, run_tiny
 
+import train
+from selfplay.evaluation_source import find_source
+
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "final" / "model.safetensors")
@@ -82,6 +85,36 @@ def test_more_steps_later_are_the_same_steps(tmp_path: Path) -> None:
     assert_same_run(tmp_path / "long", tmp_path / "short")
     after = (tmp_path / "short" / "held_out_after.json").read_text()
     assert after != before, "what the shorter run had found is played anew"
+
+
+def test_a_finished_run_that_goes_on_is_its_newest_weights(
+    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps more are taken and the run is stopped before it writes its final export: that of
+    four steps stays, but the run is meant by its checkpoint."""
+    folder = tmp_path / "run"
+    shutil.copytree(straight, folder)
+    longer = folder / "checkpoints" / "step_000006" / "hf"
+    assert find_source(folder).weights == folder / "final"
+    with monkeypatch.context() as patched:
+        patched.setattr(train, "finish", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run_tiny(folder, "steps=6")
+    assert find_source(folder).weights == longer
+    kept, new = weights(folder), load_file(longer / "model.safetensors")
+    assert all(torch.equal(kept[name], value) for name, value in weights(straight).items())
+    assert any(not torch.equal(kept[name], new[name]) for name in kept)
+
+    assert run_tiny(folder, "steps=6") == 0
+    assert find_source(folder).weights == folder / "final"
+    assert all(torch.equal(new[name], value) for name, value in weights(folder).items())
+    # An export that does not say its step is at best as new as the newest checkpoint.
+    (folder / "final" / "progress.json").unlink()
+    assert find_source(folder).weights == longer
+
+
+def stopped(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_finished_run_started_again_stays_as_it_is(straight: Path, tmp_path: Path) -> None:
