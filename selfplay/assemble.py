@@ -21,6 +21,7 @@ from selfplay.critic import Critic, make_critic
 from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang import SGLangEngine
+from selfplay.evaluation_source import described_in
 from selfplay.learner import Learner
 from selfplay.liger import liger_is_here
 from selfplay.lora import Adapters
@@ -153,6 +154,7 @@ def load_engine(
         # Sharded parameters cannot generate, so each rank's engine has a whole copy.
         copy = load_model(str(weights), device=world.device, dtype=torch.float32)
         return HFEngine(copy.requires_grad_(False), max_batch=config.engine.max_batch)
+    weights = merged_folder(config, weights, world)
     if not world.replica.leads:
         return None
     if world.device.type == "cuda":
@@ -176,6 +178,21 @@ def load_engine(
     )
     cleanup.callback(engine.close)
     return engine
+
+
+def merged_folder(config: Config, weights: Path, world: World) -> Path:
+    """The folder itself or, of adapters, which SGLang cannot read, `merged/` in it: the policy as
+    `finish` would export it, made here if it is not there yet. Every rank calls."""
+    if described_in(weights) == weights:
+        return weights
+    merged = weights / "merged"
+    if world.rank == 0 and not merged.exists():
+        print(f"merging adapters into {merged}", flush=True)
+        dtype = DTYPES[config.optim.master_dtype]
+        policy = load_model(str(weights), device="cpu", dtype=dtype)
+        _export_whole(policy, AutoTokenizer.from_pretrained(weights), merged, world=None)
+    barrier(world)
+    return merged
 
 
 def make_offload(config: Config, learner: Learner) -> Offload:

@@ -25,7 +25,7 @@ from selfplay.engines.base import Engine
 from selfplay.engines.endpoint import Endpoint
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.switchboard import Frozen, Switchboard
-from selfplay.evaluation_source import find_source
+from selfplay.evaluation_source import described_in, find_source
 from selfplay.games import kit_of
 from selfplay.guests import EndpointPlayer, PersonPlayer
 from selfplay.learner import Learner
@@ -165,7 +165,7 @@ class Partners:
         )
         if self._plays and spec.text not in self._frozen:
             self._frozen[spec.text] = self._load(spec.text, weights, rendering)
-        text = AutoConfig.from_pretrained(weights).get_text_config()
+        text = AutoConfig.from_pretrained(described_in(weights)).get_text_config()
         room = getattr(text, "max_position_embeddings", None)
         return Guest(spec.text, self._seat(spec.text, spec.text, rendering, room))
 

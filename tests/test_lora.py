@@ -20,7 +20,8 @@ from tiny_run import CPU, metrics_of, run_tiny, tiny_model, trainer_logprobs
 from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from selfplay import sync
+import eval as door
+from selfplay import assemble, sync
 from selfplay.batch import pack
 from selfplay.config import LoraConfig, load_config
 from selfplay.engines.base import Request, Sampling
@@ -226,6 +227,45 @@ def test_a_run_that_was_interrupted_is_the_run_that_was_not(tmp_path: Path) -> N
     last = AutoModelForCausalLM.from_pretrained(straight / "elsewhere")
     ids = torch.tensor([[1, 2, 3, 4]])
     torch.testing.assert_close(newest(ids).logits, last(ids).logits, rtol=0, atol=1e-4)
+
+
+def test_adapters_alone_are_evaluated_by_any_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As policy and as partner. SGLang reads no adapters: it is handed a whole folder, made once,
+    that holds what the run's end would export."""
+    run, folders = tmp_path / "run", []
+    assert run_tiny(run, *RUN, "steps=1", "eval.final_games=4") == 0
+    (run / "final").rename(tmp_path / "final")
+
+    class Whole(HFEngine):
+        """In place of SGLang: reads the folder it is given as one that needs no other."""
+
+        def __init__(self, folder: str, **_: object) -> None:
+            assert not (Path(folder) / "adapter_config.json").exists()
+            folders.append(Path(folder))
+            super().__init__(load_model(folder, device="cpu", dtype=torch.float32))
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(assemble, "SGLangEngine", Whole)
+    found = []
+    for engine in ("hf", "sglang", "sglang"):
+        words = ["--checkpoint", str(run), "--partner", f"checkpoint:{run}", "--temperature", "0"]
+        out = ["--games", "generated", "--out", str(tmp_path), f"engine.kind={engine}"]
+        assert door.main([*words, *out]) == 0
+        rows = json.loads((tmp_path / "evaluation.json").read_text())["rows"]
+        found.append(rows[f"policy with checkpoint:{run}, greedy"]["scores"])
+    assert found[0] == found[1] == found[2]
+    assert folders == [run / "checkpoints" / "step_000001" / "hf" / "merged"] * 2
+    merged, final = (
+        load_file(folder / "model.safetensors") for folder in (folders[0], tmp_path / "final")
+    )
+    assert merged.keys() == final.keys()
+    for name, value in merged.items():
+        torch.testing.assert_close(value, final[name], rtol=0, atol=1e-6)
+    names = {path.name for path in (tmp_path / "final").iterdir()} - {"progress.json"}
+    assert {path.name for path in folders[0].iterdir()} == names
 
 
 @pytest.mark.slow
