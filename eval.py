@@ -218,9 +218,8 @@ def cross_play(asked: argparse.Namespace) -> int:
     except (SettingsError, ValueError, OSError) as error:
         return refused(error)
     weights = {p.label: str(p.source.weights) for p in meeting.players if p.source}
-    if world.rank == 0:
-        for label, folder in weights.items():
-            print(f"weights: {folder} ({label})")
+    for label, folder in weights.items() if world.rank == 0 else ():
+        print(f"weights: {folder} ({label})")
     temperature = asked.temperature[0] if asked.temperature else config.rollout.temperature
     facts = {
         "games": asked.games,
@@ -272,7 +271,8 @@ def one_policy(asked: argparse.Namespace) -> int:
         source = find_source(asked.checkpoint)
         config = find_config(source, asked.config, asked.overrides)
         asked.partner = asked.partner or usual_partner(config)
-        spec = find_partner(asked.partner, config)
+        played = asked.config or source.settings or source.home
+        spec = find_partner(asked.partner, config, played=played, overrides=asked.overrides)
         asked.temperature = asked.temperature or [config.rollout.temperature]
         check_temperatures(asked.temperature)
         asked.out = asked.out or report_folder(source, asked.games, asked.partner)

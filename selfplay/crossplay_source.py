@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from selfplay.config import Config, load_config
-from selfplay.evaluation_source import ALONE, Source, find_source
+from selfplay.evaluation_source import ALONE, Source, check_same_game, find_source
 from selfplay.games import kit_of
 from selfplay.partner_specs import CHECKPOINT, ENDPOINT, PAST, PERSON, SCRIPTED, SELF, Spec
 from selfplay.tables import read_spec
@@ -66,6 +66,8 @@ def find_meeting(
             "play; give a file such as configs/tiny.yaml"
         )
     config = load_config(path, [*ALONE, *overrides])
+    for source in sources:
+        check_same_game(source, config, what=what, played=path, overrides=overrides)
     players = read_contestants(entries, config, what=what)
     wanted = {player.spec.text for player in read_contestants(rows, config, what=what)}
     row_players = [player for player in players if player.spec.text in wanted]

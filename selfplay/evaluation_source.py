@@ -21,7 +21,7 @@ from selfplay.checkpoint import policies
 from selfplay.config import Config, load_config
 from selfplay.data import GENERATED, HELD_OUT, begun, kept_back
 from selfplay.games import kit_of
-from selfplay.partner_specs import PAST, SELF, Spec, parse_shares
+from selfplay.partner_specs import CHECKPOINT, PAST, SELF, Spec, parse_shares
 from selfplay.tables import read_spec
 
 # What a run needed to train and an evaluation does not: a fixed number of ranks.
@@ -96,6 +96,39 @@ def find_config(source: Source, given: Path | None, overrides: Sequence[str]) ->
     return load_config(path, [*ALONE, *overrides, *policy])
 
 
+def check_same_game(
+    source: Source,
+    config: Config,
+    *,
+    what: str,
+    played: Path | str,
+    overrides: Sequence[str] = (),
+) -> None:
+    """Raise ValueError where the policy's run was of another game than `config`'s, told it in other
+    texts, or let it write what is refused here.
+
+    `played` is where `config` was read from; what `overrides` say of the game is asked of all who
+    meet. Nothing is known of weights outside a run.
+
+    Raises:
+        SettingsError: for a run whose settings cannot be read.
+    """
+    if source.settings is None:
+        return
+    asked = [word for word in overrides if word.startswith("game")]
+    own, here = load_config(source.settings, asked).game, config.game
+    rules = dict.fromkeys(("name", "brief", "messages"), "the same for all who meet")
+    if own.private_reasoning:  # who never wrote any can play where it is allowed
+        rules["private_reasoning"] = "true where one was trained with it"
+    for key, rule in rules.items():
+        values = [str(getattr(game, key)).lower() for game in (own, here)]
+        if values[0] != values[1]:
+            raise ValueError(
+                f"{what}: game.{key} must be {rule}, got {values[0]} in {source.home} and "
+                f"{values[1]} in {played}"
+            )
+
+
 def find_games(
     games: str, num: int | None, config: Config, *, start: Entries | None = None
 ) -> Games:
@@ -146,9 +179,15 @@ def find_start(text: str) -> Entries:
         raise ValueError(f"--start: {error}") from None
 
 
-def find_partner(partner: str, config: Config) -> Spec:
+def find_partner(
+    partner: str, config: Config, *, played: Path | str, overrides: Sequence[str]
+) -> Spec:
     """What --partner names. Raises ValueError for one that cannot be asked for here."""
     spec = read_spec(partner, config, what="--partner")
+    if spec.kind == CHECKPOINT:
+        what = f"--partner {spec.text}"
+        found = find_source(Path(spec.argument), what=what)
+        check_same_game(found, config, what=what, played=played, overrides=overrides)
     if spec.kind == PAST:
         raise ValueError(
             "--partner must name one policy, got past; nearest is checkpoint:RUN/past/step_000020"

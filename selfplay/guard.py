@@ -151,7 +151,7 @@ def make_guard(config: Config, weights: Path, partners: Partners) -> Guard:
 
 def check_watch(config: Config) -> None:
     """Raise SettingsError, before anything starts, for what evaluations during training could not
-    do: a guard's partner or recorded games that are not there."""
+    do: a guard's partner or recorded games that are not there, a partner of another game."""
     check_words(config)
     settings = config.eval.guard
     if settings.action == "off":
@@ -162,4 +162,4 @@ def check_watch(config: Config) -> None:
             f"himself, got {settings.action}"
         )
     if settings.partner != WARM_START:
-        check_spec(read_spec(settings.partner, config, what="eval.guard.partner"))
+        check_spec(read_spec(settings.partner, config, what="eval.guard.partner"), config)

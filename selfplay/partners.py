@@ -25,7 +25,7 @@ from selfplay.engines.base import Engine
 from selfplay.engines.endpoint import Endpoint
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.switchboard import Frozen, Switchboard
-from selfplay.evaluation_source import described_in, find_source
+from selfplay.evaluation_source import Source, check_same_game, described_in, find_source
 from selfplay.games import kit_of
 from selfplay.guests import EndpointPlayer, PersonPlayer
 from selfplay.learner import Learner
@@ -158,7 +158,7 @@ class Partners:
         )
 
     def _checkpoint(self, spec: Spec) -> Guest:
-        weights = _find(spec)
+        weights = _find(spec).weights
         rendering = make_rendering(
             AutoTokenizer.from_pretrained(weights),
             template_kwargs=self._config.model.chat_template,
@@ -269,24 +269,27 @@ class Partners:
 
 
 def check_partners(config: Config) -> None:
-    """Raise SettingsError, before anything starts, for a checkpoint that is not there; the run's
-    own warm start will be."""
+    """Raise SettingsError, before anything starts, for a checkpoint that is not there or of another
+    game; the run's own warm start will be there."""
     own = Path(config.out) / "warm_start"
     for spec, _ in parse_shares(config.rollout.partners):
         if Path(spec.argument) != own:
-            check_spec(spec)
+            check_spec(spec, config)
 
 
-def check_spec(spec: Spec) -> None:
-    """Raise SettingsError for a checkpoint that is not there."""
+def check_spec(spec: Spec, config: Config) -> None:
+    """Raise SettingsError for a checkpoint that is not there or of another game than the run's."""
     if spec.kind == CHECKPOINT:
-        _find(spec)
+        try:
+            check_same_game(_find(spec), config, what=f"partner {spec.text!r}", played=config.out)
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
 
 
-def _find(spec: Spec) -> Path:
-    """The folder of a checkpoint's weights."""
+def _find(spec: Spec) -> Source:
+    """Where a checkpoint's weights lie."""
     try:
-        return find_source(Path(spec.argument), what=f"partner {spec.text!r}").weights
+        return find_source(Path(spec.argument), what=f"partner {spec.text!r}")
     except ValueError as error:
         raise SettingsError(str(error)) from None
 

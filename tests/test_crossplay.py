@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,39 @@ def test_a_bad_question_is_answered_with_the_rule(
     told = capsys.readouterr().err
     assert told.startswith("eval.py: ") and BAD[bad] in told and told.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+OTHER_GAMES = {
+    "name: collab": "game.name must be the same for all who meet, got collab in {b}",
+    "brief: false": "game.brief must be the same for all who meet, got false in {b}",
+    "messages: false": "game.messages must be the same for all who meet, got false in {b}",
+    "private_reasoning: true": "must be true where one was trained with it, got true in {b}",
+}
+
+
+@pytest.mark.parametrize("other", OTHER_GAMES)
+def test_runs_of_two_games_do_not_meet(
+    other: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As rows, in the list, as one policy's partner; unless all are asked to play alike."""
+    b = tmp_path / "b"
+    shutil.copytree(runs / "b", b)
+    saved, key = b / "config.yaml", other.partition(":")[0]
+    saved.write_text(re.sub(rf"(?m)^  {key}: .*", f"  {other}", saved.read_text(), count=1))
+    games = ["--games", "generated", "--num", "2", "--out", str(tmp_path / "out")]
+    first = ["--checkpoint", str(runs / "a")]
+    for second in (
+        ["--checkpoint", str(b), "--partners", "scripted:solo"],
+        ["--partners", str(b)],
+        ["--partner", f"checkpoint:{b}"],
+    ):
+        capsys.readouterr()
+        assert door.main([*first, *second, *games]) == 2
+        told = capsys.readouterr().err
+        assert OTHER_GAMES[other].format(b=b) in told and told.count("\n") == 1
+        assert str(runs / "a" / "config.yaml") in told
+    if key == "messages":
+        assert door.main([*first, "--partners", str(b), *games, "game.messages=true"]) == 0
 
 
 def test_a_list_that_lies_nowhere_needs_settings_and_a_folder_to_write_to(

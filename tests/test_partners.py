@@ -25,12 +25,14 @@ from selfplay.config import Config, PastConfig, load_config
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.switchboard import Frozen, Switchboard
+from selfplay.guard import check_watch
 from selfplay.measures import game_measures, tally
 from selfplay.partner_specs import parse_shares, parse_spec
+from selfplay.partners import check_partners
 from selfplay.play import Limits, Position
 from selfplay.players import FrozenPlayer, PolicyPlayer
 from selfplay.ratings import draw_weights, expected_score, rated
-from selfplay.settings import SettingsError
+from selfplay.settings import SettingsError, dump
 from selfplay.tables import (
     BY_ITSELF,
     Guest,
@@ -430,6 +432,30 @@ def test_a_run_beside_a_frozen_checkpoint_and_a_script(
             *(f"score/{name}/{seat}" for name in (frozen, "scripted:honest") for seat in (0, 1)),
         }
         assert line["gap_max"] < 1e-4 and line["num_groups"] > 8
+
+
+@pytest.mark.parametrize("partner", ["rollout.partners=[{}]", "eval.guard.partner={}"])
+def test_a_partner_of_another_game_ends_at_once(
+    partner: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that never wrote in private may sit where others do, and not the other way round."""
+    other, guard = tmp_path / "other", ("eval.every=2", "eval.guard.action=warn")
+    (other / "final").mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (other / "final" / name).touch()
+    sits = partner.format(f"checkpoint:{other}")
+    run = f"out={tmp_path}/run"
+    for words in ("game.brief=false", "game.messages=false", "game.private_reasoning=true"):
+        key, _, value = words.partition("=")
+        (other / "config.yaml").write_text(dump(config_of(words)))
+        assert run_tiny(tmp_path / "run", *QUICK, *guard, sits) == 2
+        told = capsys.readouterr().err
+        assert f"{key} must be" in told
+        assert f"got {value} in {other} and " in told and f"in {tmp_path / 'run'}\n" in told
+    assert not (tmp_path / "run").exists()
+    (other / "config.yaml").write_text(dump(config_of()))
+    check_partners(config_of(*guard, sits, run, "game.private_reasoning=true"))
+    check_watch(config_of(*guard, sits, run, "game.private_reasoning=true"))
 
 
 def test_a_partner_that_is_not_there_ends_at_once(
