@@ -190,7 +190,7 @@ def merged_folder(config: Config, weights: Path, world: World) -> Path:
         print(f"merging adapters into {merged}", flush=True)
         dtype = DTYPES[config.optim.master_dtype]
         policy = load_model(str(weights), device="cpu", dtype=dtype)
-        _export_whole(policy, AutoTokenizer.from_pretrained(weights), merged, world=None)
+        export_whole(policy, AutoTokenizer.from_pretrained(weights), merged, world=None)
     barrier(world)
     return merged
 

@@ -143,29 +143,26 @@ def finish(
             _export_adapters(learner, tokenizer, partial)
 
 
-@contextmanager
-def _replacing(folder: Path, world: World) -> Iterator[Path]:
-    """A folder to fill, which takes the place and the name of `folder` at the end; every rank
-    enters."""
-    partial = folder.with_name(f".{folder.name}")
-    if world.rank == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-    barrier(world)
-    yield partial
-    if world.rank == 0:
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-    barrier(world)
-
-
 def export_whole(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, world: World | None
 ) -> None:
     """Write a Hugging Face folder that gets its name only when it is complete, in place of one that
     had it. Every rank must call and leaves when the folder is there; None is a rank alone."""
-    partial = folder.with_name(f".{folder.name}")
-    export(model, tokenizer, partial, world=world)
-    if world is None or world.rank == 0:
+    with _replacing(folder, world) as partial:
+        export(model, tokenizer, partial, world=world)
+
+
+@contextmanager
+def _replacing(folder: Path, world: World | None) -> Iterator[Path]:
+    """A folder to fill, which gets the name `folder` at the end, in place of one that had it. Every
+    rank must enter and leaves when the folder is there; None is a rank alone."""
+    partial, writes = folder.with_name(f".{folder.name}"), world is None or world.rank == 0
+    if writes:
+        shutil.rmtree(partial, ignore_errors=True)  # of a run that was stopped while it wrote
+    if world is not None:
+        barrier(world)
+    yield partial
+    if writes:
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was ahead when it was stopped
         partial.rename(folder)
     if world is not None:
