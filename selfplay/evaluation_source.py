@@ -15,13 +15,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from dialop.starts import Entries, checked_entries
 from dialop.store import read_records
 from selfplay.checkpoint import policies
-from selfplay.config import Config, load_config
+from selfplay.config import Config, GameConfig, load_config
 from selfplay.data import GENERATED, HELD_OUT, begun, kept_back
 from selfplay.games import kit_of
 from selfplay.partner_specs import CHECKPOINT, PAST, SELF, Spec, parse_shares
+from selfplay.settings import load
 from selfplay.tables import read_spec
 
 # What a run needed to train and an evaluation does not: a fixed number of ranks.
@@ -107,16 +110,17 @@ def check_same_game(
     """Raise ValueError where the policy's run was of another game than `config`'s, told it in other
     texts, or let it write what is refused here.
 
-    `played` is where `config` was read from; what `overrides` say of the game is asked of all who
-    meet. Nothing is known of weights outside a run.
-
-    Raises:
-        SettingsError: for a run whose settings cannot be read.
+    `played` is where `config` was read from; what `overrides` say as game.KEY=value is asked of all
+    who meet. Nothing is known of weights outside a run. Of a run's settings only these keys are
+    read: others may be older than this code.
     """
     if source.settings is None:
         return
-    asked = [word for word in overrides if word.startswith("game")]
-    own, here = load_config(source.settings, asked).game, config.game
+    saved = yaml.safe_load(source.settings.read_text(encoding="utf-8")).get("game", {})
+    keys = ("name", "brief", "messages", "private_reasoning")
+    words = [f"{key}={json.dumps(saved[key])}" for key in keys if key in saved]
+    asked = [word.removeprefix("game.") for word in overrides if word.startswith("game.")]
+    own, here = load(GameConfig, None, [*words, *asked]), config.game
     rules = dict.fromkeys(("name", "brief", "messages"), "the same for all who meet")
     if own.private_reasoning:  # who never wrote any can play where it is allowed
         rules["private_reasoning"] = "true where one was trained with it"

@@ -453,7 +453,8 @@ def test_a_partner_of_another_game_ends_at_once(
         assert f"{key} must be" in told
         assert f"got {value} in {other} and " in told and f"in {tmp_path / 'run'}\n" in told
     assert not (tmp_path / "run").exists()
-    (other / "config.yaml").write_text(dump(config_of()))
+    older = dump(config_of()) + "a_key_that_went: 1\n"
+    (other / "config.yaml").write_text(older)
     check_partners(config_of(*guard, sits, run, "game.private_reasoning=true"))
     check_watch(config_of(*guard, sits, run, "game.private_reasoning=true"))
 
