@@ -2,7 +2,7 @@
 
     python -m bench.table --gpus 1 2 4 --out runs/table       every shape on 1, 2 and 4 GPUs
     python -m bench.table --gpus 1 --shapes 0.5B 7B --games 64     the rest goes to bench.loop
-    python -m bench.table --dry-run                           the tiny shape, one and two CPU ranks
+    python -m bench.table --dry-run                           the tiny shape on the CPU
 
 Each case is one `bench.loop`. Cases of as many GPUs run beside each other on the GPUs that are
 free, wider ones after them, so no two share a GPU. A 7B on two GPUs and more is divided in two by
@@ -74,7 +74,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="the tiny shape on the CPU")
     chosen, chosen.loop = parser.parse_known_args()
     if chosen.dry_run:
-        chosen.shapes, chosen.gpus = ["tiny"], [1, 2]
+        chosen.shapes, chosen.gpus = ["tiny"], [1]
         chosen.loop = [*chosen.loop, "--dry-run"]
     return chosen
 

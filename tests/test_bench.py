@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from bench import table
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -39,20 +43,36 @@ def test_the_loop_bench_measures_every_stage_of_a_step(tmp_path: Path) -> None:
     assert row["gap_mean"] < 1e-4
 
 
-def test_the_table_has_a_line_for_each_case_and_names_what_failed(tmp_path: Path) -> None:
-    printed = run_bench("table", "--out", str(tmp_path / "table"))
-    lines = [line for line in printed.splitlines() if line.startswith("| tiny")]
-    assert [line.split(" | ")[1] for line in lines] == ["1", "2"]
-    assert all(line.count(" | ") == printed.splitlines()[-4].count(" | ") for line in lines)
-    command = [sys.executable, "-m", "bench.table", "--dry-run", "--out", str(tmp_path / "failed")]
-    done = subprocess.run(
-        [*command, "--games", "one"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 1
-    assert "failed: tiny_on_1, tiny_on_2" in done.stderr
-    assert "invalid int value: 'one'" in (tmp_path / "failed" / "tiny_on_1.log").read_text()
+def test_the_table_has_a_line_for_each_case_and_names_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(sys, "argv", ["table", "--dry-run", "--out", str(tmp_path)])
+    table.main()
+    *_, columns, _, line = capsys.readouterr().out.splitlines()
+    assert line.startswith("| tiny | 1 | fsdp 1 x tp 1")
+    assert line.count("|") == columns.count("|")
+    sys.argv += ["--games", "one"]
+    with pytest.raises(SystemExit, match="failed: tiny_on_1; each one's output is in"):
+        table.main()
+    assert "invalid int value: 'one'" in (tmp_path / "tiny_on_1.log").read_text()
+    assert "| tiny" not in capsys.readouterr().out, "an earlier line stands for nothing"
+
+
+def test_a_table_leads_each_case_to_its_ranks_and_mesh() -> None:
+    alone = table.Case("7B", 1).command(Path("out"), ["--games", "8"])
+    assert alone[1:] == [
+        "-m",
+        "bench.loop",
+        "--shape",
+        "7B",
+        "--tp",
+        "1",
+        "--games",
+        "8",
+        "--out",
+        "out/7B_on_1.json",
+    ]
+    spread = " ".join(table.Case("7B", 4).command(Path("out"), []))
+    assert "--nproc-per-node 4 -m bench.loop --shape 7B --tp 2" in spread
+    assert "--tp 1" in " ".join(table.Case("1.5B", 4).command(Path("out"), []))
