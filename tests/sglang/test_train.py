@@ -120,14 +120,19 @@ def schedulers(everyone: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def check_finished(folder: pathlib.Path, num_steps: int) -> None:
-    """Each step was taken once, engine and trainer agreed in it, and the policy can be loaded."""
+    """Each step was taken once, engine and trainer agreed in it, and the policy can be loaded.
+
+    After hundreds of passes over a rollout all groups of the next may earn the same, and nothing
+    trains; from the warm start they do not.
+    """
     lines = metrics_of(folder)
     assert [line["step"] for line in lines] == list(range(1, num_steps + 1))
+    assert lines[0]["num_trained_tokens"] > 0
     for line in lines:
-        assert line["num_trained_tokens"] > 0
-        assert line["gap_mean"] < 1e-4
-        assert line["gap_max"] < 1e-3
         assert line["gate_gap"] < 1e-4
+        if line["num_trained_tokens"] > 0:
+            assert line["gap_mean"] < 1e-4
+            assert line["gap_max"] < 1e-3
     for stage in ("before", "after"):
         held_out = json.loads((folder / f"held_out_{stage}.json").read_text())
         assert len(held_out["sampled"]["scores"]) == 8
