@@ -75,12 +75,12 @@ class ScriptedPlayer:
             raise ValueError(f"think={self.think} needs a game with private_reasoning")
         rng = np.random.default_rng((self.seed, len(view.log)))
         text = _POLICIES[self.name](self, view, rng)
-        thoughts = _thoughts(self, view) if text.startswith("[propose]") else ""
         if self.slip and not view.num_errors_this_turn:
             slips = np.random.default_rng((self.seed, len(view.log), view.num_errors_this_turn, 1))
             if slips.random() < self.slip:
-                text = wording.malformed(text, rng=slips)
-        return thoughts + text
+                tag_at = text.index("[")  # what is written in private is never malformed
+                return text[:tag_at] + wording.malformed(text[tag_at:], rng=slips)
+        return text
 
     def reseeded(self, seed: int) -> ScriptedPlayer:
         """The same player with other draws."""
@@ -126,7 +126,7 @@ def _act_random(player: ScriptedPlayer, view: MatchingView, rng: np.random.Gener
 def _act_solo(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> str:
     if view.pending is not None:
         return wording.answer("accept")
-    return wording.proposal(best_plan(pooled_table(view, {})), view, rng=rng)
+    return _proposal(player, view, {}, rng=rng)
 
 
 def _act_honest(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> str:
@@ -139,19 +139,20 @@ def _act_honest(player: ScriptedPlayer, view: MatchingView, rng: np.random.Gener
     has_proposed = any(a.kind == "propose" and a.seat == view.seat for a in view.log)
     if not has_told and (not told or player.reply == "tell" or has_proposed):
         return wording.message(_told_by(player, view), view, rng=rng)
-    return wording.proposal(best_plan(pooled_table(view, told)), view, rng=rng)
+    return _proposal(player, view, told, rng=rng)
 
 
-def _thoughts(player: ScriptedPlayer, view: MatchingView) -> str:
-    """The table that a proposal rests on, in tenths of its range, 0 to 9.
-
-    The best plan of a table so rounded is worth 0.996 of the best one at 8x8.
-    """
+def _proposal(
+    player: ScriptedPlayer, view: MatchingView, told: Cells, *, rng: np.random.Generator
+) -> str:
+    """The best plan of own and told cells. A player that thinks writes their table before it, in
+    tenths of its range, 0 to 9: at 8x8 the best plan of a table so rounded is worth 0.996."""
+    table_RP = pooled_table(view, told)
+    move = wording.proposal(best_plan(table_RP), view, rng=rng)
     if player.think == "no":
-        return ""
-    told = told_cells(view, seat=1 - view.seat) if player.name == "honest" else {}
-    share_RP = pooled_table(view, told) / value_range(view, told)
-    return wording.thoughts(np.clip(10 * share_RP, 0, 9).astype(int), view)
+        return move
+    levels_RP = np.clip(10 * (table_RP / value_range(view, told)), 0, 9).astype(int)
+    return wording.thoughts(levels_RP, view) + move
 
 
 def _accepts(view: MatchingView, told: Cells) -> bool:
