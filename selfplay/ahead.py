@@ -31,7 +31,7 @@ class Ahead:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._workers: list[subprocess.Popen[bytes]] = []
-        self._asked: list[list[Origin]] = []  # by worker, what it owes
+        self._owing: list[subprocess.Popen[bytes]] = []  # those of whom an answer is due
         self._ready: dict[Origin, Instance] = {}
 
     def draw(self, now: Games, later: Games) -> dict[Origin, Instance]:
@@ -50,7 +50,7 @@ class Ahead:
 
     def close(self) -> None:
         """End the workers. Safe to call twice."""
-        workers, self._workers, self._asked = self._workers, [], []
+        workers, self._workers, self._owing = self._workers, [], []
         for worker in workers:
             worker.kill()
             worker.communicate()
@@ -60,10 +60,9 @@ class Ahead:
             return
         self._start()
         jobs, num = list(games.items()), len(self._workers)
-        for place, worker in enumerate(self._workers):
-            if part := jobs[place::num]:
-                self._send(worker, part)
-                self._asked[place] += [origin for origin, _ in part]
+        for place, worker in enumerate(self._workers[: len(jobs)]):
+            self._send(worker, jobs[place::num])
+            self._owing.append(worker)
 
     def _start(self) -> None:
         while len(self._workers) < self._config.data.processes:
@@ -74,7 +73,6 @@ class Ahead:
                 cwd=Path(__file__).resolve().parents[1],
             )
             self._workers.append(worker)
-            self._asked.append([])
             self._send(worker, self._config)
 
     def _send(self, worker: subprocess.Popen[bytes], what: object) -> None:
@@ -87,15 +85,13 @@ class Ahead:
 
     def _collect(self) -> None:
         """Everything that is still owed."""
-        for worker, owed in zip(self._workers, self._asked, strict=True):
-            while owed:
-                assert worker.stdout is not None
-                try:
-                    drawn = pickle.load(worker.stdout)
-                except EOFError:
-                    raise RuntimeError(_ended(worker)) from None
-                self._ready |= dict(zip(owed, drawn, strict=False))
-                del owed[: len(drawn)]
+        while self._owing:
+            worker = self._owing.pop()
+            assert worker.stdout is not None
+            try:
+                self._ready |= pickle.load(worker.stdout)
+            except EOFError:
+                raise RuntimeError(_ended(worker)) from None
 
 
 def _ended(worker: subprocess.Popen[bytes]) -> str:
@@ -113,10 +109,10 @@ def main() -> None:
             asked = pickle.load(jobs)
         except EOFError:
             return
-        drawn = [
-            generated(config, source, start=number, num=1, game=game)[0]
+        drawn = {
+            (source, number): generated(config, source, start=number, num=1, game=game)[0]
             for (source, number), game in asked
-        ]
+        }
         pickle.dump(drawn, instances)
         instances.flush()
 
