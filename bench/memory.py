@@ -11,15 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 from selfplay.config import Config
 from selfplay.engines.base import Engine
 from selfplay.engines.sglang import SGLangEngine
+from selfplay.hand_over import push_policy
 from selfplay.learner import Learner
 from selfplay.parallel import World, barrier
-from selfplay.sync import push
+from selfplay.sync import Pushed
 
 GIB = 2**30
 
@@ -56,19 +58,14 @@ class Peaks:
 
 def nap(engine: SGLangEngine | None, world: World) -> dict[str, float]:
     """Seconds to sleep and to wake, with nothing else on the card."""
-
-    def seconds(verb: Callable[[], None]) -> float:
-        barrier(world)
-        began_s = time.perf_counter()
-        if engine is not None:
-            verb()
-        barrier(world)
-        return time.perf_counter() - began_s
-
+    verbs: dict[str, Callable[[SGLangEngine], None]] = {
+        "sleep_s": lambda awake: awake.sleep(),
+        "wake_weights_s": lambda asleep: asleep.wake("weights"),
+        "wake_cache_s": lambda asleep: asleep.wake("kv_cache"),
+    }
     found = {
-        "sleep_s": seconds(lambda: engine.sleep()),  # type: ignore[union-attr]
-        "wake_weights_s": seconds(lambda: engine.wake("weights")),  # type: ignore[union-attr]
-        "wake_cache_s": seconds(lambda: engine.wake("kv_cache")),  # type: ignore[union-attr]
+        name: _seconds(partial(verb, engine) if engine is not None else None, world)
+        for name, verb in verbs.items()
     }
     if engine is not None:
         engine.sleep()
@@ -83,18 +80,26 @@ def lone_pushes(
     where the parameters wait on the host."""
     if config.parallel.offload_parameters:
         return {}
-    world, seconds = learner.world, []
-    dtype = torch.float32 if config.engine.kind == "hf" else learner.compute_dtype
-    for _ in range(3):
-        barrier(world)
-        began_s = time.perf_counter()
-        pushed = push(
-            learner.model, engine, version=version, group=world.replica.group, dtype=dtype
+    pushed: list[Pushed] = []
+    lone_s = statistics.median(
+        _seconds(
+            lambda: pushed.append(push_policy(learner, engine, version=version, config=config)),
+            learner.world,
         )
-        barrier(world)
-        seconds.append(time.perf_counter() - began_s)
-    lone_s = statistics.median(seconds)
-    return {"lone_push_s": lone_s, "lone_push_gib_per_s": pushed.num_bytes / GIB / lone_s}
+        for _ in range(3)
+    )
+    gib = pushed[-1].num_bytes / GIB
+    return {"lone_push_s": lone_s, "lone_push_gib_per_s": gib / lone_s}
+
+
+def _seconds(verb: Callable[[], object] | None, world: World) -> float:
+    """How long all ranks take together; a rank without a verb waits for the others."""
+    barrier(world)
+    began_s = time.perf_counter()
+    if verb is not None:
+        verb()
+    barrier(world)
+    return time.perf_counter() - began_s
 
 
 def copy_ceiling(device: torch.device) -> float:

@@ -20,7 +20,7 @@ from selfplay.learner import Learner, batch_logprobs, even_out
 from selfplay.offload import Offload
 from selfplay.parallel import World, barrier, gather_objects
 from selfplay.samples import Sample
-from selfplay.sync import push, verify
+from selfplay.sync import Pushed, push, verify
 
 # Short beginnings side by side: an engine's steps cost time one after the other. A rank's 64 tokens
 # tell stale weights (0.06 to 0.6 nats off) from equal ones (0.01) by far.
@@ -40,18 +40,24 @@ def give_back(
 ) -> None:
     """The engine wakes, takes the learner's weights as `version`, and gets its cache back."""
     world = learner.world
-    # The hf engine generates with the fp32 master weights, SGLang in the dtype of computation.
-    dtype = torch.float32 if config.engine.kind == "hf" else learner.compute_dtype
     offload.stow_state()
     _free(world)
     if engine is not None:
         engine.wake("weights")
-    push(learner.model, engine, version=version, group=world.replica.group, dtype=dtype)
+    push_policy(learner, engine, version=version, config=config)
     offload.stow_parameters()
     _free(world)
     if engine is not None:
         engine.wake("kv_cache")
     barrier(world)
+
+
+def push_policy(learner: Learner, engine: Engine | None, *, version: int, config: Config) -> Pushed:
+    """An engine whose weights are awake takes the learner's; all ranks of a replica call."""
+    # The hf engine generates with the fp32 master weights, SGLang in the dtype of computation.
+    dtype = torch.float32 if config.engine.kind == "hf" else learner.compute_dtype
+    group = learner.world.replica.group
+    return push(learner.model, engine, version=version, group=group, dtype=dtype)
 
 
 def _free(world: World) -> None:
