@@ -49,8 +49,15 @@ class _Mention(NamedTuple):
 def stated_cells(text: str, names: Names) -> list[tuple[int, int, int]]:
     """The (reviewer index, paper index, value) statements of a message, in order, repetitions
     included."""
+    return list(_stated(text, names.reviewers, names.papers))
+
+
+@lru_cache(maxsize=4096)  # games of one board often say the same
+def _stated(
+    text: str, reviewers: tuple[str, ...], papers: tuple[str, ...]
+) -> tuple[tuple[int, int, int], ...]:
     # In the blanked text words inside a title cannot end a clause.
-    mentions, plain = _mentions(text, names)
+    mentions, plain = _mentions(text, reviewers, papers)
     ends = [m.end() for m in _CLAUSE_END.finditer(plain)] + [len(plain)]
     starts = [mention.start for mention in mentions]
     stated: list[tuple[int, int, int]] = []
@@ -63,7 +70,7 @@ def stated_cells(text: str, names: Names) -> list[tuple[int, int, int]]:
             stated += _read_clause(clause, context)
         context.update({m.kind: m.value for m in clause if m.kind != "N"})
         start, first = end, beyond
-    return stated
+    return tuple(stated)
 
 
 def count_true(view: MatchingView, text: str) -> tuple[int, int]:
@@ -103,10 +110,12 @@ def _cell(group: Sequence[_Mention], given: dict[str, int]) -> tuple[int, int, i
     return parts["R"], parts["P"], parts["N"]
 
 
-def _mentions(text: str, names: Names) -> tuple[list[_Mention], str]:
+def _mentions(
+    text: str, reviewers: tuple[str, ...], papers: tuple[str, ...]
+) -> tuple[list[_Mention], str]:
     """Names and numbers in order of appearance, and the text with them blanked. Names are found
     first, so digits inside a name are no numbers."""
-    pattern, owner = _name_pattern(names.reviewers, names.papers)
+    pattern, owner = _name_pattern(reviewers, papers)
     found = []
 
     def take_name(match: re.Match[str]) -> str:
