@@ -60,6 +60,13 @@ from selfplay.tables import self_play_tables
 STAGES = ("play", "credit", "sleep", "score", "update", "push", "gate")
 # Games a GPU: about as many as make a step of 10 to 20 s.
 GAMES = {"0.5B": 512, "1.5B": 256, "7B": 96, "tiny": 4}
+# As configs/qwen2.5_7b.yaml says for one GPU; `--set` wins over these.
+LONE_7B = [
+    "parallel.checkpointing=full",
+    "optim.master_dtype=bfloat16",
+    "engine.mem_fraction=0.25",
+    "optim.tokens_per_microbatch=8192",
+]
 
 
 def arguments() -> argparse.Namespace:
@@ -77,7 +84,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--mem-fraction", type=float, default=0.3)
     parser.add_argument("--attention", default="triton")
     parser.add_argument("--engine", choices=["sglang", "hf"], default=None, help="hf to dry-run")
-    parser.add_argument("--checkpointing", default=None, help="none or full; full for a lone 7B")
+    parser.add_argument("--checkpointing", default="none", help="none or full; full for a lone 7B")
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="any setting")
     parser.add_argument("--out", type=Path, default=None, help="append one JSON line here")
     parser.add_argument("--dry-run", action="store_true", help="a tiny shape on the CPU")
@@ -114,7 +121,8 @@ def settings(options: argparse.Namespace, folder: Path, num_ranks: int) -> Confi
             f"engine.tp_size={engine_tp}",
             "engine.max_gap=0.5",  # random weights make large logits, which bf16 resolves badly
             f"parallel.tp={options.tp}",
-            f"parallel.checkpointing={options.checkpointing or ('full' if lone_7b else 'none')}",
+            f"parallel.checkpointing={options.checkpointing}",
+            *(LONE_7B if lone_7b else []),
             *options.set,
         ],
     )
@@ -259,6 +267,7 @@ def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> di
         "mesh": f"fsdp {world.dp_size} x tp {world.tp}",
         "engines": f"{world.replica.num} x tp {world.replica.size}",
         "checkpointing": config.parallel.checkpointing,
+        "masters": config.optim.master_dtype,
     }
     peaks = Peaks(world.device)
     if options.engine == "hf":

@@ -127,7 +127,7 @@ def table_line(row: dict[str, Any]) -> str:
     cells = (
         row["shape"],
         row["gpus"],
-        f"{row['mesh']}, engines {row['engines']}",
+        f"{row['mesh']}, engines {row['engines']}, {row['masters']} masters",
         f"{up_s:.0f} s",
         f"{nap_s:.3f} s",
         push,

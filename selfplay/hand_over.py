@@ -22,9 +22,9 @@ from selfplay.parallel import World, barrier, gather_objects
 from selfplay.samples import Sample
 from selfplay.sync import Pushed, push, verify
 
-# Short beginnings side by side: an engine's steps cost time one after the other. A rank's 64 tokens
-# tell stale weights (0.06 to 0.6 nats off) from equal ones (0.01) by far.
-GATE_PROMPTS, GATE_TOKENS = 8, 8
+# Many short beginnings side by side: an engine's steps cost time one after the other, and so does
+# reading. A rank's 64 tokens tell stale weights (0.06 to 0.6 nats off) from equal ones (0.01) by far.
+GATE_PROMPTS, GATE_PROMPT_TOKENS, GATE_TOKENS = 16, 64, 4
 
 
 def lend(engine: Engine | None, offload: Offload, world: World) -> None:
@@ -76,9 +76,9 @@ def gate(
 ) -> dict[str, float]:
     """Let engine and trainer score a few fresh turns; raises RuntimeError when they disagree.
 
-    `prompts` are beginnings of this rank's last games; every rank must call. The hf engine reads
-    the policy's parameters or an exact copy; parameters that wait on the host cannot score. The
-    update compares its whole rollout anyway.
+    `prompts` are beginnings of this rank's last games, whose ends are read; every rank must call.
+    The hf engine reads the policy's parameters or an exact copy; parameters that wait on the host
+    cannot score. The update compares its whole rollout anyway.
     """
     world = learner.world
     if config.engine.kind == "hf" or config.parallel.offload_parameters:
@@ -86,7 +86,7 @@ def gate(
     mine: list[Sample] = []
     if engine is not None and prompts:
         asked = [
-            Request(tuple(ids), GATE_TOKENS, seed)
+            Request(tuple(ids[-GATE_PROMPT_TOKENS:]), GATE_TOKENS, seed)
             for seed, ids in enumerate(prompts[:GATE_PROMPTS])
         ]
         for request, said in zip(asked, engine.generate(asked, sampling), strict=True):

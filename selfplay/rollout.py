@@ -183,7 +183,7 @@ def run_scripted(tables: Sequence[Table], *, limits: Limits) -> list[Episode]:
     return episodes
 
 
-def openings(episodes: Sequence[Episode], num: int = 8) -> list[list[int]]:
+def openings(episodes: Sequence[Episode], num: int = 16) -> list[list[int]]:
     """At most `num` first prompts of policy seats, from games all over the rollout, ids only."""
     transcripts = [t for e in episodes for t in e.transcripts if t is not None and t.spans]
     stride = max(1, len(transcripts) // num) | 1  # odd, so that both seats come up

@@ -200,7 +200,7 @@ def test_each_game_is_told_as_it_ends(rendering: Rendering, kind: type[WaveEngin
 
 
 def test_the_gates_beginnings_come_from_all_over_the_rollout() -> None:
-    """Of forty games, whose opening ids are [game, seat], eight; both seats come up."""
+    """Of forty games, whose opening ids are [game, seat], sixteen; both seats come up."""
     spans = (SimpleNamespace(start=2),)
     transcripts = [
         tuple(SimpleNamespace(ids=[game, seat, 9], spans=spans) for seat in (0, 1))
@@ -208,8 +208,8 @@ def test_the_gates_beginnings_come_from_all_over_the_rollout() -> None:
     ]
     episodes = [SimpleNamespace(transcripts=pair) for pair in transcripts]
     found = rollout.openings(episodes)
-    assert len(found) == 8
-    assert len({game for game, _ in found}) == 8
+    assert len(found) == 16
+    assert len({game for game, _ in found}) == 16
     assert found[-1][0] >= 35
     assert {seat for _, seat in found} == {0, 1}
     assert rollout.openings(episodes[:1]) == [[0, 0], [0, 1]]

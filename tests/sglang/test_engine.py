@@ -17,7 +17,7 @@ from selfplay.config import load_config
 from selfplay.engines import sglang_push
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.sglang import SGLangEngine
-from selfplay.hand_over import GATE_PROMPTS, gate
+from selfplay.hand_over import GATE_PROMPTS, GATE_TOKENS, gate
 from selfplay.parallel import init_world
 
 PROMPT = list(range(10, 50))
@@ -155,7 +155,7 @@ def test_a_push_changes_who_speaks(engine: SGLangEngine, policy: Any) -> None:
 def test_the_gate_finds_an_engine_that_kept_old_weights(
     engine: SGLangEngine, policy: Any, tmp_path: pathlib.Path, kept: str
 ) -> None:
-    """All of them, or one matrix of 26: 8 beginnings of 8 tokens show it, by far."""
+    """All of them, or one matrix of 26: 16 beginnings of 4 tokens show it, by far."""
     folder = tiny.save(tmp_path)
     config = load_config(None, ["engine.kind=sglang", f"model.path={folder}", "model.scratch=null"])
     world = init_world(device="cpu")
@@ -175,8 +175,8 @@ def test_the_gate_finds_an_engine_that_kept_old_weights(
     asked = engine.served.num_requests, engine.served.num_new_tokens
     with pytest.raises(RuntimeError, match=r"not speak with the trainer's weights: .* bound 0.05"):
         found()
-    assert engine.served.num_requests - asked[0] == 8
-    assert engine.served.num_new_tokens - asked[1] <= 8 * 8
+    assert engine.served.num_requests - asked[0] == GATE_PROMPTS
+    assert engine.served.num_new_tokens - asked[1] <= GATE_PROMPTS * GATE_TOKENS
     sync.push(learner.model, engine, version=engine.version + 1, dtype=torch.float32)
     assert found() < 1e-5
 
