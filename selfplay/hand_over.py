@@ -23,7 +23,7 @@ from selfplay.samples import Sample
 from selfplay.sync import Pushed, push, verify
 
 # Many short beginnings side by side: an engine's steps cost time one after the other, and so does
-# reading. A rank's 64 tokens tell stale weights (0.06 to 0.6 nats off) from equal ones (0.01) by far.
+# reading. A rank's 64 tokens tell stale weights (0.06 to 0.6 nats off) from equal ones (0.01).
 GATE_PROMPTS, GATE_PROMPT_TOKENS, GATE_TOKENS = 16, 64, 4
 
 
