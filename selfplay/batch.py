@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from selfplay.parallel import World, gather_objects
+from selfplay.parallel import World, exchange_objects, gather_objects
 from selfplay.samples import Sample
 
 
@@ -115,15 +115,21 @@ def share_by_tokens(samples: Sequence[Sample], world: World) -> list[Sample]:
     parallel row get the same. One process keeps its own, in order."""
     if world.world_size == 1:
         return list(samples)
-    everyone = [sample for part in gather_objects(list(samples), world) for sample in part]
+    parts = gather_objects([len(sample.ids) for sample in samples], world)
+    everyone = [(size, rank, i) for rank, part in enumerate(parts) for i, size in enumerate(part)]
     loads = [0] * world.dp_size
-    mine: list[Sample] = []
-    for sample in sorted(everyone, key=lambda s: -len(s.ids)):
-        rank = loads.index(min(loads))
-        loads[rank] += len(sample.ids)
-        if rank == world.dp_rank:
-            mine.append(sample)
-    return mine
+    sources: list[int] = []  # the rank that has each of this rank's samples, in order
+    outgoing: list[list[Sample]] = [[] for _ in range(world.world_size)]
+    for size, rank, i in sorted(everyone, key=lambda one: -one[0]):
+        taker = loads.index(min(loads))
+        loads[taker] += size
+        if taker == world.dp_rank:
+            sources.append(rank)
+        if rank == world.rank:
+            for other in range(taker * world.tp, (taker + 1) * world.tp):
+                outgoing[other].append(samples[i])
+    incoming = [iter(part) for part in exchange_objects(outgoing, world)]
+    return [next(incoming[rank]) for rank in sources]
 
 
 def num_trained_tokens(samples: Sequence[Sample]) -> int:

@@ -26,6 +26,7 @@ from selfplay.parallel.world import (
     barrier,
     broadcast_object,
     close_world,
+    exchange_objects,
     gather_objects,
     init_world,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "broadcast_object",
     "clip_grad_norm",
     "close_world",
+    "exchange_objects",
     "fill_shards",
     "full_tensors",
     "gather_flat",
