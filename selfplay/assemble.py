@@ -216,7 +216,13 @@ def _own_weights(
 ) -> Path:
     """The model's own folder, or the run's folder of random weights in the scratch shape."""
     if config.model.path is not None:
-        return local_folder(config.model.path)
+        own = local_folder(config.model.path)
+        if described_in(own) != own:
+            raise SettingsError(
+                f"model.path must be a whole model to train, got adapters: {own}; nearest: the "
+                "final/ of their run, which holds them merged"
+            )
+        return own
     random = folder / "random_start"
     if world.rank == 0 and not random.exists():
         export_whole(_scratch(config, tokenizer), tokenizer, random, world=None)

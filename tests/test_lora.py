@@ -230,7 +230,7 @@ def test_a_run_that_was_interrupted_is_the_run_that_was_not(tmp_path: Path) -> N
 
 
 def test_adapters_alone_are_evaluated_by_any_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As policy and as partner. SGLang reads no adapters: it is handed a whole folder, made once,
     that holds what the run's end would export."""
@@ -257,6 +257,10 @@ def test_adapters_alone_are_evaluated_by_any_engine(
         rows = json.loads((tmp_path / "evaluation.json").read_text())["rows"]
         found.append(rows[f"policy with checkpoint:{run}, greedy"]["scores"])
     assert found[0] == found[1] == found[2]
+    own = run / "checkpoints" / "step_000001" / "hf"
+    told = [*RUN, f"model.path={own}", "model.scratch=null", "model.lora=null"]
+    assert run_tiny(tmp_path / "on", *told) == 2, "a run does not train on adapters"
+    assert f"got adapters: {own}; nearest: the final/" in capsys.readouterr().err
     assert folders == [run / "checkpoints" / "step_000001" / "hf" / "merged"] * 2
     merged, final = (
         load_file(folder / "model.safetensors") for folder in (folders[0], tmp_path / "final")
