@@ -20,6 +20,7 @@ from dialop.board import MatchingView
 from dialop.pooling import (
     Cells,
     best_plan,
+    levels,
     own_cells,
     pooled_table,
     told_cells,
@@ -146,13 +147,12 @@ def _proposal(
     player: ScriptedPlayer, view: MatchingView, told: Cells, *, rng: np.random.Generator
 ) -> str:
     """The best plan of own and told cells. A player that thinks writes their table before it, in
-    tenths of its range, 0 to 9: at 8x8 the best plan of a table so rounded is worth 0.996."""
+    levels."""
     table_RP = pooled_table(view, told)
     move = wording.proposal(best_plan(table_RP), view, rng=rng)
     if player.think == "no":
         return move
-    levels_RP = np.clip(10 * (table_RP / value_range(view, told)), 0, 9).astype(int)
-    return wording.thoughts(levels_RP, view) + move
+    return wording.thoughts(levels(table_RP, value_range(view, told)), view) + move
 
 
 def _accepts(view: MatchingView, told: Cells) -> bool:

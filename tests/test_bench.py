@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from bench import table
+from bench import plan_loss, table
+from selfplay.config import load_config
+from selfplay.data import TRAIN, generated
+from selfplay.measures import game_record
+from selfplay.play import limits_of
+from selfplay.rollout import run_scripted
+from selfplay.settings import dump
+from selfplay.tables import scripted_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -76,3 +83,33 @@ def test_a_table_leads_each_case_to_its_ranks_and_mesh() -> None:
     spread = " ".join(table.Case("7B", 4).command(Path("out"), []))
     assert "--nproc-per-node 4 -m bench.loop --shape 7B --tp 2" in spread
     assert "--tp 1" in " ".join(table.Case("1.5B", 4).command(Path("out"), []))
+
+
+def test_a_plans_loss_is_followed_from_the_cells_to_the_proposal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Teachers write every level right; in one game a level is altered, in another the table
+    lacks a line."""
+    model, rules = "model.scratch={max_positions: 8192}", "game={size: 4, brief: true}"
+    config = load_config(None, [model, rules, "game.private_reasoning=true"])
+    instances = generated(config, TRAIN, start=0, num=6)
+    tables = scripted_tables(instances, spec="honest:tell=all,think=levels", config=config)
+    episodes = run_scripted(tables, limits=limits_of(config))
+    records = [game_record(e, step=step) for step, e in enumerate(episodes, start=1)]
+    first = next(turn for turn in records[0]["turns"] if "[propose]" in turn["text"])
+    level = first["text"].split()[2]
+    first["text"] = first["text"].replace(level, str((int(level) + 1) % 10), 1)
+    last = next(turn for turn in records[5]["turns"] if "[propose]" in turn["text"])
+    last["text"] = last["text"].partition("\n")[2]
+    (tmp_path / "config.yaml").write_text(dump(config))
+    (tmp_path / "games.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    plan_loss.main([str(tmp_path)])
+    *_, altered, whole, short, _, left_out = capsys.readouterr().out.splitlines()
+    assert altered.startswith("| 1–2 | 2 |") and altered.endswith(f"| {(15 / 16 + 1) / 2:.3f} |")
+    assert whole.startswith("| 3–4 | 2 |") and whole.endswith("| 1.000 |")
+    assert whole.split("|")[3] == whole.split("|")[4]
+    assert short.startswith("| 5–6 | 1 |")
+    assert left_out == "1 of 6 games without a legal proposal or a whole table: left out."
+    with pytest.raises(SystemExit, match="private_reasoning: true"):
+        (tmp_path / "config.yaml").write_text(dump(load_config(None, [model])))
+        plan_loss.main([str(tmp_path)])
