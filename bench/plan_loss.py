@@ -96,6 +96,8 @@ def losses(folder: Path) -> list[tuple[int, Loss | None]]:
         index = int(record["instance"].rpartition("/")[2])
         [instance] = generated(config, TRAIN, start=index, num=1)
         found.append((record["step"], follow(record, instance, config)))
+    if not found:
+        raise ValueError(f"{folder}/games.jsonl holds no games: log_games_every decides which")
     return found
 
 
