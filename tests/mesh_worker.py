@@ -18,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from selfplay.attention import register_packed_attention
+from selfplay.batch import share_by_tokens
 from selfplay.config import OptimConfig, ScratchConfig, load_config
 from selfplay.learner import Learner
 from selfplay.model import export, load_sharded, policy_logprobs, scratch_model
@@ -236,6 +237,22 @@ def rounded_step(world: World) -> dict[str, float]:
     return {"alike": float(all(alike)), "moved": float(all(moved))}
 
 
+def shared(world: World) -> list[tuple[str, bool]]:
+    """Whose samples each rank trains on after sharing, and whether they arrived as they were."""
+
+    def sample_of(name: str, length: int) -> Sample:
+        ids = [ord(name) * 10 + place for place in range(length)]
+        mask = [0] + [1] * (length - 1)
+        logprobs = [-token / 7 for token in ids]
+        charges = ((0, length, 0.25),)
+        return Sample(name, ids, mask, logprobs, [0.0] * length, charges=charges, group=name)
+
+    played = [("a", 5), ("b", 3)], [], [("c", 4), ("d", 4)], [("e", 1)]
+    mine = share_by_tokens([sample_of(*one) for one in played[world.rank]], world)
+    whole = all(sample == sample_of(sample.name, len(sample.ids)) for sample in mine)
+    return gather_objects(("".join(sample.name for sample in mine), whole), world)
+
+
 def main() -> None:
     tp, folder = int(sys.argv[1]), Path(sys.argv[2])
     world = init_world(tp, device=sys.argv[3] if len(sys.argv) > 3 else "cpu")
@@ -243,6 +260,8 @@ def main() -> None:
         "sum": all_reduce_sum([1.0, float(world.rank)], world),
         "max": all_reduce_max(float(world.rank), world),
         "gathered": gather_objects(world.rank, world),
+        "tp": world.tp,
+        "shared": shared(world),
     }
     cases = [("qwen2", True, "none"), ("llama", False, "every 2"), ("qwen3", True, "full")]
     for arch, tied, checkpointing in cases:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import marks, start
 
 from selfplay.batch import micro_batches, num_trained_tokens, pack, split_by_tokens
 from selfplay.samples import Sample
-
-# The lengths of four ranks' samples; one rank played nothing.
-SHARED: list[dict[str, int]] = [{"a": 5, "b": 3}, {}, {"c": 4, "d": 4}, {"e": 1}]
 
 CPU = torch.device("cpu")
 # Prompt 10 11, said 12 13, heard 14, said 15.
@@ -70,28 +62,3 @@ def test_trained_tokens_do_not_depend_on_the_budget() -> None:
         batches = micro_batches(samples, budget=budget, device=CPU)
         assert len(batches) == num_batches
         assert sum(len(batch.targets_M) for batch in batches) == 7
-
-
-def sample_of(name: str, length: int) -> Sample:
-    """A sample of so many tokens, no two alike."""
-    ids = [ord(name) * 10 + place for place in range(length)]
-    return Sample(
-        name=name,
-        ids=ids,
-        mask=[0] + [1] * (length - 1),
-        old_logprobs=[-token / 7 for token in ids],
-        advantages=[0.0] * length,
-        charges=((0, length, 0.25),),
-        group=f"group of {name}",
-    )
-
-
-def test_ranks_share_samples_by_tokens_the_longest_first() -> None:
-    """Two rows of two: 5 to the first, 4 and 4 to the second, then 3 and 1 to the first."""
-    worker = start(Path(__file__).with_name("share_worker.py"), torchrun=4)
-    output = worker.communicate(timeout=120)[0]
-    assert worker.returncode == 0, output
-    got = marks(output)["ranks"]["got"]
-    lengths = {name: length for rank in SHARED for name, length in rank.items()}
-    wanted = [[asdict(sample_of(n, lengths[n])) for n in names] for names in ("abe", "cd")]
-    assert got == json.loads(json.dumps([wanted[0], wanted[0], wanted[1], wanted[1]]))
