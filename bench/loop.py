@@ -60,7 +60,7 @@ from selfplay.tables import self_play_tables
 STAGES = ("play", "credit", "sleep", "score", "update", "push", "gate")
 # Games a GPU: about as many as make a step of 10 to 20 s.
 GAMES = {"0.5B": 512, "1.5B": 256, "7B": 96, "tiny": 4}
-# As configs/qwen2.5_7b.yaml says for one GPU; `--set` wins over these.
+# As configs/qwen2.5_7b.yaml says for one GPU; what the command line says wins over these.
 LONE_7B = [
     "parallel.checkpointing=full",
     "optim.master_dtype=bfloat16",
@@ -81,10 +81,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tries", type=int, default=4, help="of a game")
     parser.add_argument("--turn-tokens", type=int, default=64, help="sampled a try")
     parser.add_argument("--steps", type=int, default=2, help="timed, after one that warms up")
-    parser.add_argument("--mem-fraction", type=float, default=0.3)
+    parser.add_argument("--mem-fraction", type=float, default=None, help="0.3; 0.25: a lone 7B")
     parser.add_argument("--attention", default="triton")
     parser.add_argument("--engine", choices=["sglang", "hf"], default=None, help="hf to dry-run")
-    parser.add_argument("--checkpointing", default="none", help="none or full; full for a lone 7B")
+    parser.add_argument("--checkpointing", default=None, help="none or full; full for a lone 7B")
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="any setting")
     parser.add_argument("--out", type=Path, default=None, help="append one JSON line here")
     parser.add_argument("--dry-run", action="store_true", help="a tiny shape on the CPU")
@@ -102,6 +102,10 @@ def settings(options: argparse.Namespace, folder: Path, num_ranks: int) -> Confi
     lone_7b = options.shape == "7B" and num_ranks == 1
     group_size = min(8, options.games)
     engine_tp = options.engine_tp or options.tp
+    said = {
+        "engine.mem_fraction": options.mem_fraction,
+        "parallel.checkpointing": options.checkpointing,
+    }
     return load_config(
         None,
         [
@@ -116,13 +120,13 @@ def settings(options: argparse.Namespace, folder: Path, num_ranks: int) -> Confi
             f"rollout.max_new_tokens={options.turn_tokens}",
             f"engine.kind={options.engine}",
             f"engine.max_batch={max(64, options.games * engine_tp)}",  # no graphs for more
-            f"engine.mem_fraction={options.mem_fraction}",
+            "engine.mem_fraction=0.3",
             f"engine.attention={options.attention}",
             f"engine.tp_size={engine_tp}",
             "engine.max_gap=0.5",  # random weights make large logits, which bf16 resolves badly
             f"parallel.tp={options.tp}",
-            f"parallel.checkpointing={options.checkpointing}",
             *(LONE_7B if lone_7b else []),
+            *(f"{key}={value}" for key, value in said.items() if value is not None),
             *options.set,
         ],
     )

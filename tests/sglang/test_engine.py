@@ -17,7 +17,7 @@ from selfplay.config import load_config
 from selfplay.engines import sglang_push
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.sglang import SGLangEngine
-from selfplay.hand_over import GATE_PROMPTS, GATE_TOKENS, gate
+from selfplay.hand_over import gate
 from selfplay.parallel import init_world
 
 PROMPT = list(range(10, 50))
@@ -155,12 +155,13 @@ def test_a_push_changes_who_speaks(engine: SGLangEngine, policy: Any) -> None:
 def test_the_gate_finds_an_engine_that_kept_old_weights(
     engine: SGLangEngine, policy: Any, tmp_path: pathlib.Path, kept: str
 ) -> None:
-    """All of them, or one matrix of 26: 16 beginnings of 4 tokens show it, by far."""
+    """All of them, or one matrix of 26: 4 tokens after the last 64 of 16 beginnings show it, by
+    far."""
     folder = tiny.save(tmp_path)
     config = load_config(None, ["engine.kind=sglang", f"model.path={folder}", "model.scratch=null"])
     world = init_world(device="cpu")
     learner = make_learner(config, pathlib.Path(folder), world, reference=False)
-    prompts = [list(range(10 + n, 30 + n)) for n in range(GATE_PROMPTS)]
+    prompts = [list(range(10 + n, 110 + n)) for n in range(16)]
 
     def found() -> float:
         return gate(learner, engine, prompts, sampling=PLAIN, config=config)["gate_gap"]
@@ -172,11 +173,14 @@ def test_the_gate_finds_an_engine_that_kept_old_weights(
     if kept != "everything":
         held = {**moved, kept: old[kept]}
         engine.update_weights(held.items(), engine.version + 1)
-    asked = engine.served.num_requests, engine.served.num_new_tokens
+    served = engine.served
+    asked = served.num_requests, served.num_prompt_tokens, served.num_new_tokens
     with pytest.raises(RuntimeError, match=r"not speak with the trainer's weights: .* bound 0.05"):
         found()
-    assert engine.served.num_requests - asked[0] == GATE_PROMPTS
-    assert engine.served.num_new_tokens - asked[1] <= GATE_PROMPTS * GATE_TOKENS
+    served = engine.served
+    assert served.num_requests - asked[0] == 16
+    assert served.num_prompt_tokens - asked[1] == 16 * 64
+    assert served.num_new_tokens - asked[2] <= 16 * 4
     sync.push(learner.model, engine, version=engine.version + 1, dtype=torch.float32)
     assert found() < 1e-5
 
