@@ -2,8 +2,9 @@
 
     sleep → update → wake weights → push → wake cache → gate
 
-so that the peak of memory is the larger phase, not the sum. With an engine that cannot sleep (on a
-CPU, or one that reads the trainer's own parameters) the same verbs do nothing. Knows no games.
+so that the larger phase has to fit, not the sum; what fits beside it is kept. With an engine that
+cannot sleep (on a CPU, or one that reads the trainer's own parameters) the same verbs do nothing.
+Knows no games. Sizes in bytes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from selfplay.sync import Pushed, push, verify
 # other, and so does reading. Four tokens of 16 tell stale weights (0.06 to 0.6 nats off) from equal
 # ones (0.01).
 GATE_PROMPT_TOKENS, GATE_TOKENS = 64, 4
+# What stays free beside an engine's weights and cache: its own work space, a push's buckets.
+SPARE_BYTES = 6 * 2**30
 
 
 def lend(engine: Engine | None, offload: Offload, world: World) -> None:
@@ -40,14 +43,14 @@ def give_back(
     learner: Learner, engine: Engine | None, offload: Offload, *, version: int, config: Config
 ) -> None:
     """The engine wakes, takes the learner's weights as `version`, and gets its cache back."""
-    world = learner.world
+    world, fraction = learner.world, config.engine.mem_fraction
     offload.stow_state()
-    _free(world)
+    make_room(world.device, fraction)
     if engine is not None:
         engine.wake("weights")
     push_policy(learner, engine, version=version, config=config)
     offload.stow_parameters()
-    _free(world)
+    make_room(world.device, fraction)
     if engine is not None:
         engine.wake("kv_cache")
     barrier(world)
@@ -61,10 +64,17 @@ def push_policy(learner: Learner, engine: Engine | None, *, version: int, config
     return push(learner.model, engine, version=version, group=group, dtype=dtype)
 
 
-def _free(world: World) -> None:
-    """What the trainer's allocator keeps for later, the engine needs now."""
-    if world.device.type == "cuda":
-        torch.cuda.empty_cache()
+def make_room(device: torch.device, mem_fraction: float) -> None:
+    """The trainer's allocator gives back all it keeps for later, where an engine that takes this
+    share of the GPU could not wake beside it.
+
+    What is kept spares the next update its allocations, and an engine wakes several times as fast
+    where nothing was freed a moment ago (docs/gpu.md).
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        if free < mem_fraction * total + SPARE_BYTES:
+            torch.cuda.empty_cache()
 
 
 def gate(

@@ -14,6 +14,7 @@ import torch
 
 from selfplay.attention import _flash_attn_varlen, _padded, _varlen, attention_backend
 from selfplay.config import ScratchConfig
+from selfplay.hand_over import SPARE_BYTES, make_room
 from selfplay.logprob import token_logprobs
 from selfplay.model import policy_logprobs, scratch_model
 from selfplay.offload import Parked
@@ -152,6 +153,21 @@ def test_what_waits_on_the_host_leaves_the_gpu_and_comes_back() -> None:
         parked.fetch()
         assert torch.cuda.memory_allocated() == held
         assert all(torch.equal(a.cpu(), b) for a, b in zip(tensors, before, strict=True))
+
+
+def test_the_trainer_keeps_its_cache_only_where_the_engine_fits_beside_it() -> None:
+    """8 GiB that nobody uses stay for an engine a hundredth of the card below the room that is
+    left, and go for one a hundredth above it."""
+    device, kept = torch.device("cuda", 0), 8 * 2**30
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved()
+    torch.empty(kept, dtype=torch.uint8, device=device)
+    free, total = torch.cuda.mem_get_info(device)
+    just_fits = (free - SPARE_BYTES) / total
+    make_room(device, just_fits - 0.01)
+    assert torch.cuda.memory_reserved() == held + kept
+    make_room(device, just_fits + 0.01)
+    assert torch.cuda.memory_reserved() <= held
 
 
 def test_the_bench_runs_with_and_without_liger(tmp_path: Path) -> None:
