@@ -6,6 +6,7 @@ token is trained, so logits are computed at these places only. Knows no games an
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, compress, repeat
@@ -111,25 +112,44 @@ def micro_batches(
 
 def share_by_tokens(samples: Sequence[Sample], world: World) -> list[Sample]:
     """This rank's share of all ranks' samples, so that every data-parallel rank trains on about as
-    many tokens: the longest first, each to the rank with the fewest so far. Ranks of one tensor
-    parallel row get the same. One process keeps its own, in order."""
+    many tokens; most stay where they were played. Ranks of one tensor parallel row get the same.
+    One process keeps its own, in order."""
     if world.world_size == 1:
         return list(samples)
-    parts = gather_objects([len(sample.ids) for sample in samples], world)
-    everyone = [(size, rank, i) for rank, part in enumerate(parts) for i, size in enumerate(part)]
-    loads = [0] * world.dp_size
-    sources: list[int] = []  # the rank that has each of this rank's samples, in order
-    outgoing: list[list[Sample]] = [[] for _ in range(world.world_size)]
-    for size, rank, i in sorted(everyone, key=lambda one: -one[0]):
-        taker = loads.index(min(loads))
-        loads[taker] += size
-        if taker == world.dp_rank:
-            sources.append(rank)
-        if rank == world.rank:
-            for other in range(taker * world.tp, (taker + 1) * world.tp):
-                outgoing[other].append(samples[i])
-    incoming = [iter(part) for part in exchange_objects(outgoing, world)]
-    return [next(incoming[rank]) for rank in sources]
+    rows = deal(gather_objects([len(sample.ids) for sample in samples], world), tp=world.tp)
+    parts = [
+        [samples[i] for rank, i in rows[taker // world.tp] if rank == world.rank]
+        for taker in range(world.world_size)
+    ]
+    own, parts[world.rank] = parts[world.rank], []  # what stays is not packed
+    incoming = exchange_objects(parts, world)
+    incoming[world.rank] = own
+    sources = [iter(part) for part in incoming]
+    return [next(sources[rank]) for rank, _ in rows[world.dp_rank]]
+
+
+def deal(sizes: Sequence[Sequence[int]], *, tp: int) -> list[list[tuple[int, int]]]:
+    """The samples that each row of `tp` neighbouring ranks trains on, as (rank, place) in order;
+    `sizes` are the tokens of each rank's samples.
+
+    A sample stays in its rank's row unless another has far fewer tokens: as long as it can, the
+    fullest row gives the emptiest its largest sample that does not turn them round.
+    """
+    rows = [
+        sorted((size, rank, i) for rank in range(a, a + tp) for i, size in enumerate(sizes[rank]))
+        for a in range(0, len(sizes), tp)
+    ]
+    loads = [sum(size for size, _, _ in row) for row in rows]
+    while True:
+        full, empty = loads.index(max(loads)), loads.index(min(loads))
+        half = (loads[full] - loads[empty]) // 2
+        num_fitting = bisect_right(rows[full], half, key=lambda one: one[0])
+        if not num_fitting:
+            return [sorted((rank, i) for _, rank, i in row) for row in rows]
+        moved = rows[full].pop(num_fitting - 1)
+        insort(rows[empty], moved)
+        loads[full] -= moved[0]
+        loads[empty] += moved[0]
 
 
 def num_trained_tokens(samples: Sequence[Sample]) -> int:

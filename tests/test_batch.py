@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfplay.batch import micro_batches, num_trained_tokens, pack, split_by_tokens
+from selfplay.batch import deal, micro_batches, num_trained_tokens, pack, split_by_tokens
 from selfplay.samples import Sample
 
 CPU = torch.device("cpu")
@@ -53,6 +53,37 @@ def test_every_sequence_is_in_one_micro_batch_within_the_budget(
     batches = split_by_tokens(lengths, budget=budget)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     assert all(len(b) == 1 or sum(lengths[i] for i in b) <= budget for b in batches)
+
+
+def test_samples_stay_where_they_were_played_unless_that_evens_out_the_tokens() -> None:
+    """Rank 0 has 9 + 6 + 2 tokens, rank 1 has 4 + 3. Of the 10 that it has more, half would do: the
+    largest sample up to 5 is the 2, which leaves 6 more and no sample up to 3."""
+    assert deal([[9, 6, 2], [4, 3]], tp=1) == [[(0, 0), (0, 1)], [(0, 2), (1, 0), (1, 1)]]
+    assert deal([[5, 5], [5, 4]], tp=1) == [[(0, 0), (0, 1)], [(1, 0), (1, 1)]]
+    # Only the first of four ranks leads an engine; two rows of two.
+    assert deal([[3, 3, 3, 3], [], [], []], tp=2) == [[(0, 0), (0, 1)], [(0, 2), (0, 3)]]
+
+
+@given(
+    st.integers(1, 2).flatmap(
+        lambda tp: st.tuples(
+            st.just(tp),
+            st.lists(
+                st.lists(st.integers(1, 50), max_size=12), min_size=2 * tp, max_size=4 * tp
+            ).map(lambda sizes: sizes[: len(sizes) // tp * tp]),
+        )
+    )
+)
+def test_every_sample_is_dealt_once_and_no_move_would_even_out_more(
+    case: tuple[int, list[list[int]]],
+) -> None:
+    tp, sizes = case
+    rows = deal(sizes, tp=tp)
+    everyone = [(rank, i) for rank, row in enumerate(sizes) for i in range(len(row))]
+    assert sorted(one for row in rows for one in row) == everyone
+    loads = [sum(sizes[rank][i] for rank, i in row) for row in rows]
+    fullest = rows[loads.index(max(loads))]
+    assert all(2 * sizes[rank][i] > max(loads) - min(loads) for rank, i in fullest)
 
 
 def test_trained_tokens_do_not_depend_on_the_budget() -> None:

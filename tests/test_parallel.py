@@ -55,11 +55,11 @@ def test_scores_and_gradients_are_those_of_one_process(report: Any, model: str) 
     assert measured["norm"] < 1e-6
 
 
-def test_ranks_share_samples_by_tokens_the_longest_first(report: Any) -> None:
-    """Rank 0 played 5 and 3 tokens, rank 1 nothing, rank 2 twice 4, rank 3 one. Of four ranks in
-    two rows the first row gets 5, the second 4 and 4, then the first 3 and 1."""
+def test_ranks_share_samples_by_tokens_and_a_row_s_ranks_get_the_same(report: Any) -> None:
+    """Rank 0 played 5 and 3 tokens, rank 1 nothing, rank 2 twice 4, rank 3 one: of two ranks the
+    second gets the 3; of two rows, with 8 and 9, neither gives the other any."""
     num, told = report
-    wanted = {(2, 1): ["a", "b"], (2, 2): ["ab", "ab"], (4, 2): ["abe", "abe", "cd", "cd"]}
+    wanted = {(2, 1): ["a", "b"], (2, 2): ["ab", "ab"], (4, 2): ["ab", "ab", "cde", "cde"]}
     assert told["shared"] == [[names, True] for names in wanted[num, told["tp"]]]
 
 
