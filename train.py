@@ -114,9 +114,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         with watch("push"):
             give_back(learner, engine, offload, version=step + 1, config=config)
         with watch("gate"):
-            learnt |= gate(
-                learner, engine, rollout.openings(episodes), sampling=sampling, config=config
-            )
+            learnt |= gate(learner, engine, rollout.last_turns(episodes), config=config)
         learnt |= partners.finish_step(step + 1, episodes, learner, tokenizer)
         metrics = step_metrics(episodes, played, credited, learnt, world)
         if config.eval.every and (step + 1) % config.eval.every == 0:

@@ -229,9 +229,7 @@ def run_steps(
         with watch("push"), peaks("push"):
             give_back(learner, engine, offload, version=step + 1, config=config)
         with watch("gate"):
-            learnt |= gate(
-                learner, engine, rollout.openings(episodes), sampling=sampling, config=config
-            )
+            learnt |= gate(learner, engine, rollout.last_turns(episodes), config=config)
         metrics = step_metrics(episodes, played, credited, learnt, world)
         steps.append({**metrics, "num_packed_tokens": num_packed(mine, world), **watch.lap()})
     return steps, lone_pushes(learner, engine, config, version=options.steps + 2)

@@ -9,24 +9,24 @@ Knows no games. Sizes in bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import compress
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 
 from selfplay.batch import micro_batches
 from selfplay.config import Config
-from selfplay.engines.base import Engine, Request, Sampling
-from selfplay.learner import Learner, batch_logprobs, even_out
+from selfplay.engines.base import Engine
+from selfplay.engines.sglang import SGLangEngine
+from selfplay.learner import Learner, batch_logprobs, even_out, is_filler
 from selfplay.offload import Offload
 from selfplay.parallel import World, barrier, gather_objects
 from selfplay.samples import Sample
 from selfplay.sync import Pushed, push, verify
 
-# Of each of many beginnings little is read and sampled: an engine's steps cost time one after the
-# other, and so does reading. Four tokens of 16 tell stale weights (0.06 to 0.6 nats off) from equal
-# ones (0.01).
-GATE_PROMPT_TOKENS, GATE_TOKENS = 64, 4
+# Of each of a few games' ends so much is read: what fewer tokens cost is mostly not theirs.
+GATE_TOKENS = 64
 # What stays free beside an engine's weights and cache: its own work space, a push's buckets.
 SPARE_BYTES = 6 * 2**30
 
@@ -80,58 +80,66 @@ def make_room(device: torch.device, mem_fraction: float) -> None:
 def gate(
     learner: Learner,
     engine: Engine | None,
-    prompts: Sequence[Sequence[int]],
+    turns: Sequence[tuple[Sequence[int], Sequence[int]]],
     *,
-    sampling: Sampling,
     config: Config,
 ) -> dict[str, float]:
-    """Let engine and trainer score a few fresh turns; raises RuntimeError when they disagree.
+    """Let engine and trainer score a few turns at the same time; raises RuntimeError when they
+    disagree.
 
-    `prompts` are beginnings of this rank's last games, whose ends are read; every rank must call.
-    The hf engine reads the policy's parameters or an exact copy; parameters that wait on the host
-    cannot score. The update compares its whole rollout anyway.
+    `turns` are ids and a 1 for each that counts, of this rank's last games, whose ends are read;
+    every rank must call. The hf engine reads the policy's parameters or an exact copy; parameters
+    that wait on the host cannot score. The update compares its whole rollout anyway.
     """
     world = learner.world
     if config.engine.kind == "hf" or config.parallel.offload_parameters:
         return {}
-    mine: list[Sample] = []
-    if engine is not None and prompts:
-        asked = [
-            Request(tuple(ids[-GATE_PROMPT_TOKENS:]), GATE_TOKENS, seed)
-            for seed, ids in enumerate(prompts)
-        ]
-        for request, said in zip(asked, engine.generate(asked, sampling), strict=True):
-            unread = [0] * len(request.prompt_ids)
-            mine.append(
-                Sample(
-                    name="gate",
-                    ids=[*request.prompt_ids, *said.ids],
-                    mask=[*unread, *[1] * len(said.ids)],
-                    old_logprobs=[*map(float, unread), *said.logprobs],
-                    advantages=[0.0] * (len(unread) + len(said.ids)),
-                )
-            )
-    everyone = [sample for part in gather_objects(mine, world) for sample in part]
-    if not everyone:
+    asked = {
+        f"{world.rank}/{i}": ([*ids[-GATE_TOKENS:]], [0, *counts[-GATE_TOKENS:][1:]])
+        for i, (ids, counts) in enumerate(turns)
+    }
+    answers = None
+    if engine is not None:
+        assert isinstance(engine, SGLangEngine)
+        answers = engine.begin_scoring([ids for ids, _ in asked.values()])
+    by_trainer = _scored(learner, asked, config=config)
+    by_engine: dict[str, list[float]] = {}
+    if answers is not None:
+        for (name, (_, counts)), logprobs in zip(asked.items(), answers(), strict=True):
+            by_engine[name] = list(compress(logprobs, counts[1:]))
+    parts = gather_objects((by_engine, by_trainer), world)
+    trainers = {name: logprobs for _, part in parts for name, logprobs in part.items()}
+    engines = {name: logprobs for part, _ in parts for name, logprobs in part.items()}
+    if not engines:
         return {}
-    engine_T: list[float] = []
-    trainer_T: list[float] = []
-    share = everyone[world.dp_rank :: world.dp_size]
-    batches = micro_batches(share, budget=config.optim.tokens_per_microbatch, device=world.device)
-    for batch in even_out(batches, world):
-        with torch.no_grad():
-            logprobs_M, _ = batch_logprobs(
-                learner, learner.model, batch, temperature=sampling.temperature
-            )
-        if batch.names != ("",):
-            engine_T += batch.old_logprobs_M.tolist()
-            trainer_T += logprobs_M.tolist()
-    if isinstance(learner.model, FSDPModule):
-        learner.model.reshard()  # without a backward pass nobody else drops the gathered copy
-    parts = gather_objects((engine_T, trainer_T), world)
     found = verify(
-        [x for part, _ in parts for x in part],
-        [x for _, part in parts for x in part],
+        [x for logprobs in engines.values() for x in logprobs],
+        [x for name in engines for x in trainers[name]],
         bound=config.engine.max_gap,
     )
     return {"gate_gap": found.mean_abs}
+
+
+def _scored(
+    learner: Learner, asked: Mapping[str, tuple[list[int], list[int]]], *, config: Config
+) -> dict[str, list[float]]:
+    """The trainer's log-probs, at temperature 1, of what counts in this rank's share of what all
+    ranks ask, by name."""
+    world = learner.world
+    samples = [
+        Sample(name, ids, counts, [0.0] * len(ids), [0.0] * len(ids))
+        for part in gather_objects(asked, world)
+        for name, (ids, counts) in part.items()
+    ]
+    share = samples[world.dp_rank :: world.dp_size]
+    budget = config.optim.tokens_per_microbatch
+    found: dict[str, list[float]] = {sample.name: [] for sample in share}
+    for batch in even_out(micro_batches(share, budget=budget, device=world.device), world):
+        with torch.no_grad():
+            logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
+        if not is_filler(batch):
+            for place, logprob in zip(batch.sample_M.tolist(), logprobs_M.tolist(), strict=True):
+                found[batch.names[place]].append(logprob)
+    if isinstance(learner.model, FSDPModule):
+        learner.model.reshard()  # without a backward pass nobody else drops the gathered copy
+    return found

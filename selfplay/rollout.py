@@ -183,8 +183,16 @@ def run_scripted(tables: Sequence[Table], *, limits: Limits) -> list[Episode]:
     return episodes
 
 
-def openings(episodes: Sequence[Episode], num: int = 16) -> list[list[int]]:
-    """At most `num` first prompts of policy seats, from games all over the rollout, ids only."""
+def last_turns(episodes: Sequence[Episode], num: int = 8) -> list[tuple[list[int], list[int]]]:
+    """The ends of at most `num` policy seats' games, from all over the rollout: the ids up to the
+    end of its last turn, and a 1 for each that the policy sampled."""
     transcripts = [t for e in episodes for t in e.transcripts if t is not None and t.spans]
     stride = max(1, len(transcripts) // num) | 1  # odd, so that both seats come up
-    return [t.ids[: t.spans[0].start] for t in transcripts[::stride][:num]]
+    found = []
+    for transcript in transcripts[::stride][:num]:
+        end = transcript.spans[-1].end
+        said = [0] * end
+        for span in transcript.spans:
+            said[span.start : span.end] = [1] * (span.end - span.start)
+        found.append((transcript.ids[:end], said))
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +28,7 @@ WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # activation checkpoin
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What a push moved, and this rank's seconds to fill the buckets and to have them loaded."""
+    """What a push moved, and this rank's seconds to fill the buckets and to wait for the engine."""
 
     num_bytes: int
     num_buckets: int
@@ -79,7 +79,8 @@ def push(
     `engine` is the replica's engine on its leader and None on its other ranks, which hand over
     handles to their own gathered copies. `group` is the replica's gloo group, its leader first, in
     the engine's rank order; None when the replica is one rank wide. `dtype` and `device` are the
-    engine's. At most one bucket is whole on a GPU at a time.
+    engine's. While the engine loads one bucket the next one is filled: at most two are whole on a
+    GPU at a time.
 
     Raises ValueError on every rank of the replica, before anything moves, if the model's parameters
     are not exactly the engine's, RuntimeError if the engine refuses a bucket.
@@ -96,6 +97,7 @@ def push(
         engine.weights.lose()  # void until all of it has come
     buckets = sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes)
     gather_s = engine_s = 0.0
+    under_way: _Loading | None = None
     for names in buckets:
         began_s = time.perf_counter()
         sizes = [shapes[name] for name in names]
@@ -103,11 +105,18 @@ def push(
         if flat_N.is_cuda:  # a handle may only be given away once the values are there
             torch.cuda.current_stream(device).synchronize()
         filled_s = time.perf_counter()
-        _hand_over(engine, flat_N, names=names, shapes=sizes, version=version, group=group)
+        if under_way is not None:
+            under_way.finish()
+        under_way = _Loading(
+            engine, flat_N, names=names, shapes=sizes, version=version, group=group
+        )
         del flat_N
-        sglang_push.collect(device)
         gather_s += filled_s - began_s
         engine_s += time.perf_counter() - filled_s
+    if under_way is not None:
+        began_s = time.perf_counter()
+        under_way.finish()
+        engine_s += time.perf_counter() - began_s
     num_bytes = sum(map(math.prod, shapes.values())) * dtype.itemsize
     return Pushed(num_bytes, len(buckets), gather_s, engine_s)
 
@@ -141,39 +150,62 @@ def _agree(
         raise ValueError(verdict[0])
 
 
-def _hand_over(
-    engine: SGLangEngine | None,
-    flat_N: Tensor,
-    *,
-    names: Sequence[str],
-    shapes: Sequence[torch.Size],
-    version: int,
-    group: dist.ProcessGroup | None,
-) -> None:
-    """Bring one bucket to every rank of the engine; all ranks return when the engine is done."""
-    if group is None:
-        if engine is None:
-            raise ValueError("a rank without an engine must name its replica's group, got None")
-        # One trainer rank may lead an engine several GPUs wide: each of its ranks opens a handle of
-        # its own.
-        payloads = [sglang_push.serialise(flat_N, names, shapes) for _ in range(engine.tp_size)]
-        engine.push_bucket(payloads, names=names, version=version)
-        return
-    leads = dist.get_rank(group) == 0
-    gathered: list[bytes | None] | None = [None] * dist.get_world_size(group) if leads else None
-    dist.gather_object(
-        sglang_push.serialise(flat_N, names, shapes), gathered, group=group, group_dst=0
-    )
-    verdict: list[str | None] = [None]
-    if engine is not None and gathered is not None:
-        try:
-            engine.push_bucket([p for p in gathered if p is not None], names=names, version=version)
-        except RuntimeError as error:
-            verdict = [str(error)]
-    # Peers wait here: their buffers must outlive the engine's reads.
-    dist.broadcast_object_list(verdict, group=group, group_src=0)
-    if verdict[0] is not None:
-        raise RuntimeError(verdict[0])
+class _Loading:
+    """One bucket on its way into every rank of the engine; its buffer lives until it is read."""
+
+    def __init__(
+        self,
+        engine: SGLangEngine | None,
+        flat_N: Tensor,
+        *,
+        names: Sequence[str],
+        shapes: Sequence[torch.Size],
+        version: int,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        self._flat_N, self._group = flat_N, group
+        self._read: Callable[[], None] | None = None
+        self._refused: str | None = None
+        if group is None:
+            if engine is None:
+                raise ValueError("a rank without an engine must name its replica's group, got None")
+            # One trainer rank may lead an engine several GPUs wide: each of its ranks opens a
+            # handle of its own.
+            payloads = [sglang_push.serialise(flat_N, names, shapes) for _ in range(engine.tp_size)]
+            self._read = engine.begin_bucket(payloads, names=names, version=version)
+            return
+        leads = dist.get_rank(group) == 0
+        gathered: list[bytes | None] | None = [None] * dist.get_world_size(group) if leads else None
+        dist.gather_object(
+            sglang_push.serialise(flat_N, names, shapes), gathered, group=group, group_dst=0
+        )
+        if engine is not None and gathered is not None:
+            payloads = [payload for payload in gathered if payload is not None]
+            try:
+                self._read = engine.begin_bucket(payloads, names=names, version=version)
+            except RuntimeError as error:
+                self._refused = str(error)
+
+    def finish(self) -> None:
+        """Wait until the engine has read the bucket, on all ranks; raises on each of them when it
+        did not."""
+        if self._group is None:
+            assert self._read is not None
+            self._read()
+        else:
+            if self._read is not None:
+                try:
+                    self._read()
+                except RuntimeError as error:
+                    self._refused = str(error)
+            verdict = [self._refused]
+            # Peers wait here: their buffers must outlive the engine's reads.
+            dist.broadcast_object_list(verdict, group=self._group, group_src=0)
+            if verdict[0] is not None:
+                raise RuntimeError(verdict[0])
+        device = self._flat_N.device
+        del self._flat_N
+        sglang_push.collect(device)
 
 
 def verify(

@@ -199,20 +199,22 @@ def test_each_game_is_told_as_it_ends(rendering: Rendering, kind: type[WaveEngin
     assert asked_before[0] < asked_before[-1] == len(engine.asked)
 
 
-def test_the_gates_beginnings_come_from_all_over_the_rollout() -> None:
-    """Of forty games, whose opening ids are [game, seat], sixteen; both seats come up."""
-    spans = (SimpleNamespace(start=2),)
+def test_the_gates_turns_come_from_all_over_the_rollout() -> None:
+    """Of forty games eight; both seats come up. A seat read [game, seat], said 7 8, read 9, said 5;
+    what it read after that is left out."""
+    spans = (SimpleNamespace(start=2, end=4), SimpleNamespace(start=5, end=6))
     transcripts = [
-        tuple(SimpleNamespace(ids=[game, seat, 9], spans=spans) for seat in (0, 1))
+        tuple(SimpleNamespace(ids=[game, seat, 7, 8, 9, 5, 6], spans=spans) for seat in (0, 1))
         for game in range(40)
     ]
     episodes = [SimpleNamespace(transcripts=pair) for pair in transcripts]
-    found = rollout.openings(episodes)
-    assert len(found) == 16
-    assert len({game for game, _ in found}) == 16
-    assert found[-1][0] >= 35
-    assert {seat for _, seat in found} == {0, 1}
-    assert rollout.openings(episodes[:1]) == [[0, 0], [0, 1]]
+    found = rollout.last_turns(episodes)
+    assert [said for _, said in found] == [[0, 0, 1, 1, 0, 1]] * 8
+    assert {tuple(ids[2:]) for ids, _ in found} == {(7, 8, 9, 5)}
+    assert len({ids[0] for ids, _ in found}) == 8
+    assert found[-1][0][0] >= 35
+    assert {ids[1] for ids, _ in found} == {0, 1}
+    assert [ids[:2] for ids, _ in rollout.last_turns(episodes[:1])] == [[0, 0], [0, 1]]
 
 
 def test_every_prompt_extends_the_one_before(rendering: Rendering) -> None:

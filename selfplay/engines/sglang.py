@@ -15,28 +15,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from selfplay.engines import sglang_children, sglang_push, sglang_start
 from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.engines.sglang_ask import Asker, Served
 from selfplay.engines.sglang_loop import EngineLoop
 
 Ask = Callable[[Request], Awaitable[Completion]]
 TAGS = ("kv_cache", "weights")  # what sleeps; CUDA graphs stay resident
-
-
-@dataclass(slots=True)
-class Served:
-    """Running counts over the engine's life; cached tokens are prompt tokens not computed again."""
-
-    num_requests: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_new_tokens: int = 0
 
 
 class SGLangEngine:
@@ -86,7 +76,6 @@ class SGLangEngine:
         self.attention_backend = attention_backend
         self.deterministic = deterministic
         self.version = 0
-        self.served = Served()
         self.can_sleep = memory_saver and device == "cuda"
         expected = sglang_start.expected_parameters(model_path)
         self.weights = sglang_push.Ledger(expected, complete=load_format != "dummy")
@@ -111,9 +100,9 @@ class SGLangEngine:
         started = sglang_start.launch(arguments)
         self._loop = EngineLoop(started, signals, timeout_s=timeout_s)
         self._manager = self._loop.manager
-        self.context_length = int(self._manager.model_config.context_len)
+        self._asker = Asker(self._loop)
         self.start_s = self._warm_up(started, patience_s=max(timeout_s, 600.0))
-        self.served = Served()
+        self._asker.served = Served()
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.start_s.items())
         print(f"engine up: {parts}; attention {attention_backend}, tp {tp_size}", flush=True)
 
@@ -127,6 +116,11 @@ class SGLangEngine:
             "processes and weights": started.launch_s,
             "first answer": time.perf_counter() - began_s,
         }
+
+    @property
+    def served(self) -> Served:
+        """Running counts since the start."""
+        return self._asker.served
 
     # Answers
 
@@ -148,10 +142,7 @@ class SGLangEngine:
         stays silent for `timeout_s` while it owes an answer, aborts a request, or holds no valid
         weights or cache (asleep, or a push is incomplete).
         """
-        if self._released:
-            raise RuntimeError(f"the engine sleeps: wake {sorted(self._released)} before asking")
-        if not self.weights.complete:
-            raise RuntimeError("the engine holds no valid weights: push them before asking")
+        self._check_awake()
 
         async def ask(request: Request) -> Completion:
             return await self._answer(request, sampling)
@@ -168,13 +159,29 @@ class SGLangEngine:
 
         return self._loop.run(play(), what="generation")
 
+    def begin_scoring(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
+        """Ask for the log-prob of each token given those before it, and go on while the engine
+        works. What is returned waits for the answers: a list a text, one shorter than the text, at
+        temperature 1. Both raise like `stream`."""
+        self._check_awake()
+
+        async def score(ids: Sequence[int]) -> list[float]:
+            parameters = {"max_new_tokens": 1, "temperature": 1.0}
+            answer = await self._asker.ask(ids, parameters, version=self.version, score=True)
+            return [entry[0] for entry in answer["meta_info"]["input_token_logprobs"][1:]]
+
+        async def every() -> list[list[float]]:
+            return await asyncio.gather(*map(score, texts))
+
+        return self._loop.begin(every(), what="scoring")
+
+    def _check_awake(self) -> None:
+        if self._released:
+            raise RuntimeError(f"the engine sleeps: wake {sorted(self._released)} before asking")
+        if not self.weights.complete:
+            raise RuntimeError("the engine holds no valid weights: push them before asking")
+
     async def _answer(self, request: Request, sampling: Sampling) -> Completion:
-        length = len(request.prompt_ids) + request.max_new_tokens
-        if length > self.context_length:
-            raise ValueError(
-                f"prompt and max_new_tokens must fit the engine's context of {self.context_length} "
-                f"tokens, got {len(request.prompt_ids)} + {request.max_new_tokens}"
-            )
         parameters = {
             "max_new_tokens": request.max_new_tokens,
             "temperature": sampling.temperature,
@@ -184,36 +191,14 @@ class SGLangEngine:
         }
         if self.deterministic:  # a missing seed would be 42 for all, and a group's games identical
             parameters["sampling_seed"] = request.seed % 2**63
-        rid = f"turn-{self.served.num_requests}"
-        self.served.num_requests += 1
-        try:
-            with self._loop.owing():
-                answer = await self._loop.engine.async_generate(
-                    input_ids=list(request.prompt_ids),
-                    sampling_params=parameters,
-                    return_logprob=True,
-                    rid=rid,
-                )
-        except asyncio.CancelledError:
-            self._manager.abort_request(rid)
-            raise
-        return self._completion(answer)
-
-    def _completion(self, answer: Mapping[str, Any]) -> Completion:
+        answer = await self._asker.ask(request.prompt_ids, parameters, version=self.version)
         meta = answer["meta_info"]
-        finish = meta["finish_reason"]["type"]
-        if finish not in ("stop", "length"):
-            raise RuntimeError(f"the engine ended a request with {meta['finish_reason']}")
-        if meta["weight_version"] != str(self.version):
-            raise RuntimeError(
-                f"the engine speaks with version {meta['weight_version']}, expected {self.version}"
-            )
-        ids = [int(i) for i in answer["output_ids"]]
-        self.served.num_prompt_tokens += meta["prompt_tokens"]
-        self.served.num_cached_tokens += meta["cached_tokens"]
-        self.served.num_new_tokens += len(ids)
-        logprobs = [entry[0] for entry in meta["output_token_logprobs"]]
-        return Completion(ids=ids, logprobs=logprobs, finish=finish, version=self.version)
+        return Completion(
+            ids=[int(i) for i in answer["output_ids"]],
+            logprobs=[entry[0] for entry in meta["output_token_logprobs"]],
+            finish=meta["finish_reason"]["type"],
+            version=self.version,
+        )
 
     # Weights
 
@@ -234,12 +219,16 @@ class SGLangEngine:
             device = named[names[0]].device
             flat_N = sglang_push.fill(sources, sizes, dtype=self.dtype, device=device)
             payloads = [sglang_push.serialise(flat_N, names, sizes) for _ in range(self.tp_size)]
-            self.push_bucket(payloads, names=names, version=version)
+            self.begin_bucket(payloads, names=names, version=version)()
             del flat_N
             sglang_push.collect(device)
 
-    def push_bucket(self, payloads: Sequence[bytes], *, names: Sequence[str], version: int) -> None:
-        """Load one bucket: one payload a rank, in order, made by `sglang_push.serialise`.
+    def begin_bucket(
+        self, payloads: Sequence[bytes], *, names: Sequence[str], version: int
+    ) -> Callable[[], None]:
+        """Have one bucket loaded, and go on meanwhile: one payload a rank, in order, made by
+        `sglang_push.serialise`. What is returned waits until the engine has read it; only then may
+        the next one begin, and this one's buffer go.
 
         Between the first bucket and the one that brings the last missing parameter the engine
         refuses to answer.
@@ -259,13 +248,18 @@ class SGLangEngine:
             flush_cache=last and "kv_cache" not in self._released,
             weight_version=str(version) if last else None,
         )
-        updated = self._manager.update_weights_from_tensor(request, None)
-        success, message = self._loop.control(updated, what="a weight push")
-        if not success:
-            raise RuntimeError(f"the engine refused a bucket: {message}")
-        self.weights.receive(names)
-        if last:
-            self.version = version
+        updating = self._manager.update_weights_from_tensor(request, None)
+        updated = self._loop.begin(self._loop.owed(updating), what="a weight push")
+
+        def finish() -> None:
+            success, message = updated()
+            if not success:
+                raise RuntimeError(f"the engine refused a bucket: {message}")
+            self.weights.receive(names)
+            if last:
+                self.version = version
+
+        return finish
 
     def fingerprints(self) -> list[dict[str, str]]:
         """The engine's hash of each parameter and buffer, one dict a rank. CUDA only."""

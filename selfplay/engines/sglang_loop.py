@@ -12,7 +12,7 @@ import asyncio
 import atexit
 import signal
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -56,20 +56,39 @@ class EngineLoop:
 
     def run(self, work: Coroutine[Any, Any, T], *, what: str, timeout_s: float | None = None) -> T:
         """Run `work` until it ends, the engine dies, or it owes an answer for `timeout_s`."""
+        self._check_alive(work, what)
+        return self._loop.run_until_complete(self._watch(work, what, timeout_s or self.timeout_s))
+
+    def begin(self, work: Coroutine[Any, Any, T], *, what: str) -> Callable[[], T]:
+        """Run `work` until it waits for the engine, which answers meanwhile; what is returned runs
+        it to its end, like `run`."""
+        self._check_alive(work, what)
+        task = self._loop.create_task(work)
+
+        async def sent() -> None:  # its requests leave in tasks of their own, one turn later
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+        async def ended() -> T:
+            return await task
+
+        self._loop.run_until_complete(sent())
+        return lambda: self.run(ended(), what=what)
+
+    def _check_alive(self, work: Coroutine[Any, Any, Any], what: str) -> None:
         dead = self._dead or sglang_children.how_they_ended(self.processes)
         if self._closed or dead is not None:
             work.close()
             raise RuntimeError(f"the engine is gone ({dead or 'closed'}): {what} is not possible")
-        return self._loop.run_until_complete(self._watch(work, what, timeout_s or self.timeout_s))
 
     def control(self, work: Coroutine[Any, Any, T], *, what: str) -> T:
-        """Run one call that the engine owes an answer to, such as a push."""
+        """Run one call that the engine owes an answer to, such as going to sleep."""
+        return self.run(self.owed(work), what=what)
 
-        async def owed() -> T:
-            with self.owing():
-                return await work
-
-        return self.run(owed(), what=what)
+    async def owed(self, work: Coroutine[Any, Any, T]) -> T:
+        """`work`, one answer that the engine owes."""
+        with self.owing():
+            return await work
 
     @contextmanager
     def owing(self) -> Iterator[None]:
