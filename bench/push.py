@@ -32,6 +32,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 from bench.memory import copy_ceiling
 from bench.shapes import SHAPES, qwen2_config
 from selfplay import sync
+from selfplay.engines import sglang_push
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.sglang import SGLangEngine
 
@@ -44,7 +45,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shapes", default="0.5B,1.5B,7B", help=f"of {', '.join(SHAPES)}")
-    parser.add_argument("--bucket-gib", type=float, default=1.0)
+    parser.add_argument("--bucket-gib", type=float, default=sglang_push.BUCKET_BYTES / GIB)
     parser.add_argument("--master", default="float32", help="dtype of the trainer's parameters")
     parser.add_argument("--pushes", type=int, default=5, help="timed pushes a shape")
     parser.add_argument("--soak", type=int, default=200, help="pushes in a row, first shape only")

@@ -72,7 +72,7 @@ def push(
     group: dist.ProcessGroup | None = None,
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | None = None,
-    bucket_bytes: int = 2**30,
+    bucket_bytes: int = sglang_push.BUCKET_BYTES,
 ) -> Pushed:
     """Give the engine this model's weights. All ranks of a sharded model call it, in step.
 

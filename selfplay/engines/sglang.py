@@ -213,7 +213,7 @@ class SGLangEngine:
         shapes = {name: tensor.shape for name, tensor in named.items()}
         self.weights.check_names(shapes)
         self.weights.lose()
-        for names in sglang_push.plan_buckets(shapes, self.dtype, bucket_bytes=2**30):
+        for names in sglang_push.plan_buckets(shapes, self.dtype):
             sizes = [shapes[name] for name in names]
             sources = (named[name].detach() for name in names)
             device = named[names[0]].device

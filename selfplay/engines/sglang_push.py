@@ -15,8 +15,12 @@ import torch
 from torch import Tensor
 
 
+# What a bucket costs beside its bytes weighs in smaller ones (docs/log.md: 0.25 to 4 GiB).
+BUCKET_BYTES = 2 * 2**30
+
+
 def plan_buckets(
-    shapes: Mapping[str, torch.Size], dtype: torch.dtype, *, bucket_bytes: int
+    shapes: Mapping[str, torch.Size], dtype: torch.dtype, *, bucket_bytes: int = BUCKET_BYTES
 ) -> list[list[str]]:
     """Cut parameters, in order, into runs of at most `bucket_bytes`; one too large goes alone."""
     if bucket_bytes < 1:

@@ -10,13 +10,15 @@ Shapes: N elements of a flat buffer, R ranks, L elements of a rank's row of piec
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, product
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
 
 Box = tuple[slice, ...]
 
@@ -55,8 +57,8 @@ def _gather(
     num_ranks = dist.get_world_size()
     # A piece has room for the largest of its kind, which is the first rank's, so that all rows are
     # cut alike and no rank has to know what another holds.
-    rooms = [math.prod(_sizes(box_at(p, [0] * p.device_mesh.ndim))) for p, _ in sharded]
-    starts = [sum(rooms[:place]) for place in range(len(rooms))]
+    rooms = [math.prod(_sizes(_boxes(p)[0][1])) for p, _ in sharded]
+    starts = [0, *accumulate(rooms)][:-1]
     row_L = torch.empty(sum(rooms), dtype=dtype, device=device)
     mine = [local_part(parameter) for parameter, _ in sharded]
     _copy(
@@ -84,8 +86,18 @@ def box_at(parameter: DTensor, coordinate: Sequence[int]) -> Box:
     was left: the order in which `shard` applies them. Each division is torch.chunk's, so the last
     ranks get fewer rows, or none, where they do not divide.
     """
-    box = [slice(0, size) for size in parameter.shape]
-    placed = list(zip(parameter.placements, parameter.device_mesh.shape, coordinate, strict=True))
+    mesh_shape = parameter.device_mesh.shape
+    return _box(parameter.shape, parameter.placements, mesh_shape, coordinate)
+
+
+def _box(
+    shape: Sequence[int],
+    placements: Sequence[Placement],
+    mesh_shape: Sequence[int],
+    coordinate: Sequence[int],
+) -> Box:
+    box = [slice(0, size) for size in shape]
+    placed = list(zip(placements, mesh_shape, coordinate, strict=True))
     for placement, parts, index in reversed(placed):
         if not placement.is_replicate():
             dim: int = placement.dim  # type: ignore[attr-defined]
@@ -100,12 +112,22 @@ def chunk(rows: slice, parts: int, index: int) -> slice:
     return slice(start, min(rows.stop, start + step))
 
 
-def _boxes(parameter: DTensor) -> Iterator[tuple[int, Box]]:
+def _boxes(parameter: DTensor) -> tuple[tuple[int, Box], ...]:
     """Each rank of the parameter's mesh with the rectangle it holds."""
-    mesh = parameter.device_mesh
+    return _boxes_of(tuple(parameter.shape), parameter.placements, parameter.device_mesh)
+
+
+# A model has few shapes, a push many parameters, and asking a mesh for its ranks is slow.
+@lru_cache(maxsize=1024)
+def _boxes_of(
+    shape: tuple[int, ...], placements: tuple[Placement, ...], mesh: DeviceMesh
+) -> tuple[tuple[int, Box], ...]:
     ranks: list[int] = mesh.mesh.flatten().tolist()
-    for rank, coordinate in zip(ranks, product(*map(range, mesh.shape)), strict=True):
-        yield rank, box_at(parameter, coordinate)
+    coordinates = product(*map(range, mesh.shape))
+    return tuple(
+        (rank, _box(shape, placements, mesh.shape, coordinate))
+        for rank, coordinate in zip(ranks, coordinates, strict=True)
+    )
 
 
 def _sizes(box: Box) -> list[int]:
