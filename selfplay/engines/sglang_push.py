@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
 # What a bucket costs beside its bytes weighs in smaller ones (docs/log.md: 0.25 to 4 GiB).
 BUCKET_BYTES = 2 * 2**30
 
