@@ -7,6 +7,7 @@ sleeps while the learner is made beside it.
 from __future__ import annotations
 
 import gc
+import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from selfplay.evaluation_source import described_in
 from selfplay.learner import Learner
 from selfplay.liger import liger_is_here
 from selfplay.lora import Adapters
-from selfplay.model import load_model, load_sharded, local_folder, scratch_model
+from selfplay.model import export, load_model, load_sharded, local_folder, scratch_model
 from selfplay.offload import Offload
 from selfplay.optim import make_optimizer
 from selfplay.parallel import World, barrier, gather_objects
@@ -190,7 +191,15 @@ def merged_folder(config: Config, weights: Path, world: World) -> Path:
         print(f"merging adapters into {merged}", flush=True)
         dtype = DTYPES[config.optim.master_dtype]
         policy = load_model(str(weights), device="cpu", dtype=dtype)
-        export_whole(policy, AutoTokenizer.from_pretrained(weights), merged, world=None)
+        with tempfile.TemporaryDirectory(prefix=".merged", dir=weights) as place:
+            whole = Path(place) / merged.name
+            export(policy, AutoTokenizer.from_pretrained(weights), whole)
+            try:
+                whole.rename(merged)
+            except OSError:
+                if not merged.exists():
+                    raise
+                # Another evaluation of these adapters was first, and its engine may read already.
     barrier(world)
     return merged
 

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
@@ -262,6 +263,18 @@ def test_adapters_alone_are_evaluated_by_any_engine(
     assert run_tiny(tmp_path / "on", *told) == 2, "a run does not train on adapters"
     assert f"got adapters: {own}; nearest: the final/" in capsys.readouterr().err
     assert folders == [run / "checkpoints" / "step_000001" / "hf" / "merged"] * 2
+
+    def overtaken(model: Any, tokenizer: Any, folder: Path) -> None:
+        """Another evaluation of these adapters ends while this one still writes."""
+        export(model, tokenizer, folder)
+        shutil.copytree(folder, own / "merged")
+        (own / "merged" / "the other's").touch()
+
+    shutil.rmtree(own / "merged")
+    monkeypatch.setattr(assemble, "export", overtaken)
+    found_there = assemble.merged_folder(config_of(), own, init_world(device="cpu"))
+    (found_there / "the other's").unlink()  # fails where it was written over
+    assert sorted(own.glob(".merged*")) == []
     merged, final = (
         load_file(folder / "model.safetensors") for folder in (folders[0], tmp_path / "final")
     )
