@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 
 from selfplay import sync
 from selfplay.assemble import make_learner
-from selfplay.config import load_config
+from selfplay.config import LoraConfig, load_config
 from selfplay.engines import sglang_push
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.sglang import SGLangEngine
 from selfplay.hand_over import gate
+from selfplay.lora import add_adapters
 from selfplay.parallel import init_world
 
 PROMPT = list(range(10, 50))
@@ -162,6 +163,21 @@ def test_a_push_changes_who_speaks(engine: SGLangEngine, policy: Any) -> None:
     assert (
         tiny.worst_gap(policy, PROMPT, engine.generate([Request(PROMPT, 12, 0)], PLAIN)[0]) < 1e-4
     )
+
+
+def test_adapters_are_merged_where_weights_leave(engine: SGLangEngine, policy: Any) -> None:
+    """The engine has no adapters and speaks as the model that has them."""
+    adapted = tiny.build()
+    add_adapters(adapted, LoraConfig(rank=4), seed=3)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:  # 0 at first
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    sync.push(adapted, engine, version=engine.version + 1, dtype=torch.float32)
+    [completion] = engine.generate([Request(PROMPT, 12, 0)], PLAIN)
+    assert tiny.worst_gap(adapted, PROMPT, completion) < 1e-4
+    assert tiny.worst_gap(policy, PROMPT, completion) > 0.1
 
 
 @pytest.mark.parametrize(
