@@ -25,7 +25,7 @@ from selfplay.parallel import World, barrier, gather_objects
 from selfplay.samples import Sample
 from selfplay.sync import Pushed, push, verify
 
-# Of each of a few games' ends so much is read: what fewer tokens cost is mostly not theirs.
+# Read of each game's end. A pass over so few costs the launching of its kernels, however many.
 GATE_TOKENS = 64
 # What stays free beside an engine's weights and cache: its own work space, a push's buckets.
 SPARE_BYTES = 6 * 2**30
