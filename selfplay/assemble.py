@@ -7,7 +7,6 @@ sleeps while the learner is made beside it.
 from __future__ import annotations
 
 import gc
-import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from selfplay.chat import Rendering
-from selfplay.checkpoint import export_whole
+from selfplay.checkpoint import export_once, export_whole
 from selfplay.config import Config
 from selfplay.critic import Critic, make_critic
 from selfplay.engines.base import Engine
@@ -26,7 +25,7 @@ from selfplay.evaluation_source import described_in
 from selfplay.learner import Learner
 from selfplay.liger import liger_is_here
 from selfplay.lora import Adapters
-from selfplay.model import export, load_model, load_sharded, local_folder, scratch_model
+from selfplay.model import load_model, load_sharded, local_folder, scratch_model
 from selfplay.offload import Offload
 from selfplay.optim import make_optimizer
 from selfplay.parallel import World, barrier, gather_objects
@@ -191,15 +190,7 @@ def merged_folder(config: Config, weights: Path, world: World) -> Path:
         print(f"merging adapters into {merged}", flush=True)
         dtype = DTYPES[config.optim.master_dtype]
         policy = load_model(str(weights), device="cpu", dtype=dtype)
-        with tempfile.TemporaryDirectory(prefix=".merged", dir=weights) as place:
-            whole = Path(place) / merged.name
-            export(policy, AutoTokenizer.from_pretrained(weights), whole)
-            try:
-                whole.rename(merged)
-            except OSError:
-                if not merged.exists():
-                    raise
-                # Another evaluation of these adapters was first, and its engine may read already.
+        export_once(policy, AutoTokenizer.from_pretrained(weights), merged)
     barrier(world)
     return merged
 
@@ -234,7 +225,7 @@ def _own_weights(
         return own
     random = folder / "random_start"
     if world.rank == 0 and not random.exists():
-        export_whole(_scratch(config, tokenizer), tokenizer, random, world=None)
+        export_once(_scratch(config, tokenizer), tokenizer, random)
     barrier(world)
     return random
 

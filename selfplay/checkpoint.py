@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -144,29 +145,40 @@ def finish(
 
 
 def export_whole(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, world: World | None
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, world: World
 ) -> None:
     """Write a Hugging Face folder that gets its name only when it is complete, in place of one that
-    had it. Every rank must call and leaves when the folder is there; None is a rank alone."""
+    had it. Every rank must call and leaves when the folder is there."""
     with _replacing(folder, world) as partial:
         export(model, tokenizer, partial, world=world)
 
 
+def export_once(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """The same by one rank alone, in place of nothing: of several processes the first that ends
+    gives the folder its name, and nobody writes over what an engine may be reading."""
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}", dir=folder.parent) as place:
+        partial = Path(place) / folder.name
+        export(model, tokenizer, partial)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.exists():
+                raise
+
+
 @contextmanager
-def _replacing(folder: Path, world: World | None) -> Iterator[Path]:
+def _replacing(folder: Path, world: World) -> Iterator[Path]:
     """A folder to fill, which gets the name `folder` at the end, in place of one that had it. Every
-    rank must enter and leaves when the folder is there; None is a rank alone."""
-    partial, writes = folder.with_name(f".{folder.name}"), world is None or world.rank == 0
+    rank must enter and leaves when the folder is there."""
+    partial, writes = folder.with_name(f".{folder.name}"), world.rank == 0
     if writes:
         shutil.rmtree(partial, ignore_errors=True)  # of a run that was stopped while it wrote
-    if world is not None:
-        barrier(world)
+    barrier(world)
     yield partial
     if writes:
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was ahead when it was stopped
         partial.rename(folder)
-    if world is not None:
-        barrier(world)
+    barrier(world)
 
 
 def _export_adapters(learner: Learner, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

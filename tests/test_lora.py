@@ -22,7 +22,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import eval as door
-from selfplay import assemble, sync
+from selfplay import assemble, checkpoint, sync
 from selfplay.batch import pack
 from selfplay.config import LoraConfig, load_config
 from selfplay.engines.base import Request, Sampling
@@ -271,7 +271,7 @@ def test_adapters_alone_are_evaluated_by_any_engine(
         (own / "merged" / "the other's").touch()
 
     shutil.rmtree(own / "merged")
-    monkeypatch.setattr(assemble, "export", overtaken)
+    monkeypatch.setattr(checkpoint, "export", overtaken)
     found_there = assemble.merged_folder(config_of(), own, init_world(device="cpu"))
     (found_there / "the other's").unlink()  # fails where it was written over
     assert sorted(own.glob(".merged*")) == []

@@ -27,6 +27,7 @@ from selfplay.engines.hf import HFEngine
 from selfplay.engines.switchboard import Frozen, Switchboard
 from selfplay.guard import check_watch
 from selfplay.measures import game_measures, tally
+from selfplay.parallel import init_world
 from selfplay.partner_specs import parse_shares, parse_spec
 from selfplay.partners import check_partners
 from selfplay.play import Limits, Position
@@ -359,7 +360,7 @@ def test_a_snapshot_replaces_an_older_one_and_is_read_back(tmp_path: Path) -> No
     model, other, tokenizer = tiny_model(seed=1), tiny_model(seed=2), tokenizer_of("no template")
     folder = past.snapshot_folder(tmp_path, 20)
     for weights in (other, model):
-        export_whole(weights, tokenizer, folder, world=None)
+        export_whole(weights, tokenizer, folder, world=init_world(device="cpu"))
     assert [path.name for path in folder.parent.iterdir()] == ["step_000020"]
     HFEngine(other).update_weights(past.snapshot_weights(folder), 1)
     mine, yours = model.state_dict(), other.state_dict()
