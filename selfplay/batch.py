@@ -121,10 +121,7 @@ def share_by_tokens(samples: Sequence[Sample], world: World) -> list[Sample]:
         [samples[i] for rank, i in rows[taker // world.tp] if rank == world.rank]
         for taker in range(world.world_size)
     ]
-    own, parts[world.rank] = parts[world.rank], []  # what stays is not packed
-    incoming = exchange_objects(parts, world)
-    incoming[world.rank] = own
-    sources = [iter(part) for part in incoming]
+    sources = [iter(part) for part in exchange_objects(parts, world)]
     return [next(sources[rank]) for rank, _ in rows[world.dp_rank]]
 
 
