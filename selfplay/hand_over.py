@@ -9,7 +9,7 @@ Knows no games. Sizes in bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import compress
 
 import torch
@@ -94,19 +94,19 @@ def gate(
     world = learner.world
     if config.engine.kind == "hf" or config.parallel.offload_parameters:
         return {}
-    asked = {
-        f"{world.rank}/{i}": ([*ids[-GATE_TOKENS:]], [0, *counts[-GATE_TOKENS:][1:]])
+    mine = [
+        Sample(f"{world.rank}/{i}", [*ids[-GATE_TOKENS:]], [0, *counts[-GATE_TOKENS:][1:]], [], [])
         for i, (ids, counts) in enumerate(turns)
-    }
+    ]
     answers = None
     if engine is not None:
         assert isinstance(engine, SGLangEngine)
-        answers = engine.begin_scoring([ids for ids, _ in asked.values()])
-    by_trainer = _scored(learner, asked, config=config)
+        answers = engine.begin_scoring([sample.ids for sample in mine])
+    by_trainer = _scored(learner, mine, config=config)
     by_engine: dict[str, list[float]] = {}
     if answers is not None:
-        for (name, (_, counts)), logprobs in zip(asked.items(), answers(), strict=True):
-            by_engine[name] = list(compress(logprobs, counts[1:]))
+        for sample, logprobs in zip(mine, answers(), strict=True):
+            by_engine[sample.name] = list(compress(logprobs, sample.mask[1:]))
     parts = gather_objects((by_engine, by_trainer), world)
     trainers = {name: logprobs for _, part in parts for name, logprobs in part.items()}
     engines = {name: logprobs for part, _ in parts for name, logprobs in part.items()}
@@ -120,18 +120,12 @@ def gate(
     return {"gate_gap": found.mean_abs}
 
 
-def _scored(
-    learner: Learner, asked: Mapping[str, tuple[list[int], list[int]]], *, config: Config
-) -> dict[str, list[float]]:
-    """The trainer's log-probs, at temperature 1, of what counts in this rank's share of what all
-    ranks ask, by name."""
+def _scored(learner: Learner, mine: Sequence[Sample], *, config: Config) -> dict[str, list[float]]:
+    """The trainer's log-probs, at temperature 1, of what counts in this rank's share of all ranks'
+    samples, by name."""
     world = learner.world
-    samples = [
-        Sample(name, ids, counts, [0.0] * len(ids), [0.0] * len(ids))
-        for part in gather_objects(asked, world)
-        for name, (ids, counts) in part.items()
-    ]
-    share = samples[world.dp_rank :: world.dp_size]
+    everyone = [sample for part in gather_objects(mine, world) for sample in part]
+    share = everyone[world.dp_rank :: world.dp_size]
     budget = config.optim.tokens_per_microbatch
     found: dict[str, list[float]] = {sample.name: [] for sample in share}
     for batch in even_out(micro_batches(share, budget=budget, device=world.device), world):

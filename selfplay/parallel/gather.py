@@ -57,7 +57,8 @@ def _gather(
     num_ranks = dist.get_world_size()
     # A piece has room for the largest of its kind, which is the first rank's, so that all rows are
     # cut alike and no rank has to know what another holds.
-    rooms = [math.prod(_sizes(_boxes(p)[0][1])) for p, _ in sharded]
+    boxes = [_boxes(parameter) for parameter, _ in sharded]
+    rooms = [math.prod(_sizes(held[0][1])) for held in boxes]
     starts = [0, *accumulate(rooms)][:-1]
     row_L = torch.empty(sum(rooms), dtype=dtype, device=device)
     mine = [local_part(parameter) for parameter, _ in sharded]
@@ -71,8 +72,8 @@ def _gather(
     # As bytes: gloo knows fewer dtypes than torch.
     dist.all_gather(list(rows_RL.view(torch.uint8).unbind(0)), row_L.view(torch.uint8))
     pieces: list[tuple[Tensor, Tensor]] = []
-    for start, (parameter, whole) in zip(starts, sharded, strict=True):
-        for rank, box in _boxes(parameter):
+    for start, held, (_, whole) in zip(starts, boxes, sharded, strict=True):
+        for rank, box in held:
             sizes = _sizes(box)
             piece_L = rows_RL[rank, start : start + math.prod(sizes)]
             pieces.append((whole[box], piece_L.view(sizes)))
