@@ -1,9 +1,13 @@
-"""What holds for every test: the same draws each time, one core, no network."""
+"""What holds for every test: the same draws each time, one core, no network, one shared folder."""
 
 from __future__ import annotations
 
 import os
+import random
+import shutil
+import tempfile
 
+import pytest
 from hypothesis import settings
 
 # Set before any library is imported that reads them.
@@ -11,5 +15,33 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from shared_work import HOME
+
 settings.register_profile("house", deadline=None, derandomize=True)
 settings.load_profile("house")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--shuffle", type=int, help="run files, and tests in each, in this seed's order"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The first process makes the folder; those of pytest-xdist inherit its name."""
+    if not hasattr(config, "workerinput"):
+        os.environ[HOME] = tempfile.mkdtemp(prefix="selfplay-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ[HOME], ignore_errors=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption("--shuffle")
+    if seed is not None:
+        rng = random.Random(seed)
+        files = sorted({item.path for item in items})
+        place = {path: rng.random() for path in files}
+        items.sort(key=lambda item: (place[item.path], rng.random()))

@@ -1,4 +1,4 @@
-"""Run under torchrun by test_parallel.py: one model on a mesh against the same model whole.
+"""Run by two_ranks.py, or under torchrun by itself: a model on a mesh against the same model whole.
 
 Usage: torchrun --nproc-per-node N tests/mesh_worker.py TP FOLDER [DEVICE]. Rank 0 writes
 FOLDER/report.json: for each case the largest differences from one process, in fp32. Knows how to
@@ -253,9 +253,8 @@ def shared(world: World) -> list[tuple[str, bool]]:
     return gather_objects(("".join(sample.name for sample in mine), whole), world)
 
 
-def main() -> None:
-    tp, folder = int(sys.argv[1]), Path(sys.argv[2])
-    world = init_world(tp, device=sys.argv[3] if len(sys.argv) > 3 else "cpu")
+def measured(world: World, folder: Path) -> dict[str, object]:
+    """For each case the largest differences from one process."""
     report: dict[str, object] = {
         "sum": all_reduce_sum([1.0, float(world.rank)], world),
         "max": all_reduce_max(float(world.rank), world),
@@ -271,6 +270,13 @@ def main() -> None:
     for name, overrides in AGGREGATIONS.items():
         report[name] = aggregate(overrides, world)
     report["rounded"] = rounded_step(world)
+    return report
+
+
+def main() -> None:
+    tp, folder = int(sys.argv[1]), Path(sys.argv[2])
+    world = init_world(tp, device=sys.argv[3] if len(sys.argv) > 3 else "cpu")
+    report = measured(world, folder)
     if world.rank == 0:
         (folder / "report.json").write_text(json.dumps(report, indent=1))
     close_world(world)

@@ -11,6 +11,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from shared_work import once
+
 if TYPE_CHECKING:
     import psutil
 
@@ -29,6 +31,24 @@ def start(
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, env=environment, text=True, **output)  # type: ignore[call-overload]
+
+
+def measured_by(script: str, *arguments: str, torchrun: int) -> dict[str, Any]:
+    """What the ranks of `tests/SCRIPT ARGUMENTS FOLDER` wrote to FOLDER/report.json. They run once
+    in a whole test run."""
+
+    def make(folder: pathlib.Path) -> None:
+        ranks = start(TESTS / script, *arguments, str(folder), torchrun=torchrun)
+        said, _ = ranks.communicate(timeout=400)
+        assert ranks.returncode == 0, said[-4000:]
+
+    folder = once((script, arguments, torchrun), make)
+    return json.loads((folder / "report.json").read_text())
+
+
+def two_ranks(case: str) -> Any:
+    """What the one pair of ranks of a test run measured in this case."""
+    return measured_by("two_ranks.py", torchrun=2)[case]
 
 
 def say(case: str, **facts: object) -> None:

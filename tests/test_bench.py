@@ -36,6 +36,7 @@ def run_bench(name: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_loop_bench_measures_every_stage_of_a_step(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     run_bench("loop", "--out", str(out))
@@ -50,6 +51,7 @@ def test_the_loop_bench_measures_every_stage_of_a_step(tmp_path: Path) -> None:
     assert row["gap_mean"] < 1e-4
 
 
+@pytest.mark.slow
 def test_the_table_has_a_line_for_each_case_and_names_what_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from processes import TESTS, start
-from safetensors.torch import load_file
-from tiny_run import metrics_of, run_tiny, write_tiny
+from tiny_run import RUNS, begin_warm, finished, metrics_of, run_warm, write_tiny
 
 from bench.branch_variance import noise_and_signal
 
-BRANCHES = (
-    "rollout.branch.turns=random",
-    "rollout.branch.per_game=2",
-    "rollout.branch.siblings=3",
-    "rollout.branch.futures=2",
-    "log_games_every=1",
-    "steps=2",
-    "save_every=1",
-)
+BRANCHES = RUNS["branches"]
 
 
 @pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("forked") / "run"
-    assert run_tiny(folder, *BRANCHES) == 0
-    return folder
+def forked() -> Path:
+    return finished(*BRANCHES)
 
 
 def games_of(folder: Path, step: int) -> list[dict[str, object]]:
@@ -50,34 +37,16 @@ def test_a_run_with_branches_trains_on_them(forked: Path) -> None:
 
 def test_the_trunks_are_the_games_of_a_plain_run(forked: Path, tmp_path: Path) -> None:
     """The same weights play the first step: forking changed no draw of theirs."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for name in ("tokenizer", "warm_start"):
-        (folder / name).symlink_to(forked / name)
-    assert run_tiny(folder, "log_games_every=1", "steps=1", "eval.final_games=1") == 0
+    folder = run_warm(tmp_path / "run", "log_games_every=1", "steps=1", "eval.final_games=1")
     mine = [{k: v for k, v in g.items() if k != "branches"} for g in games_of(forked, 1)]
     assert mine == games_of(folder, 1) and len(mine) == 16
-
-
-def test_a_run_with_branches_resumes_bit_for_bit(forked: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(forked, folder)
-    shutil.rmtree(folder / "checkpoints" / "step_000002")
-    shutil.rmtree(folder / "final")
-    assert run_tiny(folder, *BRANCHES) == 0
-    assert metrics_of(folder) == metrics_of(forked)
-    assert (folder / "games.jsonl").read_text() == (forked / "games.jsonl").read_text()
-    mine, yours = (load_file(f / "final" / "model.safetensors") for f in (folder, forked))
-    assert all(torch.equal(mine[name], yours[name]) for name in yours)
 
 
 @pytest.mark.slow
 def test_two_ranks_take_the_step_of_one(forked: Path, tmp_path: Path) -> None:
     """Siblings are dealt to ranks like any sample, and still compared as the group they are."""
     folder = tmp_path / "run"
-    folder.mkdir()
-    for name in ("tokenizer", "warm_start"):
-        (folder / name).symlink_to(forked / name)
+    begin_warm(folder)
     train, settings = TESTS.parent / "train.py", ["--config", str(write_tiny(folder))]
     process = start(train, *settings, f"out={folder}", *BRANCHES, torchrun=2)
     output, _ = process.communicate(timeout=240)

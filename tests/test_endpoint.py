@@ -13,7 +13,7 @@ from chat_families import tokenizer_of
 from chat_server import Answer, chat_server
 from dialop_boards import FULL, SMALL
 from test_partners import Proposes, ProposesInAStream, boards, config_of
-from tiny_run import metrics_of, run_tiny
+from tiny_run import metrics_of, run_tiny, run_warm
 
 from dialop.matching import MatchingGame
 from selfplay import rollout
@@ -280,12 +280,11 @@ def test_a_run_beside_an_endpoint_that_dies(tmp_path: Path) -> None:
             "endpoint.retries=0",
             "endpoint.max_backoff_s=0.0",
             "endpoint.price_out=1000",
-            "warm_start.num_games=160",
             "eval.final_games=4",
             "save_every=1",
         )
         folder = tmp_path / "run"
-        assert run_tiny(folder, *settings, "steps=1") == 0
+        run_warm(folder, *settings, "steps=1")
     assert run_tiny(folder, *settings, "steps=2", "optim.schedule=linear") == 0
     first, second = metrics_of(folder)
     assert first["num_void"] == 0 and first["num_games"] == 16

@@ -14,8 +14,7 @@ import pytest
 from chat_families import tokenizer_of
 from dialop_boards import BEST, SMALL, WORST
 from scripted_engine import WaveEngine
-from test_resume import assert_same_run
-from tiny_run import metrics_of, run_tiny
+from tiny_run import RUNS, finished, go_on_from, metrics_of, run_tiny
 
 from bench import tiny_report
 from dialop.store import write_instances
@@ -193,14 +192,10 @@ def test_one_that_warns_never_stops_and_one_that_speaks_plainly_is_left_alone(
 
 # --- in a run -----------------------------------------------------------------------------------
 
-GUARDED = ("eval.every=2", "eval.guard.action=stop", "eval.guard.tolerance=1.0")
-
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("guarded") / "run"
-    assert run_tiny(folder, *GUARDED) == 0
-    return folder
+def guarded() -> Path:
+    return finished(*RUNS["guard"])
 
 
 def test_a_run_measures_both_and_trains_as_without_it(guarded: Path, tmp_path: Path) -> None:
@@ -221,20 +216,14 @@ def test_a_run_measures_both_and_trains_as_without_it(guarded: Path, tmp_path: P
     drawing = (tmp_path / "figures" / "t_guard_0.svg").read_text()
     assert "with warm_start" in drawing
 
-    assert run_tiny(tmp_path / "plain", "eval.every=2") == 0
     watched = ("eval_guard_score", "eval_guard_fall", "num_guard_apart")
     bare = [{n: v for n, v in line.items() if n not in watched} for line in lines]
-    assert bare == metrics_of(tmp_path / "plain")
+    assert bare == metrics_of(finished("eval.every=2"))
 
 
-def test_a_guarded_run_goes_on_as_if_it_had_not_stopped(guarded: Path, tmp_path: Path) -> None:
+def test_a_guarded_run_that_goes_on_draws_the_same_page(guarded: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    shutil.copytree(guarded, folder)
-    for gone in ("checkpoints/step_000004", "final"):
-        shutil.rmtree(folder / gone)
-    (folder / "held_out_after.json").unlink()
-    assert run_tiny(folder, *GUARDED) == 0
-    assert_same_run(guarded, folder)
+    go_on_from(guarded, folder, *RUNS["guard"])
     assert (folder / "guard.svg").read_text() == (guarded / "guard.svg").read_text()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from chat_server import Answer, chat_server
 from dialop_boards import FULL, SMALL
-from tiny_run import run_tiny
+from tiny_run import run_warm
 
 import eval as door
 from dialop.matching import MatchingGame
@@ -47,9 +47,7 @@ class Lines:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose policy knows the rules by halves."""
-    folder = tmp_path_factory.mktemp("guests") / "run"
-    assert run_tiny(folder, "steps=1", "warm_start.num_games=400", "eval.final_games=4") == 0
-    return folder
+    return run_warm(tmp_path_factory.mktemp("guests") / "run", "steps=1", "eval.final_games=4")
 
 
 def evaluated(out: Path) -> dict[str, Any]:

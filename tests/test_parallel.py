@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from processes import measured_by, two_ranks
 
 from selfplay.config import ScratchConfig
 from selfplay.model import scratch_model
@@ -20,30 +16,20 @@ from selfplay.parallel.replica import check_size
 from selfplay.parallel.tensor import _checked_plan
 from selfplay.parallel.world import data_parallel_size
 
-WORKER = Path(__file__).with_name("mesh_worker.py")
 SHAPE = ScratchConfig(
     width=16, layers=4, heads=4, kv_heads=2, mlp_width=24, max_positions=32, vocab_size=20
 )
 MODELS = ("qwen2 True", "llama False", "qwen3 True")
 
 
-@pytest.fixture(scope="module", params=[(2, 1), (2, 2), (4, 2)], ids=["fsdp2", "tp2", "fsdp2xtp2"])
-def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the worker measured on a mesh of gloo processes, and how many there were."""
-    num, tp = request.param
-    folder = tmp_path_factory.mktemp(f"mesh_{num}_{tp}")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num)]
-    launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    done = subprocess.run(
-        [*launch, str(WORKER), str(tp), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return num, json.loads((folder / "report.json").read_text())
+MESHES = [(2, "fsdp2"), (2, "tp2"), pytest.param((4, "fsdp2xtp2"), marks=pytest.mark.slow)]
+
+
+@pytest.fixture(params=MESHES, ids=["fsdp2", "tp2", "fsdp2xtp2"])
+def report(request: pytest.FixtureRequest) -> Any:
+    """How many processes there were on a mesh, and what they measured."""
+    num, mesh = request.param
+    return num, two_ranks(mesh) if num == 2 else measured_by("mesh_worker.py", "2", torchrun=4)
 
 
 @pytest.mark.parametrize("model", MODELS)

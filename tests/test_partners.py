@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,8 +13,7 @@ from chat_families import tokenizer_of
 from dialop_boards import BEST, SMALL
 from safetensors.torch import load_file
 from scripted_engine import StreamEngine, WaveEngine
-from test_resume import assert_same_run
-from tiny_run import metrics_of, run_tiny, tiny_model
+from tiny_run import RUNS, finished, metrics_of, run_tiny, run_warm, tiny_model
 
 from dialop.matching import MatchingInstance
 from selfplay import past, rollout
@@ -370,16 +368,10 @@ def test_a_snapshot_replaces_an_older_one_and_is_read_back(tmp_path: Path) -> No
 
 # --- whole runs ---------------------------------------------------------------------------------
 
-QUICK = ("steps=2", "save_every=1", "warm_start.num_games=160", "eval.final_games=4")
-
 
 @pytest.fixture(scope="module")
-def beside_past(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two steps beside past selves, a third of the games; the second step may meet the first's."""
-    folder = tmp_path_factory.mktemp("past") / "run"
-    settings = ("rollout.partners=[self,past*2]", "past.every=1", "rollout.instances=6")
-    assert run_tiny(folder, *QUICK, *settings, "steps=3") == 0
-    return folder
+def beside_past() -> Path:
+    return finished(*RUNS["past"])
 
 
 def test_a_run_beside_its_past_selves(beside_past: Path) -> None:
@@ -403,20 +395,6 @@ def test_a_run_beside_its_past_selves(beside_past: Path) -> None:
     assert all(torch.equal(newest[name], final[name]) for name in final)
 
 
-def test_it_goes_on_bit_for_bit_with_its_pool_and_ratings(
-    beside_past: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(beside_past, folder)
-    for gone in ("checkpoints/step_000003", "checkpoints/step_000002", "final"):
-        shutil.rmtree(folder / gone, ignore_errors=True)
-    (folder / "held_out_after.json").unlink()
-    assert len(list((folder / "checkpoints").iterdir())) <= 1
-    settings = ("rollout.partners=[self,past*2]", "past.every=1", "rollout.instances=6")
-    assert run_tiny(folder, *QUICK, *settings, "steps=3") == 0
-    assert_same_run(beside_past, folder)
-
-
 def test_a_run_beside_a_frozen_checkpoint_and_a_script(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -424,7 +402,7 @@ def test_a_run_beside_a_frozen_checkpoint_and_a_script(
     folder = tmp_path / "run"
     frozen = f"checkpoint:{folder}/warm_start"
     partners = f"rollout.partners=[self,{frozen},scripted:honest]"
-    assert run_tiny(folder, *QUICK, partners, "rollout.instances=6") == 0
+    run_warm(folder, partners, "rollout.instances=6", "steps=2")
     assert "MiB of weights more on cpu" in capsys.readouterr().out
     for line in metrics_of(folder):
         beside = {name for name in line if name.startswith("score/")}
@@ -449,7 +427,7 @@ def test_a_partner_of_another_game_ends_at_once(
     for words in ("game.brief=false", "game.messages=false", "game.private_reasoning=true"):
         key, _, value = words.partition("=")
         (other / "config.yaml").write_text(dump(config_of(words)))
-        assert run_tiny(tmp_path / "run", *QUICK, *guard, sits) == 2
+        assert run_tiny(tmp_path / "run", *guard, sits) == 2
         told = capsys.readouterr().err
         assert f"{key} must be" in told
         assert f"got {value} in {other} and " in told and f"in {tmp_path / 'run'}\n" in told
@@ -464,6 +442,6 @@ def test_a_partner_that_is_not_there_ends_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = f"rollout.partners=[checkpoint:{tmp_path}/nowhere]"
-    assert run_tiny(tmp_path / "run", *QUICK, wrong) == 2
+    assert run_tiny(tmp_path / "run", wrong) == 2
     assert "must be a run folder or a Hugging Face folder" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

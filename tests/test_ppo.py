@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean, pvariance
 
 import pytest
 import torch
-from processes import start
-from test_learning import SETTINGS
-from test_resume import assert_same_run
+from processes import two_ranks
 from test_update import assert_same, config_of, learner_of, some_samples
-from tiny_run import CPU, metrics_of, run_tiny, tiny_model, trainer_logprobs
+from tiny_run import CPU, RUNS, finished, metrics_of, tiny_model, trainer_logprobs
 from transformers import PreTrainedModel
 
 from selfplay.batch import pack
@@ -266,48 +261,19 @@ def test_bad_combinations_are_refused_with_the_rule() -> None:
 
 # --- whole runs -----------------------------------------------------------------------------------
 
-RUN = (*PPO[:1], "rollout.group_size=1", "rollout.instances=12", "algorithm.minibatches=2")
 
-
-@pytest.mark.parametrize("kind", ["shared_head", "model"])
-def test_a_run_that_was_interrupted_is_the_run_that_was_not(kind: str, tmp_path: Path) -> None:
-    """The critic, its optimizer and its warm-up of three steps survive a stop after the second."""
-    settings = (*RUN, f"critic.kind={kind}", "critic.warmup_steps=3", "critic.lr=1.0e-3")
-    assert run_tiny(tmp_path / "straight", *settings) == 0
-    lines = metrics_of(tmp_path / "straight")
+@pytest.mark.parametrize("run", ["critic's head", "critic"])
+def test_the_critic_learns_alone_for_its_first_steps(run: str) -> None:
+    lines = metrics_of(finished(*RUNS[run]))
     assert [line["lr"] > 0 for line in lines] == [False, False, False, True]
     assert all(line["critic_grad_norm"] > 0 and line["flat_groups"] == 0 for line in lines)
-    shutil.copytree(tmp_path / "straight", tmp_path / "again")
-    for gone in ("checkpoints/step_000004", "final"):
-        shutil.rmtree(tmp_path / "again" / gone)
-    assert run_tiny(tmp_path / "again", *settings) == 0
-    assert_same_run(tmp_path / "straight", tmp_path / "again")
 
 
-@pytest.mark.slow
-def test_reward_rises_without_groups(tmp_path: Path) -> None:
-    """test_learning's pairs with one game an instance: over three seeds the score rose by 0.11 and
-    the errors fell by 0.16 to 0.17, the critic's warm-up included."""
-    settings = [s for s in SETTINGS if not s.startswith("rollout.")]
-    settings += [RUN[0], "rollout.group_size=1", "rollout.instances=96", "critic.kind=model"]
-    settings += ["critic.lr=1.0e-3", "critic.warmup_steps=3", "seed=1"]
-    assert run_tiny(tmp_path / "run", *settings) == 0
-    lines = metrics_of(tmp_path / "run")
-    for name, rise in (("score", 0.05), ("errors", -0.08)):
-        values = [line[name] for line in lines]
-        risen = fmean(values[-10:]) - fmean(values[:5])
-        assert abs(risen) > abs(rise) and risen * rise > 0, (name, risen)
-
-
-@pytest.mark.slow
-def test_two_ranks_judge_and_learn_as_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_judge_and_learn_as_one(kind: str) -> None:
     """Whitening, values, gradients of policy, trunk and head, and the critic's checkpoint."""
-    process = start(Path(__file__).with_name("critic_worker.py"), str(tmp_path), torchrun=2)
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said[-4000:]
-    report = json.loads((tmp_path / "report.json").read_text())
-    for kind in KINDS:
-        assert report[kind]["moved"] > 0.05
-        assert report[kind]["resumed"] == 1.0
-        for name in ("weights", "advantages", "metrics"):
-            assert report[kind][name] < 1e-4, (kind, name, report[kind])
+    report = two_ranks(f"critic {kind}")
+    assert report["moved"] > 0.05
+    assert report["resumed"] == 1.0
+    for name in ("weights", "advantages", "metrics"):
+        assert report[name] < 1e-4, (name, report)

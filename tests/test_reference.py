@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from small_updates import config_of, learner_of
-from tiny_run import metrics_of, run_tiny, tiny_model
+from tiny_run import RUNS, finished, metrics_of, tiny_model
 
 from selfplay.reference import adapted_kl, follow
 
@@ -57,48 +54,12 @@ def test_follow_moves_only_what_the_settings_ask_for() -> None:
     assert not torch.equal(reference.lm_head.weight, model.lm_head.weight), "a copy, no alias"
 
 
-MOVING = (
-    "optim.schedule=constant",
-    "algorithm.kl=0.2",
-    "algorithm.kl_target=0.001",
-    "algorithm.kl_horizon=1.0",
-    "algorithm.reference_every=3",
-    "algorithm.old_logprobs=recomputed",
-    "algorithm.importance=token",
-)
-
-
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished warm start, for every run to begin with."""
-    folder = tmp_path_factory.mktemp("warm") / "run"
-    assert run_tiny(folder, "steps=0") == 0
-    return folder
-
-
 @pytest.mark.parametrize("charged", ["loss", "reward"])
-def test_a_run_with_a_moving_weight_and_reference_goes_on_bit_for_bit(
-    tmp_path: Path, warm: Path, charged: str
-) -> None:
-    """Five steps; the reference moved after the third, the checkpoint is the fourth's."""
-    settings = [*MOVING, f"algorithm.kl_in={charged}", "steps=5", "save_every=4"]
-    settings += ["algorithm.kl_estimator=k1"] if charged == "reward" else []
-    straight, broken = tmp_path / "straight", tmp_path / "broken"
-    for part in ("tokenizer", "warm_start"):
-        shutil.copytree(warm / part, straight / part)
-    assert run_tiny(straight, *settings) == 0
-    shutil.copytree(straight, broken)
-    shutil.rmtree(broken / "checkpoints" / "step_000005")
-    shutil.rmtree(broken / "final")
-    assert run_tiny(broken, *settings) == 0
-    lines = metrics_of(straight)
-    assert metrics_of(broken) == lines
-    mine, yours = (load_file(run / "final" / "model.safetensors") for run in (straight, broken))
-    assert all(torch.equal(mine[name], yours[name]) for name in mine)
+def test_a_run_moves_its_weight_and_its_reference(charged: str) -> None:
+    run = finished(*RUNS[f"kl in the {charged}"])
+    lines = metrics_of(run)
     weights = [line["kl_weight"] for line in lines]
     assert weights[0] == 0.2 and len(set(weights)) > 2
-    saved = json.loads(
-        (straight / "checkpoints" / "step_000005" / "progress.json").read_text(encoding="utf-8")
-    )
+    saved = json.loads((run / "checkpoints" / "step_000005" / "progress.json").read_text("utf-8"))
     assert saved["kl"] != 0.2
     assert lines[2]["kl_reference"] > 10 * lines[3]["kl_reference"], "the reference caught up"

@@ -4,17 +4,16 @@ ranks; and a step in which nothing differs."""
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from processes import marks, start
+from processes import two_ranks
 from safetensors.torch import load_file
 from test_advantages import episode, said
-from tiny_run import metrics_of, run_tiny
+from tiny_run import RUNS, finished, metrics_of, run_warm
 
 from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
 from selfplay.credit import assign_advantages, reward_samples
@@ -22,6 +21,13 @@ from selfplay.parallel import init_world
 from selfplay.play import Episode
 from selfplay.resample import Played, play_full
 from selfplay.rollout import RolloutStats
+
+METHODS = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "ema")
+
+
+def telling(place: int) -> bool:
+    """Rank 0, which plays the even ones of the first four, has none and rank 1 has both."""
+    return place in (1, 3) or place >= 5
 
 
 def config_of(resample: int, *more: str) -> Config:
@@ -81,20 +87,14 @@ def test_a_full_batch_asks_for_nothing_more() -> None:
 
 
 def test_two_ranks_take_as_many_rounds_and_compare_as_one() -> None:
-    """Rank 0 finds nothing in its half of the first round; both draw again until both have enough.
-    The worker's telling places: 1, 3 and everything from 5 on."""
-    import resample_worker
-
-    worker = start(Path(resample_worker.__file__), torchrun=2)
-    output = worker.communicate(timeout=120)[0]
-    assert worker.returncode == 0, output
-    ranks = marks(output)["ranks"]["told"]
-    alone, (games, _) = rounds(resample_worker.telling, resample=20)
+    """Rank 0 finds nothing in its half of the first round; both draw until both have enough."""
+    ranks = two_ranks("filled up")
+    alone, (games, _) = rounds(telling, resample=20)
     assert alone == [[0, 1, 2, 3], [4, 5], [6]]
     assert [told["asked"] for told in ranks] == [[[0, 2], [4], [6]], [[1, 3], [5], []]], (
         "as many rounds, none too many"
     )
-    for method in resample_worker.METHODS:
+    for method in METHODS:
         algorithm = AlgorithmConfig(method=method)
         samples, _ = reward_samples(games, algorithm=algorithm, reward=RewardConfig())
         whole = assign_advantages(samples, algorithm=algorithm, baselines={"seat 0": 0.25})
@@ -113,8 +113,8 @@ def test_a_step_in_which_every_group_is_flat_is_logged_and_changes_nothing(
     tmp_path: Path, old: str
 ) -> None:
     folder = tmp_path / "run"
-    settings = ("warm_start.num_games=40", "algorithm.resample=2", f"algorithm.old_logprobs={old}")
-    assert run_tiny(folder, *NOTHING_EARNED, *settings) == 0
+    settings = ("algorithm.resample=2", f"algorithm.old_logprobs={old}")
+    run_warm(folder, *NOTHING_EARNED, *settings)
     for line in metrics_of(folder):
         assert (line["flat_groups"], line["num_trained_tokens"], line["score"]) == (1.0, 0.0, 0.0)
         assert line["num_instances"] == 4 + 2 and line["num_games"] == 4 * 6
@@ -125,28 +125,8 @@ def test_a_step_in_which_every_group_is_flat_is_logged_and_changes_nothing(
     assert all(torch.equal(first[name], last[name]) for name in first)
 
 
-def test_a_run_with_every_memory_resumes_bit_for_bit(tmp_path: Path) -> None:
-    """ema's baselines and the remembered instances come back from the checkpoint."""
-    settings = (
-        "algorithm=ema",
-        "data.edge=0.5",
-        "data.curriculum=[{until_step: 2, share: 0.5, p_observed: 0.9, keep: all}]",
-        "reward={kind: regret, error_penalty: 0.1}",
-        "algorithm.error_credit=turn",
-        "optim.schedule=constant",
-    )
-    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    assert run_tiny(straight, *settings, "warm_start.epochs=1") == 0
-    shutil.copytree(straight, stopped)
-    shutil.rmtree(stopped / "checkpoints" / "step_000004")
-    shutil.rmtree(stopped / "final")
-    carried = json.loads((stopped / "checkpoints" / "step_000002" / "progress.json").read_text())[
-        "carried"
-    ]
+def test_a_checkpoint_holds_baselines_and_the_instances_to_draw_again() -> None:
+    run = finished(*RUNS["baselines and drawn instances"])
+    progress = json.loads((run / "checkpoints" / "step_000002" / "progress.json").read_text())
+    carried = progress["carried"]
     assert set(carried["baselines"]) == {"seat 0", "seat 1"} and carried["edge"]
-    assert run_tiny(stopped, *settings, "warm_start.epochs=1") == 0
-    assert metrics_of(straight) == metrics_of(stopped)
-    mine, yours = (
-        load_file(folder / "final" / "model.safetensors") for folder in (straight, stopped)
-    )
-    assert all(torch.equal(mine[name], yours[name]) for name in mine)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import metrics_of, run_tiny
+from tiny_run import (
+    RUNS,
+    assert_same_run,
+    finished,
+    go_on_from,
+    metrics_of,
+    run_tiny,
+    run_warm,
+)
 
 import train
 from selfplay.evaluation_source import find_source
@@ -19,22 +26,17 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "final" / "model.safetensors")
 
 
-def assert_same_run(one: Path, other: Path) -> None:
-    assert metrics_of(one) == metrics_of(other)
-    assert (one / "games.jsonl").read_text() == (other / "games.jsonl").read_text()
-    mine, yours = weights(one), weights(other)
-    assert mine.keys() == yours.keys()
-    assert all(torch.equal(mine[name], yours[name]) for name in mine)
-    held_out = [json.loads((run / "held_out_after.json").read_text()) for run in (one, other)]
-    assert held_out[0] == held_out[1]
-
-
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight() -> Path:
     """Four steps without a break, a checkpoint after the second and the last."""
-    folder = tmp_path_factory.mktemp("straight") / "run"
-    assert run_tiny(folder) == 0
-    return folder
+    return finished()
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_an_interrupted_run_goes_on_bit_for_bit(run: str, tmp_path: Path) -> None:
+    """Stopped after its newest checkpoint but one, whatever it has to remember besides weights."""
+    go_on_from(finished(*RUNS[run]), tmp_path / "run", *RUNS[run])
+    assert_same_run(finished(*RUNS[run]), tmp_path / "run")
 
 
 def test_the_tiny_run_learns_something_to_compare(straight: Path) -> None:
@@ -55,6 +57,7 @@ def test_the_tiny_run_learns_something_to_compare(straight: Path) -> None:
 
 
 def test_the_same_settings_give_the_same_run(straight: Path, tmp_path: Path) -> None:
+    """With a warm start of its own, which is the shared one again."""
     assert run_tiny(tmp_path / "run") == 0
     assert_same_run(straight, tmp_path / "run")
 
@@ -78,11 +81,10 @@ def test_a_run_killed_after_its_third_step_goes_on_as_if_nothing_had_been(
 def test_more_steps_later_are_the_same_steps(tmp_path: Path) -> None:
     """With a schedule that does not depend on the length: two steps, then two more, are four."""
     constant = "optim.schedule=constant"
-    assert run_tiny(tmp_path / "long", constant) == 0
-    assert run_tiny(tmp_path / "short", constant, "steps=2") == 0
+    run_warm(tmp_path / "short", constant, "steps=2")
     before = (tmp_path / "short" / "held_out_after.json").read_text()
     assert run_tiny(tmp_path / "short", constant) == 0
-    assert_same_run(tmp_path / "long", tmp_path / "short")
+    assert_same_run(finished(constant), tmp_path / "short")
     after = (tmp_path / "short" / "held_out_after.json").read_text()
     assert after != before, "what the shorter run had found is played anew"
 

@@ -11,7 +11,7 @@ import pytest
 from chat_families import tokenizer_of
 from dialop_boards import BRIEF, FULL, human_games
 from scripted_engine import WaveEngine
-from tiny_run import metrics_of, run_tiny
+from tiny_run import metrics_of, run_warm
 
 import eval as door
 from dialop.matching import MatchingGame, MatchingInstance, MatchingOptions
@@ -284,12 +284,11 @@ def test_a_run_that_starts_from_what_people_said(file: Path, tmp_path: Path) -> 
     settings = (
         f"data.train={file}",
         "data.start.entries=0.5",
-        "warm_start.num_games=160",
         "eval.final_games=4",
         "steps=2",
     )
     folder = tmp_path / "run"
-    assert run_tiny(folder, *settings) == 0
+    run_warm(folder, *settings)
     assert [line["step"] for line in metrics_of(folder)] == [1, 2]
     shown = [json.loads(line) for line in (folder / "games.jsonl").read_text().splitlines()]
     assert all("I see 7" in game["seats"][0]["user"] for game in shown)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from shared_work import once
 from transformers import PreTrainedModel
 
 from selfplay.batch import pack
@@ -83,6 +86,89 @@ def run_tiny(folder: Path, *overrides: str) -> int:
     return train.main(["--config", str(write_tiny(folder)), f"out={folder}", *overrides])
 
 
+# Settings that no warm start depends on. `test_resume` compares a run with a warm start of its own.
+LATER = (
+    *("steps=", "save_every=", "log_games_every=", "keep_checkpoints=", "eval.", "past.", "critic"),
+    *("algorithm", "reward", "endpoint.", "data.curriculum", "data.edge", "data.start"),
+    "model.lora",
+    *("rollout.partners", "rollout.instances", "rollout.group_size", "rollout.branch"),
+    *("warm_start.replay", "optim.lr=", "optim.schedule=", "optim.final_share="),
+)
+
+
+def begin_warm(folder: Path, *overrides: str) -> None:
+    """Put a finished warm start under these settings into the run folder, which is made here."""
+    kept = tuple(sorted(word for word in overrides if not word.startswith(LATER)))
+
+    def make(home: Path) -> None:
+        assert run_tiny(home / "run", *kept, "steps=0", "eval.final_games=1") == 0
+
+    run = once(("warm start", TINY, kept), make) / "run"
+    for part in ("tokenizer", "warm_start"):
+        shutil.copytree(run / part, folder / part)
+    shutil.copy(run / "warm_start.jsonl", folder)
+
+
+def run_warm(folder: Path, *overrides: str) -> Path:
+    """A whole run in a new folder, from the warm start that all runs with its settings share."""
+    begin_warm(folder, *overrides)
+    assert run_tiny(folder, *overrides) == 0
+    return folder
+
+
+def finished(*overrides: str) -> Path:
+    """The folder of a finished run under these settings, made once in a test run. Only to read."""
+    made = once(("run", TINY, overrides), lambda home: run_warm(home / "run", *overrides))
+    return made / "run"
+
+
+# Runs that keep more from step to step than weights: `test_resume` interrupts each of them, and the
+# tests of a feature read the finished one.
+LORA = ("model.lora.rank=4", "model.lora.alpha=8", "optim.lr=1.0e-2", "algorithm.kl=0.01")
+PPO_RUN = (
+    *("algorithm.method=ppo", "rollout.group_size=1", "rollout.instances=12"),
+    *("algorithm.minibatches=2", "critic.warmup_steps=3", "critic.lr=1.0e-3"),
+)
+MOVING = (
+    *("optim.schedule=constant", "algorithm.kl=0.2", "algorithm.kl_target=0.001"),
+    *("algorithm.kl_horizon=1.0", "algorithm.reference_every=3"),
+    *("algorithm.old_logprobs=recomputed", "algorithm.importance=token"),
+    *("steps=5", "save_every=4"),
+)
+RUNS: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "guard": ("eval.every=2", "eval.guard.action=stop", "eval.guard.tolerance=1.0"),
+    # A third of the games beside itself; the second step may meet the first's weights.
+    "past": (
+        *("rollout.partners=[self,past*2]", "past.every=1", "rollout.instances=6"),
+        *("steps=3", "save_every=1"),
+    ),
+    "branches": (
+        *("rollout.branch.turns=random", "rollout.branch.per_game=2", "rollout.branch.siblings=3"),
+        *("rollout.branch.futures=2", "log_games_every=1", "steps=2", "save_every=1"),
+    ),
+    # The reference moves after the third step; the checkpoint is the fourth's.
+    "kl in the loss": (*MOVING, "algorithm.kl_in=loss"),
+    "kl in the reward": (*MOVING, "algorithm.kl_in=reward", "algorithm.kl_estimator=k1"),
+    "baselines and drawn instances": (
+        *("algorithm=ema", "data.edge=0.5", "optim.schedule=constant"),
+        "data.curriculum=[{until_step: 2, share: 0.5, p_observed: 0.9, keep: all}]",
+        *("reward={kind: regret, error_penalty: 0.1}", "algorithm.error_credit=turn"),
+    ),
+    "critic's head": (*PPO_RUN, "critic.kind=shared_head"),
+    "critic": (*PPO_RUN, "critic.kind=model"),
+    # With dropout, a reference and two optimizer steps a rollout.
+    "adapters": (
+        *(*LORA, "model.lora.dropout=0.1"),
+        *("algorithm.old_logprobs=recomputed", "algorithm.minibatches=2"),
+    ),
+    "bf16": (
+        *("model.dtype=bfloat16", "optim.master_dtype=bfloat16", "optim.schedule=constant"),
+        *("engine.max_gap=1",),
+    ),
+}
+
+
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without what a clock decides (tokens_per_s ends in _s too)."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -90,3 +176,25 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
         {name: value for name, value in json.loads(line).items() if not name.endswith("_s")}
         for line in lines
     ]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Metrics, games, weights and held-out results are the same, bit for bit."""
+    assert metrics_of(one) == metrics_of(other)
+    assert (one / "games.jsonl").read_text() == (other / "games.jsonl").read_text()
+    mine, yours = (load_file(run / "final" / "model.safetensors") for run in (one, other))
+    assert mine.keys() == yours.keys()
+    assert all(torch.equal(mine[name], yours[name]) for name in mine)
+    held_out = [json.loads((run / "held_out_after.json").read_text()) for run in (one, other)]
+    assert held_out[0] == held_out[1]
+
+
+def go_on_from(run: Path, folder: Path, *overrides: str) -> None:
+    """Copy a finished run without its newest checkpoint and its end, and let it go on."""
+    shutil.copytree(run, folder)
+    newest = max((folder / "checkpoints").iterdir())
+    for gone in (newest, folder / "final", folder / "final_adapters"):
+        shutil.rmtree(gone, ignore_errors=True)
+    (folder / "held_out_after.json").unlink()
+    assert list((folder / "checkpoints").iterdir()), "nothing to go on from"
+    assert run_tiny(folder, *overrides) == 0

@@ -1,0 +1,31 @@
+"""Work that many tests read and one does: a folder made once in a whole test run.
+
+`conftest.py` makes the home of these folders and ends them; processes of pytest-xdist share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock
+
+HOME = "SELFPLAY_TESTS_SHARE"  # the environment variable that names the home
+
+
+def once(key: object, make: Callable[[Path], object]) -> Path:
+    """The folder that `make` fills: made by the test process that asks first, read by all others.
+
+    `key` is everything the result depends on. Nobody may write to the folder afterwards.
+    """
+    name = hashlib.blake2b(repr(key).encode(), digest_size=8).hexdigest()
+    folder = Path(os.environ[HOME]) / name
+    done = folder.with_suffix(".done")
+    with FileLock(folder.with_suffix(".lock")):
+        if not done.exists():
+            folder.mkdir()
+            make(folder)
+            done.touch()
+    return folder
