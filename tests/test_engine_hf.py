@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tiny_run import VOCAB, tiny_model, trainer_logprobs
+from tiny_run import FORWARD, LOGPROB, VOCAB, tiny_model, trainer_logprobs
+from tolerance import assert_near, near
 
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.hf import HFEngine
@@ -54,7 +55,7 @@ def test_logprobs_are_the_trainers(arch: str, temperature: float) -> None:
     expected = trainer_logprobs(model, samples, temperature=temperature)
     got = torch.tensor([p for completion in said for p in completion.logprobs])
     assert len({len(c.ids) for c in said}) > 2, "rows of one length would not test the cache"
-    assert (got - expected).abs().max() < 1e-4
+    assert_near(got, expected, FORWARD)
 
 
 def test_a_completion_does_not_depend_on_what_it_was_batched_with() -> None:
@@ -66,7 +67,7 @@ def test_a_completion_does_not_depend_on_what_it_was_batched_with() -> None:
         assert [c.ids for c in other] == [c.ids for c in together]
         assert [c.finish for c in other] == [c.finish for c in together]
         for a, b in zip(other, together, strict=True):
-            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+            assert a.logprobs == near(b.logprobs, FORWARD, scale=LOGPROB)
 
 
 def test_equal_prompts_differ_by_seed_alone() -> None:
@@ -105,7 +106,7 @@ def test_greedy_takes_the_likeliest_token_whatever_the_seed() -> None:
         for token, logprob in zip(one.ids, one.logprobs, strict=True):
             expected_V = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
             assert token == int(expected_V.argmax())
-            assert logprob == pytest.approx(float(expected_V.max()), abs=1e-4)
+            assert logprob == near(float(expected_V.max()), FORWARD, scale=LOGPROB)
             ids.append(token)
     assert one.ids == other.ids
 

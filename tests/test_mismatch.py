@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tolerance import near
 
 from selfplay.mismatch import gap_metrics, gap_values, importance_weights
 
@@ -59,4 +60,4 @@ def test_the_gaps_kl_averages_to_the_divergence_of_the_engine() -> None:
     engine_V, trainer_V = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.3, 0.3])
     values = gap_values(trainer_V.log(), engine_V.log())
     exact = (engine_V * (engine_V / trainer_V).log()).sum()
-    assert float((engine_V * values["gap_kl"]).sum()) == pytest.approx(float(exact), rel=1e-4)
+    assert float((engine_V * values["gap_kl"]).sum()) == near(float(exact), 64)

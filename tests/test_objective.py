@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 from small_updates import assert_same, change, config_of, learner_of, some_samples
-from tiny_run import CPU, tiny_model
+from tiny_run import CPU, FORWARD, GRADIENT, LOGPROB, tiny_model
+from tolerance import near
 from transformers import PreTrainedModel
 
 from selfplay.batch import micro_batches
@@ -105,7 +106,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(variant: str) -> None
             reference=held,
         )
         assert_same(cut, whole)
-        assert same == pytest.approx(metrics, rel=1e-3, abs=1e-6)
+        assert same == near(metrics, GRADIENT, scale=LOGPROB)
 
 
 def test_importance_weighs_the_policy_loss_alone() -> None:
@@ -116,7 +117,7 @@ def test_importance_weighs_the_policy_loss_alone() -> None:
     half, same = change(tiny_model(), [Part(halved, "surrogate")])
     assert_same(half, {name: 0.5 * delta for name, delta in whole.items()})
     for name in ("entropy", "ratio_mean", "num_trained_tokens"):
-        assert same[name] == pytest.approx(metrics[name])
+        assert same[name] == near(metrics[name], FORWARD)
 
 
 def test_rejected_tokens_stay_in_the_denominator() -> None:
@@ -166,7 +167,7 @@ def test_scored_importance_is_trainer_over_engine() -> None:
     for before, after in zip(samples, scored, strict=True):
         gaps = torch.tensor(after.old_logprobs) - torch.tensor(before.old_logprobs)
         expected = gaps.exp() * torch.tensor(before.mask)
-        assert after.importance == pytest.approx(expected.tolist(), rel=1e-4)
+        assert after.importance == near(expected.tolist(), FORWARD, scale=LOGPROB)
 
 
 def test_kl_in_the_reward_charges_each_token_before_advantages_are_assigned() -> None:
@@ -188,14 +189,14 @@ def test_kl_in_the_reward_charges_each_token_before_advantages_are_assigned() ->
         for t, m in enumerate(before.mask):
             paid = before.rewards[t] - after.rewards[t]
             gap = before.old_logprobs[t] - float(held_TV[t - 1, before.ids[t]]) if m else 0.0
-            assert paid == pytest.approx(0.5 * gap, abs=1e-4)
+            assert paid == near(0.5 * gap, FORWARD, scale=LOGPROB)
             total -= 0.5 * gap
         totals.append(total)
     assert found["kl_reference"] > 0.1
     credited = assign_advantages(charged, algorithm=config.algorithm)
     mean = sum(totals) / 3
-    assert [s.advantages[-1] for s in credited] == pytest.approx(
-        [t - mean for t in totals], rel=1e-3
+    assert [s.advantages[-1] for s in credited] == near(
+        [t - mean for t in totals], FORWARD, scale=36 * LOGPROB
     )
     # The loss itself has no such term left.
     _, metrics = change(model, [Part(credited, "surrogate")], *names, reference=reference)

@@ -13,7 +13,7 @@ from chat_families import tokenizer_of
 from dialop_boards import BEST, SMALL
 from safetensors.torch import load_file
 from scripted_engine import StreamEngine, WaveEngine
-from tiny_run import RUNS, finished, metrics_of, run_tiny, run_warm, tiny_model
+from tiny_run import RUN_GAP, RUNS, finished, metrics_of, run_tiny, run_warm, tiny_model
 
 from dialop.matching import MatchingInstance
 from selfplay import past, rollout
@@ -379,7 +379,7 @@ def test_a_run_beside_its_past_selves(beside_past: Path) -> None:
     for line in lines:
         met = [name for name in line if name.startswith("score/past:")]
         assert len(met) == 2 and "score/self" in line and line["num_groups"] > 8
-        assert line["gap_max"] < 1e-4, "only what the policy itself said trains"
+        assert line["gap_max"] < RUN_GAP, "only what the policy itself said trains"
         assert line["rating/policy"] != 0
     snapshots = sorted(path.name for path in (beside_past / "past").iterdir())
     assert snapshots == ["step_000000", "step_000001", "step_000002", "step_000003"]
@@ -410,7 +410,7 @@ def test_a_run_beside_a_frozen_checkpoint_and_a_script(
             "score/self",
             *(f"score/{name}/{seat}" for name in (frozen, "scripted:honest") for seat in (0, 1)),
         }
-        assert line["gap_max"] < 1e-4 and line["num_groups"] > 8
+        assert line["gap_max"] < RUN_GAP and line["num_groups"] > 8
 
 
 @pytest.mark.parametrize("partner", ["rollout.partners=[{}]", "eval.guard.partner={}"])

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import torch
 from small_updates import config_of, learner_of, some_samples
-from tiny_run import CPU, tiny_model
+from tiny_run import CPU, GRADIENT, LOGPROB, tiny_model
+from tolerance import tolerance
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from selfplay.batch import micro_batches
@@ -195,10 +196,10 @@ def ours(
 def assert_equal(
     one: tuple[float, dict[str, torch.Tensor]], other: tuple[float, dict[str, torch.Tensor]]
 ) -> None:
-    assert abs(one[0] - other[0]) < 1e-5 * abs(other[0])
+    assert abs(one[0] - other[0]) < tolerance(GRADIENT, scale=LOGPROB)
     gap = sum(float((one[1][n] - g).square().sum()) for n, g in other[1].items())
     size = sum(float(g.square().sum()) for g in other[1].values())
-    assert math.sqrt(gap / size) < 1e-5
+    assert math.sqrt(gap / size) < tolerance(GRADIENT)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from shared_work import once
+from tolerance import tolerance
 from transformers import PreTrainedModel
 
 from selfplay.batch import pack
@@ -19,6 +20,11 @@ from selfplay.samples import Sample
 
 CPU = torch.device("cpu")
 VOCAB = 300
+LOGPROB = 10.0  # nats, what none of its tokens' log-probs exceeds by much
+# Roundings on a number's way through `tiny_model`: the vocabulary's sum, the last norm and the head;
+# in each of two layers two norms, two projections, scores, 36 positions, the MLP's two.
+FORWARD = VOCAB + 2 * 32 + 2 * (2 * 32 + 2 * 32 + 8 + 36 + 32 + 48)
+GRADIENT = 3 * FORWARD + 176  # back again, twice as long; a sum over the tokens of all samples
 TINY = """
 steps: 4
 save_every: 2
@@ -36,6 +42,8 @@ rollout: {instances: 4, group_size: 4, max_turns: 4, max_retries: 1, max_new_tok
 optim: {lr: 1.0e-3, schedule: linear, tokens_per_microbatch: 1024}
 eval: {every: 0, num_games: 8, final_games: 8}
 """
+# What an engine and the trainer may differ by over one token in the tiny run.
+RUN_GAP = tolerance(400 + 64 + 2 * (64 + 64 + 16 + 192 + 32 + 64), scale=LOGPROB)
 
 
 def tiny_model(arch: str = "qwen2", *, seed: int = 0, vocab_size: int = VOCAB) -> PreTrainedModel:
