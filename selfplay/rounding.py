@@ -49,6 +49,15 @@ class RoundedAdamW(torch.optim.Optimizer):
                 if weight.grad is not None:
                     self._step_one(weight, weight.grad, group, number)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, which casts moments to the dtype of their weight; here they stay in fp32."""
+        super().load_state_dict(state_dict)
+        weights = [w for group in self.param_groups for w in group["params"]]
+        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+        for weight, key in zip(weights, keys, strict=True):
+            for name, value in state_dict["state"].get(key, {}).items():
+                self.state[weight][name] = value.detach().clone()
+
     def _step_one(self, weight: Tensor, grad: Tensor, group: dict[str, Any], number: int) -> None:
         state = self.state[weight]
         if not state:

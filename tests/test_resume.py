@@ -36,6 +36,9 @@ def straight() -> Path:
 @pytest.mark.parametrize("run", RUNS)
 def test_an_interrupted_run_goes_on_bit_for_bit(run: str, tmp_path: Path) -> None:
     """Stopped after its newest checkpoint but one, whatever it has to remember besides weights."""
+    straight = finished(*RUNS[run])
+    last = metrics_of(straight)[-1]
+    assert last["num_trained_tokens"] > 0, "a run that learns nothing has nothing to lose"
     go_on_from(finished(*RUNS[run]), tmp_path / "run", *RUNS[run])
     assert_same_run(finished(*RUNS[run]), tmp_path / "run")
 

@@ -75,6 +75,22 @@ def test_on_fp32_weights_it_is_torchs_adamw() -> None:
     assert_near(mine, yours, 20 * 8)  # 20 steps of 8 roundings
 
 
+def test_moments_come_back_in_fp32() -> None:
+    """torch would cast them to the weight's bf16, with which the next step cannot be taken."""
+    first, again = (torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)) for _ in range(2))
+    saved, loaded = (
+        RoundedAdamW([{"params": [w]}], lr=0.1, betas=(0.9, 0.95)) for w in (first, again)
+    )
+    for weight in (first, again):
+        weight.grad = torch.tensor([0.1, 0.2, 0.3], dtype=torch.bfloat16)
+    saved.step()
+    loaded.load_state_dict(saved.state_dict())
+    for name, value in saved.state[first].items():
+        assert loaded.state[again][name].dtype == torch.float32
+        assert torch.equal(loaded.state[again][name], value)
+    loaded.step()
+
+
 def test_a_bf16_run_ends_with_bf16_weights() -> None:
     held = load_file(finished(*RUNS["bf16"]) / "final" / "model.safetensors")
     assert {tensor.dtype for tensor in held.values()} == {torch.bfloat16}

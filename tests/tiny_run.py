@@ -21,7 +21,7 @@ from selfplay.samples import Sample
 CPU = torch.device("cpu")
 VOCAB = 300
 LOGPROB = 10.0  # nats, what none of its tokens' log-probs exceeds by much
-# Roundings on a number's way through `tiny_model`: the vocabulary's sum, the last norm and the head;
+# Roundings on a number's way through `tiny_model`: the vocabulary's sum, the last norm, the head;
 # in each of two layers two norms, two projections, scores, 36 positions, the MLP's two.
 FORWARD = VOCAB + 2 * 32 + 2 * (2 * 32 + 2 * 32 + 8 + 36 + 32 + 48)
 GRADIENT = 3 * FORWARD + 176  # back again, twice as long; a sum over the tokens of all samples
@@ -94,11 +94,11 @@ def run_tiny(folder: Path, *overrides: str) -> int:
     return train.main(["--config", str(write_tiny(folder)), f"out={folder}", *overrides])
 
 
-# Settings that no warm start depends on. `test_resume` compares a run with a warm start of its own.
+# A run under these settings may begin from a warm start that was made without them.
 LATER = (
     *("steps=", "save_every=", "log_games_every=", "keep_checkpoints=", "eval.", "past.", "critic"),
     *("algorithm", "reward", "endpoint.", "data.curriculum", "data.edge", "data.start"),
-    "model.lora",
+    *("data.train", "engine.", "model.lora", "model.dtype", "optim.master_dtype"),
     *("rollout.partners", "rollout.instances", "rollout.group_size", "rollout.branch"),
     *("warm_start.replay", "optim.lr=", "optim.schedule=", "optim.final_share="),
 )
