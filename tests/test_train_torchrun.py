@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import RUN_GAP, metrics_of, write_tiny
+from tiny_run import RUN_GAP, RUN_STEP, metrics_of, write_tiny
+from tolerance import near
 
 ROOT = Path(__file__).resolve().parents[1]
 # Three instances over two ranks are uneven, and so are their micro-batches; the KL term and the
@@ -93,7 +94,9 @@ def test_two_ranks_take_the_step_of_one_and_so_do_two_hosts(tmp_path: Path) -> N
         assert shared[0][name] == pytest.approx(alone[0][name], abs=1e-12), name
     assert shared[0].keys() == alone[0].keys()
     for name in ("policy_loss", "imitation_loss", "grad_norm", "entropy", "ratio_mean"):
-        assert shared[0][name] == pytest.approx(alone[0][name], rel=1e-3, abs=1e-5), name
+        assert shared[0][name] == near(alone[0][name], RUN_STEP), name
+    # Adam moves a weight by the sign of its gradient, so one whose gradient is rounding may go
+    # either way: what follows the first step is close, by no bound of arithmetic.
     assert shared[1]["kl_reference"] == pytest.approx(alone[1]["kl_reference"], rel=1e-2)
     assert all(line["gap_max"] < RUN_GAP for line in shared), (
         "each rank's engine got the new weights"

@@ -43,7 +43,9 @@ optim: {lr: 1.0e-3, schedule: linear, tokens_per_microbatch: 1024}
 eval: {every: 0, num_games: 8, final_games: 8}
 """
 # What an engine and the trainer may differ by over one token in the tiny run.
-RUN_GAP = tolerance(400 + 64 + 2 * (64 + 64 + 16 + 192 + 32 + 64), scale=LOGPROB)
+RUN_FORWARD = 400 + 64 + 2 * (64 + 64 + 16 + 192 + 32 + 64)
+RUN_GAP = tolerance(RUN_FORWARD, scale=LOGPROB)
+RUN_STEP = 3 * RUN_FORWARD + 2_000  # a step's gradient, a sum over the tokens of 32 transcripts
 
 
 def tiny_model(arch: str = "qwen2", *, seed: int = 0, vocab_size: int = VOCAB) -> PreTrainedModel:

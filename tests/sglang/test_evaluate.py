@@ -5,19 +5,30 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
+from typing import Any
 
 import pytest
-from tiny_run import run_tiny
+from tiny_run import finished
 
 import eval as door
 
 
+@pytest.fixture(scope="module")
+def run() -> pathlib.Path:
+    """A finished warm start."""
+    return finished("steps=0", "eval.final_games=16")
+
+
+@pytest.fixture(scope="module")
+def greedy(run: pathlib.Path) -> Any:
+    """Its greedy games as the transformers engine played them."""
+    return json.loads((run / "held_out_after.json").read_text())["greedy"]
+
+
 def test_greedy_games_are_those_of_the_transformers_engine(
-    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+    run: pathlib.Path, greedy: Any, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run, out = tmp_path / "run", tmp_path / "out"
-    assert run_tiny(run, "steps=0", "eval.final_games=16") == 0
-    greedy = json.loads((run / "held_out_after.json").read_text())["greedy"]
+    out = tmp_path / "out"
     words = ["--checkpoint", str(run), "--games", "generated", "--out", str(out)]
     settings = ["engine.kind=sglang", "engine.max_cache_tokens=16384"]
     assert door.main([*words, "--temperature", "0", "--temperature", "1", *settings]) == 0
@@ -30,12 +41,10 @@ def test_greedy_games_are_those_of_the_transformers_engine(
 
 
 def test_rows_of_a_matrix_have_an_engine_each_and_partners_stand_beside_it(
-    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+    run: pathlib.Path, greedy: Any, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The same weights three times: greedy games are those of self-play, whoever has which seat."""
-    run, out = tmp_path / "run", tmp_path / "out"
-    assert run_tiny(run, "steps=0", "eval.final_games=16") == 0
-    greedy = json.loads((run / "held_out_after.json").read_text())["greedy"]
+    out = tmp_path / "out"
     for name in ("twin", "partner"):
         shutil.copytree(run / "final", tmp_path / name)
     rows = ["--checkpoint", str(run), "--checkpoint", str(tmp_path / "twin")]

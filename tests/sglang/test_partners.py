@@ -7,25 +7,24 @@ import pathlib
 
 import processes
 from chat_server import Answer, chat_server
-from tiny_run import metrics_of, run_tiny
+from tiny_run import begin_warm, metrics_of, write_tiny
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"
 
 
 def test_a_run_beside_everybody(tmp_path: pathlib.Path) -> None:
-    folder = tmp_path / "run"
-    assert run_tiny(folder, "steps=0", "eval.final_games=1") == 0
+    begin_warm(tmp_path / "beside")
     warm = tmp_path / "frozen"
-    warm.symlink_to(folder / "warm_start")
+    warm.symlink_to(tmp_path / "beside" / "warm_start")
     with chat_server(lambda body, number: Answer("[accept]", wait_s=0.05)) as server:
         partners = f"[self,past,checkpoint:{warm},scripted:honest,endpoint:small@{server.url}]"
         run = processes.start(
             ROOT / "train.py",
-            *("--config", str(tmp_path / "tiny.yaml"), f"out={tmp_path / 'beside'}"),
+            *("--config", str(write_tiny(tmp_path / "beside")), f"out={tmp_path / 'beside'}"),
             *("engine.kind=sglang", "engine.max_cache_tokens=16384", "steps=2", "save_every=1"),
             *(f"rollout.partners={partners}", "rollout.instances=10", "past.every=1"),
-            *("warm_start.num_games=160", "eval.final_games=4"),
+            "eval.final_games=4",
             path=(STAND_INS,),
         )
         output = run.communicate(timeout=240)[0]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import processes
 import pytest
 import torch
-from tiny_run import metrics_of, run_tiny
+from tiny_run import begin_warm, metrics_of, write_tiny
 from transformers import AutoModelForCausalLM
 
 if TYPE_CHECKING:
@@ -44,16 +44,13 @@ Train = Callable[..., tuple[subprocess.Popen[str], pathlib.Path]]
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
     """`start(name, *settings, torchrun=0)` runs train.py in the folder of that name."""
     home = tmp_path_factory.mktemp("runs")
-    assert run_tiny(home / "warm", "steps=0", "eval.final_games=1") == 0
     started: list[subprocess.Popen[str]] = []
 
     def start_one(name: str, *settings: str, torchrun: int = 0) -> Any:
         folder = home / name
         if not folder.exists():
-            folder.mkdir()
-            for part in ("tokenizer", "warm_start"):
-                (folder / part).symlink_to(home / "warm" / part)
-        words = ("--config", str(home / "tiny.yaml"), f"out={folder}", *SETTINGS, *settings)
+            begin_warm(folder)
+        words = ("--config", str(write_tiny(folder)), f"out={folder}", *SETTINGS, *settings)
         process = processes.start(ROOT / "train.py", *words, torchrun=torchrun, path=(STAND_INS,))
         started.append(process)
         return process, folder
