@@ -14,6 +14,7 @@ from dialop_boards import BEST, SMALL
 from safetensors.torch import load_file
 from scripted_engine import StreamEngine, WaveEngine
 from tiny_run import RUN_GAP, RUNS, finished, metrics_of, run_tiny, run_warm, tiny_model
+from tolerance import drawn_share
 
 from dialop.matching import MatchingInstance
 from selfplay import past, rollout
@@ -345,13 +346,13 @@ def test_past_selves_are_drawn_evenly_or_the_weak_more_often() -> None:
     assert draw_weights([0.0, 400.0], prefer_weak=1.0) == pytest.approx([10 / 11, 1 / 11])
     ratings = {"past:0": 0.0, "past:20": 400.0}
     for prefer_weak, share in ((0.0, 0.5), (1.0, 10 / 11)):
-        drawn = [
+        members = [
             past.draw_member(
                 [0, 20], ratings, names=("d", n), settings=PastConfig(prefer_weak=prefer_weak)
             )
             for n in range(2000)
         ]
-        assert drawn.count(0) / 2000 == pytest.approx(share, abs=0.03)
+        assert members.count(0) / 2000 == drawn_share(share, 2000)
 
 
 def test_a_snapshot_replaces_an_older_one_and_is_read_back(tmp_path: Path) -> None:

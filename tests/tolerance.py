@@ -62,3 +62,9 @@ def near(expected: Any, num_terms: int, *, scale: float = 1.0) -> Any:
         return [near(value, num_terms, scale=scale) for value in expected]
     bound = tolerance(num_terms, scale=max(scale, abs(float(expected))))
     return pytest.approx(expected, rel=0.0, abs=bound)
+
+
+def drawn_share(share: float, num: int) -> Any:
+    """What equals the share of `num` independent draws that came up, within four standard errors
+    sqrt(share * (1 - share) / num): one seed in 16,000 is further off."""
+    return pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / num))
