@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import tempfile
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -16,6 +17,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from shared_work import HOME
+
+if TYPE_CHECKING:
+    from selfplay.chat import Rendering
 
 settings.register_profile("house", deadline=None, derandomize=True)
 settings.load_profile("house")
@@ -45,3 +49,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         files = sorted({item.path for item in items})
         place = {path: rng.random() for path in files}
         items.sort(key=lambda item: (place[item.path], rng.random()))
+
+
+@pytest.fixture(scope="session")
+def rendering() -> Rendering:
+    """Transcripts of a tokenizer without a chat template."""
+    from chat_families import tokenizer_of
+
+    from selfplay.chat import make_rendering
+
+    return make_rendering(tokenizer_of("no template"))

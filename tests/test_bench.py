@@ -69,19 +69,8 @@ def test_the_table_has_a_line_for_each_case_and_names_what_failed(
 
 
 def test_a_table_leads_each_case_to_its_ranks_and_mesh() -> None:
-    alone = table.Case("7B", 1).command(Path("out"), ["--games", "8"])
-    assert alone[1:] == [
-        "-m",
-        "bench.loop",
-        "--shape",
-        "7B",
-        "--tp",
-        "1",
-        "--games",
-        "8",
-        "--out",
-        "out/7B_on_1.json",
-    ]
+    alone = " ".join(table.Case("7B", 1).command(Path("out"), ["--games", "8"]))
+    assert "-m bench.loop --shape 7B --tp 1" in alone and "--games 8" in alone
     spread = " ".join(table.Case("7B", 4).command(Path("out"), []))
     assert "--nproc-per-node 4 -m bench.loop --shape 7B --tp 2" in spread
     assert "--tp 1" in " ".join(table.Case("1.5B", 4).command(Path("out"), []))

@@ -7,7 +7,6 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from chat_families import tokenizer_of
 from dialop_boards import BEST, BRIEF, SMALL, WORST
 from scripted_engine import StreamEngine, WaveEngine
 
@@ -17,7 +16,7 @@ from dialop.scripted import make_scripted
 from selfplay import rollout
 from selfplay.branch import branching_of, siblings_of
 from selfplay.branch_measures import branch_metrics, branch_records, branch_tally, turn_values
-from selfplay.chat import Rendering, make_rendering
+from selfplay.chat import Rendering
 from selfplay.config import AlgorithmConfig, RewardConfig, load_config
 from selfplay.credit import CreditStats, assign_advantages, reward_samples
 from selfplay.data import named_seed
@@ -58,11 +57,6 @@ PROPOSALS: dict[tuple[object, ...], str] = {
     ("branch", 1, 1, 1, 0, 1): "hm",
     ("branch", 1, 1, 1, 0, 2): "hm",
 }
-
-
-@pytest.fixture(scope="module")
-def rendering() -> Rendering:
-    return make_rendering(tokenizer_of("no template"))
 
 
 def hand_table(rendering: Rendering, branching: Branching | None, number: int = 0) -> Table:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_families import tokenizer_of
 from chat_server import Answer, chat_server
 from dialop_boards import FULL, SMALL
 from test_partners import Proposes, ProposesInAStream, boards, config_of
@@ -17,7 +16,7 @@ from tiny_run import metrics_of, run_tiny, run_warm
 
 from dialop.matching import MatchingGame
 from selfplay import rollout
-from selfplay.chat import Rendering, make_rendering
+from selfplay.chat import Rendering
 from selfplay.config import Config, EndpointConfig
 from selfplay.data import named_seed
 from selfplay.engines.base import Completion, Message, Request, Sampling
@@ -31,11 +30,6 @@ from selfplay.settings import SettingsError
 from selfplay.tables import self_play_tables
 
 FAST = EndpointConfig(timeout_s=0.3, retries=2, backoff_s=0.01, max_backoff_s=0.05)
-
-
-@pytest.fixture(scope="module")
-def rendering() -> Rendering:
-    return make_rendering(tokenizer_of("no template"))
 
 
 def ask(endpoint: Endpoint, text: str = "Hello", seed: int = 0) -> Completion:

@@ -13,7 +13,7 @@ import torch
 from peft import PeftModel
 from processes import two_ranks
 from safetensors.torch import load_file
-from test_update import config_of, learner_of, some_samples
+from small_updates import config_of, learner_of, some_samples
 from tiny_run import (
     CPU,
     FORWARD,

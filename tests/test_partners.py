@@ -18,7 +18,7 @@ from tolerance import drawn_share
 
 from dialop.matching import MatchingInstance
 from selfplay import past, rollout
-from selfplay.chat import Rendering, make_rendering
+from selfplay.chat import Rendering
 from selfplay.checkpoint import export_whole
 from selfplay.config import Config, PastConfig, load_config
 from selfplay.engines.base import Completion, Request, Sampling
@@ -44,11 +44,6 @@ from selfplay.tables import (
 
 LIMITS = Limits(max_turns=8, max_retries=1)
 SAMPLING = Sampling(temperature=1.0, stop_ids=())
-
-
-@pytest.fixture(scope="module")
-def rendering() -> Rendering:
-    return make_rendering(tokenizer_of("no template"))
 
 
 def config_of(*overrides: str) -> Config:

@@ -10,7 +10,7 @@ from statistics import fmean, pvariance
 import pytest
 import torch
 from processes import two_ranks
-from test_update import assert_same, config_of, learner_of, some_samples
+from small_updates import assert_same, config_of, learner_of, some_samples
 from tiny_run import (
     CPU,
     FORWARD,

@@ -8,14 +8,13 @@ from itertools import pairwise, product
 from types import SimpleNamespace
 
 import pytest
-from chat_families import tokenizer_of
 from dialop_boards import BEST, BRIEF, SMALL, WORST
 from scripted_engine import CUT, StreamEngine, WaveEngine
 
 from dialop.game import Game
 from dialop.matching import MatchingGame, MatchingInstance
 from selfplay import rollout
-from selfplay.chat import Rendering, make_rendering
+from selfplay.chat import Rendering
 from selfplay.config import Config, load_config
 from selfplay.data import named_seed
 from selfplay.engines.base import Completion, Request, Sampling
@@ -27,11 +26,6 @@ from selfplay.transcript import Span
 LIMITS = Limits(max_turns=8, max_retries=1)
 SAMPLING = Sampling(temperature=1.0, stop_ids=())
 TOLD = "[message] BLEU Ava 3"
-
-
-@pytest.fixture(scope="module")
-def rendering() -> Rendering:
-    return make_rendering(tokenizer_of("no template"))
 
 
 def config_of(*overrides: str) -> Config:
