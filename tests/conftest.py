@@ -16,6 +16,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import torch
 from shared_work import HOME
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """The first process makes the folder; those of pytest-xdist inherit its name."""
     if not hasattr(config, "workerinput"):
         os.environ[HOME] = tempfile.mkdtemp(prefix="selfplay-tests-")
+    if "ATEN_CPU_CAPABILITY" in os.environ:
+        # torch's fused attention in bf16 asks the processor and not this variable whether it can
+        # pack for AVX-512, and fails where the variable says no ("pack_vnni2 is only supported").
+        torch.backends.cuda.enable_flash_sdp(False)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

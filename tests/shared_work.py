@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def once(key: object, make: Callable[[Path], object]) -> Path:
     done = folder.with_suffix(".done")
     with FileLock(folder.with_suffix(".lock")):
         if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # what a failed try has left
             folder.mkdir()
             make(folder)
             done.touch()
