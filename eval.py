@@ -28,8 +28,8 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig
 
-from selfplay.assemble import load_engine, make_tokenizer
-from selfplay.chat import Rendering, make_rendering
+from selfplay.assemble import load_engine, make_tokenizer, read_template
+from selfplay.chat import Rendering
 from selfplay.config import Config
 from selfplay.crossplay import Voice, play_matrix
 from selfplay.crossplay_report import matrix_text, write_matrix
@@ -66,7 +66,7 @@ def find_rendering(source: Source, config: Config, *, games: Games, world: World
         OSError: for a folder without a tokenizer.
     """
     tokenizer = make_tokenizer(config, source.home, world)
-    rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
+    rendering = read_template(config, tokenizer, world)
     text = AutoConfig.from_pretrained(described_in(source.weights)).get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
     check_room(games.instances, rendering=rendering, config=config, max_positions=positions)

@@ -27,12 +27,12 @@ from selfplay.assemble import (
     make_offload,
     make_own_critic,
     make_tokenizer,
+    read_template,
     share_policy,
     shares_policy,
     start_engine,
 )
 from selfplay.batch import share_by_tokens
-from selfplay.chat import make_rendering
 from selfplay.checkpoint import finish, resume, save_checkpoint
 from selfplay.compare import compare
 from selfplay.config import Config, load_config
@@ -66,7 +66,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     stream = TrainStream(config)
     cleanup.callback(stream.close)
     tokenizer = make_tokenizer(config, folder, world)
-    rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
+    rendering = read_template(config, tokenizer, world)
     weights = first_weights(config, folder, tokenizer, rendering, world)
     partners = make_partners(config, rendering, world, cleanup=cleanup)
     guard = make_guard(config, weights, partners)

@@ -1,4 +1,6 @@
-"""A move's outer form: a `[tag]` in front of its content. Knows no game and no meaning of a tag."""
+"""A move's outer form: a `[tag]` in front of its content, and another player's free text as lines
+that no game writes. Knows no game and no meaning of a tag.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from functools import lru_cache
 
 _TAG = re.compile(r"\s*\[([^\[\]\n]{0,40})\]")
 _THINK_END = "</think>"
+INDENT = "  "
 
 
 def split_move(text: str) -> tuple[str, str] | None:
@@ -35,3 +38,24 @@ def drop_reasoning(text: str, tags: tuple[str, ...]) -> str:
 def _line_start(tags: tuple[str, ...]) -> re.Pattern[str]:
     names = "|".join(map(re.escape, tags))
     return re.compile(rf"^[ \t]*\[[ \t]*(?:{names})[ \t]*\]", re.IGNORECASE | re.MULTILINE)
+
+
+def indent_further(text: str) -> str:
+    """A player's text with every line after the first indented; any Unicode line break ends a
+    line. No text of a game has an indented line, so only the first line can be read as one, and
+    the caller writes what stands before it."""
+    return f"\n{INDENT}".join(text.splitlines())
+
+
+def indent_lookalikes(text: str, words: tuple[str, ...]) -> str:
+    """A player's text with those lines indented that could be read as a game's own: lines that
+    begin with a bracket or with one of `words`, in any case, behind whatever is no letter or digit.
+    Every line break becomes a newline; all other lines stay as they are."""
+    begins = _lookalike(words)
+    return "\n".join(INDENT + line if begins.match(line) else line for line in text.splitlines())
+
+
+@lru_cache(maxsize=16)
+def _lookalike(words: tuple[str, ...]) -> re.Pattern[str]:
+    names = "|".join(map(re.escape, words))
+    return re.compile(rf"[\W_]*?(?:\[|(?:{names})(?![^\W_]))", re.IGNORECASE)

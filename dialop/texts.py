@@ -2,7 +2,9 @@
 rules itself.
 
 Two styles: full, with a system prompt and the comma-separated grid, and brief, a few words for very
-small models.
+small models. In both a message keeps its mark, and no line of it can be read as a line of the game:
+the full style writes `[message]` and indents the lines after the first, the brief style puts a
+message below `Partner:` and indents the lines that begin as its own lines do.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dialop.roster import display_names
+from dialop.tags import indent_further, indent_lookalikes
 
 _RULES = """\
 You and a partner assign {size} reviewers to {size} papers, one reviewer to each paper. Every \
@@ -33,7 +36,11 @@ The values you see are multiplied by an unknown factor of your own, your partner
 only comparisons within one table are exact. A value that neither of you sees counts as the \
 average value."""
 _UNSCALED = "A value that neither of you sees counts as {unknown}, the average value."
-_MESSAGE_RULE = "[message] anything you want to tell your partner\n"
+_MESSAGE_RULE = """\
+[message] anything you want to tell your partner, who reads all lines but the first indented
+"""
+# How the brief style's own lines begin, beside brackets.
+_BRIEF_WORDS = ("partner", "you", "your", "error")
 
 
 def brief_phrases(reviewers: Sequence[str], papers: Sequence[str]) -> list[str]:
@@ -96,11 +103,9 @@ def move_text(kind: str, content: str) -> str:
 
 
 def partner_text(kind: str, content: str, *, brief: bool) -> str:
-    """What the other seat reads of a move. Messages come without their tag, which the word Partner
-    stands for; in the brief view on a line of their own, where cells look as they do in a table."""
-    if kind == "message":
-        return f"Partner:\n{content}" if brief else f"Partner: {content}"
-    text = f"Partner: {move_text(kind, content)}"
+    """What the other seat reads of a move. In the brief style a message stands on lines of its
+    own, where cells look as they do in a table."""
+    text = _told("Partner", kind, content, brief=brief)
     if kind == "propose" and not brief:
         return f"{text}\nYou can only answer [accept] or [reject]."
     return text
@@ -116,9 +121,17 @@ def mover_text(kind: str, *, brief: bool) -> str:
 
 def history(moves: Sequence[tuple[int, str, str]], seat: int, *, brief: bool) -> str:
     """Moves made before this game was restored, as (seat, kind, content), from one seat's side."""
-    lines = []
-    for mover, kind, content in moves:
-        who = "You" if mover == seat else "Partner"
-        told = brief and kind == "message"
-        lines.append(f"{who}:\n{content}" if told else f"{who}: {move_text(kind, content)}")
-    return "\n".join(lines)
+    return "\n".join(
+        _told("You" if mover == seat else "Partner", kind, content, brief=brief)
+        for mover, kind, content in moves
+    )
+
+
+def _told(who: str, kind: str, content: str, *, brief: bool) -> str:
+    """A move as somebody's; `content` of a message is a player's own text, of a proposal the
+    game's."""
+    if kind != "message":
+        return f"{who}: {move_text(kind, content)}"
+    if brief:
+        return f"{who}:\n{indent_lookalikes(content, _BRIEF_WORDS)}"
+    return f"{who}: {move_text(kind, indent_further(content))}"

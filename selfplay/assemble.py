@@ -7,6 +7,7 @@ sleeps while the learner is made beside it.
 from __future__ import annotations
 
 import gc
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from selfplay.chat import Rendering
+from selfplay.chat import Rendering, make_rendering
 from selfplay.checkpoint import export_once, export_whole
 from selfplay.config import Config
 from selfplay.critic import Critic, make_critic
@@ -60,6 +61,22 @@ def make_tokenizer(config: Config, folder: Path, world: World) -> PreTrainedToke
         scratch_tokenizer(config).save_pretrained(saved)
     barrier(world)
     return AutoTokenizer.from_pretrained(saved)
+
+
+def read_template(config: Config, tokenizer: PreTrainedTokenizerBase, world: World) -> Rendering:
+    """The policy's chat template; where any player can type what opens its turns, rank 0 says so.
+
+    Raises SettingsError for a template that cannot be used.
+    """
+    rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
+    if rendering.typeable and world.rank == 0:
+        print(
+            f"warning: the chat template of {tokenizer.name_or_path} opens a turn with "
+            f"{rendering.typeable!r}, in which no token is out of a player's reach: a message can "
+            "forge a turn (docs/chat_templates.md)",
+            file=sys.stderr,
+        )
+    return rendering
 
 
 def first_weights(

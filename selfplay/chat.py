@@ -2,66 +2,31 @@
 time.
 
 Units: token ids. Past ids are never tokenised again: a prompt is the one before, the sampled ids,
-and `following`. Contents cannot forge markers: in a private copy of the tokenizer every special
-token is respelled with a secret, the template's own markers are written in that spelling, and so
-`<|im_end|>` typed by a player is plain text while the whole stretch still goes through the
-tokenizer's own rules at once. Must not know: torch, games' rules.
+and `following`. Contents cannot forge markers: in a private copy of the tokenizer every marker (a
+special token, or any added token that the template writes) is respelled with a secret, the
+template's own markers are written in that spelling, and so `<|im_end|>` typed by a player is plain
+text while the whole stretch still goes through the tokenizer's own rules at once. Must not know:
+torch, games' rules.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
 
-from tokenizers import Tokenizer
+from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerFast
 
+from selfplay.markers import Markers, private_markers
+from selfplay.settings_tree import SettingsError
 from selfplay.template import Slot, Template, check_same, find_lead, say
+from selfplay.thinking import check_thinking
 
-# What a decoded special token (or an id that no token has) looks like: text no rule of a game
-# reads.
-_UNREADABLE = "\ufffd"
 _REMEMBERED = 256  # texts whose ids are kept: games of a group open with the same prompt
 _USERS = ("Hello, world 12.", "  padded\n", "line one\n\nline two: a_b <3", "Grüße, 世界 🙂 1½")
 _SYSTEM, _ANSWER = "Play well.\nBe brief ", "Fine, {} it is."
-
-
-@dataclass(frozen=True, slots=True)
-class _Markers:
-    """The private copy of a tokenizer, with the secret spelling of each special token by its public
-    one.
-    """
-
-    backend: Tokenizer
-    spelling: Mapping[str, str]
-    pattern: re.Pattern[str]
-
-    def hide(self, static: str) -> str:
-        """Template text with its special tokens in the secret spelling."""
-        return self.pattern.sub(lambda found: self.spelling[found[0]], static)
-
-    def hide_slot(self, slot: Slot) -> Slot:
-        """A slot with the template text before it hidden."""
-        return replace(slot, before=self.hide(slot.before))
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of text, in which only the secret spellings are special tokens."""
-        # A batch of one, because only batches can do without each token's place in the text.
-        (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
-        ids: list[int] = encoded.ids
-        return ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, each special token as one unreadable character."""
-        text = self.backend.decode(list(ids), skip_special_tokens=False)
-        for secret in self.spelling.values():
-            text = text.replace(secret, _UNREADABLE)
-        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +37,15 @@ class Rendering:
     stop_ids: ids that end a sample; the first is the template's end-of-turn, the other the
     tokenizer's eos if it is another one. end_id: the end-of-turn id. folds_system: the template has
     no system role, so the system text stands before the first user text with a blank line between.
+    typeable: text that opens a turn in this template and that any player can type, since no marker
+    is in it; empty where every turn is opened by a marker.
     """
 
     stop_ids: tuple[int, ...]
     end_id: int
     folds_system: bool
-    _markers: _Markers
+    typeable: str
+    _markers: Markers
     _encode: Callable[[str], list[int]]
     _system: Slot
     _user_after_system: Slot
@@ -129,7 +97,8 @@ class Rendering:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The sampled text without its stop token; any other special token shows as U+FFFD, never
-        as its spelling.
+        as its spelling. Markers that are not flagged special (`<think>`) are readable, and plain
+        text for whoever is told them.
         """
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         known = [i if 0 <= i < self._num_ids else self.end_id for i in body]
@@ -142,14 +111,28 @@ def make_rendering(
     """Read the chat template by rendering it around sentinels, then check it against the template
     itself.
 
-    A tokenizer without a template gets ChatML. `template_kwargs` reach the template
-    (`enable_thinking: false`). Raises ValueError when the template cannot be extended token by
-    token (it rewrites sampled text of old turns, has no single end-of-turn token, writes today's
-    date, ...), saying which rendering broke and what to set.
+    A tokenizer without a template gets ChatML. `template_kwargs`, the setting
+    `model.chat_template`, reach the template (`enable_thinking: false`).
+
+    Raises:
+        SettingsError: one line, for a template that cannot be extended token by token (it rewrites
+            sampled text of old turns, has no single end-of-turn token, fails, ...); says which
+            rendering broke and what to set.
     """
+    try:
+        return _make_rendering(tokenizer, template_kwargs)
+    except (TemplateError, ValueError) as error:
+        told = " ".join(str(error).split()) or type(error).__name__
+        raise SettingsError(
+            f"model.chat_template and the tokenizer of {tokenizer.name_or_path!r}: {told}"
+        ) from error
+
+
+def _make_rendering(
+    tokenizer: PreTrainedTokenizerFast, template_kwargs: Mapping[str, object] | None
+) -> Rendering:
     template = Template(tokenizer, template_kwargs)
-    markers = _private_markers(tokenizer)
-    template.check_steady()
+    markers = private_markers(tokenizer, template)
     folds = not template.has_system()
     (user_alone,), tail = template.slots([say("user", 0)])
     if folds:
@@ -160,19 +143,15 @@ def make_rendering(
         )
         check_same(system_tail, tail, where="the generation prompt behind a system text")
     user_later, header = template.turn(user_alone, tail)
-    template.check_thinking(tail)
-    found_end = markers.pattern.match(user_later.before)
-    if found_end is None:
-        raise ValueError(
-            "the chat template must put one special token right after the assistant's text, got "
-            f"{user_later.before!r}; add its end-of-turn text to the tokenizer's special tokens"
-        )
-    end_id = markers.encode(markers.hide(found_end[0]))[0]
+    check_thinking(template, tail)
+    end = _turn_end(user_later.before, markers)
+    end_id = markers.encode(markers.hide(end))[0]
     eos_id = tokenizer.eos_token_id
     rendering = Rendering(
         stop_ids=(end_id,) if eos_id in (None, end_id) else (end_id, int(eos_id)),
         end_id=end_id,
         folds_system=folds,
+        typeable=_typeable((tail, user_later.before), markers, ends=(end, tokenizer.eos_token)),
         _markers=markers,
         _encode=lru_cache(maxsize=_REMEMBERED)(markers.encode),
         _system=markers.hide_slot(system),
@@ -181,7 +160,7 @@ def make_rendering(
         _user_later=markers.hide_slot(user_later),
         _tail=markers.hide(tail),
         _lead=find_lead(tail=tail, header=header),
-        _end=markers.hide(found_end[0]),
+        _end=markers.hide(end),
         _num_ids=len(tokenizer),
     )
     _check_first(rendering, template)
@@ -190,49 +169,32 @@ def make_rendering(
     return rendering
 
 
-def _private_markers(tokenizer: PreTrainedTokenizerFast) -> _Markers:
-    """Copy the tokenizer with every special token respelled by a secret no player can type; ids
-    stay.
-    """
-    if not getattr(tokenizer, "is_fast", False):
+def _turn_end(after_answer: str, markers: Markers) -> str:
+    """The one token that ends an answer, in its public spelling, from the text that follows one."""
+    found = markers.pattern.search(after_answer)
+    if found is None or after_answer[: found.start()].strip():
         raise ValueError(
-            f"chat needs a fast tokenizer (tokenizer.json), got {type(tokenizer).__name__}; "
-            "convert it with AutoTokenizer.from_pretrained(..., use_fast=True).save_pretrained(...)"
+            "the chat template must end an answer with one special token of the tokenizer, got "
+            f"{after_answer!r}; give the tokenizer folder a chat_template.jinja that ends answers "
+            "with a token that the model was trained to end them with, such as its eos token"
         )
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    nonce = secrets.token_hex(12)
-    spelling = {
-        token["content"]: f"\ue000{nonce}{number}\ue001"
-        for number, token in enumerate(state["added_tokens"])
-        if token["special"]
-    }
-    if not spelling:
-        raise ValueError("chat needs a tokenizer with special tokens, got none")
-    ids = {secret: tokenizer.convert_tokens_to_ids(name) for name, secret in spelling.items()}
-    state["added_tokens"] = [
-        {**token, "content": spelling.get(token["content"], token["content"])}
-        for token in state["added_tokens"]
-    ]
-    # Post-processing adds beginnings of its own, which a chat template writes itself; padding and
-    # cuts are not ours.
-    state["post_processor"] = state["truncation"] = state["padding"] = None
-    model = state["model"]
-    if isinstance(model["vocab"], dict):
-        model["vocab"] = {spelling.get(t, t): i for t, i in model["vocab"].items()}
-    else:
-        model["vocab"] = [[spelling.get(t, t), score] for t, score in model["vocab"]]
-    if isinstance(model.get("unk_token"), str):
-        model["unk_token"] = spelling.get(model["unk_token"], model["unk_token"])
-    backend = Tokenizer.from_str(json.dumps(state))
-    for secret, expected in ids.items():
-        if backend.token_to_id(secret) != expected:
-            raise ValueError(
-                f"chat cannot copy this tokenizer: special token {expected} became "
-                f"{backend.token_to_id(secret)}"
-            )
-    # Longest first, as the tokenizer itself matches.
-    names = sorted(spelling, key=len, reverse=True)
-    return _Markers(backend, spelling, re.compile("|".join(re.escape(n) for n in names)))
+    if found.start():
+        raise ValueError(
+            f"the chat template writes {after_answer[: found.start()]!r} between an answer and its "
+            f"end {found[0]!r}, which no policy samples; give the tokenizer folder a "
+            "chat_template.jinja without it"
+        )
+    return found[0]
+
+
+def _typeable(headers: Sequence[str], markers: Markers, *, ends: Sequence[str | None]) -> str:
+    """The first of the texts that open a turn, less the token that ends the turn before, in which
+    there is no marker; "" if there is none.
+    """
+    for header in headers:
+        if not set(markers.pattern.findall(header)) - set(ends):
+            return header
+    return ""
 
 
 def _opening(rendering: Rendering, *, system: str, user: str) -> list[dict[str, str]]:

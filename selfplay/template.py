@@ -2,17 +2,20 @@
 rewrites history.
 
 Units: text. Names: a slot is a place where the template puts content; the text before it belongs to
-the slot; the tail is what follows the last user text, the generation prompt included. Must not
-know: ids, torch, games' rules.
+the slot; the tail is what follows the last user text, the generation prompt included. The clock
+that templates read stands still at `CLOCK`. Must not know: ids, torch, games' rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
+from jinja2 import Environment
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerFast
 
@@ -24,9 +27,13 @@ CHATML = (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
 
+# What `strftime_now` tells templates, so that prompts do not change at midnight: the date that
+# Llama 3's template falls back to.
+CLOCK = datetime(2024, 7, 26)
+
 # Rendered in place of contents; the blanks are of kinds that no template writes in this order.
 _NUM_TURNS = 4
-_SLOT = "slotpx{}xqtext"
+SLOT = "slotpx{}xqtext"
 _PAD_LEFT, _PAD_RIGHT = "\n\t ", " \t\n"
 
 
@@ -56,44 +63,58 @@ class Template:
         self, tokenizer: PreTrainedTokenizerFast, kwargs: Mapping[str, object] | None
     ) -> None:
         self.tokenizer = tokenizer
-        self.kwargs: dict[str, Any] = dict(kwargs or {})
-        if "chat_template" not in self.kwargs and not tokenizer.chat_template:
-            missing = [
-                t for t in ("<|im_start|>", "<|im_end|>") if t not in special_names(tokenizer)
-            ]
-            if missing:
-                raise ValueError(
-                    "a tokenizer without a chat template is rendered as ChatML, which needs the "
-                    f"special tokens <|im_start|> and <|im_end|>; missing: {', '.join(missing)}. "
-                    "Add them with tokenizer.add_special_tokens({'additional_special_tokens': "
-                    "['<|im_start|>', '<|im_end|>']}) and "
-                    "model.resize_token_embeddings(len(tokenizer)), save both, or give the "
-                    "tokenizer folder a chat_template.jinja"
-                )
-            self.kwargs["chat_template"] = CHATML
+        self.kwargs: dict[str, Any] = {"strftime_now": CLOCK.strftime, **(kwargs or {})}
+        self.kwargs["chat_template"] = _source(tokenizer, self.kwargs.get("chat_template"))
 
     @property
     def source(self) -> str:
         """The template's own code."""
-        given = self.kwargs.get("chat_template")
-        return given if isinstance(given, str) else self.tokenizer.get_chat_template()
+        return str(self.kwargs["chat_template"])
 
-    def text(self, messages: Sequence[Mapping[str, str]], *, before: str = "") -> str:
-        """The rendering with its generation prompt; `before` is template code put in front."""
-        kwargs = {**self.kwargs, "chat_template": before + self.source}
-        talk = [dict(m) for m in messages]
-        rendered = self.tokenizer.apply_chat_template(
-            talk, tokenize=False, add_generation_prompt=True, **kwargs
-        )
-        return str(rendered)
+    @cached_property
+    def literals(self) -> list[str]:
+        """What the template can write of its own: its text and the string constants of its code."""
+        parts = Environment().lex(self.source)
+        return [
+            value if kind == "data" else _unescaped(value)
+            for _, kind, value in parts
+            if kind in ("data", "string")
+        ]
+
+    def writes(self, token: str) -> bool:
+        """Whether the template writes this token's spelling, as a constant or in a conversation.
+
+        Constants count that no rendering of ours shows: a template opens tool calls and thoughts
+        only where there are some.
+        """
+        return token in self._plain or any(token in text for text in self.literals)
+
+    @cached_property
+    def _plain(self) -> str:
+        """A conversation as the template renders it, with a system text where it takes one."""
+        talk = [say("user", 0), say("assistant", 0), say("user", 1)]
+        return self.text([say("system", 0), *talk] if self.has_system() else talk)
+
+    def text(self, messages: Sequence[Mapping[str, str]], **kwargs: object) -> str:
+        """The rendering with its generation prompt; `kwargs` win over the template's own."""
+        return str(self._render(messages, tokenize=False, **kwargs))
 
     def ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """What `apply_chat_template` makes of the messages with its generation prompt."""
+        return list(self._render(messages, tokenize=True, return_dict=False))
+
+    def _render(self, messages: Sequence[Mapping[str, str]], **kwargs: object) -> Any:
+        """A rendering as text or ids. A template is code of somebody else's: whatever it raises
+        becomes a TemplateError.
+        """
         talk = [dict(m) for m in messages]
-        ids: Any = self.tokenizer.apply_chat_template(
-            talk, tokenize=True, return_dict=False, add_generation_prompt=True, **self.kwargs
-        )
-        return list(ids)
+        given: dict[str, Any] = {**self.kwargs, **kwargs}
+        try:
+            return self.tokenizer.apply_chat_template(talk, add_generation_prompt=True, **given)
+        except TemplateError:
+            raise
+        except Exception as error:
+            raise TemplateError(f"the chat template fails: {error!r}") from error
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids as readable text for comparison, special tokens spelled out."""
@@ -147,7 +168,7 @@ class Template:
         """Whether a system text comes out before the first user text, in place; Gemma raises,
         Mistral may move it.
         """
-        system = {"role": "system", "content": _SLOT.format("system")}
+        system = {"role": "system", "content": SLOT.format("system")}
         talk = [system, say("user", 0), say("assistant", 0), say("user", 1)]
         try:
             text = self.text(talk)
@@ -156,41 +177,47 @@ class Template:
         places = [text.find(m["content"]) for m in talk]
         return text.count(system["content"]) == 1 and -1 < places[0] < places[1]
 
-    def check_steady(self) -> None:
-        """Refuse a template that writes the clock: prompts of one run would change at midnight."""
-        clock = "{%- macro strftime_now(format) %}clockpxqtext{%- endmacro %}"
-        asked = "strftime_now" in self.source
-        if asked and "clockpxqtext" in self.text([say("user", 0)], before=clock):
-            raise ValueError(
-                "the chat template writes today's date into the first prompt, so prompts differ "
-                "from day to day; set template_kwargs: {date_string: '26 Jul 2024'} (any date)"
-            )
 
-    def check_thinking(self, tail: str) -> None:
-        """Refuse a template that removes sampled thinking from old turns, unless the prompt has
-        closed it already.
-        """
-        thought = _SLOT.format("thought")
-        said = "<think>\n" + thought + "\n</think>\n\n" + _SLOT.format("said")
-        old = {"role": "assistant", "content": said}
-        text = self.text([say("user", 0), old, say("user", 1)])
-        if thought in text or "</think>" in tail:
-            return
-        remedy = (
-            "set template_kwargs: {enable_thinking: false}"
-            if "enable_thinking" in self.source
-            else "use a model that does not think, or give its folder a chat_template.jinja that "
-            "keeps old turns"
-        )
+def _source(tokenizer: PreTrainedTokenizerFast, given: object) -> str:
+    """The code of the template that is meant: `given` as code or as a name, else the tokenizer's
+    own, of several named ones the default, of none ChatML.
+    """
+    own: Any = tokenizer.chat_template
+    if isinstance(own, list | tuple):
+        own = {template["name"]: template["template"] for template in own}
+    if not isinstance(own, dict):
+        own = {"default": own} if own else {}
+    name = "default" if given is None else given
+    if isinstance(name, str) and name in own:
+        return str(own[name])
+    if isinstance(given, str) and "{" in given:
+        return given
+    if own:
         raise ValueError(
-            "the chat template strips <think>…</think> from old turns, so a later prompt would not "
-            f"extend what was sampled ({said!r} came back in {text!r}); {remedy}"
+            f"its chat_template must be the code of a template or one of {', '.join(sorted(own))}, "
+            f"got {given!r}; set model.chat_template: {{chat_template: {min(own)}}}"
         )
+    missing = [t for t in ("<|im_start|>", "<|im_end|>") if t not in special_names(tokenizer)]
+    if missing:
+        raise ValueError(
+            "a tokenizer without a chat template is rendered as ChatML, which needs the "
+            f"special tokens <|im_start|> and <|im_end|>; missing: {', '.join(missing)}. "
+            "Add them with tokenizer.add_special_tokens({'additional_special_tokens': "
+            "['<|im_start|>', '<|im_end|>']}) and "
+            "model.resize_token_embeddings(len(tokenizer)), save both, or give the "
+            "tokenizer folder a chat_template.jinja"
+        )
+    return CHATML
+
+
+def _unescaped(constant: str) -> str:
+    """The text of a string constant as jinja reads it."""
+    return constant[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape")
 
 
 def say(role: str, turn: int) -> dict[str, str]:
     """A message whose content is a sentinel of its own."""
-    return {"role": role, "content": _SLOT.format(f"{role}{turn}")}
+    return {"role": role, "content": SLOT.format(f"{role}{turn}")}
 
 
 def _cut(text: str, messages: Sequence[Mapping[str, str]], *, where: str) -> list[str]:
@@ -237,6 +264,6 @@ def check_same(got: str, expected: str, *, where: str) -> None:
         near = slice(max(0, at - 30), at + 30)
         raise ValueError(
             f"chat template, {where}: cannot be extended turn by turn; at character {at} "
-            f"{got[near]!r} stands against {expected[near]!r}. Set template_kwargs so that old "
-            "turns stay as they were, or give the tokenizer folder another chat_template.jinja"
+            f"{got[near]!r} stands against {expected[near]!r}. Set model.chat_template so that "
+            "old turns stay as they were, or give the tokenizer folder another chat_template.jinja"
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from selfplay.tokenizer import train_tokenizer
@@ -23,7 +23,9 @@ TEXTS = [
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A template file with its model's special tokens; `word_marks`: sentencepiece-like spaces."""
+    """A template file with its model's special tokens; `word_marks`: sentencepiece-like spaces;
+    `added`: tokens that are in the tokenizer without being flagged special; `spelt`: merges of the
+    learnt vocabulary come to its special tokens, too."""
 
     template: str
     specials: tuple[str, ...]
@@ -31,11 +33,17 @@ class Family:
     eos: str | None = None
     kwargs: Mapping[str, object] = field(default_factory=dict)
     word_marks: bool = False
+    added: tuple[str, ...] = ()
+    spelt: bool = False
 
 
 _CHATML = ("<|im_start|>", "<|im_end|>")
 _LLAMA = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 _GEMMA = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
+_GEMMA4 = ("<bos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>")
+_GRANITE = ("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>")
+_DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>")
+_THINK = ("<think>", "</think>")
 
 FAMILIES = {
     "qwen2.5": Family("qwen25", _CHATML),
@@ -52,6 +60,38 @@ FAMILIES = {
     "gemma": Family("gemma", _GEMMA, bos="<bos>", eos="<eos>"),
     "gemma, word marks": Family("gemma", _GEMMA, "<bos>", "<eos>", word_marks=True),
     "no template": Family("", _CHATML),
+    "qwen3, tags unflagged": Family(
+        "qwen3", _CHATML, kwargs={"enable_thinking": False}, added=(*_THINK, "<tool_call>")
+    ),
+    "deepseek v3.1": Family(
+        "deepseek31", _DEEPSEEK, *_DEEPSEEK, added=("<｜User｜>", "<｜Assistant｜>", *_THINK)
+    ),
+    "gemma 4": Family("gemma4", _GEMMA4, bos="<bos>", eos="<turn|>"),
+    "granite 3.3": Family("granite33", _GRANITE, eos=_GRANITE[2]),
+    "llama3.2 today": Family("llama32", _LLAMA, bos=_LLAMA[0], eos=_LLAMA[3]),
+    "zephyr": Family("zephyr", ("<s>", "</s>"), bos="<s>", eos="</s>"),
+    "olmo 2": Family("olmo2", ("<|endoftext|>",), bos="<|endoftext|>", eos="<|endoftext|>"),
+    "mistral, word marks, merges spell its tokens": Family(
+        "mistral", ("<s>", "</s>"), "<s>", "</s>", word_marks=True, spelt=True
+    ),
+}
+# Families that are refused, each with a word that its refusal must name.
+REFUSED = {
+    "qwen3 thinking": (Family("qwen3", _CHATML), "enable_thinking: false"),
+    "deepseek v3.1 thinking": (
+        Family("deepseek31", _DEEPSEEK, *_DEEPSEEK, kwargs={"thinking": True}),
+        "thinking: false",
+    ),
+    "gemma 4 thinking": (
+        Family("gemma4", _GEMMA4, "<bos>", "<turn|>", kwargs={"enable_thinking": True}),
+        "enable_thinking: false",
+    ),
+    "nemotron nano 2": (Family("nemotron", _CHATML, added=_THINK), "/no_think"),
+    "llama 2": (Family("llama2", ("<s>", "</s>"), "<s>", "</s>"), "'</s>'"),
+    "gpt-oss": (
+        Family("gpt_oss", ("<|start|>", "<|end|>", "<|message|>", "<|channel|>")),
+        "<|channel|>",
+    ),
 }
 
 
@@ -63,7 +103,12 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
 
 def make_tokenizer(family: Family) -> PreTrainedTokenizerFast:
     """A new tokenizer with the family's special tokens and template."""
-    tokenizer = _word_marked() if family.word_marks else train_tokenizer(TEXTS, vocab_size=420)
+    spelt = [token * 3 for token in family.specials] * 9 if family.spelt else []
+    if family.word_marks:
+        tokenizer = _word_marked(TEXTS + spelt)
+    else:
+        tokenizer = train_tokenizer(TEXTS, vocab_size=420)
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in family.added])
     tokenizer.add_special_tokens({"additional_special_tokens": list(family.specials)})
     if family.bos:
         tokenizer.bos_token = family.bos
@@ -75,7 +120,7 @@ def make_tokenizer(family: Family) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _word_marked() -> PreTrainedTokenizerFast:
+def _word_marked(texts: list[str]) -> PreTrainedTokenizerFast:
     """Llama-2-like: spaces become word marks, one is put before a text's beginning, bytes fall
     back.
 
@@ -97,7 +142,7 @@ def _word_marked() -> PreTrainedTokenizerFast:
         special_tokens=special + [f"<0x{byte:02X}>" for byte in range(256)],
         show_progress=False,
     )
-    backend.train_from_iterator(TEXTS, trainer=trainer)
+    backend.train_from_iterator(texts, trainer=trainer)
     state = json.loads(backend.to_str())
     state["added_tokens"] = state["added_tokens"][: len(special)]
     backend = Tokenizer.from_str(json.dumps(state))

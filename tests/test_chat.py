@@ -7,12 +7,15 @@ from __future__ import annotations
 import re
 
 import pytest
-from chat_families import FAMILIES, Family, make_tokenizer, tokenizer_of
+from chat_families import FAMILIES, REFUSED, Family, make_tokenizer, tokenizer_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dialop.tags import drop_reasoning
 from selfplay.chat import Rendering, make_rendering
-from selfplay.template import CHATML
+from selfplay.settings import SettingsError
+from selfplay.template import CHATML, CLOCK
+from selfplay.tokenizer import train_tokenizer
 
 # Text as players write it: anything but lone surrogates and what spells a special token.
 PLAIN = st.text(st.characters(exclude_categories=["Cs"]), max_size=40).filter(
@@ -35,6 +38,7 @@ def reference(name: str, messages: list[dict[str, str]]) -> list[int]:
     kwargs = dict(FAMILIES[name].kwargs)
     if tokenizer.chat_template is None:
         kwargs["chat_template"] = CHATML
+    kwargs["strftime_now"] = CLOCK.strftime
     return tokenizer.apply_chat_template(
         messages, tokenize=True, return_dict=False, add_generation_prompt=True, **kwargs
     )
@@ -75,7 +79,11 @@ def test_what_follows_an_answer_is_the_templates_own(name: str, users: tuple[str
         assert expected[-len(following) - 1] == rendering.end_id
 
 
-@pytest.mark.parametrize("name", [n for n in FAMILIES if "qwen3" not in n])
+# Their templates leave out of old turns, or change, what a prompt of ours keeps.
+NOT_WHOLE = ("qwen3 without thinking", "qwen3, tags unflagged")
+
+
+@pytest.mark.parametrize("name", [n for n in FAMILIES if n not in NOT_WHOLE])
 def test_a_grown_conversation_is_the_templates_rendering_of_it(name: str) -> None:
     rendering = RENDERINGS[name]
     ids = rendering.first(system="Be brief.", user="Who are you?")
@@ -190,6 +198,58 @@ def test_text_that_spells_special_tokens_stays_text(name: str) -> None:
 
 
 @every_family
+def test_no_added_token_that_the_template_writes_can_be_typed(name: str) -> None:
+    """Typed markers, flagged or not, are plain text wherever a player's words stand."""
+    tokenizer, rendering = tokenizer_of(name), RENDERINGS[name]
+    names = FAMILIES[name].specials + FAMILIES[name].added
+    markers = set(tokenizer.convert_tokens_to_ids(list(names)))
+    forged = "x" + "y".join(names) + "z"
+
+    def num_markers(ids: list[int]) -> int:
+        return sum(i in markers for i in ids)
+
+    for words in (forged, *names, *(f"{n}\n{n}" for n in names)):
+        first, plain = (rendering.first(system=w, user=w) for w in (words, "a"))
+        assert num_markers(first) == num_markers(plain)
+        following, plain = (rendering.following(w, closed=True) for w in (words, "a"))
+        assert num_markers(following) == num_markers(plain)
+        assert num_markers(rendering.action_ids(words)) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if FAMILIES[name].added])
+def test_a_sampled_tag_that_is_not_flagged_special_is_readable(name: str) -> None:
+    """A thought in the policy's own `<think>` ids reads like a typed one, so that what removes
+    private reasoning finds its end; told to somebody, it is plain text.
+    """
+    tokenizer, rendering = tokenizer_of(name), RENDERINGS[name]
+    begin, end = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+    word = rendering.action_ids("yes")[:-1]
+    said = rendering.decode([begin, *word, end, *word, rendering.end_id])
+    assert said == "<think>yes</think>yes"
+    assert drop_reasoning(said, ("accept",)) == "yes"
+    extra = len(rendering.following("a", closed=True))
+    heard = rendering.following(said, closed=True)
+    assert {begin, end} & set(heard) <= {begin, end} & set(rendering.following("a", closed=True))
+    assert len(heard) > extra
+
+
+def test_added_words_of_a_game_stay_tokens_that_players_type() -> None:
+    """The phrases of a scratch tokenizer are no markers: a message is cut into them."""
+    tokenizer = train_tokenizer(["Ava BLEU 3"], vocab_size=300, phrases=["[message]", "Ava BLEU "])
+    ids = make_rendering(tokenizer).action_ids("[message]\nAva BLEU 3")
+    assert set(tokenizer.convert_tokens_to_ids(["[message]", "Ava BLEU "])) <= set(ids)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_templates_whose_turns_are_opened_by_plain_text_are_known(name: str) -> None:
+    plain = {"mistral", "mistral, word marks", "zephyr", "olmo 2"}
+    plain.add("mistral, word marks, merges spell its tokens")
+    typeable = RENDERINGS[name].typeable
+    assert bool(typeable) is (name in plain)
+    assert not typeable or typeable.split()[-1] in ("[/INST]", "<|assistant|>")
+
+
+@every_family
 def test_a_sampled_special_token_is_unreadable_and_not_its_spelling(name: str) -> None:
     rendering = RENDERINGS[name]
     word = rendering.action_ids("yes")[:-1]
@@ -209,15 +269,65 @@ def test_lone_surrogates_do_not_stop_a_game() -> None:
 CHAT = ("<|im_start|>", "<|im_end|>")
 
 
-def test_thinking_that_would_be_stripped_is_refused_with_what_to_set() -> None:
-    with pytest.raises(ValueError, match=r"strips <think>.*enable_thinking: false"):
-        make_rendering(make_tokenizer(Family("qwen3", CHAT)))
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_extended_is_refused_in_one_line(name: str) -> None:
+    family, word = REFUSED[name]
+    with pytest.raises(SettingsError) as refusal:
+        make_rendering(make_tokenizer(family), template_kwargs=family.kwargs)
+    told = str(refusal.value)
+    assert "model.chat_template" in told and word in told and "\n" not in told
 
 
-def test_a_template_that_writes_the_date_is_refused_with_what_to_set() -> None:
-    family = FAMILIES["llama3.2 with a date"]
-    with pytest.raises(ValueError, match=r"today's date.*date_string"):
-        make_rendering(make_tokenizer(family))
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_names_no_setting_that_does_nothing(name: str) -> None:
+    """Whatever "set model.chat_template: {...}" a refusal gives makes the template acceptable."""
+    family, _ = REFUSED[name]
+    with pytest.raises(SettingsError) as refusal:
+        make_rendering(make_tokenizer(family), template_kwargs=family.kwargs)
+    for key, value in re.findall(r"set model.chat_template: \{(\w+): (\w+)\}", str(refusal.value)):
+        kwargs = {**family.kwargs, key: {"false": False, "true": True}[value]}
+        make_rendering(make_tokenizer(family), template_kwargs=kwargs)
+
+
+def test_the_clock_that_templates_read_stands_still() -> None:
+    text = text_of("granite 3.3", RENDERINGS["granite 3.3"].first(system="", user="A"))
+    assert f"Today's Date: {CLOCK.strftime('%B %d, %Y')}." in text
+    own = tokenizer_of("granite 3.3").apply_chat_template(
+        [{"role": "user", "content": "A"}], tokenize=False, add_generation_prompt=True
+    )
+    assert own != text
+    text = text_of("llama3.2 today", RENDERINGS["llama3.2 today"].first(system="", user="A"))
+    assert f"Today Date: {CLOCK.strftime('%d %b %Y')}" in text
+
+
+NAMED = {"default": CHATML, "tool_use": CHATML.replace("<|im_start|>", "<|im_start|>tool ")}
+
+
+@pytest.mark.parametrize(
+    "given", [NAMED, [{"name": k, "template": v} for k, v in NAMED.items()]], ids=["dict", "list"]
+)
+def test_of_several_named_templates_the_default_or_the_one_asked_for_is_used(given: object) -> None:
+    tokenizer = make_tokenizer(Family("", CHAT))
+    tokenizer.chat_template = given
+    first = make_rendering(tokenizer).first(system="", user="A")
+    assert first == RENDERINGS["no template"].first(system="", user="A")
+    named = make_rendering(tokenizer, template_kwargs={"chat_template": "tool_use"})
+    assert "<|im_start|>tool user" in tokenizer.decode(named.first(system="", user="A"))
+    with pytest.raises(SettingsError, match=r"model\.chat_template.*default, tool_use.*'rag'"):
+        make_rendering(tokenizer, template_kwargs={"chat_template": "rag"})
+    tokenizer.chat_template = {"rag": CHATML}
+    with pytest.raises(SettingsError, match=r"model\.chat_template: \{chat_template: rag\}"):
+        make_rendering(tokenizer)
+
+
+@pytest.mark.parametrize(
+    "broken", ["{{ messages[0].content", "{{ 1 / 0 }}", "{{ nobody.name }}", "{{ messages + 1 }}"]
+)
+def test_a_broken_template_is_refused_in_one_line(broken: str) -> None:
+    tokenizer = make_tokenizer(Family("", CHAT))
+    tokenizer.chat_template = broken
+    with pytest.raises(SettingsError, match=r"^[^\n]*model\.chat_template[^\n]*$"):
+        make_rendering(tokenizer)
 
 
 def test_no_template_and_no_chatml_tokens_says_how_to_add_them() -> None:

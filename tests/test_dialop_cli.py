@@ -30,7 +30,7 @@ def test_a_game_by_json_lines() -> None:
     got = answers(b"\n".join(lines))
     assert got[0] == {
         "seat_to_move": 1, "error": None, "over": False, "agreed": False, "score": 0.0,
-        "score_norm": 0.0, "observations": ["", "Partner: Hi"],
+        "score_norm": 0.0, "observations": ["", "Partner: [message] Hi"],
     }  # fmt: skip
     assert [line["error"] for line in got] == [
         None,
@@ -74,7 +74,9 @@ def test_generate_and_step_from_the_shell(tmp_path: Path) -> None:
     moves = b'{"seat": 1, "text": "[message] Hi"}\nrubbish\n'
     run = subprocess.run([*command, "--prompts"], input=moves, capture_output=True, check=True)
     lines = [json.loads(line) for line in run.stdout.splitlines()]
-    assert lines[0]["observations"] == ["Partner: Hi", ""] and "no JSON" in lines[1]["error"]
+    assert (
+        lines[0]["observations"] == ["Partner: [message] Hi", ""] and "no JSON" in lines[1]["error"]
+    )
     assert b"Ava Li,,28" in run.stderr and b"Traceback" not in run.stderr
     out_of_range = subprocess.run([*command[:-1], "2"], input=b"", capture_output=True, check=False)
     assert out_of_range.returncode == 2

@@ -78,7 +78,7 @@ End the input to leave.
 
 You move first.
 > Error: line 1 has no tag; start with [message] or [propose]
-> Partner: I see 7 and 1
+> Partner: [message] I see 7 and 1
 > """
 
 

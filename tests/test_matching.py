@@ -43,7 +43,7 @@ def test_golden_full_game() -> None:
     )
     assert game.prompt(1).user.endswith("\nAva Li,,28\nDaniel Nguyen,4,\n\nYou move first.")
     step = game.step(1, "[Message]  Two lines,\nboth kept. ")
-    assert step.observations == ("Partner: Two lines,\nboth kept.", "")
+    assert step.observations == ("Partner: [message] Two lines,\n  both kept.", "")
     step = game.step(0, "  [PROPOSE] proposal:<br/>&emsp; - Electra: Li<br/>&emsp; - BLEU: Daniel")
     shown = "Partner: [propose]\nProposal:\nBLEU: Daniel Nguyen\nElectra: Ava Li\n"
     assert step.observations == ("", shown + "You can only answer [accept] or [reject].")
@@ -155,7 +155,7 @@ def test_private_reasoning_is_allowed_only_on_request_and_never_shown() -> None:
     text = "I think [propose] comes later.\n<think>[message] no</think>\n Well\n[message] Hello"
     assert MatchingGame(SMALL, FULL).step(0, text).error_kind == "no_tag"
     game = MatchingGame(SMALL, MatchingOptions(private_reasoning=True))
-    assert game.step(0, text).observations == ("", "Partner: Hello")
+    assert game.step(0, text).observations == ("", "Partner: [message] Hello")
     assert game.view(1).log[0].text == "Hello"
     assert game.step(1, "no tag anywhere").error_kind == "no_tag"
     assert game.step(1, "thinking\n[accept]").error_kind == "nothing_pending"

@@ -29,6 +29,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.transcript",
         "selfplay.tokenizer",
         "selfplay.template",
+        "selfplay.markers",
+        "selfplay.thinking",
         "selfplay.chat",
     ),
     "engines": ("selfplay.engines",),

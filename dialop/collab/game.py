@@ -91,7 +91,7 @@ class CollabGame(Game):
         play.log.append(said)
         play.num_errors_this_turn = 0
         play.to_move = 1 - seat if said.kind == "message" else None
-        heard = said.text if said.kind == "message" else f"[{said.kind}] {said.text}".rstrip()
+        heard = texts.heard(said)
         return Step(seat, said.kind, None, None, ("", heard) if seat == USER else (heard, ""))
 
     def clone(self) -> Self:

@@ -1,7 +1,8 @@
 """Every sentence a seat reads in a collaboration. Knows no rules itself.
 
 Two styles: full, with a system prompt for either role, and brief, the request alone, for very small
-models.
+models. A message is read as it was written, but for lines that begin as a line of the game does:
+those are indented.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dialop.collab.task import ASSISTANT, CollabInstance, Said, Task
+from dialop.tags import indent_further, indent_lookalikes
 
 _ASSISTANT = """\
 You help a user with a task. The user's first message leaves out things that you need, and the \
@@ -40,6 +42,9 @@ NOTHING_MORE = "That is all I know."
 GO_ON = "Please go on."
 EMPTY_REPLIES = (DO_NOT_KNOW, NOTHING_MORE, GO_ON)
 
+# How the game's own lines begin, beside brackets.
+_WORDS = ("user", "assistant", "you", "your", "error", "the conversation so far")
+
 
 def assistant_rules(task: Task) -> str:
     """The assistant's system prompt."""
@@ -58,7 +63,17 @@ def user_opening(instance: CollabInstance, *, brief: bool) -> str:
     return f"Your goal:\n{instance.goal}\n\nYou have begun with:\n{instance.request}"
 
 
+def heard(said: Said) -> str:
+    """What the other seat reads of a move."""
+    if said.kind == "message":
+        return indent_lookalikes(said.text, _WORDS)
+    return f"[{said.kind}] {indent_further(said.text)}".rstrip()
+
+
 def history(log: Sequence[Said], seat: int) -> str:
-    """Moves made before this game was restored, from one seat's side."""
+    """Moves made before this game was restored, from one seat's side; the lines of a message after
+    its first are indented."""
     other = "User" if seat == ASSISTANT else "Assistant"
-    return "\n".join(f"{'You' if said.seat == seat else other}: {said.text}" for said in log)
+    return "\n".join(
+        f"{'You' if said.seat == seat else other}: {indent_further(said.text)}" for said in log
+    )

@@ -1,0 +1,59 @@
+"""What train.py and eval.py say about a chat template before anything is loaded or played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from chat_families import FAMILIES, REFUSED, Family, make_tokenizer
+from tiny_run import TINY, tiny_model
+
+import eval as evaluation
+import train
+from selfplay.assemble import read_template
+from selfplay.config import load_config
+from selfplay.parallel import init_world
+
+
+def folder_with(family: Family, folder: Path) -> Path:
+    """A model folder whose tokenizer and template are the family's."""
+    tokenizer = make_tokenizer(family)
+    tokenizer.save_pretrained(folder)
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
+    return folder
+
+
+def test_both_doors_refuse_a_template_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    family, remedy = REFUSED["qwen3 thinking"]
+    model = folder_with(family, tmp_path / "model")
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    words = [f"model.path={model}", "model.scratch=null", "warm_start.num_games=0"]
+    doors = {
+        "train.py": lambda: train.main(
+            ["--config", str(tmp_path / "tiny.yaml"), f"out={tmp_path / 'run'}", *words]
+        ),
+        "eval.py": lambda: evaluation.main(
+            [
+                *("--checkpoint", str(model), "--config", str(tmp_path / "tiny.yaml"), *words),
+                *("--games", "generated", "--num", "2"),
+            ]
+        ),
+    }
+    for door, start in doors.items():
+        assert start() == 2
+        (line,) = [s for s in capfd.readouterr().err.splitlines() if s.startswith(door)]
+        assert "model.chat_template" in line and remedy in line and str(model) in line
+
+
+@pytest.mark.parametrize(("name", "shown"), [("zephyr", "<|assistant|>"), ("llama3", "")])
+def test_a_template_whose_turns_can_be_typed_is_told_at_start(
+    name: str, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    config = load_config(tmp_path / "tiny.yaml", [])
+    read_template(config, make_tokenizer(FAMILIES[name]), init_world(device="cpu"))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == bool(shown)
+    assert not shown or (shown in lines[0] and "docs/chat_templates.md" in lines[0])
