@@ -37,6 +37,7 @@ from selfplay.checkpoint import finish, resume, save_checkpoint
 from selfplay.compare import compare
 from selfplay.config import Config, load_config
 from selfplay.credit import reward_samples
+from selfplay.data import check_files
 from selfplay.engines.base import Sampling
 from selfplay.guard import PrivateLanguage, check_watch, make_guard
 from selfplay.hand_over import gate, give_back, lend
@@ -156,6 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_players(config)
         check_partners(config)
         check_watch(config)
+        check_files(config)
         if config.threads:
             torch.set_num_threads(config.threads)
         world = init_world(

@@ -7,17 +7,25 @@ masks and scales by seat first. Knows nothing of texts or turns.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from reprlib import repr as short
 from typing import Any, Literal
 
-from dialop.proposal import Pairs
-from dialop.roster import PAPERS, REVIEWERS
+from dialop.game import PlayerError
+from dialop.proposal import Pairs, normalise, parse_proposal, render_proposal
+from dialop.roster import PAPERS, REVIEWERS, first_name, short_title
+from dialop.solve import best_value
 
 Table = tuple[tuple[int, ...], ...]
 Displayed = tuple[tuple[int | None, ...], ...]
 Kind = Literal["message", "propose", "accept", "reject"]
 
 MAX_VALUE = 100
+MAX_MAX_VALUE = 10_000  # tables are drawn as 8- or 16-bit numbers
+# A shown value has at most six digits, as many as `statements` reads.
+_MAX_SHOWN = 1_000_000
+_MAX_NAME = 200  # characters of a key or a name
 KINDS: tuple[Kind, ...] = ("message", "propose", "accept", "reject")
 
 
@@ -57,6 +65,48 @@ class MatchingInstance:
             object.__setattr__(self, "reviewers", REVIEWERS[: self.size])
         if not self.papers:
             object.__setattr__(self, "papers", PAPERS[: self.size])
+
+    def check(self) -> None:
+        """Raise ValueError where the board cannot be played, or its figures are not its own.
+
+        For boards from outside: a file may hold any numbers under these names. Types are checked
+        cell by cell, and `best` is solved again. A solo plan may be any of several equal ones, so
+        `solo` is only held to lie between 0 and the best.
+        """
+        where = f"in {short(self.key)}"
+        _check_name(self.key, "key")
+        whole(self.max_value, f"max_value {where}", low=2, high=MAX_MAX_VALUE)
+        whole(self.first_seat, f"first_seat {where}", low=0, high=1)
+        parts = [("table", self.table, self.max_value - 1)]
+        parts += [(f"masks[{seat}]", mask, 1) for seat, mask in enumerate(self.masks)]
+        for name, rows, most in parts:
+            for r, row in enumerate(rows):
+                for p, cell in enumerate(row):
+                    whole(cell, f"{name}[{r}][{p}] {where}", low=0, high=most)
+        for r, row in enumerate(self.table):
+            for p, cell in enumerate(row):
+                if not self.masks[0][r][p] and not self.masks[1][r][p] and cell != self.unknown:
+                    raise ValueError(
+                        f"table[{r}][{p}] {where}, a cell that neither seat sees, must be "
+                        f"{self.unknown}, the middle of the values, got {cell}"
+                    )
+        most_scale = _MAX_SHOWN / self.max_value
+        for seat, scale in enumerate(self.scales):
+            if not _is_number(scale) or not 0 < scale <= most_scale:
+                raise ValueError(
+                    f"scales[{seat}] {where} must lie above 0 and up to {most_scale:g}, "
+                    f"got {short(scale)}"
+                )
+        best = best_value(self.table)
+        if not _is_number(self.best) or self.best != best:
+            raise ValueError(
+                f"best {where} must be {best}, the most its table gives, got {short(self.best)}"
+            )
+        for seat, solo in enumerate(self.solo):
+            if not _is_number(solo) or not 0 <= solo <= best:
+                raise ValueError(f"solo[{seat}] {where} must be 0 to {best}, got {short(solo)}")
+        if (self.reviewers, self.papers) != (REVIEWERS[: self.size], PAPERS[: self.size]):
+            _check_names(self.reviewers, self.papers, size=self.size)
 
     @property
     def unknown(self) -> int:
@@ -137,15 +187,27 @@ def unknown_value(max_value: int) -> int:
 
 
 def instance_from_dict(data: dict[str, Any]) -> MatchingInstance:
-    """An instance from its plain JSON form, lists back to tuples."""
+    """An instance from its plain JSON form, lists back to tuples, checked.
+
+    Raises:
+        ValueError: for values that are no board; names the field, its rule and what was seen.
+    """
+    missing = [name for name in _REQUIRED if data.get(name) is None]
+    if missing:
+        raise ValueError(f"no {', '.join(missing)}")
     values = dict(data)
-    values["table"] = _rows(values["table"])
-    values["masks"] = tuple(_rows(mask) for mask in values["masks"])
-    for name in ("scales", "solo", "reviewers", "papers"):
+    whole(values["size"], "size", low=2, high=len(REVIEWERS))
+    values["table"] = rows_of(values["table"], "table")
+    values["masks"] = tuple(rows_of(mask, "masks") for mask in _pair(values["masks"], "masks"))
+    for name in ("scales", "solo"):
+        values[name] = _pair(values[name], name)
+    for name in ("reviewers", "papers"):
         if name in values:
-            values[name] = tuple(values[name])
+            values[name] = _list(values[name], name)
     values["opening"] = tuple(action_from_dict(action) for action in values.get("opening", ()))
-    return MatchingInstance(**values)
+    instance = MatchingInstance(**values)
+    instance.check()
+    return instance
 
 
 def action_from_dict(data: dict[str, Any]) -> Action:
@@ -158,5 +220,70 @@ def pairs_from_lists(pairs: Any) -> Pairs | None:
     return None if pairs is None else tuple((reviewer, paper) for reviewer, paper in pairs)
 
 
-def _rows(rows: Any) -> Table:
-    return tuple(tuple(row) for row in rows)
+def rows_of(rows: Any, name: str) -> Table:
+    """Rows of a JSON or parquet value as tuples. Raises ValueError for what is no list of lists."""
+    return tuple(_list(row, f"a row of {name}") for row in _list(rows, name))
+
+
+def whole(value: Any, name: str, *, low: int, high: int) -> int:
+    """The value, where it is a whole number in these bounds; raises ValueError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{name} must be a whole number from {low} to {high}, got {short(value)}")
+    return value
+
+
+_REQUIRED = ("key", "size", "table", "masks", "scales", "first_seat", "best", "solo")
+
+
+def _list(value: Any, name: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name} must be a list, got {short(value)}")
+    return tuple(value)
+
+
+def _pair(value: Any, name: str) -> tuple[Any, Any]:
+    items = _list(value, name)
+    if len(items) != 2:
+        raise ValueError(f"{name} must be two, one a seat, got {len(items)}")
+    return items[0], items[1]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_name(value: Any, name: str) -> None:
+    """Raise ValueError for what is no name to be read on one line."""
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise ValueError(f"{name} must be printable text on one line, got {short(value)}")
+    if len(value) > _MAX_NAME:
+        raise ValueError(f"{name} must have at most {_MAX_NAME} characters, got {len(value)}")
+
+
+def _check_names(reviewers: tuple[str, ...], papers: tuple[str, ...], *, size: int) -> None:
+    """Raise ValueError where a proposal in these names could not be read back as it was meant."""
+    meant: dict[str, str] = {}
+    for what, names, form in (
+        ("reviewers", reviewers, first_name),
+        ("papers", papers, short_title),
+    ):
+        if len(names) != size:
+            raise ValueError(f"{what} must be {size} names, got {len(names)}")
+        for name in names:
+            _check_name(name, what)
+            spoken = normalise(form(name))
+            if spoken in meant:
+                raise ValueError(
+                    f"{what} must differ in the short names that are said, got {short(name)} "
+                    f"beside {short(meant[spoken])}"
+                )
+            meant[spoken] = name
+    pairs = tuple((i, i) for i in range(size))
+    for brief in (False, True):
+        text = render_proposal(pairs, reviewers, papers=papers, brief=brief)
+        try:
+            read = parse_proposal(text, reviewers, papers=papers, brief=brief)
+        except PlayerError as error:
+            raise ValueError(f"reviewers and papers cannot be told apart: {error!r}") from None
+        if read != pairs:
+            raise ValueError("reviewers and papers must be read back from a proposal, are not")

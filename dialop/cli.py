@@ -20,6 +20,7 @@ from dialop.game import Game
 from dialop.generate import KEEPS, MatchingRecipe, generate_many
 from dialop.matching import new_game
 from dialop.recorded import replay
+from dialop.shown import printable
 from dialop.store import read_instances, read_records, write_instances
 
 GAMES = ("matching", "collab")
@@ -169,6 +170,8 @@ def _figures(instances: Sequence[MatchingInstance]) -> str:
 
 def _replay(args: argparse.Namespace) -> int:
     lines = [replay(record, index=i) for i, record in enumerate(read_records(args.file))]
+    if not lines:
+        raise ValueError(f"{args.file} holds no games")
     for line in lines:
         print(json.dumps(line))
     num_agree = sum(line["agrees"] for line in lines)
@@ -180,6 +183,8 @@ def _step(args: argparse.Namespace) -> int:
     collab = args.game == "collab"
     read: Callable[[Path], Sequence[Any]] = store.read_instances if collab else read_instances
     instances = read(args.instances)
+    if not instances:
+        raise ValueError(f"{args.instances} holds no instances")
     if not 0 <= args.index < len(instances):
         raise ValueError(f"--index must be 0 to {len(instances) - 1}, got {args.index}")
     if collab and args.no_messages:
@@ -199,7 +204,8 @@ def _step(args: argparse.Namespace) -> int:
     if args.prompts:
         for seat in range(game.num_seats):
             prompt = game.prompt(seat)
-            print(f"--- seat {seat}\n{prompt.system}\n\n{prompt.user}", file=sys.stderr)
+            shown = printable(f"{prompt.system}\n\n{prompt.user}")
+            print(f"--- seat {seat}\n{shown}", file=sys.stderr)
     answer_lines(game, sys.stdin.buffer, out=sys.stdout)
     return 0
 

@@ -8,6 +8,7 @@ matching refuses most of them. Knows no texts and plays no game.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from dialop.board import MAX_VALUE, MatchingInstance, unknown_value
+from dialop.board import MAX_MAX_VALUE, MAX_VALUE, MatchingInstance, unknown_value
 from dialop.roster import REVIEWERS
 from dialop.solve import best_value, solo_value
 
@@ -27,8 +28,6 @@ KEEPS: tuple[Keep, ...] = ("both", "exactly_one", "all")
 _FIRST_BLOCK = 16
 _LAST_BLOCK = 512
 _MIN_SCALE, _MAX_SCALE = 1.0, 10.0
-# Tables are drawn as 8- or 16-bit numbers; larger values would overflow them silently.
-_MAX_MAX_VALUE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +51,12 @@ class MatchingRecipe:
     def __post_init__(self) -> None:
         if not 2 <= self.size <= len(REVIEWERS):
             raise ValueError(f"size must be 2 to {len(REVIEWERS)}, got {self.size}")
-        if not 0 <= self.p_observed <= 1:
-            raise ValueError(f"p_observed must be 0 to 1, got {self.p_observed}")
-        if not 2 <= self.max_value <= _MAX_MAX_VALUE:
-            raise ValueError(f"max_value must be 2 to {_MAX_MAX_VALUE}, got {self.max_value}")
-        if self.hardness < 1:
-            raise ValueError(f"hardness must be at least 1, got {self.hardness}")
+        if not 0 < self.p_observed <= 1:
+            raise ValueError(f"p_observed must lie above 0 and up to 1, got {self.p_observed}")
+        if not 2 <= self.max_value <= MAX_MAX_VALUE:
+            raise ValueError(f"max_value must be 2 to {MAX_MAX_VALUE}, got {self.max_value}")
+        if not 1 <= self.hardness < math.inf:
+            raise ValueError(f"hardness must be a number from 1, got {self.hardness}")
         if self.keep not in KEEPS:
             raise ValueError(f"keep must be one of {', '.join(KEEPS)}, got {self.keep!r}")
         if self.max_tables < 0:

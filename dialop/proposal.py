@@ -22,7 +22,10 @@ _BREAK = re.compile(r"<br\s*/?>|\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]", re.IG
 _HEADER = re.compile(r"^[\W_]*proposal[\s*_#]*(?::[\s*_]*|$)", re.IGNORECASE)
 _NUMBERING = re.compile(r"^[\W_]*\d+\s*[.):]\s*")
 _WORD = re.compile(r"[^\W_]+")
+# A character reference of any length is one character; Python refuses to read very long numbers.
+_LONG_REFERENCE = re.compile(r"&#(?:\d{8,}|x[\da-f]{8,});?", re.IGNORECASE)
 _QUOTE_CHARS = 40
+_MAX_LINE = 1000  # characters; several times what a line with two names needs
 
 
 def parse_proposal(
@@ -52,6 +55,8 @@ def parse_proposal(
 
     for number, line in enumerate(_lines(text), start=1):
         where = f"line {number}" if brief else f'line {number} "{_shorten(line)}"'
+        if len(line) > _MAX_LINE:
+            raise _refused(f"{where} is longer than {_MAX_LINE} characters", free_papers)
         paper_text, colon, reviewer_text = line.rpartition(":")
         if not colon:
             raise _refused(f"{where} has no colon; write paper: reviewer", free_papers)
@@ -94,12 +99,20 @@ def normalise(text: str) -> str:
 def _lines(text: str) -> list[str]:
     """The pair lines of a proposal, without header, numbering and lines that hold no letter or
     digit."""
-    lines = [unicodedata.normalize("NFKC", html.unescape(line)) for line in _BREAK.split(text)]
+    lines = [_plain(line) for line in _BREAK.split(text)]
     lines = [line.strip() for line in lines if normalise(line)]
     if lines:
         lines[0] = _HEADER.sub("", lines[0])
     lines = [_NUMBERING.sub("", line) for line in lines]
     return [line for line in lines if normalise(line)]
+
+
+def _plain(line: str) -> str:
+    """A line without character references and compatibility forms. One that is too long to be read
+    stays as it is: putting combining marks in order takes time with their square."""
+    if len(line) > _MAX_LINE:
+        return line
+    return unicodedata.normalize("NFKC", html.unescape(_LONG_REFERENCE.sub("\ufffd", line)))
 
 
 @lru_cache(maxsize=16)

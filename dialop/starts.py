@@ -14,7 +14,7 @@ from typing import Any
 
 from dialop.board import Action, MatchingInstance
 from dialop.recorded import begun, instance_from_record, moves_from_record
-from dialop.store import read_records
+from dialop.store import read_rows
 
 Entries = int | float | str
 RANDOM = "random"
@@ -74,7 +74,7 @@ def start_length(game: RecordedGame, entries: Entries, *, uniform: float) -> int
 def read_recorded(path: Path) -> list[RecordedGame]:
     """The games of a .jsonl of recorded games.
 
-    A game whose log cannot be read (another roster of names) is started at its beginning.
+    A game whose proposals cannot be read (another roster of names) is started at its beginning.
 
     Raises:
         ValueError: for another file, or a record that is no game; names the file and line.
@@ -82,11 +82,11 @@ def read_recorded(path: Path) -> list[RecordedGame]:
     if path.suffix != ".jsonl":
         raise ValueError(f"starts need recorded games, a .jsonl file, got {path}")
     games = []
-    for index, record in enumerate(read_records(path)):
+    for index, (place, record) in enumerate(read_rows(path)):
         try:
             board = instance_from_record(record, key=f"{path.stem}/{index}")
         except ValueError as error:
-            raise ValueError(f"{path} line {index + 1}: {error}") from error
+            raise ValueError(f"{place}: {error}") from error
         moves = _readable(record)
         words = tuple(len(m.text.split()) if m.kind == "message" else 0 for m in moves)
         kinds = [move.kind for move in moves]
@@ -96,7 +96,7 @@ def read_recorded(path: Path) -> list[RecordedGame]:
 
 
 def _readable(record: dict[str, Any]) -> list[Action]:
-    """The log's moves; none where it cannot be read."""
+    """The log's moves; none where its proposals cannot be read with the roster."""
     try:
         return moves_from_record(record)
     except ValueError:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import json
 import re
 import sys
 from collections import Counter
@@ -22,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from dialop.collab.published import instances_of
-from dialop.collab.store import read_rows, write_instances
+from dialop.collab.store import write_instances
 from dialop.collab.task import TASKS, CollabInstance
+from dialop.store import parse_json, read_rows
 from selfplay.data import named_seed
 
 SPLITS = ("train", "validation", "test")
@@ -49,9 +49,10 @@ def main(words: Sequence[str] | None = None) -> int:
     add("--limit", type=int, help="use at most so many tasks")
     asked = parser.parse_args(words)
     try:
-        instances = instances_of(
-            rows_of(asked.dataset), name=Path(asked.dataset).stem, task=asked.task
-        )
+        rows = rows_of(asked.dataset)
+        if not rows:
+            raise ValueError(f"--dataset {asked.dataset} holds no rows")
+        instances = instances_of(rows, name=Path(asked.dataset).stem, task=asked.task)
         parts = split(
             instances[: asked.limit],
             validation=asked.validation,
@@ -78,7 +79,7 @@ def rows_of(dataset: str) -> list[tuple[str, dict[str, Any]]]:
     """
     path = Path(dataset)
     if path.is_file():
-        return _json_rows(path) if path.suffix == ".json" else read_rows(path)
+        return _json_rows(path) if path.suffix == ".json" else list(read_rows(path))
     if path.exists() or not _HUB_ID.fullmatch(dataset) or path.suffix in (".json", ".jsonl"):
         raise ValueError(f"--dataset must be a file or a hub id OWNER/NAME, got {dataset}")
     try:
@@ -125,16 +126,16 @@ def split(
 def _json_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """The rows of a .json file: a list of objects, or an object with such a list for each split."""
     try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: no JSON ({error})") from error
+        whole = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     parts = whole if isinstance(whole, dict) else {"": whole}
     found = []
     for part, rows in parts.items():
         if not isinstance(rows, list):
             raise ValueError(f"{path}: must hold a list of rows, got {type(rows).__name__}")
         for number, row in enumerate(rows):
-            place = " ".join(filter(None, (str(path), part, f"row {number}")))
+            place = " ".join(filter(None, (str(path), part and repr(part), f"row {number}")))
             if not isinstance(row, dict):
                 raise ValueError(f"{place}: must be an object, got {type(row).__name__}")
             found.append((place, row))

@@ -13,8 +13,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from dialop.shown import on_one_line
 from selfplay.evaluate import Evaluation
-from selfplay.evaluation_report import write_whole
+from selfplay.evaluation_report import escaped, write_whole
 from selfplay.statistics import bootstrap_interval, show_interval
 
 HOW_TO_READ = (
@@ -63,7 +64,7 @@ def matrix_text(matrix: Matrix) -> str:
     """The matrix for a terminal, two lines a row, then what each pair loses together."""
     lines = [*_grid(matrix), "", HOW_TO_READ]
     if lost := lost_together(matrix):
-        names = [f"{one} and {other}" for one, other in lost]
+        names = [on_one_line(f"{one} and {other}") for one, other in lost]
         width = max(len(name) for name in names)
         lines += ["", _LOST]
         lines += [
@@ -75,16 +76,18 @@ def matrix_text(matrix: Matrix) -> str:
 
 def matrix_markdown(matrix: Matrix) -> str:
     """The same as a page: what was asked, the matrix, what each pair loses together."""
-    lines = ["# Cross-play", "", *(f"- {name}: {value}" for name, value in matrix.facts.items())]
-    lines += ["", _row(["", "seat", *matrix.columns])]
+    lines = ["# Cross-play", "", *_facts(matrix)]
+    lines += ["", _row(["", "seat", *map(escaped, matrix.columns)])]
     lines += [_row(["---", "---", *["--:"] * len(matrix.columns)])]
     for row in matrix.rows:
-        lines.append(_row([row, "0", *_line(matrix, row, 0)]))
+        lines.append(_row([escaped(row), "0", *_line(matrix, row, 0)]))
         lines.append(_row(["", "1", *_line(matrix, row, 1)]))
     lines += ["", HOW_TO_READ]
     if lost := lost_together(matrix):
         lines += ["", _LOST, "", _row(["pair", "lost [95 %]"]), _row(["---", "--:"])]
-        lines += [_row([f"{a} and {b}", show_interval(gap)]) for (a, b), gap in lost.items()]
+        lines += [
+            _row([escaped(f"{a} and {b}"), show_interval(gap)]) for (a, b), gap in lost.items()
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -121,13 +124,18 @@ def write_matrix(matrix: Matrix, folder: Path) -> list[Path]:
     return paths
 
 
+def _facts(matrix: Matrix) -> list[str]:
+    return [f"- {name}: {escaped(str(value))}" for name, value in matrix.facts.items()]
+
+
 def _grid(matrix: Matrix) -> list[str]:
-    name_width = max(len(name) for name in matrix.rows)
-    width = max(20, *(len(name) for name in matrix.columns)) + 2
-    lines = [" " * (name_width + 8) + "".join(f"{name:{width}}" for name in matrix.columns)]
+    columns = [on_one_line(name) for name in matrix.columns]
+    name_width = max(len(on_one_line(name)) for name in matrix.rows)
+    width = max(20, *map(len, columns)) + 2
+    lines = [" " * (name_width + 8) + "".join(f"{name:{width}}" for name in columns)]
     for row in matrix.rows:
         for seat in (0, 1):
-            name = row if seat == 0 else ""
+            name = on_one_line(row) if seat == 0 else ""
             cells = "".join(f"{cell:{width}}" for cell in _line(matrix, row, seat))
             lines.append(f"{name:{name_width}} seat {seat} {cells}")
     return lines

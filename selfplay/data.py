@@ -70,12 +70,16 @@ def kept_back(config: Config, purpose: str, *, num: int) -> list[Any]:
 
 
 def check_files(config: Config) -> None:
-    """Raise SettingsError for files of kept-back instances that are missing or empty, now and not
-    after the last step."""
+    """Raise SettingsError for files of instances that are missing, empty or unreadable, before
+    anything is made and not after the last step."""
     for purpose in (VALIDATION, HELD_OUT):
         name, source = _source(config, purpose)
         if source != GENERATED:
             read_file(config.game, name, source)
+    if config.data.train != GENERATED:
+        read_file(config.game, "data.train", config.data.train)
+    if config.data.start.entries != 0:
+        read_recorded(config.game, "data.start", config.data.train)
 
 
 def _source(config: Config, purpose: str) -> tuple[str, str]:
@@ -87,11 +91,15 @@ def _source(config: Config, purpose: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=4)
 def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
-    """A file of instances. Raises SettingsError for one that is not there, or holds none."""
+    """A file of instances. Raises SettingsError for one that is not there, cannot be read or holds
+    none."""
     path = Path(source)
-    if not path.exists():
+    if not path.is_file():
         raise SettingsError(f"{name} must be 'generated' or an existing file, got {path}")
-    instances = tuple(kit_of(game).read(path))
+    try:
+        instances = tuple(kit_of(game).read(path))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{name}: {error}") from None
     if not instances:
         raise SettingsError(f"{name}: {path} holds no instances")
     return instances
@@ -102,7 +110,7 @@ def read_recorded(game: GameConfig, name: str, source: str) -> tuple[Recorded, .
     """A file's games to start from. Raises SettingsError for a file or a game without any."""
     try:
         return tuple(kit_of(game).read_recorded(Path(source)))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise SettingsError(f"{name}: {error}") from None
 
 

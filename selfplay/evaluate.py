@@ -13,7 +13,7 @@ from typing import Any
 
 from dialop.game import Instance
 from dialop.matching import MatchingInstance
-from dialop.recorded import said_in
+from dialop.recorded import agreed, said_in
 from selfplay import rollout
 from selfplay.chat import Rendering
 from selfplay.config import Config
@@ -167,15 +167,15 @@ def evaluate_people(
     scores, tallies = [], []
     for record, instance in zip(records, instances, strict=True):
         log = record["action_log"]
-        agreed = bool(log) and bool(log[-1].get("response", {}).get("accept"))
-        score = instance.norm(float(record["proposal_reward"])) if agreed else 0.0
+        accepted = agreed(record)
+        score = instance.norm(float(record["proposal_reward"])) if accepted else 0.0
         said = said_in(record)
         scores.append(score)
         tallies.append(
             {
                 "games": 1.0,
                 "score": score,
-                "agreement": float(agreed),
+                "agreement": float(accepted),
                 "optimal": float(score > 1 - 1e-9),
                 "talk_value": score - instance.norm(max(instance.solo)),
                 "messages": float(len(said)),

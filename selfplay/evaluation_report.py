@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dialop.shown import on_one_line
 from selfplay.evaluate import Evaluation
 from selfplay.report import game_text
 from selfplay.statistics import show_interval
@@ -50,6 +51,7 @@ def columns(rows: Mapping[str, Evaluation]) -> list[tuple[str, str, str]]:
 
 def table_text(rows: Mapping[str, Evaluation]) -> str:
     """One line a pair for a terminal: score with its 95 % interval, then means a game."""
+    rows = {on_one_line(name): row for name, row in rows.items()}
     width = max(len(name) for name in rows)
     head = f"{'':{width}}  {'score [95 %]':22}"
     lines = [head + "".join(f"{heading:>11}" for _, heading, _ in columns(rows))]
@@ -62,7 +64,7 @@ def table_text(rows: Mapping[str, Evaluation]) -> str:
 def games_text(rows: Mapping[str, Evaluation]) -> str:
     """The best, typical and worst game of every policy's row, to be read in a terminal."""
     return "\n".join(
-        f"=== {name}: {label} game\n{game_text(record)}"
+        f"=== {on_one_line(name)}: {label} game\n{game_text(record)}"
         for name, row in rows.items()
         if name.startswith("policy")
         for label, record in row.examples.items()
@@ -71,14 +73,16 @@ def games_text(rows: Mapping[str, Evaluation]) -> str:
 
 def errors_text(rows: Mapping[str, Evaluation]) -> str:
     """Refused moves a game by kind, one line a pair that made any; "" when none did."""
-    lines = [f"{name}: {kinds}" for name, row in rows.items() if (kinds := _kinds(row))]
+    lines = [
+        f"{on_one_line(name)}: {kinds}" for name, row in rows.items() if (kinds := _kinds(row))
+    ]
     return "\n".join(lines)
 
 
 def markdown(page: Page) -> str:
     """The whole page: what was asked, the table, its words, the errors by kind, games to read."""
-    lines = [f"# {page.title}", ""]
-    lines += [f"- {name}: {_escaped(str(value))}" for name, value in page.facts.items()]
+    lines = [f"# {escaped(page.title)}", ""]
+    lines += [f"- {name}: {escaped(str(value))}" for name, value in page.facts.items()]
     lines += ["", *_markdown_table(page.rows), ""]
     lines += ["Score: mean share of the best possible value, 0 without an agreement, with a "]
     lines[-1] += "bootstrap 95 % interval over games. Means a game: "
@@ -90,12 +94,12 @@ def markdown(page: Page) -> str:
             "",
             "## Errors a game by kind",
             "",
-            *(f"- {_escaped(e)}" for e in errors.split("\n")),
+            *(f"- {escaped(e)}" for e in errors.split("\n")),
         ]
     for name, row in page.rows.items():
         if name.startswith("policy"):
             for label, record in row.examples.items():
-                lines += ["", f"## {label.capitalize()} game of {_escaped(name)}", ""]
+                lines += ["", f"## {label.capitalize()} game of {escaped(name)}", ""]
                 lines += [fenced(game_text(record))]
     return "\n".join(lines) + "\n"
 
@@ -139,7 +143,7 @@ def _markdown_table(rows: Mapping[str, Evaluation]) -> list[str]:
     lines = [_row(headings), _row(["---", *["--:"] * (len(headings) - 1)])]
     for name, row in rows.items():
         cells = [_cell(row, measure) for measure, _, _ in columns(rows)]
-        lines.append(_row([_escaped(name), show_interval(row.interval), *cells]))
+        lines.append(_row([escaped(name), show_interval(row.interval), *cells]))
     return lines
 
 
@@ -158,6 +162,6 @@ def _kinds(row: Evaluation) -> str:
     return ", ".join(f"{name.removeprefix(_ERRORS)} {value:.3f}" for name, value in ranked)
 
 
-def _escaped(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", text)
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    return re.sub(r"([\\`*_|<>\[\]&~#!])", r"\\\1", on_one_line(text))

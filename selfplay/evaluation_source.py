@@ -157,7 +157,10 @@ def find_games(
             f"--games must be '{GENERATED}' or a .parquet or .jsonl file, got {games}"
             + nearest(path.name, [GENERATED, *files])
         )
-    instances = kit_of(config.game).read(path)
+    try:
+        instances = kit_of(config.game).read(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--games: {error}") from None
     if not instances:
         raise ValueError(f"--games: {path} holds no games")
     if num is not None and num > len(instances):

@@ -10,6 +10,7 @@ import copy
 from typing import TextIO
 
 from dialop.game import Game
+from dialop.shown import printable
 from selfplay.data import named_seed
 from selfplay.engines.base import Message, Request
 from selfplay.players import Move, Moving
@@ -112,4 +113,4 @@ class PersonPlayer:
                 return line
 
     def _say(self, text: str, *, end: str = "\n") -> None:
-        print(text, end=end, file=self._out, flush=True)
+        print(printable(text), end=end, file=self._out, flush=True)

@@ -7,6 +7,7 @@ Only rank 0 writes and prints; every rank plays its share.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from selfplay.evaluate import Evaluation, evaluate, evaluate_scripted, play_kept
 from selfplay.evaluation_report import COLUMNS, rows_json, table_text, write_whole
 from selfplay.games import kit_of
 from selfplay.parallel import World
+from selfplay.settings import SettingsError
 from selfplay.statistics import show_interval
 from selfplay.tables import Guest
 from selfplay.word_drift import read_people, word_drift
@@ -68,19 +70,34 @@ def held_out_at_start(first_step: int, config: Config, *, venue: Venue, folder: 
     shorter run found in this folder after its last holds no longer."""
     if first_step == 0:
         held_out("before", config, venue=venue, folder=folder)
+    if (folder / "held_out_before.json").exists():
+        _read_stage(folder, "before")  # now and not after the last step
     if first_step < config.steps:
         (folder / "held_out_after.json").unlink(missing_ok=True)
 
 
+def _read_stage(folder: Path, stage: str) -> dict[str, Any]:
+    """What `held_out` wrote. Raises SettingsError where the file cannot be read."""
+    path = folder / f"held_out_{stage}.json"
+    try:
+        found = json.loads(path.read_bytes())["sampled"]
+        interval, messages = found["interval"], found["measures"]["messages"]
+        if not all(math.isfinite(number) for number in (*interval, messages)) or len(interval) != 3:
+            raise ValueError("an interval is three numbers")
+    except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
+        raise SettingsError(
+            f"{path} must hold the games of an evaluation, cannot be read ({error}); move it away "
+            "to go on in this folder"
+        ) from None
+    return {"interval": interval, "messages": messages}
+
+
 def learnt(folder: Path) -> str:
     """What self-play changed, in one sentence, from the run's two held-out files."""
-    before, after = (
-        json.loads((folder / f"held_out_{stage}.json").read_text())["sampled"]
-        for stage in ("before", "after")
-    )
+    before, after = (_read_stage(folder, stage) for stage in ("before", "after"))
     old, new = before["interval"], after["interval"]
     apart = "apart" if new[1] > old[2] or new[2] < old[1] else "overlapping"
-    talk = [found["measures"]["messages"] for found in (before, after)]
+    talk = [found["messages"] for found in (before, after)]
     return (
         f"self-play took the score from {show_interval(tuple(old))} to {show_interval(tuple(new))} "
         f"({new[0] - old[0]:+.3f}, intervals {apart}) and messages a game from {talk[0]:.2f} to "

@@ -32,7 +32,7 @@ You read what the user wanted and the whole conversation. Consider three things,
 - help: did it offer something useful on the way, such as choices or a draft?
 The mark is their mean. Whether the result is right does not count here. Answer with one sentence \
 of reason and then, on a line of its own, JSON such as {"interactivity": 0.6}."""
-_MARK = re.compile(r"\{[^{}]*\"interactivity\"[^{}]*\}")
+_MARK = re.compile(r"\{[^{}]*\}")
 
 
 def make_judge(config: Config, world: World, *, cleanup: ExitStack) -> Endpoint | None:
@@ -76,8 +76,8 @@ def read_mark(text: str) -> float | None:
     """The last mark in an answer, None where there is none or it lies outside [0, 1]."""
     for found in reversed(_MARK.findall(text)):
         try:
-            value = json.loads(found)["interactivity"]
-        except ValueError:
+            value = json.loads(found).get("interactivity")
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
             return float(value)

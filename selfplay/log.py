@@ -124,14 +124,28 @@ class StepLog:
 
 
 def _lines_until(path: Path, step: int | None) -> Iterator[str]:
-    """The file's whole lines up to and including `step`; a line torn by a crash is left out."""
+    """The file's whole lines up to and including `step`; a last line torn by a crash, which has no
+    end, is left out. Raises SettingsError for any other line that is none of a log."""
     if step is None or not path.exists():
         return
-    # Not splitlines: a game's text may hold characters that Python takes for the end of a line.
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for line in file:
-            if line.endswith("\n") and json.loads(line)["step"] <= step:
-                yield line
+    # As bytes: a torn line may end inside a character, and a game's text may hold characters that
+    # Python takes for the end of a line.
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                text = line.decode("utf-8")
+                written = json.loads(text)["step"]
+                if not isinstance(written, int):
+                    raise TypeError("step is no whole number")
+            except (ValueError, RecursionError, LookupError, TypeError) as error:
+                raise SettingsError(
+                    f"{path} line {number} must be JSON with a step, got {line[:40]!r} ({error}); "
+                    "mend or move the file to go on in this folder"
+                ) from None
+            if written <= step:
+                yield text
 
 
 def _replace(path: Path, text: str) -> None:

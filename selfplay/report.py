@@ -14,6 +14,8 @@ from itertools import zip_longest
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
+from dialop.shown import on_one_line, printable
+
 # Eight colours that stay apart for colour-blind readers (Okabe and Ito, 2008), yellow last.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
 _DASHES = ("", "6 3", "2 3")
@@ -28,8 +30,9 @@ def game_text(record: Mapping[str, Any], *, width: int = 100) -> str:
     steer a terminal, show as `·`.
     """
     seats = record["seats"]
-    names = [f"seat {i} ({_printable(seat['player'])})" for i, seat in enumerate(seats)]
-    lines = [f"Game {record['instance']}, episode {record['episode']}, step {record['step']}"]
+    names = [f"seat {i} ({on_one_line(seat['player'])})" for i, seat in enumerate(seats)]
+    name = on_one_line(str(record["instance"]))
+    lines = [f"Game {name}, episode {record['episode']}, step {record['step']}"]
     systems = [_printable(seat["system"]) for seat in seats]
     views = [_printable(seat["user"]) for seat in seats]
     if len(set(systems)) == 1:
@@ -49,8 +52,8 @@ def game_text(record: Mapping[str, Any], *, width: int = 100) -> str:
 
 
 def _printable(text: str) -> str:
-    """Text without what could move a cursor or change a terminal's state."""
-    return "".join(c if c == "\n" or c.isprintable() else "·" for c in text.replace("\t", "    "))
+    """What was said, unable to steer a terminal or to draw this page's own rules."""
+    return printable(text).replace("─", "-")
 
 
 def _rule(title: str, width: int) -> str:
@@ -165,7 +168,7 @@ def learning_curve_svg(
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12" role="img" '
-        f"aria-label={quoteattr(title)}>",
+        f"aria-label={quoteattr(on_one_line(title))}>",
         f'<rect width="{width}" height="{height}" fill="white"/>',
         _text(left, 24, title, extra='font-size="14" font-weight="bold"'),
         *_grid(across, up),
@@ -262,7 +265,7 @@ def _pen(number: int) -> str:
 
 
 def _text(x: float, y: float, text: str, *, extra: str = "") -> str:
-    return f'<text x="{x:g}" y="{y:g}" fill="#222222" {extra}>{escape(text)}</text>'
+    return f'<text x="{x:g}" y="{y:g}" fill="#222222" {extra}>{escape(on_one_line(text))}</text>'
 
 
 def _sideways(x: float, y: float) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -125,13 +125,21 @@ def read_people(path: str) -> WordCounts:
         SettingsError: for a file that cannot be read, or in which nothing is said.
     """
     try:
-        records = read_records(Path(path))
-        counts = count_words(text for record in records for text in said_in(record))
+        counts = count_words(_said(Path(path)))
     except (OSError, ValueError) as error:
         raise SettingsError(f"eval.human_words: {error}") from None
     if not counts.single:
         raise SettingsError(f"eval.human_words: {path} holds no message")
     return counts
+
+
+def _said(path: Path) -> Iterator[str]:
+    """The messages of all records. Raises ValueError with the file and line of one without."""
+    for number, record in enumerate(read_records(path), start=1):
+        try:
+            yield from said_in(record)
+        except ValueError as error:
+            raise ValueError(f"{path} line {number}: {error}") from None
 
 
 def check_words(config: Config) -> None:

@@ -96,9 +96,10 @@ def test_the_stream_of_a_seed_does_not_change() -> None:
     [
         ({"size": 1}, "size must be 2 to 8, got 1"),
         ({"size": 9}, "size must be 2 to 8, got 9"),
-        ({"p_observed": 1.5}, "p_observed must be 0 to 1, got 1.5"),
+        ({"p_observed": 1.5}, "p_observed must lie above 0 and up to 1, got 1.5"),
+        ({"p_observed": 0.0}, "p_observed must lie above 0 and up to 1, got 0.0"),
         ({"max_value": 1}, "max_value must be 2 to 10000, got 1"),
-        ({"hardness": 0.5}, "hardness must be at least 1, got 0.5"),
+        ({"hardness": 0.5}, "hardness must be a number from 1, got 0.5"),
         ({"keep": "some"}, "keep must be one of both, exactly_one, all, got 'some'"),
         ({"max_tables": -1}, "max_tables must be at least 0, got -1"),
     ],

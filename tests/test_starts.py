@@ -74,7 +74,15 @@ RECORD = {
 def file(tmp_path: Path) -> Path:
     """Eight records of the same game on different boards."""
     path = tmp_path / "games.jsonl"
-    records = [{**RECORD, "table": [[3, 7], [1, 9 - n]]} for n in range(8)]
+    records = [
+        {
+            **RECORD,
+            "table": [[3, 7], [1, 9 - n]],
+            "proposal_reward": 12 - n,
+            "best_assignment_reward": max(12 - n, 8),
+        }
+        for n in range(8)
+    ]
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
@@ -153,7 +161,7 @@ def another_end(record: dict[str, Any], num: int) -> dict[str, Any]:
             log.append(proposal(entry["player"], *reversed(range(size))))
         else:
             log.append(entry)
-    return {**record, "action_log": log, "proposal_reward": -1, "result": {"score": -1}}
+    return {**record, "action_log": log, "proposal_reward": 0, "result": {"score": 0}}
 
 
 def other_cells(instance: MatchingInstance, seat: int) -> MatchingInstance:

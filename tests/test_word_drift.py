@@ -111,7 +111,7 @@ def test_a_record_is_read_and_a_code_is_farther_than_its_own_words(own_record: P
     ("text", "rule"),
     [
         ("{", "line 1: no JSON"),
-        ('{"table": []}', "not a recorded game"),
+        ('{"table": []}', "line 1: action_log"),
         (json.dumps(record()), "holds no message"),
     ],
 )

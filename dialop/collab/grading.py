@@ -20,14 +20,14 @@ MESSAGE = (ASSISTANT, "message")
 
 _MAX_ORDER = 4
 _TOLERANCE = 1e-6
-_FENCE = re.compile(r"```[ \t]*(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"```[ \t]*(?:(?:python|py)[ \t]*)?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _BOXED = re.compile(r"\\boxed\s*\{")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}")
 _SHORT_FRACTION = re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)")
 # What LaTeX and prose put around a value without changing it.
 _DECORATION = re.compile(
     r"\\(?:left|right|displaystyle|[,;!: $])|\\(?:text|mbox)\s*\{[^{}]*\}"
-    r"|\^\s*\{?\s*\\circ\s*\}?|[$\s]"
+    r"|\^\s*(?:\{\s*)?\\circ\s*\}?|[$\s]"
 )
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d{1,3})?", re.IGNORECASE)

@@ -13,9 +13,10 @@ from dialop.collab.task import CollabInstance
 
 HIDDEN = "My number is {}."
 REQUESTS = ("Add {} to my number.", "Take {} from my number.")
-_ADD = re.compile(r"Add (\d+) to my number\.")
-_TAKE = re.compile(r"Take (\d+) from my number\.")
-_HIDDEN = re.compile(r"My number is (-?\d+)\.")
+# No longer numbers: what a model says has any length, and Python refuses to read very long ones.
+_ADD = re.compile(r"Add (\d{1,18}) to my number\.")
+_TAKE = re.compile(r"Take (\d{1,18}) from my number\.")
+_HIDDEN = re.compile(r"My number is (-?\d{1,18})\.")
 
 
 def hidden_number(*, seed: int, index: int, max_value: int) -> CollabInstance:

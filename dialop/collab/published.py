@@ -9,17 +9,18 @@ Source of the schema: the data sets at huggingface.co/collabllm and the project'
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
+from reprlib import repr as short
 from typing import Any, cast
 
 from dialop.collab.task import TASKS, CollabInstance, Task
+from dialop.store import parse_json
 
 Rows = Iterable[tuple[str, Mapping[str, Any]]]
 
 _BOXED = re.compile(r"\\boxed\s*\{")
-_NUMBER = re.compile(r"\s*\$?\s*[-+]?\d[\d,./ ]*\s*%?\s*\$?\s*")
+_NUMBER = re.compile(r"[-+]?\d[\d,./ ]*%?")
 # What the assistant reads where a row has no first message of a user: nothing about the task.
 _REQUESTS: dict[Task, str] = {
     "math": "Can you help me solve a problem?",
@@ -61,12 +62,12 @@ def _instance(row: Mapping[str, Any], *, key: str, task: Task | None) -> CollabI
     else:
         raise ValueError(
             "a row needs single_turn_prompt and single_turn_completion, or prompt and completion "
-            f"as texts, got the columns {', '.join(sorted(row)) or 'none'}"
+            f"as texts, got the columns {', '.join(sorted(row))[:200] or 'none'}"
         )
     if solution.lstrip().startswith("{"):  # coding sets keep the solution and its tests together
         packed = _json_object(solution)
         if "answer" in packed:
-            more, solution = {**packed, **more}, str(packed["answer"])
+            more, solution = {**packed, **more}, _plain(packed, "answer")
     kind = task or _kind(more, solution)
     return CollabInstance(
         key=key,
@@ -74,8 +75,8 @@ def _instance(row: Mapping[str, Any], *, key: str, task: Task | None) -> CollabI
         request=request or _REQUESTS[kind],
         goal=goal,
         target=solution,
-        tests=str(more.get("test") or "") if kind == "code" else "",
-        entry_point=str(more.get("entry_point") or "") if kind == "code" else "",
+        tests=_plain(more, "test") if kind == "code" else "",
+        entry_point=_plain(more, "entry_point") if kind == "code" else "",
     )
 
 
@@ -83,11 +84,17 @@ def _kind(more: Mapping[str, Any], solution: str) -> Task:
     said = more.get("task")
     if said is not None:
         if said not in TASKS:
-            raise ValueError(f"task must be one of {', '.join(TASKS)}, got {said!r}")
+            raise ValueError(f"task must be one of {', '.join(TASKS)}, got {short(said)}")
         return cast(Task, said)
     if more.get("test"):
         return "code"
-    return "math" if _BOXED.search(solution) or _NUMBER.fullmatch(solution) else "writing"
+    return "math" if _BOXED.search(solution) or _is_number(solution) else "writing"
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is a number alone, with dollar signs or a percent sign around it or not."""
+    bare = text.strip().removeprefix("$").removesuffix("$").strip()
+    return _NUMBER.fullmatch(bare) is not None
 
 
 def _first_request(prompt: Any) -> str:
@@ -105,9 +112,19 @@ def _first_request(prompt: Any) -> str:
 def _text(row: Mapping[str, Any], name: str) -> str:
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
-        got = "nothing" if value is None else repr(value)[:40]
+        got = "nothing" if value is None else short(value)
         raise ValueError(f"{name} must be a text, got {got}")
     return value.strip()
+
+
+def _plain(more: Mapping[str, Any], name: str) -> str:
+    """A text or number as text, "" where there is none."""
+    value = more.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"{name} must be a text, got {short(value)}")
+    return str(value)
 
 
 def _metadata(value: Any, name: str) -> dict[str, Any]:
@@ -127,7 +144,7 @@ def _metadata(value: Any, name: str) -> dict[str, Any]:
 def _json_object(text: str) -> dict[str, Any]:
     """The object that a text is the JSON of; {} for any other text."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = parse_json(text)
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dialop.collab.task import FIELDS, CollabInstance, instance_from_dict
-from dialop.store import read_records
+from dialop.store import read_rows
 
 _SCHEMA = pa.schema([(name, pa.string()) for name in FIELDS])
 
@@ -23,7 +22,7 @@ def write_instances(path: Path, instances: Sequence[CollabInstance]) -> None:
         raise ValueError(f"instances are written as .parquet, got {path}")
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [asdict(instance) for instance in instances]
-    pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), path)
+    pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), path, write_page_checksum=True)
 
 
 def read_instances(path: Path) -> list[CollabInstance]:
@@ -47,16 +46,3 @@ def read_instances(path: Path) -> list[CollabInstance]:
         places[instance.key] = place
         instances.append(instance)
     return instances
-
-
-def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The rows of a .parquet or .jsonl file, each after its place for error messages."""
-    if path.suffix == ".parquet":
-        try:
-            rows = pq.read_table(path).to_pylist()
-        except pa.ArrowInvalid as error:
-            raise ValueError(f"{path}: no parquet file ({error})") from error
-        return [(f"{path} row {number}", row) for number, row in enumerate(rows)]
-    if path.suffix == ".jsonl":
-        return [(f"{path} line {i}", row) for i, row in enumerate(read_records(path), start=1)]
-    raise ValueError(f"instances are read from .parquet or .jsonl, got {path}")

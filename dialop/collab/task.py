@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from reprlib import repr as short
 from typing import Any, Literal
 
 Task = Literal["math", "writing", "code"]
@@ -11,6 +12,7 @@ Kind = Literal["message", "answer", "end"]
 
 TASKS: tuple[Task, ...] = ("math", "writing", "code")
 USER, ASSISTANT = 0, 1
+_MAX_SHOWN = 200  # characters of names that an error quotes
 ANSWER, END = "answer", "end"  # the tags that end a conversation, each of one seat
 NAMES = ("user", "assistant")
 
@@ -35,7 +37,9 @@ class CollabInstance:
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
-            raise ValueError(f"task must be one of {', '.join(TASKS)}, got {self.task!r}")
+            raise ValueError(f"task must be one of {', '.join(TASKS)}, got {short(self.task)}")
+        if not self.key.isprintable():
+            raise ValueError(f"key must be printable text on one line, got {short(self.key)}")
         for name in ("key", "request", "goal"):
             if not getattr(self, name).strip():
                 raise ValueError(f"{name} must not be empty in {self.key!r}")
@@ -85,7 +89,8 @@ def instance_from_dict(data: dict[str, Any]) -> CollabInstance:
     """An instance from plain values. Raises ValueError for one that is none."""
     unknown = set(data) - set(FIELDS)
     if unknown:
-        raise ValueError(f"no field of an instance: {', '.join(sorted(unknown))}")
+        shown = ", ".join(sorted(repr(name) for name in unknown))
+        raise ValueError(f"no field of an instance: {shown[:_MAX_SHOWN]}")
     missing = [name for name in FIELDS[:5] if data.get(name) is None]
     if missing:
         raise ValueError(f"no {', '.join(missing)}")

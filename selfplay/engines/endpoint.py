@@ -52,6 +52,7 @@ class Endpoint:
     def __init__(self, model: str, url: str, *, settings: EndpointConfig, key: str | None) -> None:
         self.name = f"{model}@{url}"
         self._model, self._settings = model, settings
+        self._key = key
         self._usage = Usage()
         self._lock = threading.Lock()
         self._num_failed_in_a_row, self._dead_until_s = 0, 0.0
@@ -88,7 +89,7 @@ class Endpoint:
             try:
                 response = self._client.post("/chat/completions", json=body)
             except httpx.HTTPError as error:
-                why = f"{type(error).__name__}: {error}"
+                why = f"{type(error).__name__}: {self._told(str(error))}"
             else:
                 if response.status_code == 200:
                     said = _read(response)
@@ -96,7 +97,7 @@ class Endpoint:
                         return self._said(*said)
                     why = "its answer is no chat completion"
                 else:
-                    why = f"HTTP {response.status_code}: {response.text[:200]}"
+                    why = f"HTTP {response.status_code}: {self._told(response.text)}"
                     if response.status_code not in _TRY_AGAIN and response.status_code < 500:
                         break
                     asked_s = _retry_after_s(response.headers.get("Retry-After"))
@@ -126,6 +127,7 @@ class Endpoint:
         self._count(num_prompt_tokens=usage[0], num_new_tokens=usage[1])
         with self._lock:
             self._num_failed_in_a_row = 0
+        text = self._without_key(text)  # a server may say back what it was sent
         return Completion(ids=[], logprobs=[], finish=finish, version=0, text=text)
 
     def _void(self, why: str) -> Completion:
@@ -139,6 +141,14 @@ class Endpoint:
             told = f"endpoint {self.name} gave no answer, its games end void: {why}"
             print(told, file=sys.stderr, flush=True)
         return Completion(ids=[], logprobs=[], finish="void", version=0, text=why)
+
+    def _without_key(self, text: str) -> str:
+        key = (self._key or "").strip()  # a line end of its own is escaped by whoever quotes it
+        return text.replace(key, "[key]") if key else text
+
+    def _told(self, text: str) -> str:
+        """The start of what a server or library said, on one line, control characters escaped."""
+        return repr(self._without_key(text)[:200])[1:-1]
 
     def _count(self, **more: int) -> None:
         with self._lock:

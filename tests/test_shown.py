@@ -1,0 +1,186 @@
+"""What models say is shown, and can neither steer a terminal nor forge a page; a key is nowhere."""
+
+from __future__ import annotations
+
+import io
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from chat_server import Answer, chat_server
+from dialop_boards import FULL, SMALL, play
+from test_report import record, turn
+from tiny_run import run_tiny
+
+from dialop.cli import main
+from dialop.collab.store import write_instances as write_tasks
+from dialop.collab.task import CollabInstance
+from dialop.matching import MatchingGame
+from dialop.shown import on_one_line, printable
+from selfplay.config import EndpointConfig
+from selfplay.crossplay_report import Matrix, matrix_markdown, matrix_text
+from selfplay.engines.base import Message, Request
+from selfplay.engines.endpoint import Endpoint
+from selfplay.evaluate import Evaluation
+from selfplay.evaluation_report import Page, errors_text, games_text, markdown, table_text
+from selfplay.guests import PersonPlayer
+from selfplay.report import game_text, learning_curve_svg
+
+# Clear the screen, its 8-bit form, overwrite the line, turn round what follows, a bell, a title.
+STEERING = "\x1b[2J\x9b2J\rover\u202eback\u2066\x07\x1b]0;title\x07\x7f\u2028\x85\ud800"
+MARKUP = "</script></text><script>alert(1)</script> | a | b |\n```\n# Title\n~~~\n````\n<!-- &lt;"
+EVIL = f"{STEERING} {MARKUP}\n── outcome ────\nagreed; score 1.000 of the best"
+KEY = "sk-planted-0123456789abcdef"
+
+
+def steers(text: str) -> list[str]:
+    return [c for c in text if c != "\n" and not c.isprintable()]
+
+
+def evil_game() -> dict[str, object]:
+    game = record()
+    game["turns"][0] = turn(0, f"[message] {EVIL}", f"Error: {EVIL}")
+    game["seats"][0] = {"player": EVIL, "system": f"Rules {EVIL}", "user": EVIL}
+    game["instance"] = EVIL
+    return game
+
+
+def row() -> Evaluation:
+    return Evaluation(EVIL, (0.5,), (0.5, 0.4, 0.6), {"errors_x": 1.0}, (), {"best": evil_game()})
+
+
+def test_what_is_no_printed_character_is_a_dot() -> None:
+    assert printable("a\x1b[2J\tb\r\nc\u202ed\n") == "a·[2J    b\nc·d\n"
+    assert on_one_line("a\nb\x07") == "a b·"
+    assert printable("Zoë, 李, 😀 – «é»") == "Zoë, 李, 😀 – «é»"
+
+
+def test_a_game_is_shown_and_draws_no_rule_of_its_own() -> None:
+    text = game_text(evil_game())  # type: ignore[arg-type]
+    assert not steers(text)
+    assert len(re.findall("^── talk", text, re.MULTILINE)) == 1
+    assert len(re.findall("^── outcome", text, re.MULTILINE)) == 1
+
+
+def test_an_evaluation_page_is_forged_by_nothing_in_it() -> None:
+    name = f"policy with {EVIL}"
+    page = Page(EVIL, {"partner": EVIL, "checkpoint": EVIL}, {name: row()})
+    for text in (table_text(page.rows), games_text(page.rows), errors_text(page.rows)):
+        assert not steers(text)
+    written = markdown(page)
+    assert not steers(written)
+    outside = re.sub(r"^(`{3,})text\n.*?^\1$", "", written, flags=re.DOTALL | re.MULTILINE)
+    assert not re.search(r"(?<!\\)<", outside), "no tag outside a code block"
+    headings = re.findall(r"^#+ .*", outside, re.MULTILINE)
+    assert len(headings) == 3 and not re.search("^# Title", outside, re.MULTILINE)
+    # The column heads, the rule and one row: a planted bar makes no cell.
+    table = [line for line in outside.splitlines() if line.startswith("| ")]
+    bars = [len(re.findall(r"(?<!\\)\|", line)) for line in table]
+    assert len(table) == 3 and len(set(bars)) == 1
+
+
+def test_a_matrix_is_forged_by_no_name() -> None:
+    names = (EVIL, "scripted:honest")
+    matrix = Matrix({"games": EVIL}, names, names, {(a, b): row() for a in names for b in names})
+    assert not steers(matrix_text(matrix)) and not steers(matrix_markdown(matrix))
+    table = [line for line in matrix_markdown(matrix).splitlines() if line.startswith("| ")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {5, 3}
+    assert not re.search(r"(?<!\\)<|^#+ Title|^```", matrix_markdown(matrix), re.MULTILINE)
+
+
+def test_a_chart_stays_a_chart() -> None:
+    rows = [{"step": 1, "score": 0.5}, {"step": 2, "score": 0.6}]
+    svg = learning_curve_svg({EVIL: rows}, y="score", title=EVIL)
+    assert not steers(svg)
+    kinds = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(svg).iter()}
+    assert "script" not in kinds
+
+
+def test_a_person_at_the_terminal_is_shown_the_partners_words() -> None:
+    out = io.StringIO()
+    player = PersonPlayer(name="person", lines_in=io.StringIO("[message] hi\n"), lines_out=out)
+    game = play(MatchingGame(SMALL, FULL), (0, f"[message] {EVIL}"))
+    with pytest.raises(StopIteration):
+        next(player.move(game, 1, f"Partner: {EVIL}"))
+    assert "over" in out.getvalue() and not steers(out.getvalue())
+
+
+def test_prompts_of_a_file_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = EVIL.replace("\ud800", "")
+    task = CollabInstance("k", "math", request=said, goal=said, target="8")
+    write_tasks(tmp_path / "tasks.parquet", [task])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    words = ["--game", "collab", "--instances", str(tmp_path / "tasks.parquet"), "--prompts"]
+    assert main(["step", *words]) == 0
+    shown = capsys.readouterr().err
+    assert "over" in shown and not steers(shown)
+
+
+# --- keys ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(status=401, body=f"Incorrect API key {KEY}\x1b[2J".encode()),
+        Answer(status=500, body=(b"x" * 190 + KEY.encode())),
+        Answer(f"[message] your key is {KEY}"),
+    ],
+    ids=["refused", "cut through", "said back"],
+)
+def test_a_key_that_the_server_says_back_is_not_kept(
+    answer: Answer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = EndpointConfig(retries=0, backoff_s=0.0)
+    with chat_server(lambda body, number: answer) as server:
+        endpoint = Endpoint("small", server.url, settings=settings, key=KEY)
+        request = Request((), 9, 0, speaker="x", messages=(Message("user", "hi"),))
+        said = endpoint.submit(request).result()
+        endpoint.close()
+    assert server.headers[0]["authorization"] == f"Bearer {KEY}"
+    told = capsys.readouterr().err
+    assert KEY[:9] not in repr(said) + told and not steers(told)
+    assert KEY not in repr(endpoint) + repr(endpoint._client) + repr(settings)
+
+
+def test_a_key_that_no_header_can_hold_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = EndpointConfig(retries=0, backoff_s=0.0)
+    with chat_server(lambda body, number: Answer("ok")) as server:
+        endpoint = Endpoint("small", server.url, settings=settings, key=f"{KEY}\n")
+        request = Request((), 9, 0, speaker="x", messages=(Message("user", "hi"),))
+        said = endpoint.submit(request).result()
+        endpoint.close()
+    assert said.finish == "void"
+    assert KEY not in said.text + capsys.readouterr().err
+
+
+def test_a_run_beside_an_endpoint_keeps_its_key_nowhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANTED_KEY", KEY)
+
+    def script(body: object, number: int) -> Answer:
+        if number % 3 == 0:
+            return Answer(status=401, body=f"bad key {KEY}".encode())
+        return Answer(f"[message] {KEY}")
+
+    with chat_server(script) as server:
+        words = [
+            f"rollout.partners=['endpoint:small@{server.url}']",
+            "endpoint.key_variable=PLANTED_KEY",
+            "endpoint.retries=0",
+            "steps=1",
+            "save_every=1",
+            "log_games_every=1",
+            "warm_start.num_games=64",
+        ]
+        assert run_tiny(tmp_path / "run", *words) == 0
+    assert server.headers and KEY in server.headers[0]["authorization"]
+    shown = capsys.readouterr()
+    assert KEY not in shown.out + shown.err
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
