@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -39,22 +40,24 @@ from selfplay.config import Config, load_config
 from selfplay.credit import reward_samples
 from selfplay.data import check_files
 from selfplay.engines.base import Sampling
-from selfplay.guard import PrivateLanguage, check_watch, make_guard
-from selfplay.hand_over import gate, give_back, lend
+from selfplay.guard import Guard, PrivateLanguage, check_watch, make_guard
+from selfplay.hand_over import give_back, lend
 from selfplay.held_out import Venue, held_out, held_out_at_start, validation
 from selfplay.journal import Journal
 from selfplay.judge import make_judge, marked
 from selfplay.learn import learn
 from selfplay.log import Stopwatch, open_run
 from selfplay.measures import step_metrics
+from selfplay.mismatch import EngineDisagrees
 from selfplay.parallel import World, close_world, gather_objects, init_world
-from selfplay.partners import check_partners, make_partners
+from selfplay.partners import Partners, check_partners, make_partners
 from selfplay.play import limits_of
 from selfplay.reference import follow
 from selfplay.resample import Played, play_full
 from selfplay.scoring import score
 from selfplay.settings import SettingsError, describe
 from selfplay.stream import TrainStream
+from selfplay.sync_check import NUM_TURNS, SyncCheck, saved_first
 from selfplay.tables import check_players, self_play_tables
 from selfplay.warm_start import replay_part
 
@@ -64,8 +67,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     folder = Path(config.out)
     open_run(folder, config, rank=world.rank)
     check_shared(folder, world)
-    stream = TrainStream(config)
-    cleanup.callback(stream.close)
+    stream = cleanup.enter_context(closing(TrainStream(config)))
     tokenizer = make_tokenizer(config, folder, world)
     rendering = read_template(config, tokenizer, world)
     weights = first_weights(config, folder, tokenizer, rendering, world)
@@ -88,15 +90,20 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     held_out_at_start(first_step, config, venue=venue, folder=folder)
     guard.begin(carried.get("guard", {}), first_step, venue)
     journal, watch = Journal(folder, config, after_step=first_step, rank=world.rank), Stopwatch()
+    check = SyncCheck(learner, engine, config=config)
+    save = partial(save_checkpoint, folder, learner, tokenizer, keep=config.keep_checkpoints)
 
     def play(step: int, places: Sequence[int]) -> Played:
         instances, guests = stream.step(step, places), partners.guests(step)
         tables = self_play_tables(instances, guests, step=step, config=config, rendering=rendering)
-        return marked(rollout.run(tables, voices, sampling=sampling, limits=limits), judge)
+        run = rollout.run(tables, voices, sampling=sampling, limits=limits, version=step)
+        return marked(run, judge)
 
     for step in range(first_step, config.steps):
+        save_before = partial(save, step=step, carried=_carried(baselines, stream, partners, guard))
         with watch("play"):
             episodes, played = play_full(partial(play, step), config=config, world=world)
+            check.listen(rollout.first_turns(episodes, NUM_TURNS))
         with watch("credit"):
             samples, credited = reward_samples(
                 episodes, algorithm=config.algorithm, reward=config.reward
@@ -106,36 +113,43 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
             replay = replay_part(config, rendering, step=step, world=world)
         with watch("sleep"):
             lend(engine, offload, world)
-        with watch("score"):
+        with watch("score"), saved_first(save_before, step):
             mine, scored = score(learner, mine, config=config)
             mine, baselines = compare(mine, baselines, config=config, world=world)
-        with watch("update"):
+        with watch("update"), saved_first(save_before, step):
             learnt = scored | learn(learner, mine, replay, step=step, config=config)
             learnt |= follow(learner, learnt, step=step, config=config)
-        with watch("push"):
+        with watch("push"), check.put_off():
             give_back(learner, engine, offload, version=step + 1, config=config)
         with watch("gate"):
-            learnt |= gate(learner, engine, rollout.last_turns(episodes), config=config)
+            learnt |= check.after_push(version=step + 1)
         learnt |= partners.finish_step(step + 1, episodes, learner, tokenizer)
         metrics = step_metrics(episodes, played, credited, learnt, world)
-        if config.eval.every and (step + 1) % config.eval.every == 0:
+        if config.eval.every and (step + 1) % config.eval.every == 0 and check.trouble is None:
             with watch("eval"):
                 metrics |= guard.watch(step + 1, validation(config, venue))
         journal.step(step + 1, metrics, episodes, watch)
-        if (step + 1) % config.save_every == 0 or step + 1 == config.steps or guard.stops(step + 1):
-            with watch("save"):
+        last = step + 1 == config.steps or guard.stops(step + 1) or check.trouble is not None
+        if (step + 1) % config.save_every == 0 or last:
+            with watch("save"), check.put_off():
                 lend(engine, offload, world)
-                state = {"baselines": baselines, "edge": stream.state()}
-                state |= {"partners": partners.carried(), "guard": guard.carried()}
-                keep = config.keep_checkpoints
-                save_checkpoint(folder, learner, tokenizer, step=step + 1, keep=keep, carried=state)
+                save(step=step + 1, carried=_carried(baselines, stream, partners, guard))
                 give_back(learner, engine, offload, version=step + 1, config=config)
+        check.hold(step + 1)
         guard.hold(step + 1)
 
     journal.close()
     held_out("after", config, venue=venue, folder=folder)
     lend(engine, offload, world)
     finish(folder, learner, tokenizer, step=max(first_step, config.steps))
+
+
+def _carried(
+    baselines: dict[str, float], stream: TrainStream, partners: Partners, guard: Guard
+) -> dict[str, Any]:
+    """What the next step needs beside the learner, as plain values for a checkpoint."""
+    state = {"baselines": baselines, "edge": stream.state()}
+    return state | {"partners": partners.carried(), "guard": guard.carried()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -172,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with ExitStack() as cleanup:
             train(config, world, cleanup)
-    except (SettingsError, PrivateLanguage) as error:
+    except (SettingsError, PrivateLanguage, EngineDisagrees) as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
     close_world(world)

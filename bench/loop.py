@@ -35,7 +35,7 @@ from selfplay.credit import assign_advantages, reward_samples, standings
 from selfplay.data import named_seed
 from selfplay.engines.base import Engine, Sampling
 from selfplay.engines.sglang import SGLangEngine
-from selfplay.hand_over import gate, give_back, lend
+from selfplay.hand_over import give_back, lend
 from selfplay.learn import learn
 from selfplay.learner import Learner
 from selfplay.liger import liger_is_here
@@ -55,6 +55,7 @@ from selfplay.parallel import (
 from selfplay.play import Episode, limits_of
 from selfplay.scoring import score
 from selfplay.stream import TrainStream
+from selfplay.sync_check import NUM_TURNS, SyncCheck
 from selfplay.tables import self_play_tables
 
 STAGES = ("play", "credit", "sleep", "score", "update", "push", "gate")
@@ -205,6 +206,7 @@ def run_steps(
     stream, limits = TrainStream(config), limits_of(config)
     give_back(learner, engine, offload, version=0, config=config)
     watch, steps = Stopwatch(), []
+    check = SyncCheck(learner, engine, config=config)
     for step in range(options.steps + 1):
         num = config.rollout.instances if step else max(world.replica.num, 1)
         with watch("play"), peaks("play"):
@@ -212,6 +214,7 @@ def run_steps(
             tables = self_play_tables(instances, step=step, config=config, rendering=rendering)
             episodes, played = rollout.run(tables, engine, sampling=sampling, limits=limits)
             barrier(world)
+        check.listen(rollout.first_turns(episodes, NUM_TURNS))
         episodes = with_drawn_rewards(episodes, step)
         with watch("credit"):
             samples, credited = reward_samples(
@@ -229,7 +232,7 @@ def run_steps(
         with watch("push"), peaks("push"):
             give_back(learner, engine, offload, version=step + 1, config=config)
         with watch("gate"):
-            learnt |= gate(learner, engine, rollout.last_turns(episodes), config=config)
+            learnt |= check.after_push(version=step + 1)
         metrics = step_metrics(episodes, played, credited, learnt, world)
         steps.append({**metrics, "num_packed_tokens": num_packed(mine, world), **watch.lap()})
     return steps, lone_pushes(learner, engine, config, version=options.steps + 2)

@@ -1,6 +1,6 @@
 """The GPU changes hands: the engine sleeps while the trainer works, then wakes with new weights.
 
-    sleep → update → wake weights → push → wake cache → gate
+    sleep → update → wake weights → push → compare → wake cache
 
 so that the larger phase has to fit, not the sum; what fits beside it is kept. With an engine that
 cannot sleep (on a CPU, or one that reads the trainer's own parameters) the same verbs do nothing.
@@ -9,24 +9,19 @@ Knows no games. Sizes in bytes.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from itertools import compress
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 
-from selfplay.batch import micro_batches
 from selfplay.config import Config
 from selfplay.engines.base import Engine
-from selfplay.engines.sglang import SGLangEngine
-from selfplay.learner import Learner, batch_logprobs, even_out, is_filler
+from selfplay.learner import Learner
+from selfplay.mismatch import EngineDisagrees
 from selfplay.offload import Offload
-from selfplay.parallel import World, barrier, gather_objects
-from selfplay.samples import Sample
-from selfplay.sync import Pushed, push, verify
+from selfplay.parallel import World, all_reduce_sum, barrier
+from selfplay.sync import Pushed, compare, named_weights, push
 
-# Read of each game's end. A pass over so few costs the launching of its kernels, however many.
-GATE_TOKENS = 64
 # What stays free beside an engine's weights and cache: its own work space, a push's buckets.
 SPARE_BYTES = 6 * 2**30
 
@@ -42,26 +37,83 @@ def lend(engine: Engine | None, offload: Offload, world: World) -> None:
 def give_back(
     learner: Learner, engine: Engine | None, offload: Offload, *, version: int, config: Config
 ) -> None:
-    """The engine wakes, takes the learner's weights as `version`, and gets its cache back."""
+    """The engine wakes, takes the learner's weights as `version`, and gets its cache back.
+
+    Raises EngineDisagrees, on every rank and once all is in its place, when the engine does not
+    hold the learner's weights after two pushes.
+    """
     world, fraction = learner.world, config.engine.mem_fraction
     offload.stow_state()
     make_room(world.device, fraction)
     if engine is not None:
         engine.wake("weights")
-    push_policy(learner, engine, version=version, config=config)
+    refused: EngineDisagrees | None = None
+    try:
+        deliver(learner, engine, version=version, config=config)
+    except EngineDisagrees as error:
+        refused = error
     offload.stow_parameters()
     make_room(world.device, fraction)
     if engine is not None:
         engine.wake("kv_cache")
     barrier(world)
+    if refused is not None:
+        raise refused
+
+
+def deliver(learner: Learner, engine: Engine | None, *, version: int, config: Config) -> None:
+    """Push, and compare two parameters bit for bit; where they differ push again and compare all.
+
+    Which two changes with `version`: one is a matrix, which shows every missed push (one AdamW step
+    at 1e-6 moves 1 in 100 elements of size 0.02 to the next number in bf16), one is any, so that
+    all are compared in turn. Equal weights never differ, so this has no false alarms.
+    """
+    push_policy(learner, engine, version=version, config=config)
+    shapes = {name: weight.base.shape for name, weight in named_weights(learner.model)}
+    matrices = [name for name, shape in shapes.items() if len(shape) > 1]
+    drawn = {matrices[version % len(matrices)], [*shapes][version % len(shapes)]}
+    if num_different(learner, engine, sorted(drawn), config=config):
+        tell("the engine does not hold the weights it was given: they are pushed again", learner)
+        deliver_again(learner, engine, version=version, config=config)
+
+
+def deliver_again(learner: Learner, engine: Engine | None, *, version: int, config: Config) -> None:
+    """Push, and compare all parameters; raises EngineDisagrees on every rank when any differs."""
+    push_policy(learner, engine, version=version, config=config)
+    names = [name for name, _ in named_weights(learner.model)]
+    different = num_different(learner, engine, names, config=config)
+    if different:
+        raise EngineDisagrees(
+            f"after two pushes of version {version} {different} elements of the engine's weights "
+            "are not the trainer's"
+        )
+
+
+def num_different(
+    learner: Learner, engine: Engine | None, names: Sequence[str], *, config: Config
+) -> int:
+    """Elements of these parameters in which any rank's engine differs from the learner, bit for
+    bit. Every rank calls."""
+    group, dtype = learner.world.replica.group, push_dtype(learner, config)
+    found = compare(learner.model, engine, names, group=group, dtype=dtype)
+    return int(all_reduce_sum([float(found.num_different)], learner.world)[0])
+
+
+def tell(what: str, learner: Learner) -> None:
+    """Warn the reader of the run, once."""
+    if learner.world.rank == 0:
+        print(f"sync: {what}", file=sys.stderr, flush=True)
 
 
 def push_policy(learner: Learner, engine: Engine | None, *, version: int, config: Config) -> Pushed:
     """An engine whose weights are awake takes the learner's; all ranks of a replica call."""
-    # The hf engine generates with the fp32 master weights, SGLang in the dtype of computation.
-    dtype = torch.float32 if config.engine.kind == "hf" else learner.compute_dtype
-    group = learner.world.replica.group
+    group, dtype = learner.world.replica.group, push_dtype(learner, config)
     return push(learner.model, engine, version=version, group=group, dtype=dtype)
+
+
+def push_dtype(learner: Learner, config: Config) -> torch.dtype:
+    """The hf engine generates with the fp32 master weights, SGLang in the dtype of computation."""
+    return torch.float32 if config.engine.kind == "hf" else learner.compute_dtype
 
 
 def make_room(device: torch.device, mem_fraction: float) -> None:
@@ -75,65 +127,3 @@ def make_room(device: torch.device, mem_fraction: float) -> None:
         free, total = torch.cuda.mem_get_info(device)
         if free < mem_fraction * total + SPARE_BYTES:
             torch.cuda.empty_cache()
-
-
-def gate(
-    learner: Learner,
-    engine: Engine | None,
-    turns: Sequence[tuple[Sequence[int], Sequence[int]]],
-    *,
-    config: Config,
-) -> dict[str, float]:
-    """Let engine and trainer score a few turns at the same time; raises RuntimeError when they
-    disagree.
-
-    `turns` are ids and a 1 for each that counts, of this rank's last games, whose ends are read;
-    every rank must call. The hf engine reads the policy's parameters or an exact copy; parameters
-    that wait on the host cannot score. The update compares its whole rollout anyway.
-    """
-    world = learner.world
-    if config.engine.kind == "hf" or config.parallel.offload_parameters:
-        return {}
-    mine = [
-        Sample(f"{world.rank}/{i}", [*ids[-GATE_TOKENS:]], [0, *counts[-GATE_TOKENS:][1:]], [], [])
-        for i, (ids, counts) in enumerate(turns)
-    ]
-    answers = None
-    if engine is not None:
-        assert isinstance(engine, SGLangEngine)
-        answers = engine.begin_scoring([sample.ids for sample in mine])
-    by_trainer = _scored(learner, mine, config=config)
-    by_engine: dict[str, list[float]] = {}
-    if answers is not None:
-        for sample, logprobs in zip(mine, answers(), strict=True):
-            by_engine[sample.name] = list(compress(logprobs, sample.mask[1:]))
-    parts = gather_objects((by_engine, by_trainer), world)
-    trainers = {name: logprobs for _, part in parts for name, logprobs in part.items()}
-    engines = {name: logprobs for part, _ in parts for name, logprobs in part.items()}
-    if not engines:
-        return {}
-    found = verify(
-        [x for logprobs in engines.values() for x in logprobs],
-        [x for name in engines for x in trainers[name]],
-        bound=config.engine.max_gap,
-    )
-    return {"gate_gap": found.mean_abs}
-
-
-def _scored(learner: Learner, mine: Sequence[Sample], *, config: Config) -> dict[str, list[float]]:
-    """The trainer's log-probs, at temperature 1, of what counts in this rank's share of all ranks'
-    samples, by name."""
-    world = learner.world
-    everyone = [sample for part in gather_objects(mine, world) for sample in part]
-    share = everyone[world.dp_rank :: world.dp_size]
-    budget = config.optim.tokens_per_microbatch
-    found: dict[str, list[float]] = {sample.name: [] for sample in share}
-    for batch in even_out(micro_batches(share, budget=budget, device=world.device), world):
-        with torch.no_grad():
-            logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
-        if not is_filler(batch):
-            for place, logprob in zip(batch.sample_M.tolist(), logprobs_M.tolist(), strict=True):
-                found[batch.names[place]].append(logprob)
-    if isinstance(learner.model, FSDPModule):
-        learner.model.reshard()  # without a backward pass nobody else drops the gathered copy
-    return found

@@ -6,7 +6,7 @@ Knows no games and no text.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from selfplay.config import Config
 from selfplay.data import named_seed
@@ -34,13 +34,18 @@ def learn(
     shuffle.
 
     Returns metrics averaged over the optimizer steps; the gap to the engine is that of the first,
-    before any weight moved.
+    before any weight moved. Raises EngineDisagrees then, with all weights as they were, when the
+    engine did not speak with them.
     """
     algorithm, world = config.algorithm, learner.world
     judged: dict[str, float] = {}
     if learner.critic is not None:
         samples, judged = judge(learner, samples, config=config)
     seen: list[dict[str, float]] = []
+
+    def in_agreement(metrics: Mapping[str, float]) -> None:
+        check_gap(metrics, config)
+
     for epoch in range(algorithm.epochs):
         order = list(range(len(samples)))
         if algorithm.minibatches > 1:
@@ -52,9 +57,9 @@ def learn(
                 parts = with_values(parts, share, step=step, config=config)
             draw = (config.seed, step, len(seen))
             with named_dropout(*draw, config=config.model.lora, world=world):
-                seen.append(update(learner, parts, lr=self_play_rate(step, config), config=config))
-            if len(seen) == 1:
-                check_gap(seen[0], config)
+                rate, check = self_play_rate(step, config), None if seen else in_agreement
+                one = update(learner, parts, lr=rate, config=config, before_step=check)
+            seen.append(one)
     names = {name for metrics in seen for name in metrics}
     means = {}
     for name in sorted(names):

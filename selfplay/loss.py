@@ -8,6 +8,9 @@ A policy loss returns three things: per-token losses, the ratios it worked with 
 0/1 mask of tokens whose gradient it removed. pi is the policy being trained, pi_old the one that
 spoke, r = pi / pi_old, A a token's advantage. Shapes: M trained tokens of S samples; `sample_M`
 numbers the sample of each token, and no sample is cut in two.
+
+Log-ratios are held within `LARGEST_LOG` before `exp`; a token beyond it keeps the ratio of the
+bound and has no gradient. Unbounded, a log-ratio of +99 is an infinite ratio and a NaN gradient.
 """
 
 from __future__ import annotations
@@ -16,6 +19,13 @@ import math
 
 import torch
 from torch import Tensor
+
+LARGEST_LOG = 20.0  # nats; exp(20) is 4.9e8. verl holds its log-ratios within [-20, 20], too
+
+
+def ratio(logs: Tensor) -> Tensor:
+    """exp of log-ratios held within `LARGEST_LOG`."""
+    return logs.clamp(-LARGEST_LOG, LARGEST_LOG).exp()
 
 
 def clipped_surrogate(
@@ -34,7 +44,7 @@ def clipped_surrogate(
     that a token that became far more likely cannot outweigh the batch; 0 leaves it out. At ratio 1
     the gradient is REINFORCE's: -A times the gradient of the log-prob.
     """
-    ratios_M = (logprobs_M - old_logprobs_M).exp()
+    ratios_M = ratio(logprobs_M - old_logprobs_M)
     return _clipped(ratios_M, advantages_M, low=clip_low, high=clip_high, dual_clip=dual_clip)
 
 
@@ -59,7 +69,7 @@ def gspo(
     logs_M = logprobs_M.detach() - old_logprobs_M
     sums_S = logs_M.new_zeros(int(sample_M.max()) + 1).index_add_(0, sample_M, logs_M)
     # exp(x - x.detach()) is 1 and carries the gradient.
-    ratios_M = (sums_S[sample_M] / num_M + logprobs_M - logprobs_M.detach()).exp()
+    ratios_M = ratio(sums_S[sample_M] / num_M + logprobs_M - logprobs_M.detach())
     return _clipped(ratios_M, advantages_M, low=clip_low, high=clip_high, dual_clip=dual_clip)
 
 
@@ -89,7 +99,7 @@ def cispo(
     arXiv 2506.13585 eq. 4 and 5. No token loses its gradient; the mask marks those whose weight was
     clipped. The paper leaves out the lower bound, which is `clip_low` 1.
     """
-    ratios_M = (logprobs_M - old_logprobs_M).exp().detach()
+    ratios_M = ratio(logprobs_M - old_logprobs_M).detach()
     weights_M = ratios_M.clamp(1.0 - clip_low, 1.0 + clip_high)
     clipped_M = (weights_M != ratios_M) & (advantages_M != 0)
     return -weights_M * advantages_M * logprobs_M, ratios_M, clipped_M.float()
@@ -107,7 +117,7 @@ def sapo(
     arXiv 2511.20347; `temperatures` are tau for A > 0 and for the others. At ratio 1
     the gradient is REINFORCE's, and it fades smoothly to both sides, the faster the larger tau.
     """
-    ratios_M = (logprobs_M - old_logprobs_M).exp()
+    ratios_M = ratio(logprobs_M - old_logprobs_M)
     tau_M = torch.where(advantages_M > 0, temperatures[0], temperatures[1])
     losses_M = -(4.0 / tau_M) * torch.sigmoid(tau_M * (ratios_M - 1.0)) * advantages_M
     return losses_M, ratios_M.detach(), torch.zeros_like(losses_M)
@@ -126,11 +136,11 @@ def vespo(
 
     arXiv 2602.10693: w is the product of r over the sequence, without a root, and the weight a
     constant that is 1 at w = 1. (k, lam) is `positive` where A is not negative, else `negative`.
-    The log of r is held within 20 a token, that of w between log 1e-8 and 20.
+    The log of w is held between log 1e-8 and `LARGEST_LOG`.
     """
-    logs_M = (logprobs_M.detach() - old_logprobs_M).clamp(-20.0, 20.0)
+    logs_M = (logprobs_M.detach() - old_logprobs_M).clamp(-LARGEST_LOG, LARGEST_LOG)
     sums_S = logs_M.new_zeros(int(sample_M.max()) + 1).index_add_(0, sample_M, logs_M)
-    log_w_M = sums_S[sample_M].clamp(math.log(1e-8), 20.0)
+    log_w_M = sums_S[sample_M].clamp(math.log(1e-8), LARGEST_LOG)
     earns_M = advantages_M >= 0
     k_M = torch.where(earns_M, positive[0], negative[0])
     lam_M = torch.where(earns_M, positive[1], negative[1])
@@ -146,7 +156,7 @@ def reinforce(
 
     Nothing corrects for weights that moved since; the ratios are only shown.
     """
-    ratios_M = (logprobs_M - old_logprobs_M).exp().detach()
+    ratios_M = ratio(logprobs_M - old_logprobs_M).detach()
     return -advantages_M * logprobs_M, ratios_M, torch.zeros_like(ratios_M)
 
 
@@ -158,12 +168,18 @@ def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, *, estimator: 
     negative. What their gradients estimate is another matter, see docs/methods.md: that of k1 is 0
     on average, that of k2 is the gradient of KL(policy || reference), that of k3 the gradient of
     KL(reference || policy).
+
+    In k3 d is held within `LARGEST_LOG`, so a token's is at most exp(20) - 21 = 4.9e8. verl also
+    holds k3 itself within [-10, 10], which takes the gradient from every token that the reference
+    finds more than 13 times as likely (d above 2.6): the very tokens that the divergence is about.
+    Here they keep it, and `optim.max_grad_norm` bounds the step.
     """
     d_M = reference_logprobs_M - logprobs_M
     if estimator == "k1":
         return -d_M
     if estimator == "k2":
         return 0.5 * d_M.square()
+    d_M = d_M.clamp(-LARGEST_LOG, LARGEST_LOG)
     return d_M.exp() - d_M - 1.0
 
 

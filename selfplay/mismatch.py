@@ -12,17 +12,21 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-LARGEST = 60.0  # nats: beyond it a weight is as good as infinite
+from selfplay.loss import LARGEST_LOG
+
+
+class EngineDisagrees(RuntimeError):
+    """The engine does not speak with the trainer's weights; those of the trainer are sound."""
 
 
 def gap_values(trainer_M: Tensor, engine_M: Tensor) -> dict[str, Tensor]:
     """Per token what `gap_metrics` takes the means of: the distance, Schulman's k3 of KL(engine ||
     trainer) as the engine's samples estimate it, and the importance weight with its square."""
     logs_M = (trainer_M - engine_M).detach()
-    weights_M = logs_M.clamp(max=0.5 * LARGEST).exp()
+    weights_M = logs_M.clamp(max=LARGEST_LOG).exp()
     return {
         "gap_mean": logs_M.abs(),
-        "gap_kl": logs_M.clamp(max=0.5 * LARGEST).expm1() - logs_M,
+        "gap_kl": logs_M.clamp(max=LARGEST_LOG).expm1() - logs_M,
         "gap_weight": weights_M,
         "gap_weight_square": weights_M.square(),
     }
@@ -43,12 +47,13 @@ def importance_weights(
 ) -> list[float]:
     """What each token's loss weighs, from its log pi_trainer - log pi_engine.
 
-    w = exp(gap) a token, or with `level` "sequence" exp(sum of the gaps) for all of them. Weights
+    w = exp(gap) a token, or with `level` "sequence" exp(sum of the gaps) for all of them, the
+    exponent at most `LARGEST_LOG` (verl's bound, too). Weights
     below `low` or above `high` (0: no bound) are rejected: 0; what is left is truncated at `cap`
     (0: not at all). Truncated importance sampling: Ionides 2008, and Yao et al. 2025,
     "Your efficient RL framework secretly brings you off-policy RL training"; rejection: "masked
     importance sampling" in the same line of work.
     """
     logs_T = [sum(gaps_T)] * len(gaps_T) if level == "sequence" else list(gaps_T)
-    weights_T = [math.exp(min(log, LARGEST)) for log in logs_T]
+    weights_T = [math.exp(min(log, LARGEST_LOG)) for log in logs_T]
     return [0.0 if w < low or (high and w > high) else min(w, cap) if cap else w for w in weights_T]

@@ -22,6 +22,7 @@ from selfplay.loss import (
     gspo,
     imitation,
     kl_estimate,
+    ratio,
     reinforce,
     sapo,
     vespo,
@@ -146,7 +147,7 @@ def kl_losses(
     the old policy is that under the new one, and the gradient of the mean follows (DeepSeek-V3.2,
     arXiv 2512.02556, section 3.1)."""
     kl_M = kl_estimate(logprobs_M, reference_M, estimator=algorithm.kl_estimator)
-    return kl_M * (logprobs_M - batch.old_logprobs_M).exp() if algorithm.kl_ratio else kl_M
+    return kl_M * ratio(logprobs_M - batch.old_logprobs_M) if algorithm.kl_ratio else kl_M
 
 
 def _value_loss(

@@ -8,9 +8,11 @@ knows no torch and no rewards.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 
 from selfplay.branch import play_branching
 from selfplay.engines.base import Completion, Engine, Request, Sampling
@@ -41,8 +43,12 @@ def run(
     sampling: Sampling,
     limits: Limits,
     ended: Callable[[], object] | None = None,
+    version: int | None = None,
 ) -> tuple[list[Episode], RolloutStats]:
     """Play all tables to their end with one engine; episodes in the order of the tables.
+
+    `version`, where given, is the step whose weights must speak for the policy. Raises RuntimeError
+    for an answer that is none, see `check_completion`.
 
     `ended`, where given, is called each time a game ends.
 
@@ -55,7 +61,7 @@ def run(
         return [], RolloutStats(0, 0, 0, 0, 0, 0.0, 0.0)
     started = time.perf_counter()
     plays = [_playing(table, limits, ended) for table in tables]
-    tally = _Tally()
+    tally = _Tally(version)
     drive = _drive_stream if engine.streaming else _drive_waves
     played = drive(plays, engine, sampling, tally)
     episodes = [episode for episode in played if episode.ended != VOID]
@@ -83,15 +89,40 @@ def _playing(table: Table, limits: Limits, ended: Callable[[], object] | None) -
     return episode
 
 
+def check_completion(request: Request, completion: Completion, *, version: int | None) -> None:
+    """Refuse, with RuntimeError, what no sound engine says: no ids or too many, another number of
+    log-probs, one that is above 0 by more than rounding or not finite, weights of another version.
+
+    An answer in text (a void one, too) has no ids to check.
+    """
+    if request.messages:
+        return
+    num, wrong = len(completion.ids), ""
+    if not 1 <= num <= request.max_new_tokens:
+        wrong = f"must have 1 to {request.max_new_tokens} ids, has {num}"
+    elif len(completion.logprobs) != num:
+        wrong = f"must have one log-prob an id, has {len(completion.logprobs)} for {num} ids"
+    elif bad := [x for x in completion.logprobs if not -math.inf < x <= 1e-3]:
+        wrong = f"must have finite log-probs of at most 0, has {bad[0]}"
+    elif version is not None and not request.speaker and completion.version != version:
+        wrong = f"must be spoken with the weights of step {version}, is with {completion.version}'s"
+    if wrong:
+        who = request.speaker or "the policy"
+        raise RuntimeError(f"a completion of {who}'s engine {wrong}")
+
+
 @dataclass(slots=True)
 class _Tally:
     """Counts kept while games run. With a streaming engine `engine_s` is its loop's whole time."""
 
+    version: int | None = None
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     engine_s: float = 0.0
 
     def count(self, request: Request, completion: Completion) -> None:
+        """Count an answer, which `check_completion` lets pass."""
+        check_completion(request, completion, version=self.version)
         self.num_prompt_tokens += len(request.prompt_ids)
         self.num_generated_tokens += len(completion.ids)
 
@@ -183,16 +214,15 @@ def run_scripted(tables: Sequence[Table], *, limits: Limits) -> list[Episode]:
     return episodes
 
 
-def last_turns(episodes: Sequence[Episode], num: int = 8) -> list[tuple[list[int], list[int]]]:
-    """The ends of at most `num` policy seats' games, from all over the rollout: the ids up to the
-    end of its last turn, and a 1 for each that the policy sampled."""
+def first_turns(episodes: Sequence[Episode], num: int) -> list[tuple[list[int], list[int]]]:
+    """What at most `num` policy seats read and then said in their first turn, from all over the
+    rollout: the ids, and a 1 for each that the policy sampled. The first turns have the shortest
+    contexts."""
     transcripts = [t for e in episodes for t in e.transcripts if t is not None and t.spans]
-    stride = max(1, len(transcripts) // num) | 1  # odd, so that both seats come up
     found = []
-    for transcript in transcripts[::stride][:num]:
-        end = transcript.spans[-1].end
-        said = [0] * end
-        for span in transcript.spans:
-            said[span.start : span.end] = [1] * (span.end - span.start)
-        found.append((transcript.ids[:end], said))
+    for place in Random(0).sample(range(len(transcripts)), min(num, len(transcripts))):
+        transcript = transcripts[place]
+        first = transcript.spans[0]
+        said = [0] * first.start + [1] * (first.end - first.start)
+        found.append((transcript.ids[: first.end], said))
     return found

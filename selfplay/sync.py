@@ -1,4 +1,4 @@
-"""Carries the trainer's weights to the engine and checks that they arrived.
+"""Carries the trainer's weights to the engine and compares what lies there, bit for bit.
 
 Sizes in bytes, times in seconds. N counts the elements of a flat buffer, T the tokens that are
 compared. Knows no games and no text.
@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from selfplay.engines import sglang_push
 from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang import SGLangEngine
+from selfplay.engines.sglang_compare import FOUND_BYTES
 from selfplay.lora import Weight, plain_weights
 from selfplay.parallel import gather_flat
 
@@ -34,16 +36,6 @@ class Pushed:
     num_buckets: int
     gather_s: float
     engine_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """How far the engine's log-probs lie from the trainer's on the same tokens, in nats a token."""
-
-    engine_mean: float
-    trainer_mean: float
-    mean_abs: float
-    max_abs: float
 
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, Weight]]:
@@ -108,7 +100,11 @@ def push(
         if under_way is not None:
             under_way.finish()
         under_way = _Loading(
-            engine, flat_N, names=names, shapes=sizes, version=version, group=group
+            flat_N,
+            None if engine is None else partial(engine.begin_bucket, names=names, version=version),
+            num_engine_ranks=engine.tp_size if engine is not None else 0,
+            payload=_pushed(flat_N, names, sizes),
+            group=group,
         )
         del flat_N
         gather_s += filled_s - began_s
@@ -150,39 +146,50 @@ def _agree(
         raise ValueError(verdict[0])
 
 
+def _pushed(
+    flat_N: Tensor, names: Sequence[str], shapes: Sequence[torch.Size]
+) -> Callable[[int], bytes]:
+    return lambda _rank: sglang_push.serialise(flat_N, names, shapes)
+
+
+def _compared(
+    buffer_B: Tensor, names: Sequence[str], shapes: Sequence[torch.Size], *, num_slots: int
+) -> Callable[[int], bytes]:
+    return lambda rank: sglang_push.serialise_compared(
+        buffer_B, names, shapes, rank=rank, ranks=num_slots
+    )
+
+
 class _Loading:
     """One bucket on its way into every rank of the engine; its buffer lives until it is read."""
 
     def __init__(
         self,
-        engine: SGLangEngine | None,
-        flat_N: Tensor,
+        buffer: Tensor,
+        begin: Callable[[list[bytes]], Callable[[], None]] | None,
         *,
-        names: Sequence[str],
-        shapes: Sequence[torch.Size],
-        version: int,
+        num_engine_ranks: int,
+        payload: Callable[[int], bytes],
         group: dist.ProcessGroup | None,
     ) -> None:
-        self._flat_N, self._group = flat_N, group
+        """`begin` hands payloads to this rank's engine, `payload` makes that of one of its ranks
+        from this trainer rank's buffer."""
+        self._buffer, self._group = buffer, group
         self._read: Callable[[], None] | None = None
         self._refused: str | None = None
         if group is None:
-            if engine is None:
+            if begin is None:
                 raise ValueError("a rank without an engine must name its replica's group, got None")
             # One trainer rank may lead an engine several GPUs wide: each of its ranks opens a
             # handle of its own.
-            payloads = [sglang_push.serialise(flat_N, names, shapes) for _ in range(engine.tp_size)]
-            self._read = engine.begin_bucket(payloads, names=names, version=version)
+            self._read = begin([payload(rank) for rank in range(num_engine_ranks)])
             return
         leads = dist.get_rank(group) == 0
         gathered: list[bytes | None] | None = [None] * dist.get_world_size(group) if leads else None
-        dist.gather_object(
-            sglang_push.serialise(flat_N, names, shapes), gathered, group=group, group_dst=0
-        )
-        if engine is not None and gathered is not None:
-            payloads = [payload for payload in gathered if payload is not None]
+        dist.gather_object(payload(0), gathered, group=group, group_dst=0)
+        if begin is not None and gathered is not None:
             try:
-                self._read = engine.begin_bucket(payloads, names=names, version=version)
+                self._read = begin([payload for payload in gathered if payload is not None])
             except RuntimeError as error:
                 self._refused = str(error)
 
@@ -203,38 +210,70 @@ class _Loading:
             dist.broadcast_object_list(verdict, group=self._group, group_src=0)
             if verdict[0] is not None:
                 raise RuntimeError(verdict[0])
-        device = self._flat_N.device
-        del self._flat_N
+        device = self._buffer.device
+        del self._buffer
         sglang_push.collect(device)
 
 
-def verify(
-    engine_logprobs_T: Sequence[float], trainer_logprobs_T: Sequence[float], *, bound: float
-) -> Gap:
-    """The gate after a push: the sides' log-probs of the same sampled tokens must agree.
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """How many elements of an engine's weights were compared and how many are not the model's."""
 
-    `bound` is the largest mean difference allowed, in nats a token. Raises RuntimeError with both
-    sides' means and the gap when it is above the bound or not a number.
+    num_elements: int
+    num_different: int
+
+
+def compare(
+    model: nn.Module,
+    engine: Engine | None,
+    names: Sequence[str],
+    *,
+    group: dist.ProcessGroup | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | None = None,
+    bucket_bytes: int = sglang_push.BUCKET_BYTES,
+) -> Compared:
+    """Compare these parameters with the engine's, bit for bit, after a push; nothing is written.
+
+    Called like `push`, by all ranks, with the same `names` (those of `named_weights`). Returns what
+    this rank saw: its own engine's, or its rank's of a shared one. Equal weights differ in 0
+    elements, always: what is compared was made by the same cast from the same numbers.
     """
-    num_tokens = len(engine_logprobs_T)
-    if num_tokens != len(trainer_logprobs_T) or num_tokens == 0:
-        raise ValueError(
-            f"the gate compares equally many log-probs, at least one, got {num_tokens} from the "
-            f"engine and {len(trainer_logprobs_T)} from the trainer"
-        )
-    engine_T = torch.tensor(list(engine_logprobs_T), dtype=torch.float64)
-    trainer_T = torch.tensor(list(trainer_logprobs_T), dtype=torch.float64)
-    apart_T = (engine_T - trainer_T).abs()
-    gap = Gap(
-        *(float(x) for x in (engine_T.mean(), trainer_T.mean(), apart_T.mean(), apart_T.max()))
-    )
-    if not gap.mean_abs <= bound:
-        raise RuntimeError(
-            f"the engine does not speak with the trainer's weights: mean log-prob "
-            f"{gap.engine_mean:.4f} in the engine, {gap.trainer_mean:.4f} in the trainer, "
-            f"{gap.mean_abs:.4f} apart a token on {num_tokens} tokens, bound {bound:g}"
-        )
-    return gap
+    weights = {name: weight for name, weight in named_weights(model) if name in set(names)}
+    if engine is not None and not isinstance(engine, SGLangEngine):
+        return _compare_here(model, engine, weights, dtype=dtype)
+    shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}
+    if device is None:
+        device = next(iter(weights.values())).base.device
+    num_slots = engine.tp_size if engine is not None and group is None else 1
+    found = torch.zeros(2, dtype=torch.int64)
+    for bucket in sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes):
+        sizes = [shapes[name] for name in bucket]
+        flat_N = gather_flat([weights[n].merged() for n in bucket], dtype=dtype, device=device)
+        slots_B = flat_N.new_zeros(num_slots * FOUND_BYTES, dtype=torch.uint8)
+        buffer_B = torch.cat([slots_B, flat_N.view(torch.uint8)])
+        if buffer_B.is_cuda:
+            torch.cuda.current_stream(device).synchronize()
+        _Loading(
+            buffer_B,
+            engine.begin_compare if engine is not None else None,
+            num_engine_ranks=num_slots,
+            payload=_compared(buffer_B, bucket, sizes, num_slots=num_slots),
+            group=group,
+        ).finish()
+        found += buffer_B[: len(slots_B)].view(torch.int64).view(-1, 2).sum(0).cpu()
+    return Compared(*found.tolist())
+
+
+def _compare_here(
+    model: nn.Module, engine: Engine, weights: dict[str, Weight], *, dtype: torch.dtype
+) -> Compared:
+    """For an engine in this very process with a model of its own."""
+    if not isinstance(engine, HFEngine) or engine.model is model:
+        return Compared(0, 0)
+    own = dict(engine.model.named_parameters())
+    different = sum(int((own[n] != whole(w.merged(), dtype)).sum()) for n, w in weights.items())
+    return Compared(sum(w.base.numel() for w in weights.values()), different)
 
 
 def checksum(

@@ -8,12 +8,12 @@ micro-batches, agreed before the first backward pass. Knows no games and no text
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from selfplay.batch import MicroBatch, micro_batches, num_weighed_tokens
 from selfplay.config import Config, OptimConfig
 from selfplay.learner import Learner, even_out
-from selfplay.mismatch import gap_metrics
+from selfplay.mismatch import EngineDisagrees, gap_metrics
 from selfplay.objective import Part, denominator, part_loss
 from selfplay.parallel import World, all_reduce_sum, clip_grad_norm
 from selfplay.samples import Sample
@@ -26,8 +26,12 @@ def update(
     *,
     lr: float,
     config: Config,
+    before_step: Callable[[Mapping[str, float]], None] | None = None,
 ) -> dict[str, float]:
     """One gradient step on the sum of the parts' losses.
+
+    `before_step`, where given, is told the metrics before any weight moves; no step is taken when
+    it raises EngineDisagrees.
 
     Returns metrics averaged over trained tokens of all ranks. With no trained token anywhere
     nothing happens (every group was flat, or every token rejected). A loss that is not finite
@@ -54,13 +58,21 @@ def update(
         for batch in _even_micro_batches(part.samples, config.optim, world):
             loss = part_loss(learner, part, batch, config=config, tally=tally)
             (loss * (part.weight / size)).backward()
+    seen = gap_metrics(tally.means())
+    if before_step is not None:
+        try:
+            before_step(seen)
+        except EngineDisagrees:
+            _drop_gradients(learner)
+            learner.model.eval()
+            raise
     train_policy = any(part.objective != "value" for part in parts)
     norms = _step(learner, config=config, train_policy=train_policy)
     learner.model.eval()  # elsewhere dropout would be noise in what is measured
     # The critic's part looks at the very tokens that the surrogate counts.
     spoken = sum(n for part, n in zip(parts, counts, strict=True) if part.objective != "value")
     lr = lr if train_policy else 0.0
-    return {"num_trained_tokens": spoken, **norms, "lr": lr, **gap_metrics(tally.means())}
+    return {"num_trained_tokens": spoken, **norms, "lr": lr, **seen}
 
 
 def _step(learner: Learner, *, config: Config, train_policy: bool) -> dict[str, float]:
@@ -74,11 +86,16 @@ def _step(learner: Learner, *, config: Config, train_policy: bool) -> dict[str, 
             raise FloatingPointError(f"the gradient's norm is {norm}; the step was not taken")
     if train_policy:
         learner.optimizer.step()
-    learner.optimizer.zero_grad(set_to_none=True)
     if critic is not None:
         critic.optimizer.step()
-        critic.optimizer.zero_grad(set_to_none=True)
+    _drop_gradients(learner)
     return norms
+
+
+def _drop_gradients(learner: Learner) -> None:
+    learner.optimizer.zero_grad(set_to_none=True)
+    if learner.critic is not None:
+        learner.critic.optimizer.zero_grad(set_to_none=True)
 
 
 def _even_micro_batches(

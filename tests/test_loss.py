@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -83,6 +85,19 @@ def test_dual_clip_bounds_what_a_negative_advantage_may_cost() -> None:
     assert losses_M.tolist() == near([6.0, 4.0, -2.6], 16)
     assert grad_M.tolist() == near([0.0, 4.0, 0.0], 16)
     assert cut_M.tolist() == [1, 0, 1]
+
+
+ONE_SAMPLE = torch.tensor([0, 0])
+CLIPS = {"clip_low": LOW, "clip_high": HIGH}
+LOSSES: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = {
+    "clipped": partial(clipped_surrogate, **CLIPS),
+    "dual": partial(clipped_surrogate, **CLIPS, dual_clip=3.0),
+    "cispo": partial(cispo, **CLIPS),
+    "sapo": partial(sapo, temperatures=(1.0, 1.05)),
+    "reinforce": reinforce,
+    "gspo": partial(gspo, sample_M=ONE_SAMPLE, **CLIPS),
+    "vespo": partial(vespo, sample_M=ONE_SAMPLE, positive=(2.0, 3.0), negative=(3.0, 2.0)),
+}
 
 
 # Two sequences of two and three tokens: log-ratios 0.2, 0.4 and -0.3, 0.0, 0.6.
@@ -283,3 +298,41 @@ def test_k2_and_k3_as_rewards_lose_their_pull_near_the_reference(
 def test_imitation_is_weighted_cross_entropy() -> None:
     losses_M = imitation(torch.log(torch.tensor([0.5, 0.25])), torch.tensor([1.0, 2.0]))
     torch.testing.assert_close(losses_M, torch.tensor([math.log(2), 4 * math.log(2)]))
+
+
+@pytest.mark.parametrize("log_ratio", [-99.0, 99.0, 1e4])
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_log_ratio_far_beyond_exp_has_a_finite_loss_and_gradient(
+    loss: str, advantage: float, log_ratio: float
+) -> None:
+    """Beside a token at ratio 1, which keeps its own gradient where no sequence is shared."""
+    logprobs_M = torch.tensor([-1.0, -1.0], requires_grad=True)
+    old_M = torch.tensor([-1.0 - log_ratio, -1.0])
+    losses_M, ratios_M, _ = LOSSES[loss](logprobs_M, old_M, torch.tensor([advantage] * 2))
+    losses_M.sum().backward()
+    assert losses_M.isfinite().all() and ratios_M.isfinite().all()
+    assert logprobs_M.grad is not None and logprobs_M.grad.isfinite().all()
+    assert float(ratios_M.max()) <= math.exp(20.0) * (1 + 1e-5)
+    if loss not in ("gspo", "vespo"):
+        assert logprobs_M.grad[1].item() == pytest.approx(-advantage, rel=1e-5)
+
+
+@pytest.mark.parametrize("d", [-99.0, 99.0])
+def test_k3_far_beyond_exp_is_finite_and_its_gradient_too(d: float) -> None:
+    logprobs_M = torch.tensor([-1.0], requires_grad=True)
+    k3_M = kl_estimate(logprobs_M, torch.tensor([-1.0 + d]), estimator="k3")
+    k3_M.sum().backward()
+    bound = math.copysign(20.0, d)
+    assert k3_M.item() == pytest.approx(math.exp(bound) - 1.0 - bound, rel=1e-5)
+    assert logprobs_M.grad is not None and logprobs_M.grad.item() == 0.0
+
+
+def test_k3_is_not_capped_where_exp_holds() -> None:
+    """At d = 3 k3 is 16.1, above verl's cap of 10, and its gradient 1 - exp(3) is whole."""
+    logprobs_M = torch.tensor([-4.0], requires_grad=True)
+    k3_M = kl_estimate(logprobs_M, torch.tensor([-1.0]), estimator="k3")
+    k3_M.sum().backward()
+    assert k3_M.item() == pytest.approx(math.exp(3.0) - 4.0, rel=1e-5)
+    assert logprobs_M.grad is not None
+    assert logprobs_M.grad.item() == pytest.approx(1.0 - math.exp(3.0), rel=1e-5)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from selfplay.measures import game_measures, tally
 from selfplay.parallel import init_world
 from selfplay.partner_specs import parse_shares, parse_spec
 from selfplay.partners import check_partners
-from selfplay.play import Limits, Position
+from selfplay.play import Limits, Position, Table
 from selfplay.players import FrozenPlayer, PolicyPlayer
 from selfplay.ratings import draw_weights, expected_score, rated
 from selfplay.settings import SettingsError, dump
@@ -251,26 +252,75 @@ def test_in_waves_and_in_a_stream_frozen_partners_say_the_same(rendering: Render
     assert said[0] == said[1]
 
 
-def test_an_error_in_a_partner_s_engine_reaches_the_rollout(rendering: Rendering) -> None:
+class Unforeseen(BaseException):
+    """Of no kind that anybody lists."""
+
+
+@pytest.mark.parametrize("kind", [Proposes, ProposesInAStream])
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError, AssertionError, AttributeError, OSError, KeyboardInterrupt, Unforeseen],
+)
+def test_an_error_in_a_partner_s_engine_reaches_the_rollout(
+    rendering: Rendering, kind: type[WaveEngine], error: type[BaseException]
+) -> None:
     class Broken(Proposes):
         def answer(self, request: Request) -> Completion:
-            raise RuntimeError("out of memory, say")
+            raise error("out of memory, say")
 
-    for kind in (Proposes, ProposesInAStream):
-        voices = Switchboard(
-            kind(rendering, {}),
-            frozen={"checkpoint:x": Frozen(Broken(rendering, {}), ())},
-            endpoints={},
-        )
-        tables = self_play_tables(
-            boards(1),
-            step=0,
-            config=config_of(),
-            rendering=rendering,
-            guests=[(frozen_guest(rendering), 1.0)],
-        )
-        with pytest.raises(RuntimeError, match="out of memory"):
-            rollout.run(tables, voices, sampling=SAMPLING, limits=LIMITS)
+    def play() -> None:
+        tables = beside_frozen(rendering, num=3)
+        rollout.run(tables, with_partner(kind, Broken, rendering), sampling=SAMPLING, limits=LIMITS)
+
+    with pytest.raises(error, match="out of memory"):
+        within_seconds(play)
+
+
+@pytest.mark.parametrize("what", ["StopIteration", "one too few"])
+def test_a_partner_s_engine_that_answers_too_little_ends_the_rollout(
+    rendering: Rendering, what: str
+) -> None:
+    class Broken(Proposes):
+        def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+            if what == "StopIteration":
+                raise StopIteration
+            return super().generate(requests, sampling)[1:]
+
+    def play() -> None:
+        voices = with_partner(ProposesInAStream, Broken, rendering)
+        rollout.run(beside_frozen(rendering, num=3), voices, sampling=SAMPLING, limits=LIMITS)
+
+    with pytest.raises((RuntimeError, ValueError), match="a partner's engine"):
+        within_seconds(play)
+
+
+def with_partner(
+    kind: type[WaveEngine], partner: type[WaveEngine], rendering: Rendering
+) -> Switchboard:
+    frozen = Frozen(partner(rendering, {}), ())
+    return Switchboard(kind(rendering, {}), frozen={"checkpoint:x": frozen}, endpoints={})
+
+
+def beside_frozen(rendering: Rendering, *, num: int) -> list[Table]:
+    guests = [(frozen_guest(rendering), 1.0)]
+    return self_play_tables(
+        boards(num), step=0, config=config_of(), rendering=rendering, guests=guests
+    )
+
+
+def within_seconds(play: Callable[[], None]) -> None:
+    """A rollout that hangs fails here instead of for ever."""
+
+    def out_of_time(*_: object) -> None:
+        raise TimeoutError("the games wait for ever")
+
+    before = signal.signal(signal.SIGALRM, out_of_time)
+    signal.alarm(20)
+    try:
+        play()
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_fork_of_a_frozen_player_goes_its_own_way(rendering: Rendering) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from dialop_boards import BEST, BRIEF, SMALL, WORST
@@ -193,22 +195,22 @@ def test_each_game_is_told_as_it_ends(rendering: Rendering, kind: type[WaveEngin
     assert asked_before[0] < asked_before[-1] == len(engine.asked)
 
 
-def test_the_gates_turns_come_from_all_over_the_rollout() -> None:
-    """Of forty games eight; both seats come up. A seat read [game, seat], said 7 8, read 9, said 5;
-    what it read after that is left out."""
+def test_the_compared_turns_come_from_all_over_the_rollout_and_end_where_they_were_said() -> None:
+    """Of forty games eight; both seats come up. A seat read [game, seat], said 7 8, read 9, said 5:
+    its first turn is compared, after all that it had read."""
     spans = (SimpleNamespace(start=2, end=4), SimpleNamespace(start=5, end=6))
     transcripts = [
         tuple(SimpleNamespace(ids=[game, seat, 7, 8, 9, 5, 6], spans=spans) for seat in (0, 1))
         for game in range(40)
     ]
     episodes = [SimpleNamespace(transcripts=pair) for pair in transcripts]
-    found = rollout.last_turns(episodes)
-    assert [said for _, said in found] == [[0, 0, 1, 1, 0, 1]] * 8
-    assert {tuple(ids[2:]) for ids, _ in found} == {(7, 8, 9, 5)}
-    assert len({ids[0] for ids, _ in found}) == 8
-    assert found[-1][0][0] >= 35
+    found = rollout.first_turns(episodes, 8)
+    assert [said for _, said in found] == [[0, 0, 1, 1]] * 8
+    assert {tuple(ids[2:]) for ids, _ in found} == {(7, 8)}
+    assert len({tuple(ids) for ids, _ in found}) == 8
+    assert min(ids[0] for ids, _ in found) < 20 <= max(ids[0] for ids, _ in found)
     assert {ids[1] for ids, _ in found} == {0, 1}
-    assert [ids[:2] for ids, _ in rollout.last_turns(episodes[:1])] == [[0, 0], [0, 1]]
+    assert len(rollout.first_turns(episodes[:1], 8)) == 2
 
 
 def test_every_prompt_extends_the_one_before(rendering: Rendering) -> None:
@@ -360,3 +362,33 @@ def test_a_bug_inside_a_game_says_where(rendering: Rendering, engine: type[WaveE
 def test_limits_come_from_the_settings() -> None:
     config = config_of("rollout.max_turns=5", "rollout.max_retries=0")
     assert limits_of(config) == Limits(max_turns=5, max_retries=0)
+
+
+def answered(**changes: Any) -> Completion:
+    return replace(Completion([5, 6], [-0.5, -1.0], "stop", 3), **changes)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"ids": [5]}, "2 for 1 ids"),
+        ({"ids": [], "logprobs": []}, "has 0"),
+        ({"ids": [5] * 4, "logprobs": [-1.0] * 4}, "1 to 3 ids, has 4"),
+        ({"logprobs": [-0.5, math.nan]}, "has nan"),
+        ({"logprobs": [-0.5, -math.inf]}, "has -inf"),
+        ({"logprobs": [0.5, -1.0]}, "has 0.5"),
+        ({"version": 2}, "step 3, is with 2's"),
+    ],
+)
+@pytest.mark.parametrize("kind", [WaveEngine, StreamEngine])
+def test_an_answer_that_no_sound_engine_gives_ends_the_rollout(
+    rendering: Rendering, kind: type[WaveEngine], wrong: dict[str, Any], told: str
+) -> None:
+    class Garbage(kind):  # type: ignore[misc, valid-type]
+        def answer(self, request: Request) -> Completion:
+            return answered(**wrong)
+
+    tables = hand_tables(rendering, max_new_tokens=3)
+    with pytest.raises(RuntimeError, match="completion of the policy's engine") as caught:
+        rollout.run(tables, Garbage(rendering, {}), sampling=SAMPLING, limits=LIMITS, version=3)
+    assert told in str(caught.value)

@@ -61,6 +61,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.batch",
         "selfplay.loss",
         "selfplay.mismatch",
+        "selfplay.noise_floor",
         "selfplay.critic",
         "selfplay.learner",
         "selfplay.token_means",
@@ -80,6 +81,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.past",
         "selfplay.offload",
         "selfplay.hand_over",
+        "selfplay.sync_check",
     ),
     "people": (
         "selfplay.log",

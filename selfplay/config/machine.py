@@ -102,7 +102,10 @@ class EngineConfig:
     )
     timeout_s: float = key(600.0, "longest wait for one turn or push before the run stops", low=1.0)
     max_gap: float = key(
-        0.05, "the run stops when engine and trainer log-probs differ by more on average", low=0.0
+        0.05,
+        "the run saves and stops when engine and trainer log-probs differ by more nats a token, on "
+        "average over a step's games",
+        low=0.0,
     )
 
 
@@ -117,8 +120,8 @@ class ParallelConfig:
     offload_optimizer: bool = key(False, "optimizer state waits in host memory during play")
     offload_parameters: bool = key(
         False,
-        "master weights wait in host memory during play; the update's check of its rollout then "
-        "stands for the gate",
+        "master weights wait in host memory during play; log-probs are then compared in the update "
+        "alone",
     )
     offload_reference: bool = key(True, "the reference waits in host memory during play")
     checkpointing: str = key(

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from selfplay.engines import sglang_children, sglang_push, sglang_start
+from selfplay.engines import sglang_children, sglang_compare, sglang_push, sglang_start
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.sglang_ask import Asker, Served
 from selfplay.engines.sglang_loop import EngineLoop
@@ -230,36 +230,44 @@ class SGLangEngine:
         `sglang_push.serialise`. What is returned waits until the engine has read it; only then may
         the next one begin, and this one's buffer go.
 
-        Between the first bucket and the one that brings the last missing parameter the engine
-        refuses to answer.
+        Between the first bucket and the one that completes the weights the engine will not answer.
         """
-        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
-
-        if "weights" in self._released:
-            raise RuntimeError("the engine's weights sleep: wake them before a push")
-        if len(payloads) != self.tp_size:
-            raise ValueError(
-                f"a bucket needs one payload a rank, {self.tp_size}, got {len(payloads)}"
-            )
         last = self.weights.expect(names)
-        request = UpdateWeightsFromTensorReqInput(
-            serialized_named_tensors=list(payloads),
+        updated = self._send(
+            payloads,
             load_format="flattened_bucket",
             flush_cache=last and "kv_cache" not in self._released,
             weight_version=str(version) if last else None,
         )
-        updating = self._manager.update_weights_from_tensor(request, None)
-        updated = self._loop.begin(self._loop.owed(updating), what="a weight push")
 
         def finish() -> None:
-            success, message = updated()
-            if not success:
-                raise RuntimeError(f"the engine refused a bucket: {message}")
+            updated()
             self.weights.receive(names)
             if last:
                 self.version = version
 
         return finish
+
+    def begin_compare(self, payloads: Sequence[bytes]) -> Callable[[], None]:
+        """The same for payloads of `serialise_compared`: nothing is loaded, slots are filled."""
+        if not self.weights.complete:
+            raise RuntimeError("the engine holds no valid weights: push them before comparing")
+        return self._send(
+            payloads, load_format=sglang_compare.LOADER, flush_cache=False, weight_version=None
+        )
+
+    def _send(self, payloads: Sequence[bytes], **how: Any) -> Callable[[], None]:
+        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
+        if "weights" in self._released:
+            raise RuntimeError("the engine's weights sleep: wake them before a push")
+        if len(payloads) != self.tp_size:
+            raise ValueError(f"a bucket needs {self.tp_size} payloads, got {len(payloads)}")
+        request = UpdateWeightsFromTensorReqInput(serialized_named_tensors=list(payloads), **how)
+        updating = self._manager.update_weights_from_tensor(request, None)
+        return sglang_push.settled(
+            self._loop.begin(self._loop.owed(updating), what="a weight push")
+        )
 
     def fingerprints(self) -> list[dict[str, str]]:
         """The engine's hash of each parameter and buffer, one dict a rank. CUDA only."""

@@ -8,11 +8,13 @@ CPU). Sizes in bytes. Knows no training.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from selfplay.engines import sglang_compare
 
 # What a bucket costs beside its bytes weighs in smaller ones (docs/log.md: 0.25 to 4 GiB).
 BUCKET_BYTES = 2 * 2**30
@@ -74,8 +76,6 @@ def serialise(flat_N: Tensor, names: Sequence[str], shapes: Sequence[torch.Size]
     On CUDA the payload is a handle, so `flat_N` must hold its final values (synchronize first),
     must not be written again, and must live until the engine has answered.
     """
-    from sglang.srt.utils import MultiprocessingSerializer
-    from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
     from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorMetadata
 
     metadata, start = [], 0
@@ -92,17 +92,43 @@ def serialise(flat_N: Tensor, names: Sequence[str], shapes: Sequence[torch.Size]
             )
         )
         start += num_bytes
-    message = {"flattened_tensor": flat_N.view(torch.uint8), "metadata": metadata}
-    if flat_N.is_cuda:
+    return _payload({"flattened_tensor": flat_N.view(torch.uint8), "metadata": metadata}, flat_N)
+
+
+def serialise_compared(
+    buffer_B: Tensor, names: Sequence[str], shapes: Sequence[torch.Size], *, rank: int, ranks: int
+) -> bytes:
+    """A payload like `serialise`'s of a buffer that `sglang_compare` reads: slots, then values."""
+    described = sglang_compare.describe(names, shapes, rank=rank, ranks=ranks)
+    return _payload([(described, buffer_B)], buffer_B)
+
+
+def _payload(message: Any, shared: Tensor) -> bytes:
+    """The message with a handle to the tensor in it that is shared."""
+    from sglang.srt.utils import MultiprocessingSerializer
+    from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
+
+    if shared.is_cuda:
         # Names devices by UUID, since their numbers may differ in the engine.
         monkey_patch_torch_reductions()
-        return MultiprocessingSerializer.serialize(message)
+        return bytes(MultiprocessingSerializer.serialize(message))
     # Only our own children could open a file descriptor; a file in shared memory any process can.
     strategy = torch.multiprocessing.get_sharing_strategy()
     torch.multiprocessing.set_sharing_strategy("file_system")
-    payload = MultiprocessingSerializer.serialize(message)
+    payload = bytes(MultiprocessingSerializer.serialize(message))
     torch.multiprocessing.set_sharing_strategy(strategy)
     return payload
+
+
+def settled(updated: Callable[[], tuple[bool, str]]) -> Callable[[], None]:
+    """Waits like `updated`; RuntimeError when the engine refused the bucket."""
+
+    def finish() -> None:
+        success, message = updated()
+        if not success:
+            raise RuntimeError(f"the engine refused a bucket: {message}")
+
+    return finish
 
 
 class Ledger:

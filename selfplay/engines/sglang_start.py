@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from selfplay.engines import sglang_children
+from selfplay.engines import sglang_children, sglang_compare
 from selfplay.engines.sglang_children import ChildOf
 
 # What the children must see (a value) or must not see (None), and why:
@@ -140,6 +140,7 @@ def engine_arguments(
         "grammar_backend": "none",
         "sleep_on_idle": True,  # else it polls all through training, one core a rank
         "weight_version": "0",
+        "custom_weight_loader": [sglang_compare.LOADER],
         "log_level": "error",
         "custom_sigquit_handler": sglang_children.leave_launch_alone,
         "disable_custom_all_reduce": True,  # with the next line: no multicast rendezvous

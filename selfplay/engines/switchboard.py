@@ -132,12 +132,32 @@ class _Queue:
             wave, self._waiting = self._waiting, []
             requests = [request for request, _ in wave]
             try:
-                said = await loop.run_in_executor(None, self._generate, requests)
-            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-                # Whoever waits crashes with it; a task that nobody awaits would lose it.
+                said = await loop.run_in_executor(None, self._attempt, requests)
+            except asyncio.CancelledError:
+                for _, answer in wave + self._waiting:
+                    answer.cancel()
+                raise
+            if isinstance(said, BaseException):
+                # Nobody awaits this task, so whoever waits for an answer crashes with the error.
                 for _, answer in wave:
-                    answer.set_exception(error)
+                    if not answer.done():  # its game may have been cancelled
+                        answer.set_exception(said)
                 continue
             for (_, answer), completion in zip(wave, said, strict=True):
-                if not answer.done():  # its game may have been cancelled
+                if not answer.done():
                     answer.set_result(completion)
+
+    def _attempt(self, requests: list[Request]) -> list[Completion] | BaseException:
+        """One wave's completions, or whatever went wrong: an error that is not delivered would
+        leave its games waiting for ever."""
+        try:
+            said = self._generate(requests)
+        except StopIteration as error:  # a future cannot carry this one
+            return RuntimeError(f"a partner's engine raised {error!r}")
+        except BaseException as error:  # noqa: BLE001
+            return error
+        if len(said) != len(requests):
+            return ValueError(
+                f"a partner's engine owes {len(requests)} completions, gave {len(said)}"
+            )
+        return said

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
+from typing import Any
 
 import tiny
 import torch
@@ -57,10 +58,14 @@ def main(folder: str, out: str) -> None:
     group = dist.new_group([0, 1], backend="gloo")
     wide = SGLangEngine(folder, **tiny.ENGINE, tp_size=2) if rank == 0 else None
     stale = gaps(wide, reference) if wide is not None else []
+    names = [name for name, _ in sync.named_weights(policy)]
+    told: dict[str, Any] = {"group": group, "dtype": torch.float32, "bucket_bytes": 50_000}
+    before = sync.compare(policy, wide, names, **told)
     for version in (1, 2):
-        sync.push(
-            policy, wide, version=version, group=group, dtype=torch.float32, bucket_bytes=50_000
-        )
+        sync.push(policy, wide, version=version, **told)
+    after = sync.compare(policy, wide, names, **told)
+    say(f"compared {rank}", before=before.num_different, after=after.num_different)
+    say(f"counted {rank}", num=after.num_elements)
     if wide is not None:
         say("wide", stale=stale, fresh=gaps(wide, reference), version=wide.version)
         wide._loop.engine.save_sharded_model(path=out, pattern=None, max_size=None)

@@ -66,6 +66,17 @@ def test_each_rank_of_the_wide_engine_holds_its_slices_bit_for_bit(ran: Ran, ran
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_of_the_wide_engine_is_compared_with_the_gathered_shards(
+    ran: Ran, rank: int
+) -> None:
+    """More than half of all elements each: the norms lie on both."""
+    compared = ran.said[f"compared {rank}"]
+    assert compared["before"] > 0 and compared["after"] == 0
+    num = sum(parameter.numel() for parameter in tiny.build().parameters())
+    assert num / 2 < ran.said[f"counted {rank}"]["num"] < num
+
+
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_model_that_is_not_the_engines_is_refused_on_every_rank(ran: Ran, rank: int) -> None:
     assert "unknown ['inner." in ran.said[f"refused {rank}"]["error"]
 
