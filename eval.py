@@ -3,8 +3,8 @@ instances.
 
     python eval.py --checkpoint runs/tiny --games generated --num 1024
     python eval.py --checkpoint runs/tiny/warm_start --games generated --temperature 0
-    python eval.py --checkpoint HF_FOLDER --config configs/matching.yaml --games matching.jsonl \\
-        --partner scripted:honest [key=value ...]
+    python eval.py --checkpoint HF_FOLDER_OR_NAME --config configs/qwen2.5_0.5b.yaml --out FOLDER \\
+        --games generated --partner scripted:honest [key=value ...]
     python eval.py --checkpoint runs/a --checkpoint runs/b --partners scripted:honest,runs/c \\
         --games generated --num 256
 
@@ -19,16 +19,14 @@ Under `torchrun --nproc-per-node 2 -- eval.py …` the games are spread over the
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
 from transformers import AutoConfig
 
-from selfplay.assemble import load_engine, make_tokenizer, read_template
+from selfplay.assemble import load_engine, open_world, warn_forgeable
 from selfplay.chat import Rendering
 from selfplay.config import Config
 from selfplay.crossplay import Voice, play_matrix
@@ -51,9 +49,17 @@ from selfplay.evaluation_source import (
     usual_partner,
 )
 from selfplay.games import kit_of
-from selfplay.parallel import World, close_world, init_world
+from selfplay.parallel import World, close_world
 from selfplay.partner_specs import PERSON
 from selfplay.partners import Partners
+from selfplay.preflight import (
+    Words,
+    check_endpoint,
+    check_folder,
+    check_machine,
+    read_rendering,
+    refused,
+)
 from selfplay.settings import SettingsError, dump
 from selfplay.tables import Guest
 
@@ -61,12 +67,10 @@ from selfplay.tables import Guest
 def find_rendering(source: Source, config: Config, *, games: Games, world: World) -> Rendering:
     """The policy's tokenizer and chat template, after checking that it can read these boards.
 
-    Raises:
-        ValueError: for a template that cannot be used or prompts that leave no room.
-        OSError: for a folder without a tokenizer.
+    Raises ValueError for a tokenizer or template that cannot be used or prompts that leave no room.
     """
-    tokenizer = make_tokenizer(config, source.home, world)
-    rendering = read_template(config, tokenizer, world)
+    rendering = read_rendering(config)
+    warn_forgeable(rendering, str(source.weights), world)
     text = AutoConfig.from_pretrained(described_in(source.weights)).get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
     check_room(games.instances, rendering=rendering, config=config, max_positions=positions)
@@ -130,7 +134,7 @@ def play_all(
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     """The command line with `key=value` words in any place; raises ValueError for a word it does
     not know."""
-    parser = argparse.ArgumentParser(
+    parser = Words(
         prog="eval.py",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -143,7 +147,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         action="append",
         default=[],
-        help="a run folder or a Hugging Face folder; with --partners a row, may be given again",
+        help="a run, a Hugging Face folder or name; with --partners a row, may be given again",
     )
     add("--games", required=True, help="'generated', a .parquet of instances or recorded .jsonl")
     add("--num", type=int, help="games (default: eval.final_games, or all of the file)")
@@ -176,21 +180,11 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     return asked
 
 
-def open_world(config: Config) -> World:
-    """The ranks of an evaluation."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    return init_world(
-        config.parallel.tp,
-        config.parallel.fsdp,
-        engine_tp=config.engine.tp_size,
-        device=None if config.device == "auto" else config.device,
-    )
-
-
 def check_temperatures(temperatures: Sequence[float]) -> None:
-    if not all(math.isfinite(t) and t >= 0 for t in temperatures):
-        raise ValueError(f"--temperature must be 0 (greedy) or above, got {list(temperatures)}")
+    if not all(t == 0 or 0.01 <= t <= 100 for t in temperatures):
+        raise ValueError(
+            f"--temperature must be 0 (greedy) or from 0.01 to 100, got {list(temperatures)}"
+        )
 
 
 def cross_play(asked: argparse.Namespace) -> int:
@@ -206,6 +200,10 @@ def cross_play(asked: argparse.Namespace) -> int:
             raise ValueError("--out is needed: none of the players lies in a folder to write to")
         asked.out = asked.out or Path(f"{meeting.home}/crossplay_{Path(asked.games).stem}")
         config = meeting.config
+        check_folder(asked.out, what="--out")
+        check_machine(config)
+        for player in meeting.players:
+            check_endpoint(player.spec, config, what="--partners")
         world = open_world(config)
         games = find_games(asked.games, asked.num, config, start=find_start(asked.start))
         voices = {}
@@ -216,7 +214,7 @@ def cross_play(asked: argparse.Namespace) -> int:
                 voices[player.label] = Voice(own, rendering)
         asked.out.mkdir(parents=True, exist_ok=True)
     except (SettingsError, ValueError, OSError) as error:
-        return refused(error)
+        return refused("eval.py", error)
     weights = {p.label: str(p.source.weights) for p in meeting.players if p.source}
     for label, folder in weights.items() if world.rank == 0 else ():
         print(f"weights: {folder} ({label})")
@@ -240,7 +238,7 @@ def cross_play(asked: argparse.Namespace) -> int:
             facts=facts,
         )
     except AllVoid as error:
-        return refused(error, status=1)
+        return refused("eval.py", error, status=1)
     if world.rank == 0:
         print(f"\n{matrix_text(matrix)}")
         for path in write_matrix(matrix, asked.out):
@@ -249,18 +247,12 @@ def cross_play(asked: argparse.Namespace) -> int:
     return 0
 
 
-def refused(error: Exception, *, status: int = 2) -> int:
-    """Say what is wrong; returns the exit status."""
-    print(f"eval.py: {error}", file=sys.stderr)
-    return status
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Everything that can be wrong with the question is found before the first weight is loaded."""
     try:
         asked = read_arguments(words)
     except ValueError as error:
-        return refused(error)
+        return refused("eval.py", error)
     return cross_play(asked) if asked.partners else one_policy(asked)
 
 
@@ -276,6 +268,9 @@ def one_policy(asked: argparse.Namespace) -> int:
         asked.temperature = asked.temperature or [config.rollout.temperature]
         check_temperatures(asked.temperature)
         asked.out = asked.out or report_folder(source, asked.games, asked.partner)
+        check_folder(asked.out, what="--out")
+        check_machine(config)
+        check_endpoint(spec, config, what="--partner")
         world = open_world(config)
         if asked.num is None and spec.kind == PERSON:
             asked.num = 1
@@ -288,7 +283,7 @@ def one_policy(asked: argparse.Namespace) -> int:
         partners = Partners([(spec, 1.0)], config, rendering=rendering, world=world)
         asked.out.mkdir(parents=True, exist_ok=True)
     except (SettingsError, ValueError, OSError) as error:
-        return refused(error)
+        return refused("eval.py", error)
     try:
         with ExitStack() as cleanup:
             cleanup.callback(partners.close)
@@ -304,7 +299,7 @@ def one_policy(asked: argparse.Namespace) -> int:
                 world=world,
             )
     except AllVoid as error:
-        return refused(error, status=1)
+        return refused("eval.py", error, status=1)
     if page is not None:
         print(games_text(page.rows))
         print(table_text(page.rows))

@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from selfplay import rollout
 from selfplay.assemble import (
     check_shared,
@@ -28,6 +26,7 @@ from selfplay.assemble import (
     make_offload,
     make_own_critic,
     make_tokenizer,
+    open_world,
     read_template,
     share_policy,
     shares_policy,
@@ -49,11 +48,13 @@ from selfplay.learn import learn
 from selfplay.log import Stopwatch, open_run
 from selfplay.measures import step_metrics
 from selfplay.mismatch import EngineDisagrees
-from selfplay.parallel import World, close_world, gather_objects, init_world
+from selfplay.parallel import World, close_world, gather_objects, on_first_rank
 from selfplay.partners import Partners, check_partners, make_partners
 from selfplay.play import limits_of
+from selfplay.preflight import Words, check_run, refused
 from selfplay.reference import follow
 from selfplay.resample import Played, play_full
+from selfplay.run_lock import hold_run
 from selfplay.scoring import score
 from selfplay.settings import SettingsError, describe
 from selfplay.stream import TrainStream
@@ -65,7 +66,8 @@ from selfplay.warm_start import replay_part
 def train(config: Config, world: World, cleanup: ExitStack) -> None:
     """The whole run: its parts, then one screen of loop."""
     folder = Path(config.out)
-    open_run(folder, config, rank=world.rank)
+    on_first_rank(lambda: cleanup.callback(hold_run(folder).close), world)
+    on_first_rank(partial(open_run, folder, config), world)
     check_shared(folder, world)
     stream = cleanup.enter_context(closing(TrainStream(config)))
     tokenizer = make_tokenizer(config, folder, world)
@@ -153,7 +155,7 @@ def _carried(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Words(
         prog="train.py",
         description=__doc__,
         epilog="Every key, its type, default and meaning:\n\n" + describe(Config),
@@ -165,30 +167,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="settings that win over the file's"
     )
-    asked = parser.parse_args(arguments)
     try:
+        asked = parser.parse_args(arguments)
         config = load_config(asked.config, asked.overrides)
         check_players(config)
         check_partners(config)
         check_watch(config)
         check_files(config)
-        if config.threads:
-            torch.set_num_threads(config.threads)
-        world = init_world(
-            config.parallel.tp,
-            config.parallel.fsdp,
-            engine_tp=config.engine.tp_size,
-            device=None if config.device == "auto" else config.device,
-        )
-    except (SettingsError, ValueError) as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        return 2
+        check_run(config)
+        world = open_world(config)
+    except (SettingsError, ValueError, OSError) as error:
+        return refused("train.py", error)
     try:
         with ExitStack() as cleanup:
             train(config, world, cleanup)
     except (SettingsError, PrivateLanguage, EngineDisagrees) as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        return 2 if isinstance(error, SettingsError) else 1
+        return refused("train.py", error, status=2 if isinstance(error, SettingsError) else 1)
     close_world(world)
     return 0
 

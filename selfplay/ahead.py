@@ -9,6 +9,7 @@ instance is what it would be if it were drawn here: who draws it is nobody's see
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import subprocess
@@ -22,6 +23,8 @@ from selfplay.config import Config, GameConfig
 from selfplay.data import generated
 
 Origin = tuple[str, int]  # a stream's name and the instance's number in it
+# Workers share the cores with the trainer: their numerical libraries start no threads.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 Games = Mapping[Origin, GameConfig]
 
 
@@ -71,6 +74,7 @@ class Ahead:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 cwd=Path(__file__).resolve().parents[1],
+                env=os.environ | ONE_THREAD,
             )
             self._workers.append(worker)
             self._send(worker, self._config)

@@ -23,17 +23,30 @@ from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang import SGLangEngine
 from selfplay.evaluation_source import described_in
+from selfplay.hub import local_folder
 from selfplay.learner import Learner
 from selfplay.liger import liger_is_here
 from selfplay.lora import Adapters
-from selfplay.model import load_model, load_sharded, local_folder, scratch_model
+from selfplay.model import load_model, load_sharded, scratch_model
 from selfplay.offload import Offload
 from selfplay.optim import make_optimizer
-from selfplay.parallel import World, barrier, gather_objects
+from selfplay.parallel import World, barrier, gather_objects, init_world
 from selfplay.settings import SettingsError
-from selfplay.warm_start import scratch_tokenizer, warm_start
+from selfplay.warm_start import scratch_tokenizer, tokenizer_folder, warm_start
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def open_world(config: Config) -> World:
+    """The threads and ranks that the settings ask for. Raises ValueError as `init_world` does."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    return init_world(
+        config.parallel.tp,
+        config.parallel.fsdp,
+        engine_tp=config.engine.tp_size,
+        device=None if config.device == "auto" else config.device,
+    )
 
 
 def check_shared(folder: Path, world: World) -> None:
@@ -54,10 +67,9 @@ def check_shared(folder: Path, world: World) -> None:
 
 def make_tokenizer(config: Config, folder: Path, world: World) -> PreTrainedTokenizerBase:
     """The model's own tokenizer; a scratch model's is trained once and kept in the run folder."""
-    saved = folder / "tokenizer"
-    if config.model.path is not None:
-        return AutoTokenizer.from_pretrained(config.model.path)
-    if world.rank == 0 and not (saved / "tokenizer.json").exists():
+    saved = tokenizer_folder(config, folder)
+    scratch = config.model.path is None
+    if scratch and world.rank == 0 and not (saved / "tokenizer.json").exists():
         scratch_tokenizer(config).save_pretrained(saved)
     barrier(world)
     return AutoTokenizer.from_pretrained(saved)
@@ -69,14 +81,18 @@ def read_template(config: Config, tokenizer: PreTrainedTokenizerBase, world: Wor
     Raises SettingsError for a template that cannot be used.
     """
     rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
+    warn_forgeable(rendering, tokenizer.name_or_path, world)
+    return rendering
+
+
+def warn_forgeable(rendering: Rendering, name: str, world: World) -> None:
+    """Rank 0 warns of a chat template whose turn markers are text that any player can type."""
     if rendering.typeable and world.rank == 0:
         print(
-            f"warning: the chat template of {tokenizer.name_or_path} opens a turn with "
-            f"{rendering.typeable!r}, in which no token is out of a player's reach: a message can "
-            "forge a turn (docs/chat_templates.md)",
+            f"warning: the chat template of {name} opens a turn with {rendering.typeable!r}, which "
+            "is plain text: a message can forge a turn (docs/chat_templates.md)",
             file=sys.stderr,
         )
-    return rendering
 
 
 def first_weights(

@@ -73,7 +73,8 @@ def find_meeting(
     row_players = [player for player in players if player.spec.text in wanted]
     _check_rows(row_players, players)
     labels = [player.label for player in row_players]
-    return Meeting(players, labels, config, path, sources[0].home if sources else None)
+    home = next((source.home for source in sources if source.hub is None), None)
+    return Meeting(players, labels, config, path, home)
 
 
 def split_list(text: str) -> list[str]:
@@ -150,7 +151,9 @@ def _folder_names(sources: Sequence[Source]) -> dict[Path, str]:
     for source in sources:
         part = source.weights.parent.name if source.weights.name == "hf" else source.weights.name
         inside = source.weights != source.home and part != "final"
-        names[source.weights] = f"{source.home.name}/{part}" if inside else source.home.name
+        names[source.weights] = (
+            source.hub or f"{source.home.name}/{part}" if inside else source.home.name
+        )
     return {
         weights: name if list(names.values()).count(name) == 1 else str(weights)
         for weights, name in names.items()

@@ -21,8 +21,10 @@ from dialop.starts import Entries, checked_entries
 from dialop.store import read_records
 from selfplay.checkpoint import policies
 from selfplay.config import Config, GameConfig, load_config
+from selfplay.config.play import MAX_GAMES
 from selfplay.data import GENERATED, HELD_OUT, begun, kept_back
 from selfplay.games import kit_of
+from selfplay.hub import check_weights, is_hub_name, local_folder
 from selfplay.partner_specs import CHECKPOINT, PAST, SELF, Spec, parse_shares
 from selfplay.settings import load
 from selfplay.tables import read_spec
@@ -39,6 +41,7 @@ class Source:
     weights: Path
     home: Path
     settings: Path | None
+    hub: str | None = None  # the hub's name of fetched weights, whose home is no place for reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,17 @@ def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
     """What --checkpoint or another argument `what` names: a run folder (its newest weights, in the
     final export or a checkpoint, else its warm start), a part of one, or any Hugging Face folder.
 
-    Raises:
-        ValueError: for a folder that is missing or holds no model; names the nearest that does.
+    A hub's name is fetched. Raises ValueError for a folder that is missing or holds no model; names
+    the nearest that does.
     """
+    name = str(checkpoint)
+    if not checkpoint.is_dir() and is_hub_name(name):
+        fetched = local_folder(name, what=what)
+        check_weights(fetched, what=what)
+        return Source(fetched, fetched, None, hub=name)
     if not checkpoint.is_dir():
         raise ValueError(
-            f"{what} must be a run folder or a Hugging Face folder, got {checkpoint}"
+            f"{what} must be a run folder or a Hugging Face folder or name, got {checkpoint}"
             + nearest(checkpoint.name, _beside(checkpoint, lambda path: path.is_dir()))
         )
     if (checkpoint / "config.yaml").exists():
@@ -72,11 +80,12 @@ def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
             )
         return Source(weights, checkpoint, checkpoint / "config.yaml")
     weights = checkpoint / "hf" if _is_model(checkpoint / "hf") else checkpoint
-    if not _is_model(weights):
+    if not (weights / "config.json").exists() and not _is_model(weights):
         raise ValueError(
             f"{what}: {checkpoint} holds neither a run (config.yaml) nor a Hugging Face "
             "model (config.json and *.safetensors)"
         )
+    check_weights(weights, what=what)
     for run in (checkpoint.parent, checkpoint.parent.parent, checkpoint.parent.parent.parent):
         if (run / "config.yaml").exists():
             return Source(weights, run, run / "config.yaml")
@@ -143,8 +152,8 @@ def find_games(
         ValueError: for a missing or empty file or more games than it holds.
         OSError: for a file that cannot be read.
     """
-    if num is not None and num < 1:
-        raise ValueError(f"--num must be at least 1, got {num}")
+    if num is not None and not 1 <= num <= MAX_GAMES:
+        raise ValueError(f"--num must be at least 1 and at most {MAX_GAMES}, got {num}")
     if games == GENERATED and start:
         raise ValueError("--start needs --games FILE.jsonl with recorded games, got generated")
     if games == GENERATED:
@@ -212,7 +221,9 @@ def usual_partner(config: Config) -> str:
 
 def report_folder(source: Source, games: str, partner: str) -> Path:
     """RUN/eval_NAME: the policy's part of the run unless it is the final one, the games, the
-    partner."""
+    partner. Raises ValueError for weights from the hub."""
+    if source.hub is not None:
+        raise ValueError(f"--out is needed: {source.hub} lies on the hub, in no folder to write to")
     part = source.weights.parent.name if source.weights.name == "hf" else source.weights.name
     inside = source.weights != source.home and part != "final"
     beside = [re.sub(r"[^\w.-]+", "_", partner)] * (partner != "self")

@@ -7,7 +7,6 @@ the judge gave none, the rubric's stays. Marks lie in [0, 1]. Knows no torch and
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,12 +15,11 @@ from dialop.collab.task import NAMES
 from selfplay.config import Config
 from selfplay.data import named_seed
 from selfplay.engines.base import Message, Request
-from selfplay.engines.endpoint import Endpoint
+from selfplay.engines.endpoint import Endpoint, endpoint_key
 from selfplay.parallel import World
 from selfplay.partner_specs import parse_spec
 from selfplay.play import Episode
 from selfplay.resample import Played
-from selfplay.settings import SettingsError
 
 _MAX_NEW_TOKENS = 300
 _RULES = """\
@@ -41,15 +39,10 @@ def make_judge(config: Config, world: World, *, cleanup: ExitStack) -> Endpoint 
     collab = config.reward.collab
     if config.reward.kind != "collab" or collab.judge == "rubric":
         return None
-    variable = config.endpoint.key_variable
-    if variable and not os.environ.get(variable):
-        raise SettingsError(
-            f"endpoint.key_variable must name a variable that is set, got {variable}"
-        )
+    key = endpoint_key(config.endpoint)
     if not world.replica.leads:
         return None
     model, url = parse_spec(collab.judge).address
-    key = os.environ[variable] if variable else None
     judge = Endpoint(model, url, settings=config.endpoint, key=key)
     cleanup.callback(judge.close)
     return judge

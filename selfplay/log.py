@@ -42,8 +42,7 @@ def open_run(folder: Path, config: Config, *, rank: int = 0) -> bool:
     goes_on = saved.exists()
     if rank:
         return goes_on
-    if config.wandb.mode != "off":
-        _import_wandb(config.wandb)  # A missing package is told now and not after the warm start.
+    check_wandb(config.wandb)
     if goes_on:
         changed = difference(load(Config, saved), config)
         refused = [line for line in changed if line.split(":")[0].split(".")[0] not in _MAY_CHANGE]
@@ -197,6 +196,12 @@ class Wandb:
     def close(self) -> None:
         if self._run is not None:
             self._run.finish()
+
+
+def check_wandb(settings: WandbConfig) -> None:
+    """Raise SettingsError for a missing package, now and not after the warm start."""
+    if settings.mode != "off":
+        _import_wandb(settings)
 
 
 def _import_wandb(settings: WandbConfig) -> Any:

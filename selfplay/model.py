@@ -11,13 +11,12 @@ Shapes: N packed tokens, S sequences, M positions whose next token is scored, D 
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from huggingface_hub import save_torch_state_dict, snapshot_download
+from huggingface_hub import save_torch_state_dict
 from safetensors import safe_open
 from transformers import (
     AutoConfig,
@@ -35,6 +34,7 @@ from transformers.utils.logging import set_tqdm_hook
 from selfplay.attention import NAME as PACKED
 from selfplay.attention import packed_kwargs, register_packed_attention
 from selfplay.config import LoraConfig, ScratchConfig
+from selfplay.hub import local_folder, tensor_files
 from selfplay.liger import apply_liger
 from selfplay.logprob import token_logprobs
 from selfplay.lora import add_adapters, first_value, full_weights, is_adapter, plain_name
@@ -90,10 +90,7 @@ def load_sharded(
         if lora is not None:
             add_adapters(model, lora, seed=seed)
         return shard(model, world, activation_checkpointing=activation_checkpointing)
-    folder = Path(name_or_folder)
-    if not folder.is_dir():
-        patterns = ["*.safetensors", "*.json"]
-        folder = Path(snapshot_download(name_or_folder, allow_patterns=patterns))
+    folder = local_folder(name_or_folder)
     files = tensor_files(folder)
     model = empty_model(AutoConfig.from_pretrained(folder), dtype=dtype)
     if liger:
@@ -132,19 +129,6 @@ def empty_model(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedMo
     trunk = model.base_model
     trunk.rotary_emb = type(trunk.rotary_emb)(config=model.config)
     return _train_every_token(model)
-
-
-def tensor_files(folder: Path) -> dict[str, Path]:
-    """Where each tensor of a Hugging Face folder lies."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        weight_map = json.loads(index.read_text())["weight_map"]
-        return {name: folder / file for name, file in weight_map.items()}
-    single = folder / "model.safetensors"
-    if not single.exists():
-        raise ValueError(f"model.path must hold safetensors to be loaded in shards, got {folder}")
-    with safe_open(single, framework="pt") as file:
-        return dict.fromkeys(file.keys(), single)
 
 
 def scratch_model(
@@ -186,12 +170,6 @@ def _train_every_token(model: PreTrainedModel) -> PreTrainedModel:
     other; its embedding would otherwise get no gradient."""
     model.get_input_embeddings().padding_idx = None
     return model
-
-
-def local_folder(name_or_folder: str) -> Path:
-    """The folder itself, or the hub's files of this name on this machine, fetched if need be."""
-    folder = Path(name_or_folder)
-    return folder if folder.is_dir() else Path(snapshot_download(name_or_folder))
 
 
 def policy_logprobs(

@@ -13,7 +13,6 @@ In settings an entry may end in `*SHARE`. Looks at words only; opens no file and
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ SELF, SCRIPTED, CHECKPOINT, PAST, ENDPOINT, PERSON = (
     "endpoint",
     "person",
 )
+MAX_SHARE = 1e6  # of a partner against the others
 _SHAPES = {
     SELF: "self",
     SCRIPTED: "scripted:NAME",
@@ -88,8 +88,8 @@ def parse_shares(entries: Sequence[str]) -> list[tuple[Spec, float]]:
             raise ValueError(
                 f"the share in {entry!r} must be a number, as in 'scripted:honest*0.5'"
             ) from None
-        if not math.isfinite(share) or share < 0:
-            raise ValueError(f"the share in {entry!r} must be at least 0")
+        if not 0 <= share <= MAX_SHARE:
+            raise ValueError(f"the share in {entry!r} must be from 0 to {MAX_SHARE:g}")
         spec = parse_spec(text if star else entry)
         if any(spec.text == other.text for other, _ in found):
             raise ValueError(f"partner {spec.text!r} must stand once, with one share")

@@ -7,7 +7,6 @@ pool are the same on every rank.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ from selfplay.chat import Rendering, make_rendering
 from selfplay.checkpoint import export_whole
 from selfplay.config import Config
 from selfplay.engines.base import Engine
-from selfplay.engines.endpoint import Endpoint
+from selfplay.engines.endpoint import Endpoint, endpoint_key
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.switchboard import Frozen, Switchboard
 from selfplay.evaluation_source import Source, check_same_game, described_in, find_source
@@ -171,13 +170,8 @@ class Partners:
 
     def _endpoint(self, spec: Spec) -> Guest:
         settings = self._config.endpoint
-        variable = settings.key_variable
-        if variable and not os.environ.get(variable):
-            raise SettingsError(
-                f"endpoint.key_variable must name a variable that is set, got {variable}"
-            )
         model, url = spec.address
-        key = os.environ[variable] if variable else None
+        key = endpoint_key(settings)
         if self._plays:
             self._endpoints[spec.text] = Endpoint(model, url, settings=settings, key=key)
 

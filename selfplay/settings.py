@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import math
 import shutil
+import sys
 import textwrap
 import types
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ __all__ = ["SettingsError", "describe", "difference", "dump", "key", "load", "se
 
 C = TypeVar("C")
 
-_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+_KINDS = {bool: "true or false", int: "an integer", float: "a finite number", str: "text"}
 _TAGS = {bool: ("bool",), int: ("int",), float: ("float", "int"), str: ("str",)}
 
 
@@ -161,15 +161,16 @@ def _convert_section(node: yaml.Node, cls: type, name: str, names: Sequence[str]
             values[entry.name] = _convert(child, hints[entry.name], dotted, entry.metadata, names)
         elif is_dataclass(hints[entry.name]):
             # Built here and not by its default factory, so that its check runs too.
-            values[entry.name] = _convert(empty("defaults"), hints[entry.name], dotted, {}, names)
+            values[entry.name] = _convert(
+                empty(node.start_mark.name), hints[entry.name], dotted, {}, names
+            )
     result = cls(**values)
     check = getattr(result, "check", None)
     if check is not None:
         try:
             check()
         except ValueError as error:
-            where = ", ".join(sources(node))
-            raise SettingsError(f"{where}: {error}") from error
+            raise SettingsError(f"{', '.join(sources(node))}: {error}") from error
     return result
 
 
@@ -180,7 +181,7 @@ def _scalar(node: yaml.Node, kind: type, name: str, *, optional: bool) -> Any:
         # YAML 1.1 reads 1e-5 as text because it has no dot; a number was meant.
         with contextlib.suppress(ValueError):
             value, tag = float(value), "float"
-    if tag not in _TAGS[kind] or (kind is float and math.isnan(value)):
+    if tag not in _TAGS[kind] or (kind is float and not abs(value) <= sys.float_info.max):
         hint = ", so put it in quotes" if kind is str and isinstance(node, yaml.ScalarNode) else ""
         raise _wrong(node, name, f"must be {_KINDS[kind]}{' or null' if optional else ''}{hint}")
     return kind(value)
@@ -211,7 +212,8 @@ def _construct(node: yaml.Node) -> Any:
 
 def _wrong(node: yaml.Node, name: str, rule: str, more: str = "") -> SettingsError:
     seen = repr(node.value) if isinstance(node, yaml.ScalarNode) else _show(_construct(node))
-    return SettingsError(f"{place(node.start_mark)}: {name or 'settings'} {rule}, got {seen}{more}")
+    what = f"{place(node.start_mark)[:200]}: {name or 'settings'}"
+    return SettingsError(f"{what} {rule}, got {seen[:200]}{more}")
 
 
 def _unknown(

@@ -12,6 +12,8 @@ from pathlib import Path
 import yaml
 
 _OVERRIDE = "override "  # Marks made from the command line carry this in place of a file name.
+# More than any settings need, and little enough to be read in a second.
+_MAX_BYTES, _MAX_DEPTH, _MAX_NODES = 1_000_000, 32, 10_000
 
 
 class SettingsError(ValueError):
@@ -20,21 +22,50 @@ class SettingsError(ValueError):
 
 def _compose(text: str, name: str) -> yaml.Node | None:
     """Parse without building values, so that every node still knows its file and line."""
-    loader = yaml.SafeLoader(text)
-    loader.name = name
     try:
+        loader = yaml.SafeLoader(text)
+        loader.name = name
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = place(mark) if mark else name
         raise SettingsError(f"{where}: not valid YAML: {error.problem}") from None
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{name}: not valid YAML: {error}") from None
-    finally:
-        loader.dispose()
+    except yaml.reader.ReaderError as error:
+        raise SettingsError(
+            f"{name}: not valid YAML: {error.reason} (character {error.position})"
+        ) from None
+    except RecursionError:
+        raise SettingsError(_too_deep(name)) from None
     if node is not None:
+        _check_size(node, name, above=[], count=0)
         _refuse_duplicates(node, set())
     return node
+
+
+def _too_deep(where: str) -> str:
+    return f"{where}: settings must be nested at most {_MAX_DEPTH} deep, got more"
+
+
+def _check_size(node: yaml.Node, name: str, *, above: list[yaml.Node], count: int) -> int:
+    """`count` and the nodes from here on, each as often as aliases repeat it. Raises SettingsError
+    for too many, too deep a nest, or a node within itself."""
+    if any(node is other for other in above):
+        raise SettingsError(f"{place(node.start_mark)}: an anchor must not contain its own alias")
+    if len(above) >= _MAX_DEPTH:
+        raise SettingsError(_too_deep(place(node.start_mark)))
+    count += 1
+    if count > _MAX_NODES:
+        raise SettingsError(
+            f"{name}: settings must have at most {_MAX_NODES} values, aliases written out, got more"
+        )
+    if isinstance(node, yaml.ScalarNode):
+        return count
+    children = node.value
+    if isinstance(node, yaml.MappingNode):
+        children = [part for pair in node.value for part in pair]
+    for child in children:
+        count = _check_size(child, name, above=[*above, node], count=count)
+    return count
 
 
 def _refuse_duplicates(node: yaml.Node, seen: set[int]) -> None:
@@ -66,7 +97,8 @@ def whole(
     """The tree of a file (None: an empty one) under its overrides, in order."""
     tree = empty("defaults") if path is None else _read(Path(path), shorts)
     for text in overrides:
-        tree = merge(tree, _spelt_out(override(text), shorts))
+        merged = merge(tree, _spelt_out(override(text), shorts))
+        tree = yaml.MappingNode(merged.tag, merged.value, tree.start_mark, tree.end_mark)
     return tree
 
 
@@ -75,9 +107,13 @@ def _read(
 ) -> yaml.MappingNode:
     """The file's tree over that of its `base`, if it names one, each spelt out."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open("rb") as file:  # a pipe is welcome, a device without end is not
+            data = file.read(_MAX_BYTES + 1)
+        text = data.decode("utf-8")
+    except (OSError, ValueError) as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from None
+    if len(data) > _MAX_BYTES:
+        raise SettingsError(f"{path}: a settings file must have at most {_MAX_BYTES} bytes")
     node = _compose(text, str(path)) or empty(str(path))
     if not isinstance(node, yaml.MappingNode):
         raise SettingsError(f"{place(node.start_mark)}: settings must be a mapping of keys")

@@ -20,6 +20,7 @@ from selfplay.play import Table
 from selfplay.players import Player, PolicyPlayer, ScriptedPartner, Teacher
 from selfplay.settings import SettingsError
 
+MAX_WEIGHT = 1e6  # of a teacher against the others
 Sit = Callable[[tuple[object, ...], int], Player]
 
 
@@ -196,8 +197,10 @@ def teacher_mixture(config: Config) -> tuple[list[str], list[float]]:
             raise SettingsError(
                 f"warm_start.teachers: the weight in {entry!r} must be a number, as in 'solo*0.5'"
             ) from None
-        if weights[-1] < 0:
-            raise SettingsError(f"warm_start.teachers: the weight in {entry!r} must be at least 0")
+        if not 0 <= weights[-1] <= MAX_WEIGHT:
+            raise SettingsError(
+                f"warm_start.teachers: the weight in {entry!r} must be from 0 to {MAX_WEIGHT:g}"
+            )
         try:
             kit.make_script(spec, seed=0)
         except ValueError as error:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
+import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from selfplay.chat import Rendering, make_rendering
@@ -21,6 +22,7 @@ from selfplay.config import Config
 from selfplay.credit import imitation_samples
 from selfplay.data import TEACHERS, TOKENIZER, generated, named_seed
 from selfplay.games import kit_of
+from selfplay.hub import local_folder
 from selfplay.learner import Learner
 from selfplay.log import StepLog, progress
 from selfplay.objective import Part
@@ -47,6 +49,13 @@ def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     return train_tokenizer(
         _texts(config, specs, instances), vocab_size=scratch.vocab_size, phrases=phrases
     )
+
+
+def tokenizer_folder(config: Config, folder: Path) -> Path:
+    """Where the tokenizer of the run in `folder` is read from: the model's own folder, fetched if
+    need be, or the run's own for a scratch model."""
+    path = config.model.path
+    return folder / "tokenizer" if path is None else local_folder(path)
 
 
 def _texts(config: Config, specs: list[str], instances: list) -> Iterator[str]:
@@ -84,14 +93,18 @@ def teacher_samples(config: Config, rendering: Rendering, *, start: int, num: in
 
 
 def _samples(config: Config, rendering: Rendering, folder: Path) -> list[Sample]:
-    """The transcripts of all games, played by several processes where the settings ask for it."""
+    """The transcripts of all games, played by several processes where the settings ask for it,
+    each on one thread. `folder` is the run's."""
     num, processes = config.warm_start.num_games, config.data.processes
     if processes == 1:
         return teacher_samples(config, rendering, start=0, num=num)
     alone = replace(config, data=replace(config.data, processes=1))
     chunk = -(-num // (4 * processes))
-    jobs = [(alone, folder, start, min(chunk, num - start)) for start in range(0, num, chunk)]
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    home = tokenizer_folder(config, folder)
+    jobs = [(alone, home, start, min(chunk, num - start)) for start in range(0, num, chunk)]
+    with ProcessPoolExecutor(
+        processes, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
         return [sample for part in pool.map(_teacher_job, jobs) for sample in part]
 
 
@@ -122,9 +135,10 @@ def warm_start(
     learner: Learner, config: Config, rendering: Rendering, *, folder: Path
 ) -> dict[str, float]:
     """Imitate the teachers; returns the last steps' metrics, averaged. Each rank takes its share of
-    a batch. `folder` is the run's: it holds the tokenizer and gets `warm_start.jsonl`."""
+    a batch. `folder` is the run's: it holds a scratch model's tokenizer and gets
+    `warm_start.jsonl`."""
     warm, world = config.warm_start, learner.world
-    batches = warm_start_batches(_samples(config, rendering, folder / "tokenizer"), config)
+    batches = warm_start_batches(_samples(config, rendering, folder), config)
     log = StepLog(folder / "warm_start.jsonl", after_step=None, rank=world.rank)
     recent: deque[dict[str, float]] = deque(maxlen=LOG_EVERY)
     means: dict[str, float] = {}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from selfplay.config import load_config
-from selfplay.settings import SettingsError
+from selfplay.config import Config, load_config
+from selfplay.settings import SettingsError, describe
 
 CONFIGS = sorted((Path(__file__).resolve().parents[1] / "configs").glob("*.yaml"))
 
@@ -28,6 +31,13 @@ def test_pretrained_models_play_the_full_game_with_all_that_a_seat_reads() -> No
         assert (config.engine.kind, config.model.dtype) == ("sglang", "bfloat16")
         # A prompt of 560 tokens, then for every turn what was said and the template around it.
         assert config.rollout.max_game_tokens >= 560 + 1155 * 1.5 + 53 * 16
+
+
+def test_small_models_on_a_cpu_take_one_thread() -> None:
+    """Two threads of one wait for each other, above all beside other work."""
+    small = [load_config(path) for path in CONFIGS if path.stem.startswith("tiny")]
+    assert len(small) >= 7
+    assert [config.threads for config in small] == [1] * len(small)
 
 
 def test_three_by_three_is_tiny_with_another_board() -> None:
@@ -60,3 +70,34 @@ def test_a_wrong_method_is_answered_with_its_key_place_and_nearest(tmp_path: Pat
     with pytest.raises(SettingsError, match="at least 2 for rloo, got 1"):
         load_config(path, ["algorithm=rloo", "rollout.group_size=1"])
     assert load_config(path, ["algorithm=ema", "rollout.group_size=1"]).rollout.group_size == 1
+
+
+KEY = re.compile(r"(?<![\w./-])([a-z_]+(?:\.[a-z_]+)+)(?![\w(/])")
+# Written with a dot in messages, and no settings: a tokenizer's and a model's own functions.
+NOT_KEYS = {"eval.py", "model.resize_token_embeddings"}
+
+
+def messages(tree: ast.AST) -> Iterator[str]:
+    """Every literal text in what is raised."""
+    for raised in ast.walk(tree):
+        if isinstance(raised, ast.Raise):
+            for part in ast.walk(raised):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value
+
+
+def test_keys_that_errors_name_exist() -> None:
+    """A remedy that names a key which is not there helps nobody."""
+    shown = describe(Config)
+    keys = {
+        name.replace("[]", "") for name in re.findall(r"^ *([a-z_.\[\]]+)(?::|  \()", shown, re.M)
+    }
+    top = {name.partition(".")[0] for name in keys if "." in name}
+    named: dict[str, set[str]] = {}
+    for path in sorted((CONFIGS[0].parents[1] / "selfplay").rglob("*.py")):
+        for text in messages(ast.parse(path.read_text(encoding="utf-8"))):
+            for name in KEY.findall(text):
+                if name.partition(".")[0] in top:
+                    named.setdefault(name, set()).add(path.name)
+    assert len(named) > 40
+    assert {name: where for name, where in named.items() if name not in keys | NOT_KEYS} == {}

@@ -114,7 +114,7 @@ def test_shares_add_up_to_one_and_each_partner_stands_once() -> None:
     ]
     for bad, told in (
         (["self*x"], "must be a number"),
-        (["self*-1"], "at least 0"),
+        (["self*-1"], "from 0"),
         (["self*0"], "one positive share"),
         (["self", "self*2"], "must stand once"),
     ):

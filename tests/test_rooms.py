@@ -57,6 +57,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.logprob",
         "selfplay.liger",
         "selfplay.lora",
+        "selfplay.hub",
         "selfplay.model",
         "selfplay.batch",
         "selfplay.loss",
@@ -85,6 +86,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "people": (
         "selfplay.log",
+        "selfplay.run_lock",
         "selfplay.branch_measures",
         "selfplay.game_measures",
         "selfplay.measures",
@@ -106,6 +108,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.crossplay",
         "selfplay.guard",
         "selfplay.judge",
+        "selfplay.preflight",
     ),
     "doors": ("train", "eval"),
 }

@@ -158,7 +158,8 @@ def test_a_mistake_in_a_base_names_the_base(tmp_path: Path) -> None:
         ("rollout:\n  group_size: 0\n", 2, "rollout.group_size must be at least 1, got '0'"),
         ("rollout:\n  temperature: 3\n", 2, "rollout.temperature must be at least 0.0 and at "
          "most 2.0, got '3'"),
-        ("rollout:\n  temperature: .nan\n", 2, "rollout.temperature must be a number, got '.nan'"),
+        ("rollout:\n  temperature: .nan\n", 2, "rollout.temperature must be a finite number, "
+         "got '.nan'"),
         ("rollout:\n  seats: [0, 2]\n", 2, "rollout.seats[1] must be at least 0 and at most 1, "
          "got '2'"),
         ("model:\n  scratch: {family: lama}\n", 2, "model.scratch.family must be one of qwen2, "

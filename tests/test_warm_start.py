@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from selfplay.assemble import first_weights, make_tokenizer
 from selfplay.chat import make_rendering
-from selfplay.config import Config, load_config
+from selfplay.config import Config, ScratchConfig, load_config
+from selfplay.model import export, scratch_model
+from selfplay.parallel import init_world
 from selfplay.samples import Sample
 from selfplay.settings import SettingsError
 from selfplay.warm_start import scratch_tokenizer, teacher_samples, warm_start_batches
@@ -16,6 +23,7 @@ BASE = (
     "game={size: 2, scale: false, brief: true}",
     "warm_start={num_games: 4, keep: all, batch_size: 4, epochs: 2}",
 )
+TINY_SHAPE = ScratchConfig(width=32, layers=2, heads=2, kv_heads=2, mlp_width=48)
 
 
 def config_of(*overrides: str) -> Config:
@@ -51,3 +59,38 @@ def test_no_batch_is_short(samples: list[Sample]) -> None:
 def test_too_few_transcripts_for_a_batch_are_told(samples: list[Sample]) -> None:
     with pytest.raises(SettingsError, match="batch_size must be at most 8 transcripts, got 9"):
         warm_start_batches(samples, config_of("warm_start.batch_size=9"))
+
+
+def test_workers_read_a_real_models_tokenizer_where_the_run_does(tmp_path: Path) -> None:
+    """A saved model folder, two processes, and no tokenizer in the run's folder: the same
+    transcripts as one process plays."""
+    scratch = config_of()
+    tokenizer = scratch_tokenizer(scratch)
+    shape = replace(TINY_SHAPE, max_positions=1024)
+    export(scratch_model(shape, seed=0, vocab_size=len(tokenizer)), tokenizer, tmp_path / "model")
+    batches = {}
+    for processes in (1, 2):
+        run = tmp_path / f"run{processes}"
+        run.mkdir()
+        config = load_config(
+            None,
+            [
+                *BASE[1:],
+                f"model.path={tmp_path / 'model'}",
+                f"data.processes={processes}",
+                f"out={run}",
+                "threads=1",
+            ],
+        )
+        world = init_world(device="cpu")
+        found = make_tokenizer(config, run, world)
+        rendering = make_rendering(found, template_kwargs={})
+        first_weights(config, run, found, rendering, world)
+        lines = (run / "warm_start.jsonl").read_text().splitlines()
+        batches[processes] = [
+            {name: value for name, value in json.loads(line).items() if not name.endswith("_s")}
+            for line in lines
+        ]
+        assert not (run / "tokenizer").exists()
+        assert (run / "warm_start" / "model.safetensors").exists()
+    assert batches[1] and batches[1] == batches[2]

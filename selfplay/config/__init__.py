@@ -64,12 +64,16 @@ class Config:
     """One run."""
 
     out: str = key("runs/default", "run folder; starting again in it resumes")
-    seed: int = key(0, "seed of every named draw", low=0)
-    steps: int = key(100, "self-play steps", low=0)
-    save_every: int = key(50, "steps between checkpoints; the last step is always saved", low=1)
-    keep_checkpoints: int = key(2, "newest checkpoints kept", low=1)
-    log_games_every: int = key(50, "every n-th game is written in full to games.jsonl", low=1)
-    threads: int = key(0, "CPU threads of torch; 0 leaves its default", low=0)
+    seed: int = key(0, "seed of every named draw", low=0, high=1_000_000_000)
+    steps: int = key(100, "self-play steps", low=0, high=10_000_000)
+    save_every: int = key(
+        50, "steps between checkpoints; the last step is always saved", low=1, high=10_000_000
+    )
+    keep_checkpoints: int = key(2, "newest checkpoints kept", low=1, high=10_000)
+    log_games_every: int = key(
+        50, "every n-th game is written in full to games.jsonl", low=1, high=10_000_000
+    )
+    threads: int = key(0, "CPU threads of torch; 0 leaves its default", low=0, high=256)
     device: str = key("auto", "auto takes a GPU if there is one", choices=("auto", "cpu", "cuda"))
     game: GameConfig = section(GameConfig, "the game")
     data: DataConfig = section(DataConfig, "instances")

@@ -12,10 +12,14 @@ from selfplay.settings import key
 class CollabConfig:
     """The parts of a conversation's reward, with `reward.kind: collab`."""
 
-    accuracy: float = key(1.0, "weight of the task's grade", low=0.0)
-    interactivity: float = key(1.0, "weight of how well the goal was drawn out", low=0.0)
-    token_cost: float = key(1e-4, "subtracted for each token that the assistant sampled", low=0.0)
-    clamp: float = key(1.0, "no part counts more than this, for or against", low=0.0)
+    accuracy: float = key(1.0, "weight of the task's grade", low=0.0, high=1000.0)
+    interactivity: float = key(
+        1.0, "weight of how well the goal was drawn out", low=0.0, high=1000.0
+    )
+    token_cost: float = key(
+        1e-4, "subtracted for each token that the assistant sampled", low=0.0, high=1000.0
+    )
+    clamp: float = key(1.0, "no part counts more than this, for or against", low=0.0, high=1000.0)
     judge: str = key(
         "rubric",
         "who marks interactivity: rubric, or endpoint:MODEL@URL (asked as `endpoint` says)",

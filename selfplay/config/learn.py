@@ -11,25 +11,28 @@ from selfplay.settings import key
 class WarmStartConfig:
     """Imitation of scripted players before self-play, with the same transcripts and update."""
 
-    num_games: int = key(0, "scripted games to imitate; 0 skips the warm start", low=0)
+    num_games: int = key(
+        0, "scripted games to imitate; 0 skips the warm start", low=0, high=10_000_000
+    )
     teachers: tuple[str, ...] = key(
         ("honest",), "scripted players as 'name:option=value*weight'; a seat draws one"
     )
-    batch_size: int = key(16, "transcripts an optimizer step", low=1)
-    epochs: int = key(1, "passes over the games", low=1)
-    lr: float = key(1e-3, "peak learning rate", low=0.0)
-    warmup_steps: int = key(50, "optimizer steps of linear warm-up", low=0)
+    batch_size: int = key(16, "transcripts an optimizer step", low=1, high=100_000)
+    epochs: int = key(1, "passes over the games", low=1, high=1_000)
+    lr: float = key(1e-3, "peak learning rate", low=0.0, high=10.0)
+    warmup_steps: int = key(50, "optimizer steps of linear warm-up", low=0, high=10_000_000)
     replay: float = key(
         0.0,
         "weight of imitation loss on fresh scripted games mixed into each self-play update",
         low=0.0,
+        high=1000.0,
     )
     keep: str = key(
         "same",
         "instances the teachers play: as game.keep says, or all (much faster to generate at 8x8)",
         choices=("same", "all"),
     )
-    replay_games: int = key(8, "scripted games of each replay", low=1)
+    replay_games: int = key(8, "scripted games of each replay", low=1, high=100_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,10 @@ class AlgorithmConfig:
         choices=("grpo", "dr_grpo", "rloo", "reinforce_pp", "ema", "ppo"),
     )
     advantage_eps: float = key(
-        1e-4, "added to the standard deviation; larger damps nearly flat groups", low=0.0
+        1e-4,
+        "added to the standard deviation; larger damps nearly flat groups",
+        low=0.0,
+        high=1000.0,
     )
     ema_decay: float = key(
         0.8, "what a step leaves of ema's moving average; near 1 it lags", low=0.0, high=0.999
@@ -54,7 +60,10 @@ class AlgorithmConfig:
         choices=("episode", "turn"),
     )
     resample: int = key(
-        0, "instances a step may draw in place of those whose groups were all flat", low=0
+        0,
+        "instances a step may draw in place of those whose groups were all flat",
+        low=0,
+        high=100_000,
     )
     old_logprobs: str = key("engine", "denominator of the ratio", choices=("engine", "recomputed"))
     importance: str = key(
@@ -63,10 +72,12 @@ class AlgorithmConfig:
         "its own ratio, or by its sequence's",
         choices=("none", "token", "sequence"),
     )
-    importance_cap: float = key(2.0, "importance is cut down to this; 0 leaves it", low=0.0)
-    importance_low: float = key(0.0, "importance below this becomes 0: rejected", low=0.0)
+    importance_cap: float = key(
+        2.0, "importance is cut down to this; 0 leaves it", low=0.0, high=1e6
+    )
+    importance_low: float = key(0.0, "importance below this becomes 0: rejected", low=0.0, high=1e6)
     importance_high: float = key(
-        0.0, "importance above this becomes 0: rejected; 0 rejects none", low=0.0
+        0.0, "importance above this becomes 0: rejected; 0 rejects none", low=0.0, high=1e6
     )
     loss: str = key(
         "clip",
@@ -75,18 +86,30 @@ class AlgorithmConfig:
         choices=("clip", "gspo", "cispo", "sapo", "vespo", "reinforce"),
     )
     sapo_temperatures: tuple[float, ...] = key(
-        (1.0, 1.05), "how fast sapo's gate closes, for positive and for other advantages", low=0.01
+        (1.0, 1.05),
+        "how fast sapo's gate closes, for positive and for other advantages",
+        low=0.01,
+        high=1000.0,
     )
     vespo_positive: tuple[float, ...] = key(
-        (2.0, 3.0), "power and decay of vespo's weight for advantages from 0 on", low=0.0
+        (2.0, 3.0),
+        "power and decay of vespo's weight for advantages from 0 on",
+        low=0.0,
+        high=1000.0,
     )
     vespo_negative: tuple[float, ...] = key(
-        (3.0, 2.0), "power and decay of vespo's weight for negative advantages", low=0.0
+        (3.0, 2.0),
+        "power and decay of vespo's weight for negative advantages",
+        low=0.0,
+        high=1000.0,
     )
     clip_low: float = key(0.2, "the ratio is clipped below at 1 minus this", low=0.0, high=1.0)
-    clip_high: float = key(0.2, "the ratio is clipped above at 1 plus this", low=0.0)
+    clip_high: float = key(0.2, "the ratio is clipped above at 1 plus this", low=0.0, high=1e6)
     dual_clip: float = key(
-        0.0, "a negative advantage counts at most this often (clip, gspo); 0 leaves it out", low=0.0
+        0.0,
+        "a negative advantage counts at most this often (clip, gspo); 0 leaves it out",
+        low=0.0,
+        high=1e6,
     )
     aggregation: str = key(
         "token_mean",
@@ -94,10 +117,17 @@ class AlgorithmConfig:
         "sequence",
         choices=("token_mean", "sequence_mean", "constant"),
     )
-    constant_length: int = key(0, "tokens that constant divides by, whatever was said", low=0)
-    entropy: float = key(0.0, "weight of the entropy that is added to the objective", low=0.0)
+    constant_length: int = key(
+        0, "tokens that constant divides by, whatever was said", low=0, high=10_000_000
+    )
+    entropy: float = key(
+        0.0, "weight of the entropy that is added to the objective", low=0.0, high=1000.0
+    )
     kl: float = key(
-        0.0, "weight of the divergence from the reference; 0 keeps no reference", low=0.0
+        0.0,
+        "weight of the divergence from the reference; 0 keeps no reference",
+        low=0.0,
+        high=1000.0,
     )
     kl_estimator: str = key(
         "k3", "in the loss k3 or k2, in the reward k1", choices=("k1", "k2", "k3")
@@ -107,16 +137,25 @@ class AlgorithmConfig:
         False, "multiply the loss's divergence by the token's ratio, which makes its gradient exact"
     )
     kl_target: float = key(
-        0.0, "nats a token that the weight kl is steered to; 0 keeps the weight", low=0.0
+        0.0,
+        "nats a token that the weight kl is steered to; 0 keeps the weight",
+        low=0.0,
+        high=1000.0,
     )
     kl_horizon: float = key(
-        10.0, "steps in which a miss of the target by 20 % and more moves kl by 20 %", low=1.0
+        10.0,
+        "steps in which a miss of the target by 20 % and more moves kl by 20 %",
+        low=1.0,
+        high=1e6,
     )
     reference_every: int = key(
-        0, "steps after which the reference becomes the policy of the moment; 0 never", low=0
+        0,
+        "steps after which the reference becomes the policy of the moment; 0 never",
+        low=0,
+        high=10_000_000,
     )
-    minibatches: int = key(1, "optimizer steps a rollout is split into", low=1)
-    epochs: int = key(1, "passes over a rollout", low=1)
+    minibatches: int = key(1, "optimizer steps a rollout is split into", low=1, high=10_000)
+    epochs: int = key(1, "passes over a rollout", low=1, high=1_000)
 
     def check(self) -> None:
         self._check_loss()
@@ -202,30 +241,45 @@ class CriticConfig:
     )
     whiten: bool = key(True, "advantages get mean 0 and variance 1 over all ranks' trained tokens")
     clip: float = key(
-        0.2, "a value moves at most this far from its old one in a rollout; 0 lets it", low=0.0
+        0.2,
+        "a value moves at most this far from its old one in a rollout; 0 lets it",
+        low=0.0,
+        high=1e6,
     )
-    coefficient: float = key(0.5, "weight of the value loss", low=0.0)
-    lr: float = key(1e-4, "learning rate of the critic's own AdamW; constant", low=0.0)
-    warmup_steps: int = key(0, "self-play steps in which only the critic learns", low=0)
+    coefficient: float = key(0.5, "weight of the value loss", low=0.0, high=1000.0)
+    lr: float = key(1e-4, "learning rate of the critic's own AdamW; constant", low=0.0, high=10.0)
+    warmup_steps: int = key(
+        0, "self-play steps in which only the critic learns", low=0, high=10_000_000
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
     """AdamW and its schedule."""
 
-    lr: float = key(1e-6, "peak learning rate of self-play", low=0.0)
+    lr: float = key(1e-6, "peak learning rate of self-play", low=0.0, high=10.0)
     schedule: str = key("constant", "after the warm-up", choices=("constant", "linear", "cosine"))
     final_share: float = key(
         0.0, "linear and cosine end at this share of the peak", low=0.0, high=1.0
     )
-    warmup_steps: int = key(0, "self-play steps of linear warm-up", low=0)
-    betas: tuple[float, ...] = key((0.9, 0.95), "AdamW's decay rates of the two moments")
-    weight_decay: float = key(0.0, "AdamW's weight decay on matrices", low=0.0)
+    warmup_steps: int = key(0, "self-play steps of linear warm-up", low=0, high=10_000_000)
+    betas: tuple[float, ...] = key(
+        (0.9, 0.95), "AdamW's decay rates of the two moments", low=0.0, high=0.999999
+    )
+    weight_decay: float = key(0.0, "AdamW's weight decay on matrices", low=0.0, high=1000.0)
     master_dtype: str = key(
         "float32",
         "dtype of the weights that are updated; bfloat16 is rounded stochastically and keeps its "
         "moments in float32",
         choices=("float32", "bfloat16"),
     )
-    max_grad_norm: float = key(1.0, "gradients are scaled down to this norm", low=0.0)
-    tokens_per_microbatch: int = key(16_384, "packed tokens a forward and backward pass", low=16)
+    max_grad_norm: float = key(1.0, "gradients are scaled down to this norm", low=0.0, high=1e6)
+    tokens_per_microbatch: int = key(
+        16_384, "packed tokens a forward and backward pass", low=16, high=10_000_000
+    )
+
+    def check(self) -> None:
+        if len(self.betas) != 2:
+            raise ValueError(
+                f"optim.betas must be two numbers, got {list(self.betas)}; nearest: [0.9, 0.95]"
+            )

@@ -10,6 +10,8 @@ from selfplay.config.partners import GuardConfig
 from selfplay.partner_specs import PERSON, SELF, parse_shares
 from selfplay.settings import key, section
 
+MAX_GAMES = 1_000_000  # that a step or an evaluation plays
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameConfig:
@@ -17,13 +19,19 @@ class GameConfig:
 
     name: str = key("matching", "game to play", choices=("matching", "collab"))
     size: int = key(8, "rows and columns of the board", low=2, high=8)
-    p_observed: float = key(0.4, "chance that a seat sees a cell", low=0.0, high=1.0)
+    p_observed: float = key(0.4, "chance that a seat sees a cell", low=0.01, high=1.0)
     scale: bool = key(True, "each seat's values are multiplied by a private factor from 1 to 10")
     max_value: int = key(
-        100, "cell values, or collab's hidden numbers, are whole numbers below this", low=2
+        100,
+        "cell values, or collab's hidden numbers, are whole numbers below this",
+        low=2,
+        high=10_000,
     )
     hardness: float = key(
-        1.25, "a solo plan is weak when its value times this is below the best", low=1.0
+        1.25,
+        "a solo plan is weak when its value times this is below the best",
+        low=1.0,
+        high=1000.0,
     )
     keep: str = key(
         "both",
@@ -41,10 +49,12 @@ class GameConfig:
 class StageConfig:
     """One stage of a curriculum: what its fresh instances have in place of the game's own."""
 
-    until_step: int = key(0, "the first self-play step the stage no longer covers", low=1)
+    until_step: int = key(
+        0, "the first self-play step the stage no longer covers", low=1, high=10_000_000
+    )
     size: int | None = key(None, "board size; empty: the game's", low=2, high=8)
     p_observed: float | None = key(
-        None, "chance that a seat sees a cell; empty: the game's", low=0.0, high=1.0
+        None, "chance that a seat sees a cell; empty: the game's", low=0.01, high=1.0
     )
     keep: str | None = key(
         None, "instances kept; empty: as the game says", choices=("both", "exactly_one", "all")
@@ -88,6 +98,7 @@ class DataConfig:
         "processes that draw instances: many at once for the warm start and evaluations, and "
         "a training step's while the one before it is played; on each rank that leads an engine",
         low=1,
+        high=512,
     )
     curriculum: tuple[StageConfig, ...] = key(
         (), "stages of easier boards, [{until_step: 40, size: 2}]; then the game's own"
@@ -99,7 +110,7 @@ class DataConfig:
         low=0.0,
         high=1.0,
     )
-    edge_memory: int = key(64, "instances that edge remembers", low=1)
+    edge_memory: int = key(64, "instances that edge remembers", low=1, high=1_000_000)
 
     def check(self) -> None:
         ends = [stage.until_step for stage in self.curriculum]
@@ -131,26 +142,34 @@ class BranchConfig:
         "branch points a game: at most so many for first and decisions, so many numbers below "
         "rollout.max_turns drawn for random",
         low=1,
+        high=1_000,
     )
     siblings: int = key(
-        4, "turns compared at a branch point, the one the game itself took among them", low=2
+        4,
+        "turns compared at a branch point, the one the game itself took among them",
+        low=2,
+        high=1_000,
     )
-    futures: int = key(1, "games played on from each of these turns", low=1)
+    futures: int = key(1, "games played on from each of these turns", low=1, high=1_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
     """How the games of a step are played."""
 
-    instances: int = key(16, "instances a step, over all ranks", low=1)
-    group_size: int = key(8, "episodes an instance", low=1)
+    instances: int = key(16, "instances a step, over all ranks", low=1, high=100_000)
+    group_size: int = key(8, "episodes an instance", low=1, high=10_000)
     max_turns: int = key(
-        30, "legal moves a game; a game at the limit ends without agreement", low=1
+        30, "legal moves a game; a game at the limit ends without agreement", low=1, high=10_000
     )
-    max_retries: int = key(2, "refused moves a turn before the game ends without agreement", low=0)
-    max_new_tokens: int = key(256, "sampled tokens a try at a move", low=1)
-    max_game_tokens: int = key(4096, "tokens of one seat's transcript", low=16)
-    temperature: float = key(1.0, "sampling temperature; the loss uses the same", low=0.0)
+    max_retries: int = key(
+        2, "refused moves a turn before the game ends without agreement", low=0, high=1_000
+    )
+    max_new_tokens: int = key(256, "sampled tokens a try at a move", low=1, high=1_000_000)
+    max_game_tokens: int = key(4096, "tokens of one seat's transcript", low=16, high=1_000_000)
+    temperature: float = key(
+        1.0, "sampling temperature; the loss uses the same", low=0.0, high=100.0
+    )
     partners: tuple[str, ...] = key(
         ("self",),
         "who sits beside the policy, as 'spec*share' (docs/partners.md); with another than self "
@@ -159,10 +178,15 @@ class RolloutConfig:
     branch: BranchConfig = section(BranchConfig, "turns tried again from the same state")
 
     def check(self) -> None:
-        if self.temperature == 0.0:
+        if self.temperature < 0.01:
             raise ValueError(
-                "rollout.temperature must be above 0 in training, got 0.0: "
+                f"rollout.temperature must be at least 0.01 in training, got {self.temperature}: "
                 "greedy play has no gradient"
+            )
+        if self.instances * self.group_size > MAX_GAMES:
+            raise ValueError(
+                f"rollout.instances times rollout.group_size, the games of a step, must be at most "
+                f"{MAX_GAMES}, got {self.instances} times {self.group_size}"
             )
         try:
             kinds = [spec.kind for spec, _ in parse_shares(self.partners)]
@@ -199,7 +223,7 @@ class RewardConfig:
     )
     collab: CollabConfig = section(CollabConfig, "parts of a conversation's reward, kind collab")
     error_penalty: float = key(
-        0.0, "subtracted for each refused move of the seat, floor 0", low=0.0
+        0.0, "subtracted for each refused move of the seat, floor 0", low=0.0, high=1000.0
     )
 
 
@@ -208,10 +232,15 @@ class EvalConfig:
     """Held-out games during and after training."""
 
     every: int = key(
-        0, "steps between evaluations; 0 evaluates only before and after self-play", low=0
+        0,
+        "steps between evaluations; 0 evaluates only before and after self-play",
+        low=0,
+        high=10_000_000,
     )
-    num_games: int = key(256, "held-out games of an evaluation during training", low=1)
-    final_games: int = key(1024, "held-out games before and after self-play", low=1)
+    num_games: int = key(
+        256, "held-out games of an evaluation during training", low=1, high=MAX_GAMES
+    )
+    final_games: int = key(1024, "held-out games before and after self-play", low=1, high=MAX_GAMES)
     human_words: str | None = key(
         None,
         "a .jsonl of recorded games; evaluations during training then log how far the policy's "

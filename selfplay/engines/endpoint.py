@@ -8,6 +8,7 @@ and nowhere else. Times in seconds, prices by the million tokens. Knows no games
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ import httpx
 from selfplay.config import EndpointConfig
 from selfplay.data import named_seed
 from selfplay.engines.base import Completion, Request
+from selfplay.settings import SettingsError
 
 # The server may do better next time: too slow, in conflict, too early, asked too often.
 _TRY_AGAIN = (408, 409, 425, 429)
@@ -44,6 +46,41 @@ class Usage:
         million = 1_000_000
         prompt = self.num_prompt_tokens * settings.price_in / million
         return prompt + self.num_new_tokens * settings.price_out / million
+
+
+def check_address(url: str, *, what: str) -> None:
+    """Raise SettingsError that begins with `what` for an address that no request could be sent
+    to."""
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError) as error:
+        raise SettingsError(f"{what} must name an endpoint's URL, got {url!r}: {error}") from None
+    if not parsed.host or " " in url or not 0 < (parsed.port or 80) < 65536:
+        raise SettingsError(
+            f"{what} must name an endpoint's URL with a host and at most a port up to 65535, such "
+            f"as http://127.0.0.1:8000/v1, got {url!r}"
+        )
+
+
+def endpoint_key(settings: EndpointConfig) -> str | None:
+    """The key that endpoint.key_variable names, None where it names none.
+
+    Raises SettingsError, which does not show the key, for a variable that is not set or whose value
+    cannot stand in a header.
+    """
+    variable = settings.key_variable
+    if not variable:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise SettingsError(
+            f"endpoint.key_variable must name a variable that is set, got {variable}"
+        )
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise SettingsError(
+            f"endpoint.key_variable: the value of {variable} must be printable ASCII without blanks"
+        )
+    return key
 
 
 class Endpoint:

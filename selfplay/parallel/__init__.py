@@ -29,6 +29,7 @@ from selfplay.parallel.world import (
     exchange_objects,
     gather_objects,
     init_world,
+    on_first_rank,
 )
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "gather_objects",
     "init_world",
     "local_part",
+    "on_first_rank",
     "place_of",
     "plus_product",
     "reshard",

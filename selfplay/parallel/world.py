@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -57,10 +57,11 @@ def init_world(
     ValueError when `tp` * `fsdp` is not the number of processes, or `engine_tp` does not divide a
     host's.
     """
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    world_size = _number("WORLD_SIZE", 1, low=1)
+    rank = _number("RANK", 0, below=world_size)
+    local_rank = _number("LOCAL_RANK", 0, below=world_size)
     dp_size = data_parallel_size(world_size, tp, fsdp)
-    check_size(engine_tp, host_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
+    check_size(engine_tp, host_size=_number("LOCAL_WORLD_SIZE", world_size, low=1))
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     here = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
@@ -84,6 +85,18 @@ def init_world(
     return World(
         rank, world_size, local_rank, here, mesh, dp_rank, dp_size, tp_rank, tp, control, replica
     )
+
+
+def _number(variable: str, default: int, *, low: int = 0, below: int = 1_000_000) -> int:
+    """A launcher's environment variable. Raises ValueError that names it for anything but a whole
+    number from `low` up to `below`, exclusive."""
+    text = os.environ.get(variable, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 8 and low <= int(text) < below):
+        raise ValueError(
+            f"{variable} must be a whole number from {low} to {below - 1}, got {text!r}; torchrun "
+            "sets it"
+        )
+    return int(text)
 
 
 def data_parallel_size(world_size: int, tp: int, fsdp: int | None) -> int:
@@ -175,6 +188,20 @@ def exchange_objects(outgoing: Sequence[T], world: World) -> list[T]:
         outgoing[rank] if rank == world.rank else pickle.loads(memoryview(part.numpy()))
         for rank, part in enumerate(received.split(incoming))
     ]
+
+
+def on_first_rank(action: Callable[[], object], world: World) -> None:
+    """Let rank 0 act while the others wait; the ValueError or OSError it ends in is raised on every
+    rank."""
+    failure: Exception | None = None
+    if world.rank == 0:
+        try:
+            action()
+        except (ValueError, OSError) as error:
+            failure = error
+    failure = broadcast_object(failure, world)
+    if failure is not None:
+        raise failure
 
 
 def barrier(world: World) -> None:
