@@ -97,7 +97,7 @@ def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
     if not path.is_file():
         raise SettingsError(f"{name} must be 'generated' or an existing file, got {path}")
     try:
-        instances = tuple(kit_of(game).read(path))
+        instances = tuple(kit_of(game).read(path, game))
     except (OSError, ValueError) as error:
         raise SettingsError(f"{name}: {error}") from None
     if not instances:

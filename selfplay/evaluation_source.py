@@ -167,7 +167,7 @@ def find_games(
             + nearest(path.name, [GENERATED, *files])
         )
     try:
-        instances = kit_of(config.game).read(path)
+        instances = kit_of(config.game).read(path, config.game)
     except (OSError, ValueError) as error:
         raise ValueError(f"--games: {error}") from None
     if not instances:

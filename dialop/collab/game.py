@@ -121,7 +121,8 @@ class CollabGame(Game):
         mark by rubric how well the assistant drew the goal out."""
         log = self._play.log
         answers = [said.text for said in log if said.kind == ANSWER]
-        score = grade(self.instance, answers[0]) if answers else 0.0
+        wall = self.options.code_wall
+        score = grade(self.instance, answers[0], code_wall=wall) if answers else 0.0
         facts = {"interactivity": interactivity(log)}
         for seat, name in ((USER, "user"), (ASSISTANT, "assistant")):
             own = [said.text for said in log if said.seat == seat]

@@ -35,14 +35,23 @@ _MAX_DIGITS = 400  # longer "numbers" are no answers, and arithmetic on them onl
 
 
 @lru_cache(maxsize=4096)
-def grade(instance: CollabInstance, answer: str) -> float:
-    """The answer's grade; the same answer to the same instance is graded once."""
+def grade(instance: CollabInstance, answer: str, *, code_wall: str = "auto") -> float:
+    """The answer's grade; the same answer to the same instance is graded once.
+
+    Raises sandbox.NoWall for code where the wall does not stand.
+    """
     if instance.task == "math":
         return float(equal_values(answer, instance.target))
     if instance.task == "writing":
         return bleu(answer, instance.target)
-    passed = sandbox.passes(code_of(answer), tests=instance.tests, entry_point=instance.entry_point)
-    return float(passed)
+    return float(
+        sandbox.passes(
+            code_of(answer),
+            tests=instance.tests,
+            entry_point=instance.entry_point,
+            wall=code_wall,
+        )
+    )
 
 
 def equal_values(answer: str, target: str) -> bool:

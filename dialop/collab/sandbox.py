@@ -1,23 +1,37 @@
-"""Where a code answer meets its tests: a Python process of its own, with limits.
+"""Where a code answer meets its tests: two processes behind a wall, plain values between them.
 
-Seconds end in `_s`. The process (`sandbox_child.py`) has limits on CPU and wall-clock time, memory
-and file size, an empty environment and an empty working folder, and refuses network, further
-processes and files outside that folder. That stops accidents and cheap tricks, not an attacker who
-breaks the interpreter: run untrusted models in a container as well.
+Seconds end in `_s`. The answer's process gets the code and the arguments of each call; the tests
+run in another and compare what comes back. docs/collab.md says what the wall stops and what not.
 """
 
 from __future__ import annotations
 
-import json
-import secrets
+import os
+import signal
 import subprocess
 import sys
 import tempfile
+from functools import lru_cache
 from pathlib import Path
+from typing import IO
+
+from dialop.collab.sandbox_child import NO_WALL, PASSED
 
 LIMIT_S = 5.0
 MEMORY_BYTES = 2**30
-_CHILD = Path(__file__).with_name("sandbox_child.py")
+# The strongest first. "none" is taken only where it is asked for by name.
+WALLS: tuple[str, ...] = ("namespaces", "landlock")
+CHOICES: tuple[str, ...] = ("auto", *WALLS, "none")
+_ROOT = Path(__file__).resolve().parents[2]
+_START = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from dialop.collab.sandbox_child import main; sys.path.pop(0); main()"
+)
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
+
+
+class NoWall(ValueError):
+    """No wall stands on this machine, or not the one that was asked for."""
 
 
 def passes(
@@ -27,35 +41,109 @@ def passes(
     entry_point: str = "",
     limit_s: float = LIMIT_S,
     memory_bytes: int = MEMORY_BYTES,
+    wall: str = "auto",
 ) -> bool:
-    """Whether the tests pass after the code, both in one namespace.
+    """Whether the tests pass on what the code defines.
 
     Tests are statements that raise (asserts), unittest cases, or a function `check` that takes what
     `entry_point` names. A run that leaves no verdict (time, memory, a crash, an exit) has failed.
+
+    Raises:
+        NoWall: the wall, one of `CHOICES`, does not stand here.
     """
-    # The verdict is the file of this name; a seeded name could be learnt by the one being graded.
-    verdict = secrets.token_hex(16)
-    job = {
-        "code": code,
-        "tests": tests,
-        "entry_point": entry_point,
-        "verdict": verdict,
-        "limit_s": limit_s,
-        "memory_bytes": memory_bytes,
-    }
-    with tempfile.TemporaryDirectory(prefix="answer-") as folder:
+    return _run(
+        code,
+        tests=f"{entry_point}\n{tests}",
+        limit_s=limit_s,
+        memory_bytes=memory_bytes,
+        wall=standing(wall),
+    )
+
+
+@lru_cache(maxsize=len(CHOICES))
+def standing(wall: str = "auto") -> str:
+    """The wall that code is graded behind when the setting is `wall`; tried once a process.
+
+    Raises:
+        NoWall: says why none stands, and what to do.
+    """
+    if wall not in CHOICES:
+        raise NoWall(f"game.code_wall must be one of {', '.join(CHOICES)}, got {wall!r}")
+    if wall == "none":
+        return wall
+    failed = []
+    for kind in WALLS if wall == "auto" else (wall,):
         try:
-            subprocess.run(
-                [sys.executable, "-I", "-B", str(_CHILD)],
-                input=json.dumps(job).encode(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd=folder,
-                env={"TMPDIR": folder, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                timeout=limit_s,
-                start_new_session=True,
-                check=False,
+            works = _run(
+                "x = 1", tests="\nassert x == 1", limit_s=60, memory_bytes=MEMORY_BYTES, wall=kind
             )
+        except NoWall as error:
+            failed.append(str(error))
+            continue
+        if works:
+            return kind
+        failed.append(f"{kind}: a test that must pass failed behind it")
+    raise NoWall(
+        f"game.code_wall: no wall to grade code behind ({'; '.join(failed)}). It needs Linux 5.13 "
+        "with user namespaces or Landlock, and libseccomp (apt-get install libseccomp2); 'none' "
+        "grades without a wall"
+    )
+
+
+def _run(code: str, *, tests: str, limit_s: float, memory_bytes: int, wall: str) -> bool:
+    """Grade behind a wall. Raises NoWall where it cannot be raised."""
+    folder = tempfile.mkdtemp(prefix="answer-")
+    try:
+        with _open(code) as code_file, _open(tests) as tests_file:
+            descriptors = code_file.fileno(), tests_file.fileno()
+            words = [str(_ROOT), wall, folder, *map(str, descriptors)]
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-B", "-c", _START, *words, str(limit_s), str(memory_bytes)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={"TMPDIR": folder, "HOME": folder, **_ENVIRONMENT},
+                pass_fds=descriptors,
+                start_new_session=True,
+            )
+        try:
+            verdict, said = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             return False
-        return (Path(folder) / verdict).exists()
+        finally:
+            _end(process)
+    finally:
+        _remove(folder)
+    if process.returncode != 0:
+        why = said.decode(errors="replace").strip().splitlines()[-1:]
+        what = "" if process.returncode == NO_WALL else f"exit {process.returncode}, "
+        raise NoWall(f"{wall}: {what}{why[0] if why else 'no reason given'}")
+    return verdict == PASSED
+
+
+def _open(text: str) -> IO[bytes]:
+    """A file without a name that holds a text, to be read from its start."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - its reader closes it
+    file.write(text.encode(errors="surrogatepass"))
+    file.flush()
+    file.seek(0)
+    return file
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a grading that is not over: its processes cannot leave their group."""
+    if process.returncode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder that an answer may have filled, too deep for Python's own removal."""
+    try:
+        Path(folder).rmdir()  # empty when its files were in memory
+    except OSError:
+        script = 'chmod -R u+rwx -- "$1"; rm -rf -- "$1"'
+        subprocess.run(["sh", "-c", script, "sh", folder], stderr=subprocess.DEVNULL, check=False)

@@ -52,10 +52,12 @@ class CollabInstance:
 @dataclass(frozen=True, slots=True)
 class CollabOptions:
     """How a collaboration is shown. `brief`: no rules, for small models; `private_reasoning`: text
-    up to `</think>` is allowed and hidden from the other seat."""
+    up to `</think>` is allowed and hidden from the other seat. `code_wall`: what code answers are
+    graded behind (`sandbox.CHOICES`)."""
 
     brief: bool = False
     private_reasoning: bool = False
+    code_wall: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

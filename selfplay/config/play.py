@@ -43,6 +43,12 @@ class GameConfig:
     private_reasoning: bool = key(
         False, "text before the tag is allowed and hidden from the partner"
     )
+    code_wall: str = key(
+        "auto",
+        "what code answers are graded behind: the strongest wall there is, one by name, or none "
+        "(docs/collab.md)",
+        choices=("auto", "namespaces", "landlock", "none"),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

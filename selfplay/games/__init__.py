@@ -45,8 +45,9 @@ class GameKit(Protocol):
         """
         ...
 
-    def read(self, path: Path) -> list[Any]:
-        """The instances of a file. Raises ValueError that names the file and its row or line."""
+    def read(self, path: Path, game: GameConfig) -> list[Any]:
+        """The instances of a file. Raises ValueError that names the file and its row or line, or
+        what the settings ask for and this machine lacks."""
         ...
 
     def read_recorded(self, path: Path) -> Sequence[Recorded]:

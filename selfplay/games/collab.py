@@ -3,12 +3,13 @@ files."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dialop.collab import numbers, script, store, texts
+from dialop.collab import numbers, sandbox, script, store, texts
 from dialop.collab.game import CollabGame
 from dialop.collab.task import ANSWER, ASSISTANT, END, USER, CollabInstance, CollabOptions
 from dialop.game import Script
@@ -31,9 +32,17 @@ def generate(
     ]
 
 
-def read(path: Path) -> list[CollabInstance]:
-    """A .parquet or .jsonl of instances, such as `python -m selfplay.collab prepare` writes."""
-    return store.read_instances(path)
+def read(path: Path, game: GameConfig) -> list[CollabInstance]:
+    """A .parquet or .jsonl of instances, such as `python -m selfplay.collab prepare` writes.
+
+    Says, where there are code tasks, what their answers are graded behind. Raises sandbox.NoWall, a
+    ValueError, where that is nothing and the settings do not allow it.
+    """
+    instances = store.read_instances(path)
+    if any(instance.task == "code" for instance in instances):
+        wall = sandbox.standing(game.code_wall)
+        print(f"{path}: code answers are graded behind: {wall}", file=sys.stderr, flush=True)
+    return instances
 
 
 def read_recorded(path: Path) -> NoReturn:
@@ -45,7 +54,9 @@ def read_recorded(path: Path) -> NoReturn:
 
 def new_game(instance: CollabInstance, game: GameConfig) -> CollabGame:
     """A fresh conversation about a task."""
-    options = CollabOptions(brief=game.brief, private_reasoning=game.private_reasoning)
+    options = CollabOptions(
+        brief=game.brief, private_reasoning=game.private_reasoning, code_wall=game.code_wall
+    )
     return CollabGame(instance, options)
 
 

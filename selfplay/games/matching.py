@@ -32,7 +32,7 @@ def generate(
     return generate_many(recipe, seed=seed, start=start, num=num, processes=processes)
 
 
-def read(path: Path) -> list[MatchingInstance]:
+def read(path: Path, game: GameConfig) -> list[MatchingInstance]:
     """A .parquet of instances, or a .jsonl of recorded games as the boards people played."""
     return store.read_instances(path)
 
