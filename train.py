@@ -57,6 +57,7 @@ from selfplay.resample import Played, play_full
 from selfplay.run_lock import hold_run
 from selfplay.scoring import score
 from selfplay.settings import SettingsError, describe
+from selfplay.start_check import check_model
 from selfplay.stream import TrainStream
 from selfplay.sync_check import NUM_TURNS, SyncCheck, saved_first
 from selfplay.tables import check_players, self_play_tables
@@ -72,13 +73,15 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     stream = cleanup.enter_context(closing(TrainStream(config)))
     tokenizer = make_tokenizer(config, folder, world)
     rendering = read_template(config, tokenizer, world)
+    start = check_model(config, tokenizer, rendering, world)
     weights = first_weights(config, folder, tokenizer, rendering, world)
     partners = make_partners(config, rendering, world, cleanup=cleanup)
     guard = make_guard(config, weights, partners)
-    engine = start_engine(config, weights, world, cleanup=cleanup)
+    engine = start_engine(config, weights, world, listen=start.listen, cleanup=cleanup)
     learner = make_learner(config, weights, world, reference=config.algorithm.kl > 0)
     learner.critic = make_own_critic(config, weights, learner)
     engine = share_policy(config, learner) if shares_policy(config, world) else engine
+    start.compare(learner, engine, weights)
     voices = partners.beside(engine)
     venue = Venue(voices, partners.usual(), rendering, world)
     offload = make_offload(config, learner)

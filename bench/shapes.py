@@ -52,5 +52,5 @@ def random_model(
             return torch.ones(size, device=world.device)
         return torch.randn(size, device=world.device) * 0.02
 
-    fill_shards(model, noise, world)
+    fill_shards(model, noise, world.device)
     return model.train()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -162,15 +163,22 @@ def shares_policy(config: Config, world: World) -> bool:
 
 
 def start_engine(
-    config: Config, weights: Path, world: World, *, cleanup: ExitStack
+    config: Config,
+    weights: Path,
+    world: World,
+    *,
+    listen: Callable[[Engine | None], None],
+    cleanup: ExitStack,
 ) -> Engine | None:
     """This rank's own engine, asleep; None where it shares the policy or another rank's engine.
 
-    It holds the first weights, which the first push replaces. `cleanup` will close it.
+    It holds the first weights, which the first push replaces; `listen` hears it before it sleeps.
+    `cleanup` will close it.
     """
     if shares_policy(config, world):
         return None
     engine = load_engine(config, weights, world, cleanup=cleanup)
+    listen(engine)
     if engine is not None:
         engine.sleep()
     return engine

@@ -9,8 +9,12 @@ sequence up to itself, by the first of these that can run:
 2. torch's own `varlen_attn` (CUDA, bf16 or fp16),
 3. scaled dot-product attention on length-sorted padded chunks (CPU, or fp32).
 
+A model that caps its attention scores (Gemma-2) takes flash-attn where it can run, else an explicit
+softmax, whose scores [C, H, L, L] exist whole. Values narrower than the keys (DeepSeek) are padded.
+
 Called without them, as when generating with a key-value cache, it is transformers' sdpa attention:
-an explicit 4-D mask reaches it unchanged and a 2-D padding mask is expanded as usual.
+an explicit 4-D mask reaches it, cut to the layer's sliding window, and a 2-D padding mask is
+expanded as usual. Keys must then stand in the order of their positions, without gaps.
 This module knows tensors only: no text, no losses, no meshes.
 
 Shapes: N packed tokens, S sequences, C sequences of a chunk, L its longest, H query heads, G
@@ -20,11 +24,11 @@ key/value heads, D width of a head, W = H * D.
 from __future__ import annotations
 
 import inspect
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -74,25 +78,88 @@ def _packed_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """By transformers' signature: query [1, H, N, D], key, value [1, G, N, D] → [1, N, H, D]."""
+    """By transformers' signature: query [1, H, N, D], key, value [1, G, N, D] → [1, N, H, D].
+
+    Raises ValueError for attention sinks (`s_aux`) and for dropout, which no path here knows.
+    """
+    if s_aux is not None:
+        raise ValueError("packed attention must have no sinks, got a model that has them")
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if cu_seq_lens_q is None:
+        mask = _within_window(query, key, attention_mask, sliding_window)
+        if softcap is not None:
+            if mask is None:
+                mask = _behind(query.shape[2], key.shape[2], query.device) >= 0
+            out = _explicit(query, key, value, mask, scale, softcap)
+            return out.transpose(1, 2).contiguous(), None
         return sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
+            module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs
         )
-    assert max_length_q is not None and query.shape[0] == 1 and dropout == 0.0
+    if dropout:
+        raise ValueError(f"attention dropout must be 0 in packed rows, got {dropout}")
+    assert max_length_q is not None and query.shape[0] == 1
     window = sliding_window if sliding_window and sliding_window < max_length_q else None
+    width = value.shape[-1]
+    value = pad(value, (0, key.shape[-1] - width))
     # [1, heads, N, D] → [N, heads, D]: the varlen kernels take any strides whose last one is 1.
     query_NHD, key_NGD, value_NGD = (x[0].transpose(0, 1) for x in (query, key, value))
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    attend = {"flash-attn": _flash, "torch-varlen": _varlen, "sdpa": _padded}[
-        attention_backend(query.device, query.dtype)
-    ]
+    backend = attention_backend(query.device, query.dtype)
+    attend = {"flash-attn": _flash, "torch-varlen": _varlen, "sdpa": _padded}[backend]
+    if softcap is not None:
+        attend = partial(_flash if backend == "flash-attn" else _padded, softcap=softcap)
     out_NHD = attend(query_NHD, key_NGD, value_NGD, cu_seq_lens_q, max_length_q, scale, window)
-    return out_NHD.unsqueeze(0), None
+    return out_NHD[..., :width].unsqueeze(0), None
+
+
+def _behind(num_queries: int, num_keys: int, device: torch.device) -> torch.Tensor:
+    """How many places each key [K] stands before each of the last queries [Q, 1]."""
+    ages_K = torch.arange(num_keys, device=device)
+    return ages_K[num_keys - num_queries :, None] - ages_K[None, :]
+
+
+def _within_window(
+    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, window: int | None
+) -> torch.Tensor | None:
+    """The mask without the keys that this layer's window has passed.
+
+    transformers hands an explicit mask to every layer alike, whatever the layer's window.
+    """
+    if not window or key.shape[2] <= window:
+        return mask
+    behind_QK = _behind(query.shape[2], key.shape[2], query.device)
+    near_QK = behind_QK < window
+    if mask is None:
+        return (near_QK & (behind_QK >= 0))[None, None]
+    if mask.dtype == torch.bool:
+        return mask & near_QK
+    return mask.masked_fill(~near_QK, torch.finfo(mask.dtype).min)
+
+
+def _explicit(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    softcap: float,
+) -> torch.Tensor:
+    """softmax of softcap * tanh(scores / softcap), in fp32: query [C, H, Q, D], key and value
+    [C, G, K, D], a mask (True: seen, or added) that broadcasts to [C, H, Q, K] → [C, H, Q, D]."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    scores = (query @ key.transpose(-1, -2)).float() * scale
+    scores = softcap * torch.tanh(scores / softcap)
+    if mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    else:
+        scores = scores + mask
+    return scores.softmax(-1).to(value.dtype) @ value
 
 
 @cache
@@ -112,6 +179,7 @@ def _flash(
     max_seqlen: int,
     scale: float,
     window: int | None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     attend = _flash_attn_varlen()
     assert attend is not None
@@ -126,6 +194,7 @@ def _flash(
         softmax_scale=scale,
         causal=True,
         window_size=(-1, -1) if window is None else (window - 1, 0),
+        softcap=softcap,
     )
 
 
@@ -170,6 +239,7 @@ def _padded(
     max_seqlen: int,
     scale: float,
     window: int | None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """SDPA on padded [C, H, L, D] chunks of C sequences of similar length. Padding sits at the end
     of a sequence, where the causal mask hides it from every real token."""
@@ -193,18 +263,22 @@ def _padded(
             for x_NHD in (query_NHD, key_NGD, value_NGD)
         )
         mask_LL = None
-        if window is not None:
-            behind_LL = ages_L[:, None] - ages_L[None, :]
-            mask_LL = (behind_LL >= 0) & (behind_LL < window)
-        out_CHLD = scaled_dot_product_attention(
-            query_CHLD,
-            key_CGLD,
-            value_CGLD,
-            attn_mask=mask_LL,
-            is_causal=mask_LL is None,
-            scale=scale,
-            enable_gqa=grouped,
-        )
+        if window is not None or softcap is not None:
+            behind_LL = _behind(len(ages_L), len(ages_L), device)
+            mask_LL = (behind_LL >= 0) & (behind_LL < (window or len(ages_L)))
+        if softcap is not None:
+            assert mask_LL is not None
+            out_CHLD = _explicit(query_CHLD, key_CGLD, value_CGLD, mask_LL, scale, softcap)
+        else:
+            out_CHLD = scaled_dot_product_attention(
+                query_CHLD,
+                key_CGLD,
+                value_CGLD,
+                attn_mask=mask_LL,
+                is_causal=mask_LL is None,
+                scale=scale,
+                enable_gqa=grouped,
+            )
         out_PW = out_CHLD.transpose(1, 2).flatten(2).flatten(0, 1).index_select(0, padded_P)
         out_NW = out_NW.index_copy(0, packed_P, out_PW)
     return out_NW.view(num_tokens, -1, width)

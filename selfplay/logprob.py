@@ -50,8 +50,10 @@ def token_logprobs(
     chunk: int | None = None,
     entropy_grad: bool = False,
     shard: VocabShard | None = None,
+    cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log softmax(hidden @ weight^T / temperature)[target] and that softmax's entropy, fp32 [M].
+    With `cap` a logit x is cap * tanh(x / cap) before the temperature.
 
     Gradients flow to `hidden_MD` and `weight_VD`; through the entropy only when `entropy_grad` is
     set. `chunk` bounds the positions whose logits exist at once (default: as many as LIVE_LOGITS
@@ -78,12 +80,14 @@ def token_logprobs(
         chunk,
         entropy_grad,
         shard,
+        cap,
     )
     return logprobs_M, entropy_M
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """See `token_logprobs`. z = logits / temperature, lse = log sum_v exp z_v, p = exp(z - lse)."""
+    """See `token_logprobs`. z = (capped) logits / temperature, lse = log sum_v exp z_v,
+    p = exp(z - lse)."""
 
     @staticmethod
     def forward(
@@ -95,6 +99,7 @@ class _TokenLogprobs(torch.autograd.Function):
         chunk: int,
         entropy_grad: bool,
         shard: VocabShard | None,
+        cap: float | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Chunks of positions. Over ranks H = sum_r w_r (H_r - log w_r), where w_r is the share of
         the probability that rank r's words have and H_r the entropy among them."""
@@ -106,9 +111,12 @@ class _TokenLogprobs(torch.autograd.Function):
         # holds the target's row).
         stats_M3 = hidden_MD.new_empty(hidden_MD.shape[0], 3, dtype=torch.float32)
         scale = stats_M3.new_full((), 1.0 / temperature)
+        top = None if cap is None else stats_M3.new_full((), cap)
         for start in range(0, hidden_MD.shape[0], chunk):
             part = slice(start, start + chunk)
             logits_CV = _matmul_fp32(hidden_MD[part], weight_VD.t())
+            if top is not None:
+                logits_CV = _fused(_capped, logits_CV)(logits_CV, top)
             lse_C, entropy_C = _fused(_row_stats, logits_CV)(logits_CV, scale)
             target_C = logits_CV.gather(1, columns_M[part, None].clamp(min=0))[:, 0]
             target_C = torch.where(here_M[part], target_C * scale, 0.0)
@@ -124,7 +132,7 @@ class _TokenLogprobs(torch.autograd.Function):
             target_M = target_RM.sum(0)
         ctx.save_for_backward(hidden_MD, weight_VD, columns_M, lse_M, entropy_M)
         ctx.temperature, ctx.chunk, ctx.shard = temperature, chunk, shard
-        ctx.entropy_grad = entropy_grad
+        ctx.entropy_grad, ctx.cap = entropy_grad, top
         if not entropy_grad:
             ctx.mark_non_differentiable(entropy_M)
         return target_M - lse_M, entropy_M
@@ -144,6 +152,8 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, rows, width):
             weight_WD = weight_VD[start : start + width]
             logits_MW = _matmul_fp32(hidden_MD, weight_WD.t())
+            if ctx.cap is not None:
+                logits_MW = _fused(_capped, logits_MW)(logits_MW, ctx.cap)
             grad_MW = _fused(_logit_grad, logits_MW)(
                 logits_MW,
                 columns_M - start,
@@ -152,6 +162,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_logprobs_M,
                 grad_entropy_M if ctx.entropy_grad else None,
                 scale,
+                ctx.cap,
                 weight_VD.dtype,
             )
             del logits_MW
@@ -159,12 +170,16 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_hidden_MD += _matmul_fp32(grad_MW, weight_WD)
         if ctx.shard is not None:
             grad_hidden_MD = ctx.shard.all_reduce(grad_hidden_MD)
-        return grad_hidden_MD.to(hidden_MD.dtype), grad_weight_VD, None, None, None, None, None
+        return grad_hidden_MD.to(hidden_MD.dtype), grad_weight_VD, *[None] * 6
 
 
 def _aligned(width: int) -> int:
     """The largest multiple of ALIGNMENT that is not above `width`; `width` where there is none."""
     return width - width % ALIGNMENT or width
+
+
+def _capped(logits_CV: torch.Tensor, cap: torch.Tensor) -> torch.Tensor:
+    return cap * torch.tanh(logits_CV / cap)
 
 
 def _row_stats(logits_CV: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -187,11 +202,13 @@ def _logit_grad(
     grad_logprobs_M: torch.Tensor,
     grad_entropy_M: torch.Tensor | None,
     scale: torch.Tensor,
+    cap: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """What flows into the logits of a slice [M, W]; `columns_M` are the targets, counted from it.
 
     d logprob_t / d z_v = [v = t] - p_v and d H / d z_v = -p_v (log p_v + H), z = scale * logits.
+    `logits_MW` are capped already; d capped / d logit = 1 - (capped / cap)^2.
     """
     log_probs_MW = logits_MW * scale - lse_M[:, None]
     per_prob_MW = -grad_logprobs_M[:, None]
@@ -201,6 +218,8 @@ def _logit_grad(
     ids_W = torch.arange(logits_MW.shape[1], device=logits_MW.device)
     is_target_MW = ids_W[None, :] == columns_M[:, None]
     grad_MW = torch.where(is_target_MW, grad_MW + grad_logprobs_M[:, None], grad_MW)
+    if cap is not None:
+        grad_MW = grad_MW * (1.0 - (logits_MW / cap) ** 2)
     return (grad_MW * scale).to(dtype)
 
 

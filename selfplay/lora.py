@@ -68,13 +68,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> No
     """
     from peft import inject_adapter_in_model  # late: it takes seconds and few runs need it
 
-    linear = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)}
-    for target in config.targets:
-        if target not in linear - {"lm_head"}:
-            raise SettingsError(
-                f"model.lora.targets must be linear layers of the model's blocks, got {target!r}; "
-                f"there are {', '.join(sorted(linear - {'lm_head'}))}"
-            )
+    check_targets(model, config)
     with torch.random.fork_rng(devices=[]):  # peft's own draws, which are replaced, leave no trace
         inject_adapter_in_model(
             peft_config(config), model, low_cpu_mem_usage=model.device.type == "meta"
@@ -84,6 +78,17 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> No
         if is_adapter(name) and not parameter.is_meta:
             with torch.no_grad():
                 parameter.copy_(first_value(name, parameter.shape, seed=seed))
+
+
+def check_targets(model: PreTrainedModel, config: LoraConfig) -> None:
+    """Raises SettingsError for a target that the model lacks."""
+    linear = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    for target in config.targets:
+        if target not in linear - {"lm_head"}:
+            raise SettingsError(
+                f"model.lora.targets must be linear layers of the model's blocks, got {target!r}; "
+                f"there are {', '.join(sorted(linear - {'lm_head'}))}"
+            )
 
 
 def first_value(name: str, shape: torch.Size, *, seed: int) -> Tensor:

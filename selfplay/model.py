@@ -17,30 +17,34 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from safetensors import safe_open
+from torch.nn.functional import pad
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Qwen2Config,
-    Qwen2ForCausalLM,
 )
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils.logging import set_tqdm_hook
 
 from selfplay.attention import NAME as PACKED
 from selfplay.attention import packed_kwargs, register_packed_attention
 from selfplay.config import LoraConfig, ScratchConfig
-from selfplay.hub import local_folder, tensor_files
+from selfplay.families import logit_rule
+from selfplay.hub import local_folder
 from selfplay.liger import apply_liger
-from selfplay.logprob import token_logprobs
+from selfplay.logprob import ALIGNMENT, token_logprobs
 from selfplay.lora import add_adapters, first_value, full_weights, is_adapter, plain_name
-from selfplay.parallel import World, fill_shards, run_as_forward, shard, vocab_shard
-
-ARCHITECTURES = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+from selfplay.parallel import (
+    World,
+    fill_shards,
+    run_as_forward,
+    shard,
+    vocab_shard,
+)
+from selfplay.scratch import ARCHITECTURES, scratch_config
+from selfplay.stored import Stored
 
 
 def load_model(
@@ -48,7 +52,7 @@ def load_model(
 ) -> PreTrainedModel:
     """A Hugging Face causal model, its weights in `dtype` on `device`, attending by "packed"."""
     register_packed_attention()
-    with _without_loading_bar():
+    with without_loading_bar():
         model = AutoModelForCausalLM.from_pretrained(
             name_or_folder, dtype=dtype, attn_implementation=PACKED
         )
@@ -56,7 +60,7 @@ def load_model(
 
 
 @contextmanager
-def _without_loading_bar() -> Iterator[None]:
+def without_loading_bar() -> Iterator[None]:
     """Every rank would draw a bar between the run's own lines. Only transformers' bars are off, and
     only inside: the hub still shows how far a download is."""
     before = set_tqdm_hook(lambda bar, args, options: bar(*args, **{**options, "disable": True}))
@@ -91,8 +95,8 @@ def load_sharded(
             add_adapters(model, lora, seed=seed)
         return shard(model, world, activation_checkpointing=activation_checkpointing)
     folder = local_folder(name_or_folder)
-    files = tensor_files(folder)
     model = empty_model(AutoConfig.from_pretrained(folder), dtype=dtype)
+    stored = Stored(folder, model)
     if liger:
         apply_liger(model)
     if lora is not None:
@@ -109,26 +113,36 @@ def load_sharded(
     def read(name: str, box: tuple[slice, ...]) -> torch.Tensor:
         if is_adapter(name):
             return first_value(name, shapes[name], seed=seed)[box]
-        name = plain_name(name)
-        if name not in files:
-            raise ValueError(f"{folder} must hold a tensor named {name}, got {len(files)} others")
-        with safe_open(files[name], framework="pt") as file:
-            part: torch.Tensor = file.get_slice(name)[box]
-            return part
+        return stored.read(plain_name(name), box)
 
-    fill_shards(model, read, world)
+    fill_shards(model, read, world.device)
     return model
 
 
 def empty_model(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
-    """A model on the meta device, but for the rotary frequencies, which follow from the config and
-    are in no file; its parameters get memory and values from `fill_shards`."""
+    """A model on the meta device, but for the buffers that no file holds (rotary frequencies,
+    scales of embeddings), which follow from the config; all else gets memory and values from
+    `fill_shards`. Raises ValueError where transformers does not say how such a buffer is made."""
     register_packed_attention()
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=PACKED)
-    trunk = model.base_model
-    trunk.rotary_emb = type(trunk.rotary_emb)(config=model.config)
+    for name, buffer in model.named_non_persistent_buffers():
+        unset = float("nan") if buffer.is_floating_point() else 0
+        _set_buffer(model, name, torch.full_like(buffer, unset, device="cpu"))
+    # What from_pretrained does; on the meta device only the buffers above take values.
+    model.initialize_weights()
+    for name, buffer in model.named_non_persistent_buffers():
+        if buffer.isnan().any():
+            raise ValueError(
+                f"model.path must be a family that can be loaded in shards, got "
+                f"{config.model_type}: nothing says how its buffer {name} is made"
+            )
     return _train_every_token(model)
+
+
+def _set_buffer(model: PreTrainedModel, name: str, value: torch.Tensor) -> None:
+    module, _, leaf = name.rpartition(".")
+    model.get_submodule(module)._buffers[leaf] = value
 
 
 def scratch_model(
@@ -139,30 +153,13 @@ def scratch_model(
     `vocab_size` replaces the settings' own; `special_ids` may name bos_token_id, eos_token_id and
     pad_token_id. Global generators stay as they were. Raises ValueError where sizes do not fit.
     """
-    if scratch.arch not in ARCHITECTURES:
-        names = ", ".join(ARCHITECTURES)
-        raise ValueError(f"model.scratch.arch must be one of {names}, got {scratch.arch!r}")
-    scratch.check()
     register_packed_attention()
-    config_class, model_class = ARCHITECTURES[scratch.arch]
-    config = config_class(
-        vocab_size=scratch.vocab_size if vocab_size is None else vocab_size,
-        hidden_size=scratch.width,
-        intermediate_size=scratch.mlp_width,
-        num_hidden_layers=scratch.layers,
-        num_attention_heads=scratch.heads,
-        num_key_value_heads=scratch.kv_heads,
-        max_position_embeddings=scratch.max_positions,
-        tie_word_embeddings=scratch.tie_embeddings,
-        initializer_range=scratch.init_range,
-        rope_parameters={"rope_type": "default", "rope_theta": scratch.rope_theta},
-        **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **special_ids},
-    )
+    config = scratch_config(scratch, vocab_size=vocab_size, **special_ids)
     config._attn_implementation = PACKED
     config.dtype = torch.float32
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
-        return _train_every_token(model_class(config))
+        return _train_every_token(ARCHITECTURES[scratch.arch][1](config))
 
 
 def _train_every_token(model: PreTrainedModel) -> PreTrainedModel:
@@ -217,14 +214,24 @@ def _policy_logprobs(
     entropy_grad: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     hidden_MD = _hidden_states(model, ids_N, positions_N, cu_seqlens_S1, max_seqlen, predict_M)
-    weight_VD, rows = vocab_shard(model.get_output_embeddings().weight)
+    head = model.get_output_embeddings()
+    weight_VD, rows = vocab_shard(head.weight)
+    if getattr(head, "bias", None) is not None:
+        # A column of the weight, which the one behind the hidden state multiplies; more columns of
+        # zeros keep the rows aligned.
+        bias_V1 = vocab_shard(head.bias)[0][:, None]
+        weight_VD = torch.cat([weight_VD, pad(bias_V1, (0, ALIGNMENT - 1))], dim=1)
+        one_M1 = hidden_MD.new_ones(len(hidden_MD), 1)
+        hidden_MD = torch.cat([hidden_MD, pad(one_M1, (0, ALIGNMENT - 1))], dim=1)
+    scale, cap = logit_rule(model.config)
     return token_logprobs(
         hidden_MD,
         weight_VD,
         targets_M,
-        temperature=temperature,
+        temperature=temperature / scale,
         entropy_grad=entropy_grad,
         shard=rows,
+        cap=None if cap is None else cap / scale,
     )
 
 
@@ -257,9 +264,10 @@ def export(
     *,
     world: World | None = None,
 ) -> None:
-    """Write an ordinary Hugging Face folder: config, safetensors in the weights' own dtype,
-    tokenizer. Adapters are merged into the weights they belong to. Sharded weights are gathered one
-    tensor at a time to rank 0, which writes; all ranks must call."""
+    """Write an ordinary Hugging Face folder: config, safetensors in the weights' own dtype and
+    under released names (a tensor for each expert), tokenizer. Adapters are merged into the weights
+    they belong to. Sharded weights are gathered one tensor at a time to rank 0, which writes; all
+    ranks must call."""
     writes = world is None or world.rank == 0
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in full_weights(model):
@@ -267,6 +275,8 @@ def export(
             weights[name] = tensor.cpu()
     if not writes:
         return
+    own = {name for name, _ in model.named_non_persistent_buffers()}
+    weights |= {n: b.cpu() for n, b in model.named_buffers() if n not in own}
     Path(folder).mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(model.config)
     # FSDP makes a class of its own that says so in its name.
@@ -275,6 +285,12 @@ def export(
     config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
+    # Experts come out of it as views of one tensor, which safetensors does not write.
+    # Names follow from the family alone; a model that was loaded with adapters would add to them.
+    weights = revert_weight_conversion(empty_model(model.config, dtype=torch.float32), weights)
+    for name, tensor in weights.items():
+        if tensor.untyped_storage().nbytes() > tensor.nbytes:
+            weights[name] = tensor.clone()
     save_torch_state_dict(weights, folder, metadata={"format": "pt"})
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)

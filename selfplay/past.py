@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from transformers import AutoConfig
 
 from selfplay.config import PastConfig
 from selfplay.data import named_seed, pick
-from selfplay.model import tensor_files
+from selfplay.model import empty_model
 from selfplay.ratings import FIRST, draw_weights
+from selfplay.stored import Stored
 
 
 def self_name(step: int) -> str:
@@ -53,7 +54,8 @@ def draw_member(
 
 
 def snapshot_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """A Hugging Face folder's tensors by name, one at a time."""
-    for name, path in tensor_files(folder).items():
-        with safe_open(path, framework="pt") as file:
-            yield name, file.get_tensor(name)
+    """A Hugging Face folder's weights under the model's own names, one at a time."""
+    model = empty_model(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    stored = Stored(folder, model)
+    for name, parameter in model.named_parameters():
+        yield name, stored.read(name, tuple(slice(0, size) for size in parameter.shape))

@@ -58,6 +58,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.liger",
         "selfplay.lora",
         "selfplay.hub",
+        "selfplay.families",
+        "selfplay.scratch",
+        "selfplay.stored",
         "selfplay.model",
         "selfplay.batch",
         "selfplay.loss",
@@ -109,6 +112,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "selfplay.guard",
         "selfplay.judge",
         "selfplay.preflight",
+        "selfplay.small_copy",
+        "selfplay.start_check",
     ),
     "doors": ("train", "eval"),
 }

@@ -223,24 +223,33 @@ def plus_product(
 
 
 def fill_shards(
-    model: PreTrainedModel, read: Callable[[str, tuple[slice, ...]], torch.Tensor], world: World
+    model: PreTrainedModel,
+    read: Callable[[str, tuple[slice, ...]], torch.Tensor],
+    device: torch.device,
 ) -> None:
-    """Give a model that was sharded on the meta device memory and values; buffers are not touched.
+    """Give a model that was sharded on the meta device memory and values. Buffers that have values
+    keep them.
 
-    `read(name, box)` returns a rectangle of the whole tensor of that name, on any device.
+    `read(name, box)` returns a rectangle of the whole tensor of that name, on any device; a rank
+    whose part is empty may be given any empty tensor.
     """
     buffers = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
-    model.to_empty(device=world.device)
-    if world.mesh is None:
+    model.to_empty(device=device)
+    if not isinstance(model, FSDPModule):
         model.tie_weights()  # FSDP sees to it itself
-    for name, buffer in buffers.items():
-        module, _, leaf = name.rpartition(".")
-        model.get_submodule(module)._buffers[leaf] = buffer.to(world.device)
+    for name, buffer in list(model.named_buffers()):
+        if name in buffers:
+            module, _, leaf = name.rpartition(".")
+            model.get_submodule(module)._buffers[leaf] = buffers[name].to(device)
+        else:
+            buffer.copy_(read(name, tuple(slice(0, size) for size in buffer.shape)))
     for name, parameter in model.named_parameters():
         box = tuple(slice(0, size) for size in parameter.shape)
         if isinstance(parameter, DTensor):
             coordinate = parameter.device_mesh.get_coordinate()
             assert coordinate is not None
             box = box_at(parameter, coordinate)
-        with torch.no_grad():
-            local_part(parameter).copy_(read(name, box))
+        local = local_part(parameter)
+        if local.numel():
+            with torch.no_grad():
+                local.copy_(read(name, box))

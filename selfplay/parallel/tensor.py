@@ -23,6 +23,8 @@ from torch.distributed.tensor.parallel import (
 )
 from transformers import PreTrainedModel
 
+from selfplay.families import why_not_divided
+
 STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 # A norm over each head: its weight is the same on every rank, its gradient a sum over their heads.
 PER_HEAD = "replicated_with_grad_allreduce"
@@ -34,7 +36,8 @@ def divide(model: PreTrainedModel, mesh: DeviceMesh) -> None:
 
     The vocabulary is divided even where the plan would gather logits: log-probs then combine three
     numbers a position and rank instead of whole rows, and a tied embedding shares the division.
-    Raises ValueError where the sizes do not divide or the plan asks for more than is known here.
+    Raises ValueError for a family that is not tested so, where the sizes do not divide, and where
+    the plan asks for more than is known here.
     """
     plan = _checked_plan(model, mesh.size())
     trunk = model.base_model
@@ -72,6 +75,9 @@ def partial_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
 
 def _checked_plan(model: PreTrainedModel, size: int) -> dict[str, str]:
     config = model.config
+    refused = why_not_divided(model)
+    if refused is not None:
+        raise ValueError(f"{config.model_type}: {refused}")
     plan: dict[str, str] = config.base_model_tp_plan or {}
     unknown = set(plan.values()) - set(STYLES) - {PER_HEAD}
     if not plan or unknown:

@@ -1,0 +1,40 @@
+"""The shape of a model that is made from random weights, as transformers describes it."""
+
+from __future__ import annotations
+
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from selfplay.config import ScratchConfig
+
+ARCHITECTURES = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+
+
+def scratch_config(
+    scratch: ScratchConfig, *, vocab_size: int | None = None, **special_ids: int | None
+) -> PretrainedConfig:
+    """`vocab_size` replaces the settings' own; `special_ids` may name bos_token_id, eos_token_id
+    and pad_token_id. Raises ValueError where sizes do not fit."""
+    if scratch.arch not in ARCHITECTURES:
+        names = ", ".join(ARCHITECTURES)
+        raise ValueError(f"model.scratch.arch must be one of {names}, got {scratch.arch!r}")
+    scratch.check()
+    config_class, _ = ARCHITECTURES[scratch.arch]
+    return config_class(
+        vocab_size=scratch.vocab_size if vocab_size is None else vocab_size,
+        hidden_size=scratch.width,
+        intermediate_size=scratch.mlp_width,
+        num_hidden_layers=scratch.layers,
+        num_attention_heads=scratch.heads,
+        num_key_value_heads=scratch.kv_heads,
+        max_position_embeddings=scratch.max_positions,
+        tie_word_embeddings=scratch.tie_embeddings,
+        initializer_range=scratch.init_range,
+        rope_parameters={"rope_type": "default", "rope_theta": scratch.rope_theta},
+        **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **special_ids},
+    )

@@ -1,0 +1,160 @@
+"""What a run says before it begins: settings that its model cannot fulfil, parts that differ."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from family_models import random_folder
+from tiny_run import run_tiny, write_tiny
+from transformers import AutoConfig, AutoTokenizer
+
+from selfplay.assemble import make_learner
+from selfplay.chat import make_rendering
+from selfplay.config import Config, load_config
+from selfplay.engines.hf import HFEngine
+from selfplay.learner import Learner
+from selfplay.model import load_model
+from selfplay.parallel import init_world
+from selfplay.settings import SettingsError
+from selfplay.start_check import StartCheck, check_model, num_words, text_ids
+from selfplay.tokenizer import train_tokenizer
+
+TOKENS = 300
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Mistral with a window of 5, a tokenizer of 300 tokens, 400 positions."""
+    made = tmp_path_factory.mktemp("mistral")
+    random_folder("mistral", made, vocab_size=TOKENS, max_position_embeddings=400)
+    train_tokenizer(["a b c", "Entry 12: 3"] * 9, vocab_size=TOKENS).save_pretrained(made)
+    return made
+
+
+def config_of(folder: Path, *overrides: str) -> Config:
+    words = [f"model.path={folder}", "model.scratch=", "rollout.max_game_tokens=300"]
+    return load_config(write_tiny(folder / "run"), [*words, *overrides])
+
+
+def parts(folder: Path) -> tuple[Config, Learner, StartCheck]:
+    config = config_of(folder)
+    world, tokenizer = init_world(device="cpu"), AutoTokenizer.from_pretrained(folder)
+    learner = make_learner(config, folder, world, reference=False)
+    return config, learner, StartCheck(config, tokenizer, AutoConfig.from_pretrained(folder), world)
+
+
+def test_trainer_engine_and_transformers_agree(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, learner, start = parts(folder)
+    start.compare(learner, HFEngine(learner.model), folder)
+    told = capsys.readouterr().out
+    assert "start check: trainer" in told and "engine" in told
+    assert "288 tokens" in told  # 256 of the text and 32 that were said
+
+
+def test_an_engine_with_other_weights_is_the_fault(folder: Path) -> None:
+    """One weight in a hundred is off by 5 per cent."""
+    _, learner, start = parts(folder)
+    other = load_model(str(folder), device="cpu", dtype=torch.float32).eval()
+    with torch.no_grad():
+        other.model.layers[1].mlp.down_proj.weight.flatten()[::100] *= 1.05
+    start.listen(HFEngine(other))
+    with pytest.raises(SettingsError, match=r"mistral .*the engine"):
+        start.compare(learner, None, folder)
+
+
+def test_a_trainer_with_other_weights_is_the_fault_and_its_layer_is_named(folder: Path) -> None:
+    _, learner, start = parts(folder)
+    start.listen(HFEngine(load_model(str(folder), device="cpu", dtype=torch.float32).eval()))
+    with torch.no_grad():
+        learner.model.model.layers[1].mlp.down_proj.weight *= 1.02
+    with pytest.raises(SettingsError, match=r"weights or their sharding .*layer 1"):
+        start.compare(learner, None, folder)
+
+
+def test_a_window_that_packed_rows_forget_is_the_fault(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import selfplay.attention as attention
+
+    _, learner, start = parts(folder)
+    start.listen(HFEngine(learner.model))
+    padded = attention._padded
+    monkeypatch.setattr(attention, "_padded", lambda *a, **k: padded(*a[:-1], None, **k))
+    with pytest.raises(SettingsError, match=r"packed attention or logits .*layer 0"):
+        start.compare(learner, None, folder)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["model.lora.targets=[q_proj, c_attn]"], "model.lora.targets"),
+        (["rollout.max_game_tokens=401"], "rollout.max_game_tokens"),
+        (["rollout.max_game_tokens=40"], "rollout.max_game_tokens"),
+    ],
+)
+def test_what_the_model_lacks_is_told_before_anything_costly(
+    folder: Path, overrides: list[str], key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line with status 2, before the warm start has begun."""
+    run = tmp_path / "run"
+    words = [f"model.path={folder}", "model.scratch=", "rollout.max_game_tokens=300"]
+    assert run_tiny(run, *words, *overrides) == 2
+    told = capsys.readouterr().err
+    assert key in told and told.count("\n") == 1
+    assert not (run / "warm_start.jsonl").exists() and not (run / "warm_start").exists()
+
+
+def test_more_tokens_than_embeddings_are_told(folder: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    words = num_words(tokenizer)
+    assert words == len(tokenizer)
+    random_folder("llama", small, vocab_size=words - 1, max_position_embeddings=400)
+    with pytest.raises(SettingsError, match=rf"model\.path .*{words} tokens, got {words - 1}"):
+        check_model(
+            config_of(small), tokenizer, make_rendering(tokenizer), init_world(device="cpu")
+        )
+    # One that no text here can hold, as Gemma-3 has for images, counts for nothing.
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    assert num_words(tokenizer) == words < len(tokenizer)
+
+
+def test_a_refused_family_ends_in_one_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sinks = tmp_path / "sinks"
+    random_folder("gpt_oss", sinks, vocab_size=TOKENS, max_position_embeddings=400)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(sinks)
+    capsys.readouterr()
+    words = [f"model.path={sinks}", "model.scratch=", "rollout.max_game_tokens=300"]
+    assert run_tiny(tmp_path / "run", *words) == 2
+    told = capsys.readouterr().err
+    assert "gpt_oss" in told and "sinks" in told and told.count("\n") == 1
+
+
+def test_the_text_is_longer_than_the_window_where_a_transcript_may_be(folder: Path) -> None:
+    """Windows of 5, 1,000 and 4,096 in transcripts of 300 tokens and of 3,000."""
+    config, _, start = parts(folder)
+    lengths = {}
+    for window in (5, 1000, 4096):
+        described = AutoConfig.from_pretrained(folder)
+        described.sliding_window = window
+        for room in (300, 3000):
+            longer = replace(config, rollout=replace(config.rollout, max_game_tokens=room))
+            lengths[window, room] = replace(start, config=longer, described=described)._length()
+    assert [lengths[w, 300] for w in (5, 1000, 4096)] == [256, 268, 268]
+    assert [lengths[w, 3000] for w in (5, 1000, 4096)] == [256, 1064, 2968]
+
+
+def test_the_text_repeats_nothing() -> None:
+    tokenizer = train_tokenizer(["a b c", "Entry 12: 3"] * 9, vocab_size=TOKENS)
+    text = tokenizer.decode(text_ids(tokenizer, 2000))
+    lines = text.splitlines()
+    assert len(set(lines)) == len(lines) > 50
+    assert json.dumps(text_ids(tokenizer, 50)) == json.dumps(text_ids(tokenizer, 2000)[:50])
