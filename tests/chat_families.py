@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -103,9 +103,8 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
 
 def make_tokenizer(family: Family) -> PreTrainedTokenizerFast:
     """A new tokenizer with the family's special tokens and template."""
-    spelt = [token * 3 for token in family.specials] * 9 if family.spelt else []
     if family.word_marks:
-        tokenizer = _word_marked(TEXTS + spelt)
+        tokenizer = _word_marked(family.specials if family.spelt else ())
     else:
         tokenizer = train_tokenizer(TEXTS, vocab_size=420)
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in family.added])
@@ -120,11 +119,12 @@ def make_tokenizer(family: Family) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _word_marked(texts: list[str]) -> PreTrainedTokenizerFast:
+def _word_marked(spelt: Sequence[str]) -> PreTrainedTokenizerFast:
     """Llama-2-like: spaces become word marks, one is put before a text's beginning, bytes fall
     back.
 
     Its special tokens stand in the vocabulary itself, and its post-processor puts one in front.
+    Merges put each of `spelt` together from its characters, before all other merges.
     """
     backend = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
@@ -142,9 +142,13 @@ def _word_marked(texts: list[str]) -> PreTrainedTokenizerFast:
         special_tokens=special + [f"<0x{byte:02X}>" for byte in range(256)],
         show_progress=False,
     )
-    backend.train_from_iterator(texts, trainer=trainer)
+    backend.train_from_iterator(TEXTS, trainer=trainer)
     state = json.loads(backend.to_str())
     state["added_tokens"] = state["added_tokens"][: len(special)]
+    for token in spelt:
+        for i in range(1, len(token)):
+            state["model"]["merges"].insert(0, [token[:i], token[i]])
+            state["model"]["vocab"].setdefault(token[: i + 1], len(state["model"]["vocab"]))
     backend = Tokenizer.from_str(json.dumps(state))
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]
