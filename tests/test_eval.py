@@ -142,7 +142,7 @@ def test_it_plays_the_tables_that_people_played(
 def test_people_are_counted_by_hand() -> None:
     record = {
         "table": [[9, 5], [1, 4]],
-        "mask1": [[1, 0], [0, 0]],
+        "mask1": [[1, 1], [0, 0]],
         "mask2": [[0, 0], [1, 1]],
         "scale1": 1.0,
         "scale2": 1.0,
