@@ -239,7 +239,8 @@ def compare(
     this rank saw: its own engine's, or its rank's of a shared one. Equal weights differ in 0
     elements, always: what is compared was made by the same cast from the same numbers.
     """
-    weights = {name: weight for name, weight in named_weights(model) if name in set(names)}
+    wanted = set(names)
+    weights = {name: weight for name, weight in named_weights(model) if name in wanted}
     if engine is not None and not isinstance(engine, SGLangEngine):
         return _compare_here(model, engine, weights, dtype=dtype)
     shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}

@@ -29,10 +29,11 @@ class WaveEngine:
         self.asked.append(request)
         text = self.texts[request.seed]
         ids = self.rendering.action_ids(text.removesuffix(CUT))
-        if text.endswith(CUT):
-            ids = ids[:-1]
-        logprobs = [-float(k) for k in range(1, len(ids) + 1)]
-        return Completion(ids, logprobs, "length" if text.endswith(CUT) else "stop", self.version)
+        said = ids[:-1] if text.endswith(CUT) else ids
+        said = said[: request.max_new_tokens]
+        logprobs = [-float(k) for k in range(1, len(said) + 1)]
+        finish = "stop" if len(said) == len(ids) else "length"
+        return Completion(said, logprobs, finish, self.version)
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         self.waves.append(len(requests))

@@ -138,9 +138,8 @@ def checked(engine: PreTrainedModel) -> tuple[SyncCheck, Learner]:
     return check, learner
 
 
-def test_equal_weights_in_bf16_are_never_suspected_where_the_old_bound_fired() -> None:
-    """50 steps of the model's own turns pass. The old windows, ends cut out of their context, read
-    text at several nats a token and lay above 0.05 on average at once."""
+def test_equal_weights_in_bf16_are_never_suspected() -> None:
+    """50 steps of the model's own turns, scored in a packed row and each by itself."""
     check, learner = checked(tiny_model())
     for step in range(1, 51):
         check.listen(spoken(learner.model, NUM_TURNS, seed=step))
