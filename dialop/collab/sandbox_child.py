@@ -13,6 +13,7 @@ import importlib
 import io
 import os
 import resource
+import signal
 import sys
 import time
 import types
@@ -21,10 +22,11 @@ from collections.abc import Callable
 from typing import Any
 
 from dialop.collab import wall
+from dialop.collab.folder import empty, is_full
 from dialop.collab.remote import Caller, Gone, Pipe, Remote, Server
 
 NO_WALL, PASSED = 3, b"passed"
-_POLL_S = 0.01
+_POLL_S = 0.005
 # What tests call modules that they use without importing them.
 _SHORT = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot"}
 
@@ -74,22 +76,23 @@ def main() -> None:
         *(code, to_answer[0], to_tests[1]),
     )
     close_all_but(raised[0])
-    watch(grader, answer, folder if kind == "landlock" else "")
+    watch(grader, answer, folder if kind == "landlock" else "", seconds=seconds)
+    if kind != "namespaces":  # whose files are gone with them
+        empty(folder)
     os._exit(0 if os.read(raised[0], 2) == b".." else NO_WALL)
 
 
-def watch(grader: int, answer: int, folder: str) -> None:
-    """Wait for the tests' end, then end the answer; both at once where `folder` is full."""
-    ended = 0
-    while not ended:
-        ended, _ = os.waitpid(grader, os.WNOHANG if folder else 0)
-        if not ended:
-            if wall.folder_is_full(folder):
-                os.kill(grader, 9)
-                os.waitpid(grader, 0)
-                break
-            time.sleep(_POLL_S)
-    os.kill(answer, 9)
+def watch(grader: int, answer: int, folder: str, *, seconds: float) -> None:
+    """Wait for the tests' end, then end the answer; both at once when the time is over or where
+    `folder`, if one is given, is full. Neither is there any more after this."""
+    end = time.monotonic() + seconds
+    while not os.waitpid(grader, os.WNOHANG)[0]:
+        if time.monotonic() > end or (folder and is_full(folder)):
+            os.kill(grader, signal.SIGKILL)
+            os.waitpid(grader, 0)
+            break
+        time.sleep(_POLL_S)
+    os.kill(answer, signal.SIGKILL)
     os.waitpid(answer, 0)
 
 

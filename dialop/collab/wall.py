@@ -14,12 +14,10 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-# The most that all files of one answer hold, in bytes and in number.
-MAX_FOLDER_BYTES = 64 * 2**20
-MAX_FOLDER_FILES = 4096
+from dialop.collab.folder import MAX_BYTES, MAX_FILES
+
 _MAX_FILE_BYTES = 16 * 2**20
 _MAX_OPEN_FILES = 256
 _MAX_THREADS = 64
@@ -48,8 +46,8 @@ def readable() -> list[str]:
 
 
 def limit(*, seconds: float, memory_bytes: int, own_users: bool) -> None:
-    """CPU seconds, bytes of memory and of any file, open files; threads where the process has a
-    user namespace of its own; no core dumps."""
+    """CPU seconds, bytes of memory and of any file, open files, no core dumps; threads, which the
+    kernel does not count for root, where the process has a user namespace of its own."""
     limits = {
         resource.RLIMIT_CPU: int(seconds) + 1,
         resource.RLIMIT_AS: memory_bytes,
@@ -90,7 +88,7 @@ def enter_namespaces(folder: str) -> None:
             _show(c, path, folder)
     inner = Path(folder + folder)
     inner.mkdir(parents=True, exist_ok=True)
-    size = f"size={MAX_FOLDER_BYTES},nr_inodes={MAX_FOLDER_FILES},mode=700"
+    size = f"size={MAX_BYTES},nr_inodes={MAX_FILES},mode=700"
     _mount(c, "tmpfs", str(inner), "tmpfs", _NOSUID | _NODEV | _NOEXEC, size)
     os.chdir(folder)
     _check("pivot_root", c.pivot_root(b".", b"."))
@@ -271,24 +269,3 @@ def _check(what: str, result: int) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
     return result
-
-
-def folder_is_full(folder: str) -> bool:
-    """Whether the files under `folder` are more, or larger together, than an answer may leave."""
-    num_files, num_bytes, left = 0, 0, [folder]
-    while left:
-        try:
-            entries: Sequence[os.DirEntry[str]] = list(os.scandir(left.pop()))
-        except OSError:  # removed since, or made unreadable
-            continue
-        for entry in entries:
-            try:
-                num_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
-                if entry.is_dir(follow_symlinks=False):
-                    left.append(entry.path)
-            except OSError:
-                continue
-            num_files += 1
-            if num_bytes > MAX_FOLDER_BYTES or num_files > MAX_FOLDER_FILES:
-                return True
-    return False
