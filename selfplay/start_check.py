@@ -31,6 +31,7 @@ from selfplay.config import Config
 from selfplay.data import HELD_OUT, kept_back
 from selfplay.engines.base import Engine, Request, Sampling
 from selfplay.evaluate import check_room
+from selfplay.evaluation_source import described_in
 from selfplay.families import why_not
 from selfplay.learner import Learner, batch_logprobs
 from selfplay.lora import check_targets
@@ -62,7 +63,9 @@ def check_model(
     Raises SettingsError, on every rank.
     """
     if config.model.path is not None:
-        described = AutoConfig.from_pretrained(config.model.path)
+        folder = Path(config.model.path)
+        source = described_in(folder) if folder.is_dir() else config.model.path
+        described = AutoConfig.from_pretrained(source)
     else:
         assert config.model.scratch is not None
         num = max(config.model.scratch.vocab_size, len(tokenizer))
