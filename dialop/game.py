@@ -117,6 +117,15 @@ class Instance(Protocol):
     def key(self) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A move to imitate. `detours` are ranges [start, end) of its characters, in order, that a
+    learner reads and does not imitate: the words after them show how to go on from there."""
+
+    text: str
+    detours: tuple[tuple[int, int], ...] = ()
+
+
 class Script(Protocol):
     """A scripted player: a function of its own draws and its seat's view, so it can be copied,
     forked and asked again."""
@@ -126,6 +135,10 @@ class Script(Protocol):
 
     def act(self, view: Any) -> str:
         """The next move as text. The view must be of the seat to move."""
+        ...
+
+    def lesson(self, view: Any) -> Lesson:
+        """The same move as a teacher shows it."""
         ...
 
     def reseeded(self, seed: int) -> Script:

@@ -102,6 +102,27 @@ def best_plan(table: NDArray[np.float64]) -> Pairs:
     return tuple(sorted(best_pairs(table), key=lambda pair: pair[1]))
 
 
+def straying_plan(
+    table: NDArray[np.float64], *, stray: float, rng: np.random.Generator
+) -> tuple[Pairs, tuple[bool, ...]]:
+    """A matching chosen paper by paper, and which of its pairs are strays.
+
+    With the chance `stray` a paper gets one of the free reviewers at random; any other pair belongs
+    to the best plan that is still open after the pairs before it.
+    """
+    size, pairs, strays = len(table), list[tuple[int, int]](), list[bool]()
+    free, plan = list(range(size)), dict(pair[::-1] for pair in best_plan(table))
+    for paper in range(size):
+        strays.append(bool(rng.random() < stray))
+        reviewer = int(rng.choice(free)) if strays[-1] else plan[paper]
+        pairs.append((reviewer, paper))
+        free.remove(reviewer)
+        if reviewer != plan[paper]:
+            rest = best_pairs(table[np.ix_(free, range(paper + 1, size))])
+            plan = {paper + 1 + column: free[row] for row, column in rest}
+    return tuple(pairs), tuple(strays)
+
+
 def worth(table: NDArray[np.float64], pairs: Pairs) -> float:
     """A matching's value in an estimated table."""
     return float(sum(table[reviewer, paper] for reviewer, paper in pairs))

@@ -17,12 +17,14 @@ import numpy as np
 
 from dialop import wording
 from dialop.board import MatchingView
+from dialop.game import Lesson
 from dialop.pooling import (
     Cells,
     best_plan,
     levels,
     own_cells,
     pooled_table,
+    straying_plan,
     told_cells,
     value_range,
     worth,
@@ -31,16 +33,16 @@ from dialop.pooling import (
 T = TypeVar("T", bound=str)
 Tell = Literal["all", "top", "rows"]
 Reply = Literal["propose", "tell"]
-Think = Literal["no", "levels"]
+Think = Literal["no", "levels", "trial"]
 NAMES = ("random", "solo", "honest")
 _OPTIONS = {
     "random": ("slip",),
-    "solo": ("think", "slip"),
-    "honest": ("tell", "reply", "think", "slip"),
+    "solo": ("think", "stray", "slip"),
+    "honest": ("tell", "reply", "think", "stray", "slip"),
 }
 TELLS: tuple[Tell, ...] = ("all", "top", "rows")
 REPLIES: tuple[Reply, ...] = ("propose", "tell")
-THINKS: tuple[Think, ...] = ("no", "levels")
+THINKS: tuple[Think, ...] = ("no", "levels", "trial")
 
 _MAX_REJECTIONS = 2
 # A proposal this much worse than one's own plan, as a share, is as good: the estimates behind both
@@ -56,9 +58,11 @@ class ScriptedPlayer:
 
     `tell` says which cells an honest player states: all it sees, its best few ("top"), or each
     reviewer's best paper ("rows"); `reply` what it does when told first: propose at once or tell
-    too; `think` what it writes in private before a proposal: nothing, or the whole table as it
-    believes it to be, in levels 0 to 9; `slip` is the chance that a move is first sent malformed
-    and then repaired.
+    too; `think` what it writes in private before a proposal: nothing, the whole table as it
+    believes it to be, in levels 0 to 9 ("levels"), or that and a plan it tries out ("trial");
+    `stray` is the chance that a line of the tried plan is a free reviewer at random, after which
+    the best of what is left follows; `slip` is the chance that a move is first sent malformed and
+    then repaired.
     """
 
     name: str
@@ -67,21 +71,28 @@ class ScriptedPlayer:
     reply: Reply = "propose"
     slip: float = 0.0
     think: Think = "no"
+    stray: float = 0.0
 
     def act(self, view: MatchingView) -> str:
         """The player's next move as text. The view must be its own and its move must be due."""
+        return self.lesson(view).text
+
+    def lesson(self, view: MatchingView) -> Lesson:
+        """The next move as a teacher shows it: the reviewers of stray lines are detours."""
         if view.to_move != view.seat:
             raise ValueError(f"seat {view.seat} is not to move, seat {view.to_move} is")
         if self.think != "no" and not view.options.private_reasoning:
             raise ValueError(f"think={self.think} needs a game with private_reasoning")
         rng = np.random.default_rng((self.seed, len(view.log)))
-        text = _POLICIES[self.name](self, view, rng)
+        lesson = _POLICIES[self.name](self, view, rng)
         if self.slip and not view.num_errors_this_turn:
             slips = np.random.default_rng((self.seed, len(view.log), view.num_errors_this_turn, 1))
             if slips.random() < self.slip:
+                text = lesson.text
                 tag_at = text.index("[")  # what is written in private is never malformed
-                return text[:tag_at] + wording.malformed(text[tag_at:], rng=slips)
-        return text
+                malformed = wording.malformed(text[tag_at:], rng=slips)
+                return replace(lesson, text=text[:tag_at] + malformed)
+        return lesson
 
     def reseeded(self, seed: int) -> ScriptedPlayer:
         """The same player with other draws."""
@@ -92,8 +103,8 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     """Build a player from "random", "solo" or "honest", options after a colon:
     "honest:tell=top,slip=0.05".
 
-    Options: tell=all|top|rows and reply=propose|tell (honest only), think=no|levels (not for
-    random), slip=0..1 (any).
+    Options: tell=all|top|rows and reply=propose|tell (honest only), think=no|levels|trial and
+    stray=0..1 (not for random), slip=0..1 (any).
 
     Raises:
         ValueError: for an unknown name, option or value, with the valid ones.
@@ -113,46 +124,58 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     reply = _choice("reply", values.get("reply", "propose"), REPLIES)
     slip = _share("slip", values.get("slip", "0"))
     think = _choice("think", values.get("think", "no"), THINKS)
-    return ScriptedPlayer(name, seed, tell, reply, slip, think)
+    stray = _share("stray", values.get("stray", "0"))
+    if stray and think != "trial":
+        raise ValueError(f"stray needs think=trial, whose plan strays, got think={think}")
+    return ScriptedPlayer(name, seed, tell, reply, slip, think, stray)
 
 
-def _act_random(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> str:
+def _act_random(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> Lesson:
     if view.pending is not None:
-        return wording.answer("accept")
+        return Lesson(wording.answer("accept"))
     papers = rng.permutation(view.size)
     pairs = tuple(sorted(enumerate(map(int, papers)), key=lambda pair: pair[1]))
-    return wording.proposal(pairs, view, rng=rng)
+    return Lesson(wording.proposal(pairs, view, rng=rng))
 
 
-def _act_solo(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> str:
+def _act_solo(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> Lesson:
     if view.pending is not None:
-        return wording.answer("accept")
+        return Lesson(wording.answer("accept"))
     return _proposal(player, view, {}, rng=rng)
 
 
-def _act_honest(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> str:
+def _act_honest(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> Lesson:
     if not view.options.messages:
         return _act_solo(player, view, rng)
     told = told_cells(view, seat=1 - view.seat)
     if view.pending is not None:
-        return wording.answer("accept" if _accepts(view, told) else "reject")
+        return Lesson(wording.answer("accept" if _accepts(view, told) else "reject"))
     has_told = any(a.kind == "message" and a.seat == view.seat for a in view.log)
     has_proposed = any(a.kind == "propose" and a.seat == view.seat for a in view.log)
     if not has_told and (not told or player.reply == "tell" or has_proposed):
-        return wording.message(_told_by(player, view), view, rng=rng)
+        return Lesson(wording.message(_told_by(player, view), view, rng=rng))
     return _proposal(player, view, told, rng=rng)
 
 
 def _proposal(
     player: ScriptedPlayer, view: MatchingView, told: Cells, *, rng: np.random.Generator
-) -> str:
+) -> Lesson:
     """The best plan of own and told cells. A player that thinks writes their table before it, in
-    levels."""
+    levels, and may try a plan out."""
     table_RP = pooled_table(view, told)
     move = wording.proposal(best_plan(table_RP), view, rng=rng)
     if player.think == "no":
-        return move
-    return wording.thoughts(levels(table_RP, value_range(view, told)), view) + move
+        return Lesson(move)
+    thought = wording.thoughts(levels(table_RP, value_range(view, told)), view)
+    detours = []
+    if player.think == "trial":
+        pairs, strays = straying_plan(table_RP, stray=player.stray, rng=rng)
+        for line, strayed in zip(wording.trial(pairs, view), strays, strict=True):
+            if strayed:
+                start = len(thought) + line.rindex(" ") + 1
+                detours.append((start, len(thought) + len(line)))
+            thought += f"{line}\n"
+    return Lesson(thought + move, tuple(detours))
 
 
 def _accepts(view: MatchingView, told: Cells) -> bool:
@@ -187,7 +210,7 @@ def _told_by(player: ScriptedPlayer, view: MatchingView) -> Cells:
     return {cell: value for cell, value in cells.items() if cell in chosen}
 
 
-_POLICIES: dict[str, Callable[[ScriptedPlayer, MatchingView, np.random.Generator], str]] = {
+_POLICIES: dict[str, Callable[[ScriptedPlayer, MatchingView, np.random.Generator], Lesson]] = {
     "random": _act_random,
     "solo": _act_solo,
     "honest": _act_honest,

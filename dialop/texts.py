@@ -44,15 +44,19 @@ _BRIEF_WORDS = ("partner", "you", "your", "error")
 
 
 def brief_phrases(reviewers: Sequence[str], papers: Sequence[str]) -> list[str]:
-    """What the brief style repeats as units: a tokenizer of its own may give each one token, so
-    that a cell is its name and its value."""
+    """What the brief style repeats as units: a tokenizer of its own may give each one token.
+
+    A cell is its name and its value. A line of a proposal is its paper and its reviewer: that a
+    reviewer is taken can then be read off its own token, whatever paper it was given.
+    """
     names, titles = display_names(reviewers, papers, brief=True)
     pairs = [(name, title) for name in names for title in titles]
     return [
         *(f"[{tag}]" for tag in ("message", "propose", "accept", "reject")),
         "Partner:",
         *(f"{name} {title} " for name, title in pairs),
-        *(f"{title}: {name}" for name, title in pairs),
+        *(f"{title}: " for title in titles),
+        *names,
     ]
 
 

@@ -85,6 +85,12 @@ def thoughts(table_RP: NDArray[np.int_], view: MatchingView) -> str:
     return cell_lines(table_RP.tolist(), view.reviewers, papers=view.papers) + "\n"
 
 
+def trial(pairs: Pairs, view: MatchingView) -> list[str]:
+    """The lines of a plan tried out in thought, worded as the brief style words a proposal."""
+    text = render_proposal(pairs, view.reviewers, papers=view.papers, brief=True, as_given=True)
+    return text.splitlines()
+
+
 def malformed(text: str, *, rng: np.random.Generator) -> str:
     """The same move with a slip that the rules refuse: no tag, a wrong one, or a proposal that is
     no matching."""

@@ -91,6 +91,22 @@ class Rendering:
         # it from counting as a beginning.
         return self._markers.encode(self._end + said)[1:]
 
+    def token_ranges(self, text: str, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The tokens of `action_ids(text)` that hold each range [start, end) of its characters, as
+        ranges of places."""
+        ids, said = self.action_ids(text), self._lead + text + self._end
+        for before in (self._tail, self._end):
+            encoded = self._markers.backend.encode(before + said, add_special_tokens=False)
+            if encoded.ids[-len(ids) :] == ids:
+                break
+        shift = len(before) + len(self._lead)
+        offsets = encoded.offsets[-len(ids) :]
+        found = []
+        for first, last in ranges:
+            held = [i for i, (a, b) in enumerate(offsets) if a < last + shift and b > first + shift]
+            found.append((held[0], held[-1] + 1))
+        return found
+
     def ends_turn(self, ids: Sequence[int]) -> bool:
         """Whether sampled ids end with the template's end-of-turn token."""
         return bool(ids) and ids[-1] == self.end_id

@@ -160,9 +160,16 @@ class Teacher:
 
     def move(self, game: Game, seat: int, observation: str) -> Moving:
         read(self.transcript, self._rendering, game, seat, observation)
-        text = self._script.act(game.view(seat))
+        lesson = self._script.lesson(game.view(seat))
+        text, detours = lesson.text, lesson.detours
         ids = self._rendering.action_ids(text)
-        self.transcript.act(ids, logprobs=[0.0] * len(ids), version=0, finish="stop")
+        self.transcript.act(
+            ids,
+            logprobs=[0.0] * len(ids),
+            version=0,
+            finish="stop",
+            untrained=self._rendering.token_ranges(text, detours) if detours else (),
+        )
         return Move(text=text, complete=True, num_tokens=len(ids))
         yield  # a generator that never asks the engine
 

@@ -59,11 +59,13 @@ class Transcript:
         version: int,
         finish: str,
         trained: bool = True,
+        untrained: Sequence[tuple[int, int]] = (),
     ) -> Span:
         """Append exactly what was sampled, its end-of-turn token included, with one engine log-prob
         a token.
 
-        Raises ValueError when `ids` is empty or the log-probs are not as many; nothing is written
+        `untrained` are ranges [start, end) of `ids` that the loss may not see. Raises ValueError
+        when `ids` is empty or the log-probs are not as many; nothing is written
         then.
         """
         self._check()
@@ -86,6 +88,8 @@ class Transcript:
         self.mask.extend([int(trained)] * len(ids))
         self.logprobs.extend(logprobs)
         self.spans.append(span)
+        for first, last in untrained:
+            self.mask[start + first : start + last] = [0] * (last - first)
         return span
 
     def mark_untrained(self, span_index: int) -> None:

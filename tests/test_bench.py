@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -10,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from bench import plan_loss, table
+from bench import imitation_loss, plan_loss, table
 from selfplay.config import load_config
 from selfplay.data import TRAIN, generated
 from selfplay.measures import game_record
+from selfplay.model import export, scratch_model
 from selfplay.play import limits_of
 from selfplay.rollout import run_scripted
 from selfplay.settings import dump
 from selfplay.tables import scripted_tables
+from selfplay.warm_start import scratch_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -76,15 +79,16 @@ def test_a_table_leads_each_case_to_its_ranks_and_mesh() -> None:
     assert "--tp 1" in " ".join(table.Case("1.5B", 4).command(Path("out"), []))
 
 
+@pytest.mark.parametrize("think", ["levels", "trial"])
 def test_a_plans_loss_is_followed_from_the_cells_to_the_proposal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    think: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Teachers write every level right; in one game a level is altered, in another the table
     lacks a line."""
     model, rules = "model.scratch={max_positions: 8192}", "game={size: 4, brief: true}"
     config = load_config(None, [model, rules, "game.private_reasoning=true"])
     instances = generated(config, TRAIN, start=0, num=6)
-    tables = scripted_tables(instances, spec="honest:tell=all,think=levels", config=config)
+    tables = scripted_tables(instances, spec=f"honest:tell=all,think={think}", config=config)
     episodes = run_scripted(tables, limits=limits_of(config))
     records = [game_record(e, step=step) for step, e in enumerate(episodes, start=1)]
     first = next(turn for turn in records[0]["turns"] if "[propose]" in turn["text"])
@@ -104,3 +108,38 @@ def test_a_plans_loss_is_followed_from_the_cells_to_the_proposal(
     with pytest.raises(SystemExit, match="private_reasoning: true"):
         (tmp_path / "config.yaml").write_text(dump(load_config(None, [model])))
         plan_loss.main([str(tmp_path)])
+
+
+def test_the_loss_of_a_player_that_knows_nothing_is_that_of_uniform_tokens(tmp_path: Path) -> None:
+    """Weights of 0 give every token the same probability: a line costs ln V a token, and the k-th
+    line of a plan gives (k - 1) / 3 to reviewers who are taken."""
+    shape = (
+        "model.scratch={width: 8, layers: 1, heads: 1, kv_heads: 1, mlp_width: 8, vocab_size: 320"
+    )
+    config = load_config(
+        None,
+        [
+            f"{shape}, tokenizer_games: 20, max_positions: 512}}",
+            "game={size: 3, brief: true, private_reasoning: true}",
+            'warm_start={num_games: 1, teachers: ["honest:think=trial,stray=0.5,slip=0.5"]}',
+            "rollout={max_new_tokens: 8, max_game_tokens: 400}",
+        ],
+    )
+    assert config.model.scratch is not None
+    tokenizer = scratch_tokenizer(config)
+    model = scratch_model(config.model.scratch, vocab_size=len(tokenizer), seed=0)
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    export(model, tokenizer, tmp_path / "warm_start")
+    (tmp_path / "config.yaml").write_text(dump(config))
+    found = imitation_loss.examine(tmp_path / "warm_start", num=6, device="cpu", temperatures=[1.0])
+    token = math.log(len(tokenizer))
+    near = {"rel": 1e-5}
+    assert found["loss"]["token"] == pytest.approx(token, **near)
+    # A cell is its name, its level and the end of the line; a plan's line paper, reviewer, end.
+    for kind in ("table", "trial first", "trial last", "plan first", "plan middle"):
+        assert found["loss"][kind] == pytest.approx(2 * token, **near), kind
+    for part in ("trial", "plan"):
+        for shares in found[f"taken in {part}"].values():
+            assert shares == pytest.approx([0.0, 1 / 3, 2 / 3], rel=1e-5)
+    assert found["play at 1"]["games"] == 6 and found["play at 1"]["score"] == 0.0

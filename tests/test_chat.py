@@ -179,6 +179,19 @@ def test_an_action_reads_as_its_text(name: str, text: str) -> None:
 
 
 @every_family
+@pytest.mark.parametrize("text", ["BLEU: Ava\nSWAG: Noah", "\n Grüße, 世界 7", "a"])
+def test_a_range_of_characters_has_the_tokens_that_hold_it(name: str, text: str) -> None:
+    rendering, words = RENDERINGS[name], [m.span() for m in re.finditer(r"\w+", text)]
+    ids = rendering.action_ids(text)
+    for (start, end), (first, last) in zip(words, rendering.token_ranges(text, words), strict=True):
+        assert 0 <= first < last < len(ids)
+        assert text[start:end] in rendering.decode(ids[first:last])
+        # One token fewer at either end and a part of the word is missing.
+        for fewer in (ids[first + 1 : last], ids[first : last - 1]):
+            assert text[start:end] not in rendering.decode(fewer)
+
+
+@every_family
 def test_text_that_spells_special_tokens_stays_text(name: str) -> None:
     tokenizer, rendering = tokenizer_of(name), RENDERINGS[name]
     special = set(tokenizer.all_special_ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
 
 from dialop.generate import MatchingRecipe, generate_many
 from dialop.matching import MatchingGame, MatchingInstance, MatchingOptions
-from dialop.pooling import best_plan, estimate_ratio, estimate_top, worth
+from dialop.pooling import best_plan, estimate_ratio, estimate_top, straying_plan, worth
 from dialop.scripted import ScriptedPlayer, make_scripted
 
 TINY = MatchingRecipe(size=2, p_observed=0.5, scale=False, max_value=10, keep="exactly_one")
@@ -174,6 +175,47 @@ def test_thoughts_are_the_pooled_table_in_levels_and_stay_private() -> None:
         honest.act(MatchingGame(SMALL, BRIEF).view(0))
 
 
+@pytest.mark.parametrize("stray", [0.0, 0.4, 1.0])
+def test_a_straying_plan_makes_the_best_of_what_its_strays_leave(stray: float) -> None:
+    rng, num_strays = np.random.default_rng(3), 0
+    for _ in range(20):
+        table = rng.integers(0, 10, (4, 4)).astype(float)
+        pairs, strays = straying_plan(table, stray=stray, rng=rng)
+        assert [paper for _, paper in pairs] == [0, 1, 2, 3]
+        assert sorted(reviewer for reviewer, _ in pairs) == [0, 1, 2, 3]
+        worths = {
+            plan: sum(table[r, p] for p, r in enumerate(plan)) for plan in permutations(range(4))
+        }
+        chosen = tuple(reviewer for reviewer, _ in pairs)
+        for line, strayed in enumerate(strays):
+            # What can still be had after a line that did not stray is what could be had before it.
+            before, after = (
+                max(w for plan, w in worths.items() if plan[:known] == chosen[:known])
+                for known in (line, line + 1)
+            )
+            assert strayed or after == before
+        num_strays += sum(strays)
+        assert stray or pairs == best_plan(table)
+    # 80 lines: 40 % of them give or take three standard deviations, sqrt(80 x 0.4 x 0.6) = 4.4.
+    assert {0.0: num_strays == 0, 0.4: 19 <= num_strays <= 45, 1.0: num_strays == 80}[stray]
+
+
+def test_a_tried_plan_stands_before_the_proposal_and_its_strays_are_detours() -> None:
+    view = MatchingGame(SMALL, MatchingOptions(brief=True, private_reasoning=True)).view(0)
+    table = "Ava BLEU 3\nAva Electra 5\nDaniel BLEU 5\nDaniel Electra 9\n"
+    steady = make_scripted("solo:think=trial", seed=0).lesson(view)
+    assert steady.text == f"{table}BLEU: Ava\nElectra: Daniel\n{BEST}" and steady.detours == ()
+    tried = set()
+    for seed in range(8):
+        lesson = make_scripted("solo:think=trial,stray=1", seed=seed).lesson(view)
+        assert lesson.text.startswith(table) and lesson.text.endswith(BEST)
+        trial = lesson.text[len(table) : -len(BEST)].splitlines()
+        names = [lesson.text[start:end] for start, end in lesson.detours]
+        assert [line.split(": ")[1] for line in trial] == names
+        tried.add(tuple(names))
+    assert tried == {("Ava", "Daniel"), ("Daniel", "Ava")}
+
+
 def test_full_wording_varies_with_the_seed_and_only_with_it(eights: list[MatchingInstance]) -> None:
     view = MatchingGame(eights[0], FULL).view(eights[0].first_seat)
     for spec in ("honest", "solo", "random"):
@@ -209,10 +251,11 @@ def test_specs() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("solo:think=all", "unknown think 'all': choose one of no, levels"),
+        ("solo:think=all", "unknown think 'all': choose one of no, levels, trial"),
+        ("solo:think=levels,stray=0.1", "stray needs think=trial.*got think=levels"),
         ("honset", "unknown scripted player 'honset'.*random, solo, honest; did you mean 'honest'"),
         ("", "unknown scripted player ''.*random, solo, honest"),
-        ("solo:tell=all", "unknown option of solo 'tell': choose one of think, slip"),
+        ("solo:tell=all", "unknown option of solo 'tell': choose one of think, stray, slip"),
         ("honest:tel=all", "unknown option of honest 'tel'.*did you mean 'tell'"),
         ("honest:tell=most", "unknown tell 'most': choose one of all, top, rows"),
         ("honest:reply=", "unknown reply '': choose one of propose, tell"),

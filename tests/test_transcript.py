@@ -38,6 +38,15 @@ def test_untrained_act_keeps_its_logprobs_but_not_its_mask() -> None:
     assert not span.trained
 
 
+def test_parts_of_a_turn_can_be_left_out_of_the_loss() -> None:
+    transcript = Transcript()
+    transcript.observe([1])
+    logprobs = [-1.0, -2.0, -3.0, -4.0]
+    transcript.act([2, 3, 4, 5], logprobs=logprobs, version=0, finish="stop", untrained=[(1, 3)])
+    assert transcript.mask == [0, 1, 0, 0, 1]
+    assert transcript.logprobs == [0.0, *logprobs]
+
+
 @pytest.mark.parametrize(
     ("span_index", "mask"), [(0, [0, 0, 0, 0, 0, 0, 0, 1]), (-1, [0, 0, 0, 1, 1, 0, 0, 0])]
 )

@@ -50,6 +50,41 @@ def test_a_pass_holds_every_transcript_once_in_an_order_of_its_own(samples: list
     assert batches != warm_start_batches(samples, config_of("seed=1"))
 
 
+def test_a_reviewer_is_one_token_whatever_paper_the_line_is_of() -> None:
+    """So a line can tell who is taken by the tokens before it; as one token for each pair of paper
+    and reviewer a plan of 8 lines was legal in 10 % of first proposals instead of 98 %."""
+    config = config_of("game.size=8", "model.scratch.vocab_size=512")
+    rendering = make_rendering(scratch_tokenizer(config), template_kwargs={})
+    lines = [rendering.action_ids(f"x\n{title}: Ava")[-3:-1] for title in ("BLEU", "GLUE", "SWAG")]
+    assert len({paper for paper, _ in lines}) == 3
+    assert len({reviewer for _, reviewer in lines}) == 1
+
+
+def test_strays_are_read_and_not_imitated() -> None:
+    thinking = "game={size: 3, scale: false, brief: true, private_reasoning: true}"
+    trained = {}
+    for stray in (0, 1):
+        teachers = f'warm_start.teachers=["solo:think=trial,stray={stray}"]'
+        config = config_of(thinking, teachers)
+        tokenizer = scratch_tokenizer(config_of(thinking))
+        rendering = make_rendering(tokenizer, template_kwargs={})
+        samples = teacher_samples(config, rendering, start=0, num=8)
+        trained[stray] = [sum(sample.mask) for sample in samples]
+        for sample in samples:
+            said = "".join(
+                tokenizer.decode([i]) if m else "_"
+                for i, m in zip(sample.ids, sample.mask, strict=True)
+            )
+            if "[propose]" in said:
+                trial, _, proposal = said.rpartition("[propose]")
+                assert [trial.count(f"{title}: _") for title in ("BLEU", "Electra", "GloVe")] == [
+                    stray
+                ] * 3
+                assert ": _" not in proposal
+    # Each proposal has three strays of one token each, and nothing else differs in length.
+    assert {a - b for a, b in zip(trained[0], trained[1], strict=True)} == {0, 3}
+
+
 def test_no_batch_is_short(samples: list[Sample]) -> None:
     for size, lengths in ((3, [3, 3]), (5, [5]), (8, [8])):
         config = config_of(f"warm_start.batch_size={size}", "warm_start.epochs=1")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from dialop.collab import numbers
 from dialop.collab.task import ANSWER, ASSISTANT, END, USER, CollabView
 from dialop.collab.texts import DO_NOT_KNOW, GO_ON, NOTHING_MORE
+from dialop.game import Lesson
 
 USER_SCRIPT = "user"
 ASSISTANT_SCRIPTS = ("ask", "guess", "chat")
@@ -59,6 +60,10 @@ class ScriptedCollab:
     def reseeded(self, seed: int) -> ScriptedCollab:
         """The same player with other draws."""
         return replace(self, seed=seed)
+
+    def lesson(self, view: CollabView) -> Lesson:
+        """The next move, all of it to be imitated."""
+        return Lesson(self.act(view))
 
     def act(self, view: CollabView) -> str:
         """The next move as text. The view must be of its own seat and its move must be due."""
