@@ -43,20 +43,22 @@ _MESSAGE_RULE = """\
 _BRIEF_WORDS = ("partner", "you", "your", "error")
 
 
-def brief_phrases(reviewers: Sequence[str], papers: Sequence[str]) -> list[str]:
+def brief_phrases(
+    reviewers: Sequence[str], papers: Sequence[str], *, split_lines: bool
+) -> list[str]:
     """What the brief style repeats as units: a tokenizer of its own may give each one token.
 
-    A cell is its name and its value. A line of a proposal is its paper and its reviewer: that a
-    reviewer is taken can then be read off its own token, whatever paper it was given.
+    A cell is its name and its value. A line of a proposal is one token or, split, its paper's and
+    its reviewer's: that a reviewer is taken is then a token that stands there already.
     """
     names, titles = display_names(reviewers, papers, brief=True)
     pairs = [(name, title) for name in names for title in titles]
+    lines = [f"{title}: {name}" for name, title in pairs]
     return [
         *(f"[{tag}]" for tag in ("message", "propose", "accept", "reject")),
         "Partner:",
         *(f"{name} {title} " for name, title in pairs),
-        *(f"{title}: " for title in titles),
-        *names,
+        *([f"{title}: " for title in titles] + names if split_lines else lines),
     ]
 
 

@@ -45,7 +45,7 @@ def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     assert scratch is not None
     specs, _ = teacher_mixture(config)
     instances = generated(config, TOKENIZER, start=0, num=scratch.tokenizer_games)
-    phrases = kit_of(config.game).phrases(instances, config.game)
+    phrases = kit_of(config.game).phrases(instances, config.game, split_lines=scratch.split_lines)
     return train_tokenizer(
         _texts(config, specs, instances), vocab_size=scratch.vocab_size, phrases=phrases
     )

@@ -110,7 +110,10 @@ def test_a_plans_loss_is_followed_from_the_cells_to_the_proposal(
         plan_loss.main([str(tmp_path)])
 
 
-def test_the_loss_of_a_player_that_knows_nothing_is_that_of_uniform_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("split", [False, True])
+def test_the_loss_of_a_player_that_knows_nothing_is_that_of_uniform_tokens(
+    split: bool, tmp_path: Path
+) -> None:
     """Weights of 0 give every token the same probability: a line costs ln V a token, and the k-th
     line of a plan gives (k - 1) / 3 to reviewers who are taken."""
     shape = (
@@ -120,6 +123,7 @@ def test_the_loss_of_a_player_that_knows_nothing_is_that_of_uniform_tokens(tmp_p
         None,
         [
             f"{shape}, tokenizer_games: 20, max_positions: 512}}",
+            f"model.scratch.split_lines={str(split).lower()}",
             "game={size: 3, brief: true, private_reasoning: true}",
             'warm_start={num_games: 1, teachers: ["honest:think=trial,stray=0.5,slip=0.5"]}',
             "rollout={max_new_tokens: 8, max_game_tokens: 400}",
@@ -136,9 +140,9 @@ def test_the_loss_of_a_player_that_knows_nothing_is_that_of_uniform_tokens(tmp_p
     token = math.log(len(tokenizer))
     near = {"rel": 1e-5}
     assert found["loss"]["token"] == pytest.approx(token, **near)
-    # A cell is its name, its level and the end of the line; a plan's line paper, reviewer, end.
-    for kind in ("table", "trial first", "trial last", "plan first", "plan middle"):
-        assert found["loss"][kind] == pytest.approx(2 * token, **near), kind
+    assert found["loss"]["table"] == pytest.approx(2 * token, **near)  # a name and a level
+    for kind in ("trial first", "trial last", "plan first", "plan middle"):
+        assert found["loss"][kind] == pytest.approx((1 + split) * token, **near), kind
     for part in ("trial", "plan"):
         for shares in found[f"taken in {part}"].values():
             assert shares == pytest.approx([0.0, 1 / 3, 2 / 3], rel=1e-5)

@@ -53,7 +53,7 @@ def test_a_pass_holds_every_transcript_once_in_an_order_of_its_own(samples: list
 def test_a_reviewer_is_one_token_whatever_paper_the_line_is_of() -> None:
     """So a line can tell who is taken by the tokens before it; as one token for each pair of paper
     and reviewer a plan of 8 lines was legal in 10 % of first proposals instead of 98 %."""
-    config = config_of("game.size=8", "model.scratch.vocab_size=512")
+    config = config_of("game.size=8", "model.scratch={vocab_size: 512, split_lines: true}")
     rendering = make_rendering(scratch_tokenizer(config), template_kwargs={})
     lines = [rendering.action_ids(f"x\n{title}: Ava")[-3:-1] for title in ("BLEU", "GLUE", "SWAG")]
     assert len({paper for paper, _ in lines}) == 3
@@ -62,11 +62,11 @@ def test_a_reviewer_is_one_token_whatever_paper_the_line_is_of() -> None:
 
 def test_strays_are_read_and_not_imitated() -> None:
     thinking = "game={size: 3, scale: false, brief: true, private_reasoning: true}"
-    trained = {}
+    split, trained = "model.scratch.split_lines=true", {}
     for stray in (0, 1):
         teachers = f'warm_start.teachers=["solo:think=trial,stray={stray}"]'
-        config = config_of(thinking, teachers)
-        tokenizer = scratch_tokenizer(config_of(thinking))
+        config = config_of(thinking, split, teachers)
+        tokenizer = scratch_tokenizer(config_of(thinking, split))
         rendering = make_rendering(tokenizer, template_kwargs={})
         samples = teacher_samples(config, rendering, start=0, num=8)
         trained[stray] = [sum(sample.mask) for sample in samples]

@@ -34,6 +34,11 @@ class ScratchConfig:
     tokenizer_games: int = key(
         500, "scripted games whose text trains the tokenizer", low=1, high=100_000
     )
+    split_lines: bool = key(
+        False,
+        "a brief proposal's line is two tokens, its paper and its reviewer, and not one for each "
+        "pair of them; on large boards that tells a small model who is taken",
+    )
 
     def check(self) -> None:
         step = 2 * self.heads  # rotary positions turn the numbers of a head in pairs

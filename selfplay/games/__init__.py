@@ -71,8 +71,11 @@ class GameKit(Protocol):
         """What a report says of the instances and rules it is about, as plain values."""
         ...
 
-    def phrases(self, instances: Sequence[Any], game: GameConfig) -> Sequence[str]:
-        """What its texts repeat as units: a tokenizer of its own may give each one token."""
+    def phrases(
+        self, instances: Sequence[Any], game: GameConfig, *, split_lines: bool
+    ) -> Sequence[str]:
+        """What its texts repeat as units: a tokenizer of its own may give each one token.
+        `split_lines` is `model.scratch.split_lines`."""
         ...
 
 

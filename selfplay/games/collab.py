@@ -77,9 +77,11 @@ def described(instances: Sequence[CollabInstance], game: GameConfig) -> dict[str
     return {"tasks": dict(Counter(instance.task for instance in instances))}
 
 
-def phrases(instances: Sequence[CollabInstance], game: GameConfig) -> Sequence[str]:
+def phrases(
+    instances: Sequence[CollabInstance], game: GameConfig, *, split_lines: bool
+) -> Sequence[str]:
     """Tags and the sentences of the hidden-number task in the brief style; the full style has
-    none."""
+    none. No move has lines to split."""
     if not game.brief:
         return ()
     said = (script.ASK_NUMBER, script.SMALL_TALK)

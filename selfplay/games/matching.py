@@ -66,7 +66,11 @@ def described(instances: Sequence[MatchingInstance], game: GameConfig) -> dict[s
     return {"board_sizes": sizes, "messages_allowed": game.messages}
 
 
-def phrases(instances: Sequence[MatchingInstance], game: GameConfig) -> Sequence[str]:
+def phrases(
+    instances: Sequence[MatchingInstance], game: GameConfig, *, split_lines: bool
+) -> Sequence[str]:
     """Tags, cells and assignment lines of the brief style; the full style has none."""
+    if not game.brief:
+        return ()
     first = instances[0]
-    return texts.brief_phrases(first.reviewers, first.papers) if game.brief else ()
+    return texts.brief_phrases(first.reviewers, first.papers, split_lines=split_lines)
