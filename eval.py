@@ -26,33 +26,38 @@ from pathlib import Path
 
 from transformers import AutoConfig
 
-from selfplay.assemble import load_engine, open_world, warn_forgeable
-from selfplay.chat import Rendering
+from selfplay.chat.rendering import Rendering
+from selfplay.colocation.start import load_engine
 from selfplay.config import Config
-from selfplay.crossplay import Voice, play_matrix
-from selfplay.crossplay_report import matrix_text, write_matrix
-from selfplay.crossplay_source import find_meeting, split_list
+from selfplay.config.player_spec import PERSON
+from selfplay.config.settings import SettingsError, dump
+from selfplay.distributed import World, close_world
 from selfplay.engines.base import Engine
-from selfplay.evaluate import AllVoid, check_room, evaluate, evaluate_people, evaluate_scripted
-from selfplay.evaluation_report import Page, errors_text, games_text, table_text, write_page
-from selfplay.evaluation_source import (
+from selfplay.evaluation.crossplay import Voice, play_matrix
+from selfplay.evaluation.crossplay_report import matrix_text, write_matrix
+from selfplay.evaluation.crossplay_sources import find_cross_play, split_list
+from selfplay.evaluation.evaluate import (
+    AllVoid,
+    check_room,
+    evaluate,
+    evaluate_people,
+    evaluate_scripted,
+)
+from selfplay.evaluation.report import Page, errors_text, games_text, table_text, write_page
+from selfplay.evaluation.sources import (
     Games,
-    Source,
-    described_in,
     find_config,
     find_games,
     find_partner,
-    find_source,
     find_start,
-    nearest,
     report_folder,
     usual_partner,
 )
 from selfplay.games import kit_of
-from selfplay.parallel import World, close_world
-from selfplay.partner_specs import PERSON
-from selfplay.partners import Partners
-from selfplay.preflight import (
+from selfplay.model.policy import described_in
+from selfplay.partners.checkpoints import Source, find_source, nearest
+from selfplay.partners.partners import Partners
+from selfplay.preflight.run import (
     Words,
     check_endpoint,
     check_folder,
@@ -60,8 +65,8 @@ from selfplay.preflight import (
     read_rendering,
     refused,
 )
-from selfplay.settings import SettingsError, dump
-from selfplay.tables import Guest
+from selfplay.rollout.seating import Partner
+from selfplay.setup import open_world, warn_forgeable
 
 
 def find_rendering(source: Source, config: Config, *, games: Games, world: World) -> Rendering:
@@ -93,7 +98,7 @@ def play_all(
     *,
     games: Games,
     rendering: Rendering,
-    guest: Guest,
+    partner: Partner,
     engine: Engine | None,
     world: World,
 ) -> Page | None:
@@ -107,7 +112,7 @@ def play_all(
             rendering=rendering,
             config=config,
             world=world,
-            guest=guest,
+            partner=partner,
             temperature=temperature,
         )
     if world.rank:
@@ -193,7 +198,7 @@ def cross_play(asked: argparse.Namespace) -> int:
         if asked.partner or len(asked.temperature or []) > 1:
             raise ValueError("--partners needs no --partner and at most one --temperature")
         check_temperatures(asked.temperature or [])
-        meeting = find_meeting(
+        meeting = find_cross_play(
             asked.checkpoint, asked.partners, given=asked.config, overrides=asked.overrides
         )
         if asked.out is None and meeting.home is None:
@@ -294,7 +299,7 @@ def one_policy(asked: argparse.Namespace) -> int:
                 source,
                 games=games,
                 rendering=rendering,
-                guest=partners.guests(0)[0][0],
+                partner=partners.for_step(0)[0][0],
                 engine=partners.beside(engine),
                 world=world,
             )

@@ -18,8 +18,42 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from selfplay import rollout
-from selfplay.assemble import (
+from selfplay.checkpoint import finish, resume, save_checkpoint
+from selfplay.colocation.handover import sleep_engine, sync_and_wake
+from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck, saved_first
+from selfplay.config import Config, load_config
+from selfplay.config.settings import SettingsError, describe
+from selfplay.credit.advantages import reward_samples
+from selfplay.credit.compare import compute_advantages
+from selfplay.credit.dynamic_sampling import Played, play_full
+from selfplay.data.instances import check_files
+from selfplay.data.stream import TrainStream
+from selfplay.distributed import World, close_world, gather_objects, on_first_rank
+from selfplay.engines.base import Sampling
+from selfplay.evaluation.drift_monitor import (
+    DriftMonitor,
+    LanguageDrift,
+    check_watch,
+    make_drift_monitor,
+)
+from selfplay.evaluation.held_out import EvaluationContext, held_out, held_out_at_start, validation
+from selfplay.learner.batch import share_by_tokens
+from selfplay.learner.mismatch import EngineDisagrees
+from selfplay.learner.policy_update import update_policy
+from selfplay.learner.recompute import recompute_logprobs
+from selfplay.learner.reference import update_reference
+from selfplay.metrics.journal import Journal
+from selfplay.metrics.log import Stopwatch, open_run
+from selfplay.metrics.run_lock import hold_run
+from selfplay.metrics.step import step_metrics
+from selfplay.partners.judge import judge_interactivity, make_judge
+from selfplay.partners.partners import Partners, check_partners, make_partners
+from selfplay.preflight.model import check_model
+from selfplay.preflight.run import Words, check_run, refused
+from selfplay.rollout import driver as rollout
+from selfplay.rollout.episode import limits_of
+from selfplay.rollout.seating import check_players, self_play_games
+from selfplay.setup import (
     check_shared,
     first_weights,
     make_learner,
@@ -32,36 +66,7 @@ from selfplay.assemble import (
     shares_policy,
     start_engine,
 )
-from selfplay.batch import share_by_tokens
-from selfplay.checkpoint import finish, resume, save_checkpoint
-from selfplay.compare import compare
-from selfplay.config import Config, load_config
-from selfplay.credit import reward_samples
-from selfplay.data import check_files
-from selfplay.engines.base import Sampling
-from selfplay.guard import Guard, PrivateLanguage, check_watch, make_guard
-from selfplay.hand_over import give_back, lend
-from selfplay.held_out import Venue, held_out, held_out_at_start, validation
-from selfplay.journal import Journal
-from selfplay.judge import make_judge, marked
-from selfplay.learn import learn
-from selfplay.log import Stopwatch, open_run
-from selfplay.measures import step_metrics
-from selfplay.mismatch import EngineDisagrees
-from selfplay.parallel import World, close_world, gather_objects, on_first_rank
-from selfplay.partners import Partners, check_partners, make_partners
-from selfplay.play import limits_of
-from selfplay.preflight import Words, check_run, refused
-from selfplay.reference import follow
-from selfplay.resample import Played, play_full
-from selfplay.run_lock import hold_run
-from selfplay.scoring import score
-from selfplay.settings import SettingsError, describe
-from selfplay.start_check import check_model
-from selfplay.stream import TrainStream
-from selfplay.sync_check import NUM_TURNS, SyncCheck, saved_first
-from selfplay.tables import check_players, self_play_tables
-from selfplay.warm_start import replay_part
+from selfplay.warm_start import auxiliary_imitation
 
 
 def train(config: Config, world: World, cleanup: ExitStack) -> None:
@@ -76,36 +81,38 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     start = check_model(config, tokenizer, rendering, world)
     weights = first_weights(config, folder, tokenizer, rendering, world)
     partners = make_partners(config, rendering, world, cleanup=cleanup)
-    guard = make_guard(config, weights, partners)
+    drift_monitor = make_drift_monitor(config, weights, partners)
     engine = start_engine(config, weights, world, listen=start.listen, cleanup=cleanup)
     learner = make_learner(config, weights, world, reference=config.algorithm.kl > 0)
     learner.critic = make_own_critic(config, weights, learner)
     engine = share_policy(config, learner) if shares_policy(config, world) else engine
     start.compare(learner, engine, weights)
     voices = partners.beside(engine)
-    venue = Venue(voices, partners.usual(), rendering, world)
+    context = EvaluationContext(voices, partners.usual(), rendering, world)
     offload = make_offload(config, learner)
     sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
     limits, judge = limits_of(config), make_judge(config, world, cleanup=cleanup)
-    first_step, carried = resume(folder, learner)
-    baselines: dict[str, float] = carried.get("baselines", {})
-    partners.begin(carried.get("partners", {}), learner, tokenizer)
-    stream.restore(carried.get("edge", []))
-    give_back(learner, engine, offload, version=first_step, config=config)
-    held_out_at_start(first_step, config, venue=venue, folder=folder)
-    guard.begin(carried.get("guard", {}), first_step, venue)
+    first_step, state = resume(folder, learner)
+    baselines: dict[str, float] = state.get("baselines", {})
+    partners.begin(state.get("partners", {}), learner, tokenizer)
+    stream.restore(state.get("edge", []))
+    sync_and_wake(learner, engine, offload, version=first_step, config=config)
+    held_out_at_start(first_step, config, context=context, folder=folder)
+    drift_monitor.begin(state.get("guard", {}), first_step, context)
     journal, watch = Journal(folder, config, after_step=first_step, rank=world.rank), Stopwatch()
     check = SyncCheck(learner, engine, config=config)
     save = partial(save_checkpoint, folder, learner, tokenizer, keep=config.keep_checkpoints)
 
     def play(step: int, places: Sequence[int]) -> Played:
-        instances, guests = stream.step(step, places), partners.guests(step)
-        tables = self_play_tables(instances, guests, step=step, config=config, rendering=rendering)
+        instances, for_step = stream.step(step, places), partners.for_step(step)
+        tables = self_play_games(instances, for_step, step=step, config=config, rendering=rendering)
         run = rollout.run(tables, voices, sampling=sampling, limits=limits, version=step)
-        return marked(run, judge)
+        return judge_interactivity(run, judge)
 
     for step in range(first_step, config.steps):
-        save_before = partial(save, step=step, carried=_carried(baselines, stream, partners, guard))
+        save_before = partial(
+            save, step=step, state=_carried(baselines, stream, partners, drift_monitor)
+        )
         with watch("play"):
             episodes, played = play_full(partial(play, step), config=config, world=world)
             check.listen(rollout.first_turns(episodes, NUM_TURNS))
@@ -115,46 +122,51 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
             )
             stream.remember(gather_objects(stream.spreads(credited.spreads), world))
             mine = share_by_tokens(samples, world)
-            replay = replay_part(config, rendering, step=step, world=world)
+            auxiliary = auxiliary_imitation(config, rendering, step=step, world=world)
         with watch("sleep"):
-            lend(engine, offload, world)
+            sleep_engine(engine, offload, world)
         with watch("score"), saved_first(save_before, step):
-            mine, scored = score(learner, mine, config=config)
-            mine, baselines = compare(mine, baselines, config=config, world=world)
+            mine, scored = recompute_logprobs(learner, mine, config=config)
+            mine, baselines = compute_advantages(mine, baselines, config=config, world=world)
         with watch("update"), saved_first(save_before, step):
-            learnt = scored | learn(learner, mine, replay, step=step, config=config)
-            learnt |= follow(learner, learnt, step=step, config=config)
+            learnt = scored | update_policy(learner, mine, auxiliary, step=step, config=config)
+            learnt |= update_reference(learner, learnt, step=step, config=config)
         with watch("push"), check.put_off():
-            give_back(learner, engine, offload, version=step + 1, config=config)
+            sync_and_wake(learner, engine, offload, version=step + 1, config=config)
         with watch("gate"):
             learnt |= check.after_push(version=step + 1)
         learnt |= partners.finish_step(step + 1, episodes, learner, tokenizer)
         metrics = step_metrics(episodes, played, credited, learnt, world)
         if config.eval.every and (step + 1) % config.eval.every == 0 and check.trouble is None:
             with watch("eval"):
-                metrics |= guard.watch(step + 1, validation(config, venue))
+                metrics |= drift_monitor.watch(step + 1, validation(config, context))
         journal.step(step + 1, metrics, episodes, watch)
-        last = step + 1 == config.steps or guard.stops(step + 1) or check.trouble is not None
+        last = (
+            step + 1 == config.steps or drift_monitor.stops(step + 1) or check.trouble is not None
+        )
         if (step + 1) % config.save_every == 0 or last:
             with watch("save"), check.put_off():
-                lend(engine, offload, world)
-                save(step=step + 1, carried=_carried(baselines, stream, partners, guard))
-                give_back(learner, engine, offload, version=step + 1, config=config)
+                sleep_engine(engine, offload, world)
+                save(step=step + 1, state=_carried(baselines, stream, partners, drift_monitor))
+                sync_and_wake(learner, engine, offload, version=step + 1, config=config)
         check.hold(step + 1)
-        guard.hold(step + 1)
+        drift_monitor.hold(step + 1)
 
     journal.close()
-    held_out("after", config, venue=venue, folder=folder)
-    lend(engine, offload, world)
+    held_out("after", config, context=context, folder=folder)
+    sleep_engine(engine, offload, world)
     finish(folder, learner, tokenizer, step=max(first_step, config.steps))
 
 
 def _carried(
-    baselines: dict[str, float], stream: TrainStream, partners: Partners, guard: Guard
+    baselines: dict[str, float],
+    stream: TrainStream,
+    partners: Partners,
+    drift_monitor: DriftMonitor,
 ) -> dict[str, Any]:
     """What the next step needs beside the learner, as plain values for a checkpoint."""
     state = {"baselines": baselines, "edge": stream.state()}
-    return state | {"partners": partners.carried(), "guard": guard.carried()}
+    return state | {"partners": partners.state(), "guard": drift_monitor.state()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -184,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with ExitStack() as cleanup:
             train(config, world, cleanup)
-    except (SettingsError, PrivateLanguage, EngineDisagrees) as error:
+    except (SettingsError, LanguageDrift, EngineDisagrees) as error:
         return refused("train.py", error, status=2 if isinstance(error, SettingsError) else 1)
     close_world(world)
     return 0

@@ -24,25 +24,25 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from selfplay import rollout
-from selfplay.assemble import make_learner
-from selfplay.batch import micro_batches, num_trained_tokens
-from selfplay.branch import siblings_of
-from selfplay.chat import make_rendering
+from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, load_config
-from selfplay.credit import assign_advantages, reward_samples
+from selfplay.credit.advantages import assign_advantages, reward_samples
+from selfplay.credit.rewards import seat_reward
+from selfplay.credit.sample import Sample
+from selfplay.data.stream import TrainStream
+from selfplay.distributed import init_world
 from selfplay.engines.base import Sampling
 from selfplay.engines.hf import HFEngine
-from selfplay.learner import Learner
-from selfplay.log import progress
-from selfplay.objective import Part, part_loss
-from selfplay.parallel import init_world
-from selfplay.play import BranchPoint, Episode, limits_of
-from selfplay.rewards import seat_reward
-from selfplay.samples import Sample
-from selfplay.stream import TrainStream
-from selfplay.tables import self_play_tables
-from selfplay.token_means import TokenMeans
+from selfplay.learner.batch import micro_batches, num_trained_tokens
+from selfplay.learner.learner import Learner
+from selfplay.learner.objective import Part, part_loss
+from selfplay.learner.token_means import TokenMeans
+from selfplay.metrics.log import progress
+from selfplay.rollout import driver as rollout
+from selfplay.rollout.branches import siblings_of
+from selfplay.rollout.episode import BranchPoint, Episode, limits_of
+from selfplay.rollout.seating import self_play_games
+from selfplay.setup import make_learner
 
 SETTINGS = (
     "groups:",
@@ -50,7 +50,7 @@ SETTINGS = (
     "all turns, 4 siblings: rollout.branch.turns=all rollout.group_size=1 rollout.instances=20",
     "first turn, 4 siblings: rollout.branch.turns=first rollout.group_size=4 rollout.instances=8",
     "all turns, 2 siblings, 2 futures: rollout.branch.turns=all rollout.branch.siblings=2 "
-    "rollout.branch.futures=2 rollout.group_size=1 rollout.instances=28",
+    "rollout.branch.continuations=2 rollout.group_size=1 rollout.instances=28",
 )
 NUM_BLOCKS = 8
 
@@ -128,7 +128,7 @@ def player(
 
     def play_step(step: int) -> tuple[list[Episode], int]:
         instances = stream.step(step, range(config.rollout.instances))
-        tables = self_play_tables(instances, step=step, config=config, rendering=rendering)
+        tables = self_play_games(instances, step=step, config=config, rendering=rendering)
         episodes, played = rollout.run(tables, engine, sampling=sampling, limits=limits_of(config))
         return episodes, played.num_generated_tokens
 
@@ -137,7 +137,7 @@ def player(
 
 def turn_table(args: argparse.Namespace) -> list[str]:
     """The first table: mean square errors of both credits, by what the turn did."""
-    forked = "rollout.branch.turns=all rollout.branch.siblings=12 rollout.branch.futures=3"
+    forked = "rollout.branch.turns=all rollout.branch.siblings=12 rollout.branch.continuations=3"
     config = load_config(
         args.config, ["device=cpu", "algorithm.kl=0.0", "rollout.instances=1", *forked.split()]
     )
@@ -174,9 +174,9 @@ def turn_errors(
         return seat_reward(game, point.seat, config=config.reward)
 
     own, *siblings = siblings_of(episode, point)
-    firsts = [reward(futures[0]) for futures in siblings]
+    firsts = [reward(continuations[0]) for continuations in siblings]
     # A turn that ends its game has one future, which is then all its value.
-    more = [reward(future) for future in own[1:]] or [reward(episode)] * 2
+    more = [reward(continuation) for continuation in own[1:]] or [reward(episode)] * 2
     true = [value - float(np.mean(firsts[3 + 4 * i : 7 + 4 * i])) for i, value in enumerate(more)]
     by_group = reward(episode) - float(np.mean([reward(other) for other in others]))
     by_branch = reward(episode) - float(np.mean(firsts[:3]))

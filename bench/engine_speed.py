@@ -23,10 +23,10 @@ from pathlib import Path
 import torch
 
 from bench.shapes import SHAPES, qwen2_config, random_model
-from selfplay import sync
+from selfplay.colocation import weight_sync as sync
+from selfplay.distributed import World, close_world, init_world
 from selfplay.engines.base import Completion, Request, Sampling
-from selfplay.engines.sglang import SGLangEngine
-from selfplay.parallel import World, close_world, init_world
+from selfplay.engines.sglang.engine import SGLangEngine
 
 Ask = Callable[[Request], Awaitable[Completion]]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from dialop.generate import MatchingRecipe, generate_many
+from dialop.matching.generate import MatchingRecipe, generate_many
 
 
 def main() -> None:

@@ -31,21 +31,21 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from dialop.matching import MatchingInstance
-from dialop.roster import display_names
-from selfplay import rollout
-from selfplay.batch import micro_batches
-from selfplay.chat import Rendering, make_rendering
+from dialop.matching.game import MatchingInstance
+from dialop.matching.roster import display_names
+from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import Config, load_config
-from selfplay.credit import imitation_samples
-from selfplay.data import HELD_OUT, generated
+from selfplay.credit.advantages import imitation_samples
+from selfplay.credit.sample import Sample, trained_stretches
+from selfplay.data.instances import HELD_OUT, generated
 from selfplay.engines.base import Sampling
 from selfplay.engines.hf import HFEngine
-from selfplay.model import hidden_states, load_model
-from selfplay.play import Episode, limits_of
-from selfplay.rollout import run_scripted
-from selfplay.samples import Sample, trained_stretches
-from selfplay.tables import BY_ITSELF, evaluation_tables, teacher_tables
+from selfplay.learner.batch import micro_batches
+from selfplay.model.policy import hidden_states, load_model
+from selfplay.rollout import driver as rollout
+from selfplay.rollout.driver import run_scripted
+from selfplay.rollout.episode import Episode, limits_of
+from selfplay.rollout.seating import SELF_PLAY, evaluation_games, teacher_games
 
 BUDGET = 65_536  # packed tokens a forward pass
 NUM_PROBES = 128  # plans that are asked about taken reviewers
@@ -178,7 +178,7 @@ def _last_token(examined: Examined, title: str, name: str) -> int:
 def played(examined: Examined, instances: Sequence[Any], temperature: float) -> dict[str, Any]:
     """What became of first proposals and games when the model played itself."""
     config, rendering = examined.config, examined.rendering
-    tables = evaluation_tables(instances, guest=BY_ITSELF, config=config, rendering=rendering)
+    tables = evaluation_games(instances, partner=SELF_PLAY, config=config, rendering=rendering)
     sampling = Sampling(temperature=temperature, stop_ids=rendering.stop_ids)
     engine = HFEngine(examined.model, max_batch=512)
     episodes, _ = rollout.run(tables, engine, sampling=sampling, limits=limits_of(config))
@@ -215,7 +215,7 @@ def _worth(text: str, episode: Episode, instances: Sequence[Any]) -> float:
 
 def teachers_games(config: Config, rendering: Rendering, instances: Sequence[Any]) -> list[Sample]:
     """The teachers' transcripts of these instances, without slips and detours."""
-    tables = teacher_tables(instances, config=config, rendering=rendering)
+    tables = teacher_games(instances, config=config, rendering=rendering)
     return imitation_samples(run_scripted(tables, limits=limits_of(config)))
 
 

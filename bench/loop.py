@@ -26,24 +26,15 @@ from pathlib import Path
 
 from bench.memory import Peaks, lone_pushes, nap
 from bench.shapes import SHAPES, qwen2_config, random_model
-from selfplay import rollout
-from selfplay.assemble import DTYPES, make_tokenizer, share_policy
-from selfplay.batch import share_by_tokens
-from selfplay.chat import make_rendering
+from selfplay.chat.rendering import make_rendering
+from selfplay.colocation.handover import sleep_engine, sync_and_wake
+from selfplay.colocation.offload import Offload
+from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck
 from selfplay.config import Config, load_config
-from selfplay.credit import assign_advantages, reward_samples, standings
-from selfplay.data import named_seed
-from selfplay.engines.base import Engine, Sampling
-from selfplay.engines.sglang import SGLangEngine
-from selfplay.hand_over import give_back, lend
-from selfplay.learn import learn
-from selfplay.learner import Learner
-from selfplay.liger import liger_is_here
-from selfplay.log import Stopwatch
-from selfplay.measures import step_metrics
-from selfplay.offload import Offload
-from selfplay.optim import make_optimizer
-from selfplay.parallel import (
+from selfplay.credit.advantages import assign_advantages, reward_samples, sample_statistics
+from selfplay.data.seeds import named_seed
+from selfplay.data.stream import TrainStream
+from selfplay.distributed import (
     World,
     all_reduce_max,
     barrier,
@@ -52,11 +43,21 @@ from selfplay.parallel import (
     gather_objects,
     init_world,
 )
-from selfplay.play import Episode, limits_of
-from selfplay.scoring import score
-from selfplay.stream import TrainStream
-from selfplay.sync_check import NUM_TURNS, SyncCheck
-from selfplay.tables import self_play_tables
+from selfplay.engines.base import Engine, Sampling
+from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.learner.batch import share_by_tokens
+from selfplay.learner.learner import Learner
+from selfplay.learner.optimizer import make_optimizer
+from selfplay.learner.policy_update import update_policy
+from selfplay.learner.recompute import recompute_logprobs
+from selfplay.metrics.log import Stopwatch
+from selfplay.metrics.step import step_metrics
+from selfplay.model.liger import liger_is_here
+from selfplay.model.policy import DTYPES
+from selfplay.rollout import driver as rollout
+from selfplay.rollout.episode import Episode, limits_of
+from selfplay.rollout.seating import self_play_games
+from selfplay.setup import make_tokenizer, share_policy
 
 STAGES = ("play", "credit", "sleep", "score", "update", "push", "gate")
 # Games a GPU: about as many as make a step of 10 to 20 s.
@@ -124,7 +125,7 @@ def settings(options: argparse.Namespace, folder: Path, num_ranks: int) -> Confi
             "engine.mem_fraction=0.3",
             f"engine.attention={options.attention}",
             f"engine.tp_size={engine_tp}",
-            "engine.max_gap=0.5",  # random weights make large logits, which bf16 resolves badly
+            "engine.max_mismatch=0.5",  # random weights make large logits, which bf16 resolves badly
             f"parallel.tp={options.tp}",
             *(LONE_7B if lone_7b else []),
             *(f"{key}={value}" for key, value in said.items() if value is not None),
@@ -204,14 +205,14 @@ def run_steps(
         parameters=config.parallel.offload_parameters,
     )
     stream, limits = TrainStream(config), limits_of(config)
-    give_back(learner, engine, offload, version=0, config=config)
+    sync_and_wake(learner, engine, offload, version=0, config=config)
     watch, steps = Stopwatch(), []
     check = SyncCheck(learner, engine, config=config)
     for step in range(options.steps + 1):
         num = config.rollout.instances if step else max(world.replica.num, 1)
         with watch("play"), peaks("play"):
             instances = stream.step(step, world.replica.share(num))
-            tables = self_play_tables(instances, step=step, config=config, rendering=rendering)
+            tables = self_play_games(instances, step=step, config=config, rendering=rendering)
             episodes, played = rollout.run(tables, engine, sampling=sampling, limits=limits)
             barrier(world)
         check.listen(rollout.first_turns(episodes, NUM_TURNS))
@@ -222,15 +223,15 @@ def run_steps(
             )
             mine = share_by_tokens(samples, world)
         with watch("sleep"):
-            lend(engine, offload, world)
+            sleep_engine(engine, offload, world)
         with watch("score"), peaks("update"):
-            mine, scored = score(learner, mine, config=config)
-            among = gather_objects(standings(mine, algorithm=config.algorithm), world)
+            mine, scored = recompute_logprobs(learner, mine, config=config)
+            among = gather_objects(sample_statistics(mine, algorithm=config.algorithm), world)
             mine = assign_advantages(mine, algorithm=config.algorithm, among=among)
         with watch("update"), peaks("update"):
-            learnt = scored | learn(learner, mine, [], step=step, config=config)
+            learnt = scored | update_policy(learner, mine, [], step=step, config=config)
         with watch("push"), peaks("push"):
-            give_back(learner, engine, offload, version=step + 1, config=config)
+            sync_and_wake(learner, engine, offload, version=step + 1, config=config)
         with watch("gate"):
             learnt |= check.after_push(version=step + 1)
         metrics = step_metrics(episodes, played, credited, learnt, world)
@@ -253,7 +254,13 @@ def summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
         for stage in (*STAGES, "step")
     }
     found["other_share"] = 1.0 - (found["play_s"] + found["update_s"]) / found["step_s"]
-    for name in ("num_games", "num_generated_tokens", "num_packed_tokens", "gap_mean", "gate_gap"):
+    for name in (
+        "num_games",
+        "num_generated_tokens",
+        "num_packed_tokens",
+        "mismatch_mean",
+        "sync_check_mismatch",
+    ):
         if name in timed[-1]:
             found[name] = timed[-1][name]
     found["generated_per_s"] = found["num_generated_tokens"] / found["play_s"]

@@ -15,13 +15,13 @@ from functools import partial
 
 import torch
 
+from selfplay.colocation.handover import sync_weights
+from selfplay.colocation.weight_sync import Pushed
 from selfplay.config import Config
+from selfplay.distributed import World, barrier
 from selfplay.engines.base import Engine
-from selfplay.engines.sglang import SGLangEngine
-from selfplay.hand_over import push_policy
-from selfplay.learner import Learner
-from selfplay.parallel import World, barrier
-from selfplay.sync import Pushed
+from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.learner.learner import Learner
 
 GIB = 2**30
 
@@ -83,7 +83,7 @@ def lone_pushes(
     pushed: list[Pushed] = []
     lone_s = statistics.median(
         _seconds(
-            lambda: pushed.append(push_policy(learner, engine, version=version, config=config)),
+            lambda: pushed.append(sync_weights(learner, engine, version=version, config=config)),
             learner.world,
         )
         for _ in range(3)

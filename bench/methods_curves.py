@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.tiny_report import row
-from selfplay.evaluation_report import write_whole
-from selfplay.report import learning_curve_svg
+from selfplay.evaluation.drawings import learning_curve_svg
+from selfplay.metrics.log import write_atomically
 
 Steps = list[dict[str, float]]  # a run's lines, in order
-MEASURES = ("messages", "honesty", "errors", "flat_groups", "entropy", "kl_reference")
+MEASURES = ("messages", "honesty", "errors", "zero_variance_groups", "entropy", "kl_reference")
 HEADINGS = ("method", "seeds", "score", "lowest, highest seed", *MEASURES)
 SMOOTHED = 10  # steps to a point of a curve
 
@@ -100,7 +100,7 @@ def write_figures(
                 alike[f"{name}, seed {seed}"] = name
         path = folder / f"method_{method}.svg"
         title = f"{method} beside {base}: score of training games"
-        write_whole(path, learning_curve_svg(curves, y="score", title=title, alike=alike))
+        write_atomically(path, learning_curve_svg(curves, y="score", title=title, alike=alike))
         shown.append(f"![{title}]({path.as_posix()})")
     return shown
 

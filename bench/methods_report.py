@@ -19,11 +19,10 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.tiny_report import Run, curve_rows, held_to, read_run, row
-from selfplay.evaluation_report import write_whole
-from selfplay.log import clock
-from selfplay.report import learning_curve_svg
-from selfplay.settings import SettingsError, difference
-from selfplay.statistics import bootstrap_interval, show_interval
+from selfplay.config.settings import SettingsError, difference
+from selfplay.evaluation.drawings import learning_curve_svg
+from selfplay.metrics.bootstrap import bootstrap_interval, show_interval
+from selfplay.metrics.log import clock, write_atomically
 
 Runs = dict[str, list[Run]]  # a method's runs by its name, in the order of their seeds
 HEADINGS = (
@@ -112,7 +111,7 @@ def write_figures(methods: Runs, folder: Path, *, base: str) -> list[str]:
             title=title,
             alike={label: name for label, (name, _) in curves.items()},
         )
-        write_whole(path, drawing)
+        write_atomically(path, drawing)
         shown.append(f"![{title}]({path.as_posix()})")
     return shown
 
@@ -132,7 +131,7 @@ def _place(name: str, methods: Runs, *, base: str) -> tuple[bool, str, bool, str
 def _cells(name: str, runs: Sequence[Run]) -> list[str]:
     after = [fmean(run.after["sampled"]["scores"]) for run in runs]
     before = [fmean(run.before["sampled"]["scores"]) for run in runs]
-    flat = [step["flat_groups"] for run in runs for step in run.steps]
+    flat = [step["zero_variance_groups"] for run in runs for step in run.steps]
     seconds = fmean(sum(step.get("step_s", 0.0) for step in run.steps) for run in runs)
     return [
         name,

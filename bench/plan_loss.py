@@ -27,12 +27,12 @@ from typing import Any
 
 import numpy as np
 
-from dialop.board import MatchingView
-from dialop.matching import MatchingGame, MatchingInstance
-from dialop.pooling import best_plan, levels, pooled_table, told_cells, value_range, worth
-from dialop.statements import stated_cells
+from dialop.matching.board import MatchingView
+from dialop.matching.game import MatchingGame, MatchingInstance
+from dialop.matching.pooling import best_plan, levels, pooled_table, told_cells, value_range, worth
+from dialop.matching.statements import stated_cells
 from selfplay.config import Config, load_config
-from selfplay.data import GENERATED, TRAIN, generated
+from selfplay.data.instances import GENERATED, TRAIN, generated
 from selfplay.games import kit_of
 
 

@@ -31,10 +31,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from bench.memory import copy_ceiling
 from bench.shapes import SHAPES, qwen2_config
-from selfplay import sync
-from selfplay.engines import sglang_push
+from selfplay.colocation import weight_sync as sync
 from selfplay.engines.base import Completion, Request, Sampling
-from selfplay.engines.sglang import SGLangEngine
+from selfplay.engines.sglang import weights as sglang_push
+from selfplay.engines.sglang.engine import SGLangEngine
 
 GIB = 2**30
 PROMPTS = torch.randint(10, 500, (8, 96), generator=torch.Generator().manual_seed(1)).tolist()

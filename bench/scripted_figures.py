@@ -15,9 +15,9 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from dialop.generate import MatchingRecipe, generate_many
-from dialop.matching import MatchingInstance, MatchingOptions, new_game
-from dialop.scripted import make_scripted
+from dialop.matching.game import MatchingInstance, MatchingOptions, new_game
+from dialop.matching.generate import MatchingRecipe, generate_many
+from dialop.matching.scripted import make_scripted
 
 BOARDS = {
     "8x8": (MatchingRecipe(), MatchingOptions()),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel, Qwen2Config
 
-from selfplay.model import apply_liger, empty_model
-from selfplay.parallel import World, fill_shards, shard
+from selfplay.distributed import World, fill_shards, shard
+from selfplay.model.policy import apply_liger, empty_model
 
 # name: width, layers, heads, key/value heads, MLP width, vocabulary, tied embeddings
 SHAPES = {

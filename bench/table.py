@@ -136,7 +136,7 @@ def table_line(row: dict[str, Any]) -> str:
         stages,
         f"{100 * row['other_share']:.1f} %",
         rates,
-        number("gap_mean", 4),
+        number("mismatch_mean", 4),
     )
     return " | ".join(map(str, cells))
 

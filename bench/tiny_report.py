@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from selfplay.config import Config, load_config
-from selfplay.evaluation_report import fenced, write_whole
+from selfplay.config.settings import SettingsError, difference
+from selfplay.evaluation.drawings import drift_svg, game_text, learning_curve_svg
+from selfplay.evaluation.report import fenced
 from selfplay.games import kit_of
-from selfplay.log import clock
-from selfplay.report import game_text, guard_svg, learning_curve_svg
-from selfplay.settings import SettingsError, difference
-from selfplay.statistics import show_interval
+from selfplay.metrics.bootstrap import show_interval
+from selfplay.metrics.log import clock, write_atomically
 
 # Metric, the name of its figure, its title.
 CURVES = (
@@ -151,17 +151,17 @@ def write_curves(runs: Sequence[Run], folder: Path, *, name: str) -> list[str]:
     for metric, word, title in CURVES:
         rows = {run.label: curve_rows(run) for run in runs}
         path = folder / f"{name}_{word}.svg"
-        write_whole(path, learning_curve_svg(rows, y=metric, title=title))
+        write_atomically(path, learning_curve_svg(rows, y=metric, title=title))
         shown.append(f"![{title}]({path.as_posix()})")
     for number, run in enumerate(runs):
         seen = [
-            (step["step"], step["eval_score"], step["eval_guard_score"])
+            (step["step"], step["eval_score"], step["eval_drift_score"])
             for step in run.steps
-            if "eval_guard_score" in step
+            if "eval_drift_score" in step
         ]
         if seen:
             path = folder / f"{name}_guard_{number}.svg"
-            write_whole(path, guard_svg(seen, partner=run.config.eval.guard.partner))
+            write_atomically(path, drift_svg(seen, partner=run.config.eval.drift_monitor.partner))
             shown.append(f"![{run.label}: its guard]({path.as_posix()})")
     return shown
 

@@ -28,16 +28,10 @@ from typing import Any
 import torch
 
 from bench.shapes import SHAPES, random_model
-from selfplay.attention import attention_backend
-from selfplay.logprob import token_logprobs
-from selfplay.model import policy_logprobs
-from selfplay.parallel import (
-    World,
-    all_reduce_max,
-    clip_grad_norm,
-    close_world,
-    init_world,
-)
+from selfplay.distributed import World, all_reduce_max, clip_grad_norm, close_world, init_world
+from selfplay.model.attention import attention_backend
+from selfplay.model.logprob import token_logprobs
+from selfplay.model.policy import policy_logprobs
 
 GIB = 2**30
 

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from dialop.board import MatchingInstance, MatchingOptions
 from dialop.collab import store
 from dialop.collab.game import CollabGame
 from dialop.collab.numbers import hidden_number
 from dialop.collab.task import CollabOptions
 from dialop.game import Game
-from dialop.generate import KEEPS, MatchingRecipe, generate_many
-from dialop.matching import new_game
-from dialop.recorded import replay
+from dialop.matching.board import MatchingInstance, MatchingOptions
+from dialop.matching.game import new_game
+from dialop.matching.generate import KEEPS, MatchingRecipe, generate_many
+from dialop.matching.recorded import replay
+from dialop.matching.store import read_instances, read_records, write_instances
 from dialop.shown import printable
-from dialop.store import read_instances, read_records, write_instances
 
 GAMES = ("matching", "collab")
 

@@ -27,10 +27,10 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from selfplay.learner import Learner
-from selfplay.lora import export_adapters, is_adapter
-from selfplay.model import export
-from selfplay.parallel import World, barrier
+from selfplay.distributed import World, barrier
+from selfplay.learner.learner import Learner
+from selfplay.model.lora import export_adapters, is_adapter
+from selfplay.model.policy import export
 
 
 def save_checkpoint(
@@ -40,11 +40,11 @@ def save_checkpoint(
     *,
     step: int,
     keep: int,
-    carried: Mapping[str, Any],
+    state: Mapping[str, Any],
 ) -> Path:
     """Write the state after `step` finished steps; the newest `keep` checkpoints stay.
 
-    `carried` is what else the next step needs and every rank holds alike, as plain JSON values.
+    `state` is what else the next step needs and every rank holds alike, as plain JSON values.
     """
     world = learner.world
     final = folder / "checkpoints" / f"step_{step:06d}"
@@ -60,7 +60,7 @@ def save_checkpoint(
     else:
         _export_adapters(learner, tokenizer, partial / "hf")
     if world.rank == 0:
-        progress = {"step": step, "kl": learner.kl, "carried": carried}
+        progress = {"step": step, "kl": learner.kl, "carried": state}
         (partial / "progress.json").write_text(json.dumps(progress))
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
@@ -144,7 +144,7 @@ def finish(
             _export_adapters(learner, tokenizer, partial)
 
 
-def export_whole(
+def export_atomically(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, world: World
 ) -> None:
     """Write a Hugging Face folder that gets its name only when it is complete, in place of one that

@@ -17,24 +17,25 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from selfplay.chat import Rendering, make_rendering
+from selfplay.chat.rendering import Rendering, make_rendering
+from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config import Config
-from selfplay.credit import imitation_samples
-from selfplay.data import TEACHERS, TOKENIZER, generated, named_seed
+from selfplay.config.settings import SettingsError
+from selfplay.credit.advantages import imitation_samples
+from selfplay.credit.sample import Sample
+from selfplay.data.instances import TEACHERS, TOKENIZER, generated
+from selfplay.data.seeds import named_seed
+from selfplay.distributed import World
 from selfplay.games import kit_of
-from selfplay.hub import local_folder
-from selfplay.learner import Learner
-from selfplay.log import StepLog, progress
-from selfplay.objective import Part
-from selfplay.optim import learning_rate
-from selfplay.parallel import World
-from selfplay.play import limits_of
-from selfplay.rollout import run_scripted
-from selfplay.samples import Sample
-from selfplay.settings import SettingsError
-from selfplay.tables import scripted_tables, teacher_mixture, teacher_tables
-from selfplay.tokenizer import train_tokenizer
-from selfplay.update import update
+from selfplay.learner.learner import Learner
+from selfplay.learner.objective import Part
+from selfplay.learner.optimizer import learning_rate
+from selfplay.learner.optimizer_step import optimizer_step
+from selfplay.metrics.log import StepLog, progress
+from selfplay.model.hub import local_folder
+from selfplay.rollout.driver import run_scripted
+from selfplay.rollout.episode import limits_of
+from selfplay.rollout.seating import scripted_games, teacher_games, teacher_mixture
 
 LOG_EVERY = 50  # optimizer steps of the warm start to a line of its log
 
@@ -61,7 +62,7 @@ def tokenizer_folder(config: Config, folder: Path) -> Path:
 def _texts(config: Config, specs: list[str], instances: list) -> Iterator[str]:
     share = -(-len(instances) // len(specs))
     for place, spec in enumerate(specs):
-        tables = scripted_tables(
+        tables = scripted_games(
             instances[place * share : (place + 1) * share], spec=spec, config=config
         )
         for episode in run_scripted(tables, limits=limits_of(config)):
@@ -79,7 +80,7 @@ def teacher_samples(config: Config, rendering: Rendering, *, start: int, num: in
     Raises ValueError when many of them are longer than a policy's transcript may be.
     """
     instances = generated(config, TEACHERS, start=start, num=num)
-    tables = teacher_tables(instances, config=config, rendering=rendering)
+    tables = teacher_games(instances, config=config, rendering=rendering)
     samples = imitation_samples(run_scripted(tables, limits=limits_of(config)))
     fitting = [s for s in samples if len(s.ids) <= config.rollout.max_game_tokens]
     # A rare quarrel outgrows any sensible limit; if many games do, the limit is wrong.
@@ -152,7 +153,7 @@ def warm_start(
             schedule="cosine",
             final_share=0.05,
         )
-        recent.append(update(learner, [part], lr=lr, config=config))
+        recent.append(optimizer_step(learner, [part], lr=lr, config=config))
         if (step + 1) % LOG_EVERY == 0 or step + 1 == len(batches):
             means = {name: sum(m[name] for m in recent) / len(recent) for name in recent[-1]}
             log.append({"step": step + 1, **means})
@@ -160,11 +161,15 @@ def warm_start(
     return means
 
 
-def replay_part(config: Config, rendering: Rendering, *, step: int, world: World) -> list[Part]:
+def auxiliary_imitation(
+    config: Config, rendering: Rendering, *, step: int, world: World
+) -> list[Part]:
     """Fresh teachers' games to imitate beside a self-play step, weighted; [] without replay."""
     warm = config.warm_start
-    if warm.replay == 0.0:
+    if warm.auxiliary_weight == 0.0:
         return []
-    start = warm.num_games + step * warm.replay_games
-    samples = teacher_samples(config, rendering, start=start, num=warm.replay_games)
-    return [Part(samples[world.dp_rank :: world.dp_size], "imitation", weight=warm.replay)]
+    start = warm.num_games + step * warm.auxiliary_games
+    samples = teacher_samples(config, rendering, start=start, num=warm.auxiliary_games)
+    return [
+        Part(samples[world.dp_rank :: world.dp_size], "imitation", weight=warm.auxiliary_weight)
+    ]

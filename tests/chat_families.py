@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from selfplay.tokenizer import train_tokenizer
+from selfplay.chat.tokenizer import train_tokenizer
 
 TEMPLATES = Path(__file__).parent / "templates"
 TEXTS = [

@@ -20,7 +20,7 @@ import torch
 from shared_work import HOME
 
 if TYPE_CHECKING:
-    from selfplay.chat import Rendering
+    from selfplay.chat.rendering import Rendering
 
 settings.register_profile("house", deadline=None, derandomize=True)
 settings.load_profile("house")
@@ -61,6 +61,6 @@ def rendering() -> Rendering:
     """Transcripts of a tokenizer without a chat template."""
     from chat_families import tokenizer_of
 
-    from selfplay.chat import make_rendering
+    from selfplay.chat.rendering import make_rendering
 
     return make_rendering(tokenizer_of("no template"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dialop.matching import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
 
 # Seat 0 sees the diagonal (3 + 9 = 12), seat 1 the other one (7 + 1 = 8). The best is 12.
 SMALL = MatchingInstance(

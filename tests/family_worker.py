@@ -17,9 +17,16 @@ import torch
 from family_models import TEXTS, eager_logprobs, random_folder
 from transformers import PreTrainedModel
 
-from selfplay.model import load_sharded
-from selfplay.parallel import World, barrier, clip_grad_norm, close_world, init_world, whole
-from selfplay.small_copy import packed_logprobs, whole_copy
+from selfplay.distributed import (
+    World,
+    barrier,
+    clip_grad_norm,
+    close_world,
+    full_tensor,
+    init_world,
+)
+from selfplay.model.policy import load_sharded
+from selfplay.model.small_copy import packed_logprobs, whole_copy
 
 
 def gradient_gap(model: PreTrainedModel, folder: Path, world: World) -> float:
@@ -31,7 +38,7 @@ def gradient_gap(model: PreTrainedModel, folder: Path, world: World) -> float:
     gaps = []
     for name, parameter in model.named_parameters():
         expected = lone.get_parameter(name).grad
-        found = whole(parameter.grad) / world.dp_size
+        found = full_tensor(parameter.grad) / world.dp_size
         # What a softmax does not move (a key's bias) has a gradient of rounding alone.
         gaps.append((found - expected).abs().max() / expected.abs().max().clamp(min=1e-2))
     return max(gap.item() for gap in gaps)

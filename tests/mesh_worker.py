@@ -17,14 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from selfplay.attention import register_packed_attention
-from selfplay.batch import share_by_tokens
 from selfplay.config import OptimConfig, ScratchConfig, load_config
-from selfplay.learner import Learner
-from selfplay.model import export, load_sharded, policy_logprobs, scratch_model
-from selfplay.objective import Part
-from selfplay.optim import make_optimizer
-from selfplay.parallel import (
+from selfplay.credit.sample import Sample
+from selfplay.distributed import (
     World,
     all_reduce_max,
     all_reduce_sum,
@@ -37,8 +32,13 @@ from selfplay.parallel import (
     local_part,
     shard,
 )
-from selfplay.samples import Sample
-from selfplay.update import update
+from selfplay.learner.batch import share_by_tokens
+from selfplay.learner.learner import Learner
+from selfplay.learner.objective import Part
+from selfplay.learner.optimizer import make_optimizer
+from selfplay.learner.optimizer_step import optimizer_step
+from selfplay.model.attention import register_packed_attention
+from selfplay.model.policy import export, load_sharded, policy_logprobs, scratch_model
 
 # 54 words over 2 x 2 ranks leave 27 rows to a pair: FSDP has to cope with 14 and 13.
 VOCAB = 54
@@ -214,7 +214,7 @@ def aggregate(overrides: list[str], world: World) -> dict[str, float]:
             world=place,
             compute_dtype=torch.float32,
         )
-        update(learner, [Part(share, "surrogate")], lr=1.0, config=config)
+        optimizer_step(learner, [Part(share, "surrogate")], lr=1.0, config=config)
         start = dict(build("qwen2", True).named_parameters())
         moved.append({n: whole(p) - start[n].detach() for n, p in model.named_parameters()})
     lone, meshed = moved
@@ -244,8 +244,8 @@ def shared(world: World) -> list[tuple[str, bool]]:
         ids = [ord(name) * 10 + place for place in range(length)]
         mask = [0] + [1] * (length - 1)
         logprobs = [-token / 7 for token in ids]
-        charges = ((0, length, 0.25),)
-        return Sample(name, ids, mask, logprobs, [0.0] * length, charges=charges, group=name)
+        penalties = ((0, length, 0.25),)
+        return Sample(name, ids, mask, logprobs, [0.0] * length, penalties=penalties, group=name)
 
     played = [("a", 5), ("b", 3)], [], [("c", 4), ("d", 4)], [("e", 1)]
     mine = share_by_tokens([sample_of(*one) for one in played[world.rank]], world)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from selfplay.chat import Rendering
+from selfplay.chat.rendering import Rendering
 from selfplay.engines.base import Completion, Request, Sampling
 
 CUT = "…"  # a prepared text that ends with this was cut off at its limit

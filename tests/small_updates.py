@@ -11,11 +11,11 @@ from tolerance import assert_all_near
 from transformers import PreTrainedModel
 
 from selfplay.config import Config, load_config
-from selfplay.learner import Learner
-from selfplay.objective import Part
-from selfplay.parallel import init_world
-from selfplay.samples import Sample
-from selfplay.update import update
+from selfplay.credit.sample import Sample
+from selfplay.distributed import init_world
+from selfplay.learner.learner import Learner
+from selfplay.learner.objective import Part
+from selfplay.learner.optimizer_step import optimizer_step
 
 FREE = 1e9  # a bound on the gradient's norm that never binds
 
@@ -64,7 +64,7 @@ def change(
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     config = config_of(*overrides)
     learner = learner_of(model, reference=reference, kl=config.algorithm.kl)
-    metrics = update(learner, parts, lr=1.0, config=config)
+    metrics = optimizer_step(learner, parts, lr=1.0, config=config)
     return {name: p.detach() - before[name] for name, p in model.named_parameters()}, metrics
 
 

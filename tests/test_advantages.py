@@ -9,21 +9,21 @@ import pytest
 from dialop_boards import BEST, BRIEF, SMALL, WORST
 
 from dialop.game import Outcome
-from dialop.matching import MatchingGame
-from selfplay.advantages import batch_moments, leave_one_out, moved_average, spread
+from dialop.matching.game import MatchingGame
+from selfplay.chat.transcript import Transcript
 from selfplay.config import AlgorithmConfig, RewardConfig
-from selfplay.credit import (
+from selfplay.credit.advantages import (
     CreditStats,
     assign_advantages,
     imitation_samples,
-    moved_baselines,
     reward_samples,
-    standings,
+    sample_statistics,
+    updated_baselines,
 )
-from selfplay.play import Episode, Turn
-from selfplay.rewards import seat_reward
-from selfplay.samples import Sample
-from selfplay.transcript import Transcript
+from selfplay.credit.baselines import batch_moments, leave_one_out, moved_average, reward_std
+from selfplay.credit.rewards import seat_reward
+from selfplay.credit.sample import Sample
+from selfplay.rollout.episode import Episode, Turn
 
 NO_STD = AlgorithmConfig(method="dr_grpo")
 
@@ -132,7 +132,7 @@ def test_the_batch_is_normalised_over_all_its_tokens() -> None:
     ]
     algorithm = AlgorithmConfig(method="reinforce_pp", advantage_eps=0.0)
     samples, stats = credited(episodes, algorithm=algorithm, reward=RewardConfig())
-    assert stats.num_flat_groups == 2
+    assert stats.num_zero_variance_groups == 2
     assert [s.advantages[-1] for s in samples] == [1.0, 1.0, -1.0, -1.0]
     flat, _ = credited(
         episodes[:2], algorithm=AlgorithmConfig(method="reinforce_pp"), reward=RewardConfig()
@@ -161,11 +161,11 @@ def test_a_moving_average_is_kept_for_each_role() -> None:
     ) -> tuple[list[float], dict[str, float]]:
         episodes = [episode((a, b), i) for i, (a, b) in enumerate(rewards)]
         samples, _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
-        among = [standings(samples, algorithm=algorithm)]
+        among = [sample_statistics(samples, algorithm=algorithm)]
         found = assign_advantages(samples, algorithm=algorithm, baselines=baselines)
         return (
             [s.advantages[-1] for s in found],
-            moved_baselines(baselines, among, algorithm=algorithm),
+            updated_baselines(baselines, among, algorithm=algorithm),
         )
 
     advantages, baselines = step([(0.0, 0.25), (1.0, 0.25)], {})
@@ -175,7 +175,7 @@ def test_a_moving_average_is_kept_for_each_role() -> None:
     assert advantages == [0.5, 0.5, 0.0, 0.5], "a flat group still beats the average"
     assert baselines == {"seat 0": 0.75 * 0.5 + 0.25, "seat 1": 0.75 * 0.25 + 0.25 * 0.5}
     assert moved_average(None, 0.3, decay=0.75) == 0.3
-    assert moved_baselines({}, [], algorithm=AlgorithmConfig()) == {}
+    assert updated_baselines({}, [], algorithm=AlgorithmConfig()) == {}
 
 
 def erring(index: int, reward: float, *, errors: int) -> Episode:
@@ -204,7 +204,7 @@ def test_with_turn_credit_the_refused_turn_alone_is_charged() -> None:
     divisor = math.sqrt(((0.1875**2 + 0.125**2) + 0.1875**2) / 2)
     (first, _) = assign_advantages(samples, algorithm=grpo)
     assert first.advantages == pytest.approx([0.0, 0.0625 / divisor, 0.0, 0.3125 / divisor])
-    assert spread([0.875, 0.5], [0.125**2, 0.0]) == pytest.approx(divisor)
+    assert reward_std([0.875, 0.5], [0.125**2, 0.0]) == pytest.approx(divisor)
 
 
 def test_turn_credit_learns_where_all_scores_are_equal_and_changes_nothing_without_errors() -> None:
@@ -212,9 +212,9 @@ def test_turn_credit_learns_where_all_scores_are_equal_and_changes_nothing_witho
     turn, whole = (AlgorithmConfig(error_credit=mode) for mode in ("turn", "episode"))
     both_erred = [erring(0, 1.0, errors=1), erring(1, 1.0, errors=1)]
     found, stats = credited(both_erred, algorithm=turn, reward=reward)
-    assert stats.num_flat_groups == 0
+    assert stats.num_zero_variance_groups == 0
     assert [s.advantages for s in found] == [pytest.approx([0, -1, 0, 1], rel=1e-3)] * 2
-    assert credited(both_erred, algorithm=whole, reward=reward)[1].num_flat_groups == 1
+    assert credited(both_erred, algorithm=whole, reward=reward)[1].num_zero_variance_groups == 1
     clean = [erring(i, r, errors=0) for i, r in enumerate((0.1, 0.7, 0.9))]
     assert [s.advantages for s in credited(clean, algorithm=turn, reward=reward)[0]] == [
         s.advantages for s in credited(clean, algorithm=whole, reward=reward)[0]
@@ -262,7 +262,7 @@ def test_two_seats_never_share_a_baseline() -> None:
             "instance hand/0 episode 2 seat 1": 0.4 - 2.2 / 3,
         }
     )
-    assert (stats.num_groups, stats.num_flat_groups) == (2, 0)
+    assert (stats.num_groups, stats.num_zero_variance_groups) == (2, 0)
 
 
 def test_instances_never_share_a_baseline_and_flat_groups_are_dropped() -> None:
@@ -273,7 +273,7 @@ def test_instances_never_share_a_baseline_and_flat_groups_are_dropped() -> None:
         episode((0.9, 0.9), 1, instance="flat"),
     ]
     samples, stats = credited(episodes, algorithm=NO_STD, reward=RewardConfig())
-    assert (stats.num_groups, stats.num_flat_groups) == (4, 2)
+    assert (stats.num_groups, stats.num_zero_variance_groups) == (4, 2)
     assert [s.name for s in samples] == [
         f"instance easy episode {i} seat {seat}" for seat in (0, 1) for i in (0, 1)
     ]
@@ -301,7 +301,7 @@ def test_partners_and_seats_that_never_spoke_form_no_group() -> None:
     samples, stats = credited(episodes, algorithm=NO_STD, reward=RewardConfig())
     assert [s.ids[-1] for s in samples] == [10, 11]
     # The policy in seat 1 spoke in one episode only: a group of one is flat.
-    assert (stats.num_groups, stats.num_flat_groups) == (2, 1)
+    assert (stats.num_groups, stats.num_zero_variance_groups) == (2, 1)
 
 
 def test_a_reward_stands_at_the_last_trained_token_and_may_be_added_to() -> None:
@@ -322,7 +322,7 @@ def test_a_group_dealt_to_several_ranks_is_compared_as_a_whole() -> None:
     samples, _ = reward_samples(episodes, algorithm=NO_STD, reward=RewardConfig())
     whole = {s.name: s.advantages for s in assign_advantages(samples, algorithm=NO_STD)}
     parts = [samples[:2], samples[2:], samples[2:]]
-    among = [standings(part, algorithm=NO_STD) for part in parts]
+    among = [sample_statistics(part, algorithm=NO_STD) for part in parts]
     for part in parts:
         for sample in assign_advantages(part, algorithm=NO_STD, among=among):
             assert sample.advantages == pytest.approx(whole[sample.name])
@@ -332,12 +332,12 @@ def test_beside_different_partners_nothing_is_compared() -> None:
     episodes = [
         replace(episode((r, r), i, transcripts=(said(i), None)), players=("policy", partner))
         for i, (r, partner) in enumerate(
-            [(0.0, "scripted:solo"), (0.2, "scripted:solo"), (0.6, "past"), (1.0, "past")]
+            [(0.0, "scripted:solo"), (0.2, "scripted:solo"), (0.6, "pool"), (1.0, "pool")]
         )
     ]
     samples, stats = credited(episodes, algorithm=NO_STD, reward=RewardConfig())
     assert stats.num_groups == 2
-    assert {s.role for s in samples} == {"seat 0 beside scripted:solo", "seat 0 beside past"}
+    assert {s.role for s in samples} == {"seat 0 beside scripted:solo", "seat 0 beside pool"}
     assert [s.advantages[-1] for s in samples] == pytest.approx([-0.1, 0.1, -0.2, 0.2])
 
 

@@ -12,9 +12,9 @@ import psutil
 import pytest
 from processes import seconds_until_gone
 
-from selfplay.ahead import Ahead
 from selfplay.config import Config, load_config
-from selfplay.stream import TrainStream
+from selfplay.data.prefetch import Prefetcher
+from selfplay.data.stream import TrainStream
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = "data.curriculum=[{until_step: 2, size: 2, share: 0.5}]"
@@ -41,7 +41,7 @@ def test_who_draws_an_instance_changes_nothing(stream: TrainStream) -> None:
 
 
 def test_instances_worth_another_look_are_drawn_too() -> None:
-    edge = ["data.edge=0.5", "data.edge_memory=4"]
+    edge = ["data.prioritized_replay=0.5", "data.replay_memory=4"]
     streams = [TrainStream(config_of(*edge, f"data.processes={num}")) for num in (1, 2)]
     for step in range(3):
         one, two = (stream.step(step, range(4)) for stream in streams)
@@ -54,7 +54,7 @@ def test_instances_worth_another_look_are_drawn_too() -> None:
 
 def test_a_worker_that_fails_or_is_killed_stops_the_run(capfd: pytest.CaptureFixture[str]) -> None:
     config = config_of("data.processes=2")
-    ahead = Ahead(config)
+    ahead = Prefetcher(config)
     with pytest.raises(RuntimeError, match=r"exit code 1, see above \(data.processes\)"):
         ahead.draw({("train", -1): config.game}, {})
     assert "ValueError: seed and index must be at least 0" in capfd.readouterr().err
@@ -71,7 +71,7 @@ def test_workers_end_with_a_killed_trainer() -> None:
     script = (
         "import time\n"
         "from test_ahead import config_of\n"
-        "from selfplay.stream import TrainStream\n"
+        "from selfplay.data.stream import TrainStream\n"
         "stream = TrainStream(config_of('data.processes=2'))\n"
         "stream.step(0, range(4))\n"
         "print(*[worker.pid for worker in stream._ahead._workers], flush=True)\n"

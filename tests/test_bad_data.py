@@ -26,11 +26,11 @@ import eval as eval_door
 import train as train_door
 from dialop import cli
 from dialop.collab.store import write_instances as write_tasks
-from dialop.generate import MatchingRecipe, generate_many
-from dialop.store import MAX_FILE_BYTES, MAX_LINE_BYTES, read_instances, write_instances
-from selfplay import collab
-from selfplay.log import StepLog
-from selfplay.settings import SettingsError
+from dialop.matching.generate import MatchingRecipe, generate_many
+from dialop.matching.store import MAX_FILE_BYTES, MAX_LINE_BYTES, read_instances, write_instances
+from selfplay.config.settings import SettingsError
+from selfplay.data import prepare_collab as collab
+from selfplay.metrics.log import StepLog
 
 SETTINGS = """
 threads: 1
@@ -82,7 +82,7 @@ GONE = object()
 
 
 def parquet(*rows: Row) -> Write:
-    return lambda path: pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    return lambda path: pq.write_table(pa.GameSetup.from_pylist(list(rows)), path)
 
 
 def board(*path: Any, to: Any) -> Write:

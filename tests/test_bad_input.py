@@ -21,9 +21,9 @@ from tiny_run import TINY, tiny_model
 import eval as eval_door
 import train
 from selfplay.config import Config, load_config
-from selfplay.hub import FETCHED, NOT_FETCHED
-from selfplay.model import export
-from selfplay.settings import dump
+from selfplay.config.settings import dump
+from selfplay.model.hub import FETCHED, NOT_FETCHED
+from selfplay.model.policy import export
 from selfplay.warm_start import scratch_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -194,7 +194,7 @@ TRAIN: list[tuple[str, str]] = [
     ("optim.weight_decay=.inf", "optim.weight_decay"),
     ("optim.max_grad_norm=.inf", "optim.max_grad_norm"),
     ("warm_start.lr=.inf", "warm_start.lr"),
-    ("warm_start.replay=.inf", "warm_start.replay"),
+    ("warm_start.auxiliary_weight=.inf", "warm_start.auxiliary_weight"),
     (f"warm_start.num_games={HUGE}", "warm_start.num_games"),
     ("warm_start.teachers=[nobody]", "warm_start.teachers"),
     ("warm_start.teachers=[solo*inf]", "warm_start.teachers"),
@@ -270,7 +270,7 @@ EVAL: list[tuple[str, str]] = [
     ("--partner checkpoint:pickled", "pickled"),
     ("--partner endpoint:m@http://", "--partner"),
     ("--partner endpoint:m@http://host:port", "--partner"),
-    ("--partner past", "--partner"),
+    ("--partner pool", "--partner"),
     ("--partners nowhere --config run.yaml", "--partners"),
     ("--partners scripted:nobody --config run.yaml", "--partners"),
     ("--partners pickled --config run.yaml", "pickled"),

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfplay.batch import deal, micro_batches, num_trained_tokens, pack, split_by_tokens
-from selfplay.samples import Sample
+from selfplay.credit.sample import Sample
+from selfplay.learner.batch import deal, micro_batches, num_trained_tokens, pack, split_by_tokens
 
 CPU = torch.device("cpu")
 # Prompt 10 11, said 12 13, heard 14, said 15.

@@ -11,30 +11,30 @@ from dialop_boards import BEST, BRIEF, SMALL, WORST
 from scripted_engine import StreamEngine, WaveEngine
 
 from dialop.game import Game
-from dialop.matching import MatchingGame
-from dialop.scripted import make_scripted
-from selfplay import rollout
-from selfplay.branch import branching_of, siblings_of
-from selfplay.branch_measures import branch_metrics, branch_records, branch_tally, turn_values
-from selfplay.chat import Rendering
+from dialop.matching.game import MatchingGame
+from dialop.matching.scripted import make_scripted
+from selfplay.chat.rendering import Rendering
+from selfplay.chat.transcript import Transcript
 from selfplay.config import AlgorithmConfig, RewardConfig, load_config
-from selfplay.credit import CreditStats, assign_advantages, reward_samples
-from selfplay.data import named_seed
-from selfplay.earned import branch_samples, episode_samples
+from selfplay.config.settings import SettingsError
+from selfplay.credit.advantages import CreditStats, assign_advantages, reward_samples
+from selfplay.credit.returns import branch_samples, episode_samples
+from selfplay.credit.sample import Sample
+from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Request, Sampling
-from selfplay.measures import game_record
-from selfplay.play import Branching, Episode, Limits, Table
-from selfplay.players import Move, Player, PolicyPlayer, ScriptedPartner
-from selfplay.report import game_text
-from selfplay.samples import Sample
-from selfplay.settings import SettingsError
-from selfplay.transcript import Transcript
+from selfplay.evaluation.drawings import game_text
+from selfplay.metrics.branches import branch_metrics, branch_records, branch_tally, turn_values
+from selfplay.metrics.step import game_record
+from selfplay.rollout import driver as rollout
+from selfplay.rollout.branches import branching_of, siblings_of
+from selfplay.rollout.episode import Branching, Episode, GameSetup, Limits
+from selfplay.rollout.players import Move, Player, PolicyPlayer, ScriptedPartner
 
 LIMITS = Limits(max_turns=8, max_retries=1)
 SAMPLING = Sampling(temperature=1.0, stop_ids=())
 TOLD = "[message] BLEU Ava 3"
-DECISIONS = Branching("decisions", most=1, drawn=frozenset(), siblings=3, futures=1)
-SECOND = Branching("random", most=1, drawn=frozenset({1}), siblings=2, futures=2)
+DECISIONS = Branching("decisions", most=1, drawn=frozenset(), siblings=3, continuations=1)
+SECOND = Branching("random", most=1, drawn=frozenset({1}), siblings=2, continuations=2)
 
 # Seat 0 tells, seat 1 proposes the best matching (12 of 12), seat 0 accepts.
 TRUNK = {(0, 0): TOLD, (1, 0): BEST, (0, 1): "[accept]"}
@@ -59,14 +59,14 @@ PROPOSALS: dict[tuple[object, ...], str] = {
 }
 
 
-def hand_table(rendering: Rendering, branching: Branching | None, number: int = 0) -> Table:
+def hand_table(rendering: Rendering, branching: Branching | None, number: int = 0) -> GameSetup:
     """The hand-sized board with the policy in both seats; draws are named ("hand", …)."""
     names = ("hand", number) if number else ("hand",)
     players = tuple(
         PolicyPlayer(rendering, seed_names=names, max_new_tokens=100, max_game_tokens=900)
         for _ in (0, 1)
     )
-    return Table(MatchingGame(SMALL, BRIEF), players, SMALL.key, number, branching)
+    return GameSetup(MatchingGame(SMALL, BRIEF), players, SMALL.key, number, branching)
 
 
 def prepared(texts: Mapping[tuple[object, ...], str]) -> dict[int, str]:
@@ -98,7 +98,7 @@ def test_an_answer_is_worth_what_followed_it(rendering: Rendering) -> None:
     (point,) = episode.branches
     assert (point.turn, point.seat) == (2, 0)
     assert turn_values(episode, point) == pytest.approx([1.0, 8 / 12, 0.0])
-    taken, settled, lost = (futures[0] for futures in siblings_of(episode, point))
+    taken, settled, lost = (continuations[0] for continuations in siblings_of(episode, point))
     assert taken is episode
     assert [turn.text for turn in settled.turns] == [TOLD, BEST, "[reject]", WORST, "[accept]"]
     assert (settled.ended, lost.ended) == ("agreed", "retries")
@@ -116,7 +116,7 @@ def test_a_turn_is_worth_the_mean_of_its_futures(rendering: Rendering) -> None:
     episode, engine = played(rendering, SECOND, PROPOSALS)
     (point,) = episode.branches
     assert (point.turn, point.seat) == (1, 1)
-    assert sorted(point.futures) == [(0, 1), (1, 0), (1, 1)]
+    assert sorted(point.continuations) == [(0, 1), (1, 0), (1, 1)]
     assert turn_values(episode, point) == pytest.approx([(1 + 8 / 12) / 2, (8 / 12 + 0) / 2])
     # Of the trunk; of its turn's other future; the other turn, once; of its two futures.
     seeds = [request.seed for request in engine.asked]
@@ -142,10 +142,10 @@ def test_a_branch_reads_the_very_tokens_that_were_said(
     """Copied, not rendered or sampled anew: no prompt holds a token of another engine call."""
     episode, engine = played(rendering, branching, texts)
     (point,) = episode.branches
-    for (sibling, _), future in point.futures.items():
-        assert future.turns[: point.turn] == episode.turns[: point.turn]
+    for (sibling, _), continuation in point.continuations.items():
+        assert continuation.turns[: point.turn] == episode.turns[: point.turn]
         for seat in (0, 1):
-            trunk, twin = episode.transcripts[seat], future.transcripts[seat]
+            trunk, twin = episode.transcripts[seat], continuation.transcripts[seat]
             assert trunk is not None and twin is not None
             said = point.turn + (sibling == 0)  # a future of the trunk's own turn shares that, too
             num = sum(turn.seat == seat for turn in episode.turns[:said])
@@ -201,7 +201,7 @@ def test_sibling_turns_are_compared_and_so_is_what_follows(rendering: Rendering)
         assert sum(sample.advantages) == pytest.approx(advantage * sum(sample.mask))
     # Flat: the trunk's two groups of one; seat 1 said something after only one rejection.
     assert replace(stats, spreads={}) == CreditStats(
-        2, 2, num_branch_groups=3, num_flat_branch_groups=1
+        2, 2, num_branch_groups=3, num_zero_variance_branch_groups=1
     )
 
 
@@ -236,7 +236,10 @@ def test_a_refused_turn_is_charged_and_equal_turns_are_dropped(rendering: Render
         found = [samples[f"turn 2 sibling {k}"].advantages[-1] for k in (0, 1, 2)]
         assert found == pytest.approx([1 / 12, -1 / 6, 1 / 12])
     samples, stats = credited(episode, algorithm=AlgorithmConfig())
-    assert samples == {} and (stats.num_branch_groups, stats.num_flat_branch_groups) == (2, 2)
+    assert samples == {} and (stats.num_branch_groups, stats.num_zero_variance_branch_groups) == (
+        2,
+        2,
+    )
 
 
 def test_the_games_from_one_point_are_a_group(rendering: Rendering) -> None:
@@ -254,7 +257,7 @@ def test_the_games_from_one_point_are_a_group(rendering: Rendering) -> None:
     slips = samples["turn 1 sibling 1 future 1 seat 0"]
     assert sum(slips.mask) == 2 * len(rendering.action_ids("hm"))
     assert replace(stats, spreads={}) == CreditStats(
-        1, 1, num_branch_groups=3, num_flat_branch_groups=1
+        1, 1, num_branch_groups=3, num_zero_variance_branch_groups=1
     )
 
 
@@ -306,10 +309,10 @@ def trained_tokens(episodes: Sequence[Episode]) -> Counter[float]:
 @pytest.mark.parametrize(("siblings", "futures"), [(2, 1), (3, 1), (2, 3)])
 @pytest.mark.parametrize("rule", ["all", "random", "decisions"])
 def test_every_sampled_token_trains_once(
-    rendering: Rendering, rule: str, siblings: int, futures: int
+    rendering: Rendering, rule: str, siblings: int, continuations: int
 ) -> None:
     """In one sample and no second one, until flat groups are dropped. Both seats are credited."""
-    branching = Branching(rule, 2, frozenset({0, 1, 3}), siblings, futures)
+    branching = Branching(rule, 2, frozenset({0, 1, 3}), siblings, continuations)
     episodes, engine = babble(rendering, branching)
     generated = sum(len(rendering.action_ids(engine.text(r))) for r in engine.asked)
     assert trained_tokens(episodes) == Counter([-float(k) for k in range(generated)])
@@ -319,7 +322,7 @@ def test_every_sampled_token_trains_once(
 
 @pytest.mark.parametrize("rule", ["all", "random", "first", "decisions"])
 def test_both_drivers_play_the_same_branches(rendering: Rendering, rule: str) -> None:
-    branching = Branching(rule, most=2, drawn=frozenset({0, 2}), siblings=3, futures=2)
+    branching = Branching(rule, most=2, drawn=frozenset({0, 2}), siblings=3, continuations=2)
     texts = {
         request.seed: engine.text(request)
         for engine in (babble(rendering, branching)[1],)
@@ -338,10 +341,14 @@ def test_both_drivers_play_the_same_branches(rendering: Rendering, rule: str) ->
     for a, b in zip(one, other, strict=True):
         assert branch_records(a) == branch_records(b)
         for mine, yours in zip(a.branches, b.branches, strict=True):
-            assert mine.futures.keys() == yours.futures.keys()
-            for place, future in mine.futures.items():
-                assert tokens(future.transcripts[0]) == tokens(yours.futures[place].transcripts[0])
-                assert tokens(future.transcripts[1]) == tokens(yours.futures[place].transcripts[1])
+            assert mine.continuations.keys() == yours.continuations.keys()
+            for place, continuation in mine.continuations.items():
+                assert tokens(continuation.transcripts[0]) == tokens(
+                    yours.continuations[place].transcripts[0]
+                )
+                assert tokens(continuation.transcripts[1]) == tokens(
+                    yours.continuations[place].transcripts[1]
+                )
 
 
 def test_rules_choose_turns_without_looking_ahead(rendering: Rendering) -> None:
@@ -386,7 +393,10 @@ def test_a_partner_is_copied_with_draws_of_its_own_and_never_forked(rendering: R
         limits=LIMITS,
     )
     (point,) = episode.branches
-    assert {future.turns[1].text for future in point.futures.values()} == {BEST, WORST}
+    assert {continuation.turns[1].text for continuation in point.continuations.values()} == {
+        BEST,
+        WORST,
+    }
     every = replace(rule, rule="all", siblings=2)
     table = replace(hand_table(rendering, every), players=(partner, table.players[0].fork()))
     (episode,), _ = rollout.run([table], engine, sampling=SAMPLING, limits=LIMITS)
@@ -412,13 +422,13 @@ def test_metrics_by_hand(rendering: Rendering) -> None:
     episode, _ = played(rendering, SECOND, PROPOSALS)
     _, stats = credited(episode, algorithm=AlgorithmConfig(method="dr_grpo"))
     size = {text: len(rendering.action_ids(text)) for text in (WORST, "[accept]", "[reject]", "hm")}
-    futures = size["[reject]"] + size[WORST] + 2 * size["[accept]"] + 2 * size["hm"]
+    continuations = size["[reject]"] + size[WORST] + 2 * size["[accept]"] + 2 * size["hm"]
     assert branch_metrics(branch_tally([episode], stats)) == {
         "num_branch_points": 1,
         "num_branch_games": 3,
-        "num_branch_tokens": size[WORST] + futures,
-        "num_future_tokens": futures,
-        "flat_branches": pytest.approx(1 / 3),
+        "num_branch_tokens": size[WORST] + continuations,
+        "num_continuation_tokens": continuations,
+        "zero_variance_branches": pytest.approx(1 / 3),
         "branch_variance": pytest.approx(1 / 16),
     }
     assert branch_tally([replace(episode, branches=())], stats) == {} == branch_metrics({})

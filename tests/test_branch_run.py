@@ -28,11 +28,11 @@ def games_of(folder: Path, step: int) -> list[dict[str, object]]:
 
 def test_a_run_with_branches_trains_on_them(forked: Path) -> None:
     for line in metrics_of(forked):
-        assert line["num_branch_points"] > 0 and 0 <= line["flat_branches"] <= 1
+        assert line["num_branch_points"] > 0 and 0 <= line["zero_variance_branches"] <= 1
         assert line["num_games"] == 16 < line["num_branch_games"]
-        assert 0 < line["num_future_tokens"] < line["num_branch_tokens"]
+        assert 0 < line["num_continuation_tokens"] < line["num_branch_tokens"]
         assert line["num_branch_tokens"] < line["num_generated_tokens"]
-        assert line["num_trained_tokens"] > 0 and line["gap_max"] < RUN_GAP
+        assert line["num_trained_tokens"] > 0 and line["mismatch_max"] < RUN_GAP
     assert any("branches" in game for game in games_of(forked, 1))
 
 

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dialop.tags import drop_reasoning
-from selfplay.chat import Rendering, make_rendering
-from selfplay.settings import SettingsError
-from selfplay.template import CHATML, CLOCK
-from selfplay.tokenizer import train_tokenizer
+from selfplay.chat.rendering import Rendering, make_rendering
+from selfplay.chat.template import CHATML, CLOCK
+from selfplay.chat.tokenizer import train_tokenizer
+from selfplay.config.settings import SettingsError
 
 # Text as players write it: anything but lone surrogates and what spells a special token.
 PLAIN = st.text(st.characters(exclude_categories=["Cs"]), max_size=40).filter(

@@ -10,9 +10,9 @@ from tiny_run import TINY, tiny_model
 
 import eval as evaluation
 import train
-from selfplay.assemble import read_template
 from selfplay.config import load_config
-from selfplay.parallel import init_world
+from selfplay.distributed import init_world
+from selfplay.setup import read_template
 
 
 def folder_with(family: Family, folder: Path) -> Path:

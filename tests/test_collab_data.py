@@ -17,7 +17,7 @@ from dialop.collab.grading import grade
 from dialop.collab.published import instances_of
 from dialop.collab.script import content_words, sentences
 from dialop.collab.store import read_instances, write_instances
-from selfplay.collab import main, rows_of
+from selfplay.data.prepare_collab import main, rows_of
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "collab" / "tasks.jsonl"
 MULTI: dict[str, Any] = {

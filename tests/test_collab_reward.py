@@ -17,16 +17,16 @@ from collab_tasks import NUMBER, talked
 from tiny_run import metrics_of
 
 from dialop.game import Prompt
+from selfplay.chat.transcript import Transcript
 from selfplay.config import CollabConfig, Config, RewardConfig, load_config
-from selfplay.earned import branch_samples
-from selfplay.game_measures import game_sums
-from selfplay.judge import make_judge, marked, read_mark
-from selfplay.parallel import init_world
-from selfplay.play import BranchPoint, Episode, Turn
-from selfplay.rewards import collab_parts, part_sums, seat_reward
-from selfplay.rollout import RolloutStats
-from selfplay.settings import SettingsError
-from selfplay.transcript import Transcript
+from selfplay.config.settings import SettingsError
+from selfplay.credit.returns import branch_samples
+from selfplay.credit.rewards import collab_parts, part_sums, seat_reward
+from selfplay.distributed import init_world
+from selfplay.metrics.games import game_sums
+from selfplay.partners.judge import judge_interactivity, make_judge, read_mark
+from selfplay.rollout.driver import RolloutStats
+from selfplay.rollout.episode import BranchPoint, Episode, Turn
 
 TINY = Path(__file__).resolve().parents[1] / "configs" / "tiny_collab.yaml"
 STATS = RolloutStats(0, 0, 0, 0, 0, 0.0, 0.0)
@@ -108,7 +108,7 @@ def test_a_reply_is_worth_the_mean_of_its_futures() -> None:
     """The question ends right once and wrong once, the guess is wrong: 1.0 and 2.0 against 0."""
     reward = RewardConfig(kind="collab", collab=CollabConfig(token_cost=0.0))
     point = BranchPoint(turn=0, seat=1)
-    point.futures.update({(0, 1): conversation(*WRONG), (1, 0): conversation(*GUESSED)})
+    point.continuations.update({(0, 1): conversation(*WRONG), (1, 0): conversation(*GUESSED)})
     trunk = replace(conversation(*ASKED), branches=(point,))
     algorithm = load_config(None, ["model.scratch={}", "rollout.max_game_tokens=1000"]).algorithm
     found = branch_samples([trunk], algorithm=algorithm, reward=reward)
@@ -159,10 +159,10 @@ def judged_config(url: str) -> Config:
 def test_a_judge_marks_games_and_their_futures() -> None:
     asked, guessed = conversation(*ASKED), conversation(*GUESSED)
     point = BranchPoint(turn=0, seat=1)
-    point.futures[1, 0] = guessed
+    point.continuations[1, 0] = guessed
     with judge_server() as url, ExitStack() as cleanup:
         judge = make_judge(judged_config(url), init_world(device="cpu"), cleanup=cleanup)
-        marked(([replace(asked, branches=(point,))], STATS), judge)
+        judge_interactivity(([replace(asked, branches=(point,))], STATS), judge)
     assert len(Marks.asked) == 2
     texts = [body["messages"][-1]["content"] for body in Marks.asked]  # in no order: two threads
     (told,) = [text for text in texts if "What number?" in text]

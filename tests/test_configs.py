@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from selfplay.config import Config, load_config
-from selfplay.settings import SettingsError, describe
+from selfplay.config.settings import SettingsError, describe
 
 CONFIGS = sorted((Path(__file__).resolve().parents[1] / "configs").glob("*.yaml"))
 

@@ -12,9 +12,9 @@ import pytest
 from tiny_run import run_warm, write_tiny
 
 import eval as door
-from selfplay.crossplay_report import Matrix, lost_together, matrix_markdown, matrix_text
-from selfplay.crossplay_source import split_list
-from selfplay.evaluate import Evaluation
+from selfplay.evaluation.crossplay_report import Matrix, lost_together, matrix_markdown, matrix_text
+from selfplay.evaluation.crossplay_sources import split_list
+from selfplay.evaluation.evaluate import Evaluation
 
 
 @pytest.fixture(scope="module")

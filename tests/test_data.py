@@ -6,20 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dialop.matching import MatchingInstance
-from dialop.store import write_instances
+from dialop.matching.game import MatchingInstance
+from dialop.matching.store import write_instances
 from selfplay.config import Config, load_config
-from selfplay.data import (
-    HELD_OUT,
-    TEACHERS,
-    TOKENIZER,
-    TRAIN,
-    VALIDATION,
-    generated,
-    named_seed,
-)
-from selfplay.parallel.replica import Replica
-from selfplay.stream import TrainStream
+from selfplay.data.instances import HELD_OUT, TEACHERS, TOKENIZER, TRAIN, VALIDATION, generated
+from selfplay.data.seeds import named_seed
+from selfplay.data.stream import TrainStream
+from selfplay.distributed.replica import Replica
 
 BOARD = ["game.size=2", "game.scale=false", "game.keep=all", "rollout.max_game_tokens=1000"]
 

@@ -14,8 +14,8 @@ from dialop_boards import BEST, FULL, SCALED, SMALL, human_games
 
 from dialop.cli import answer_lines, main
 from dialop.collab.store import read_instances as collab_tasks
-from dialop.matching import MatchingGame
-from dialop.store import read_instances, write_instances
+from dialop.matching.game import MatchingGame
+from dialop.matching.store import read_instances, write_instances
 
 
 def answers(lines: bytes) -> list[dict[str, Any]]:

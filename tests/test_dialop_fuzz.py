@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from dialop.matching import MatchingGame, MatchingInstance, MatchingOptions
-from dialop.statements import count_true, stated_cells
+from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.matching.statements import count_true, stated_cells
 
 TAGS = ["[message]", "[propose]", "[accept]", "[reject]", "[Propose]", "[think]", "[", "]"]
 NAMES = ["Proposal:", "BLEU", "Electra", "Ava", "Daniel", "Ava Li", "nguyen", BEST, WORST]

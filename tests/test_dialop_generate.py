@@ -8,8 +8,8 @@ from itertools import permutations
 
 import pytest
 
-from dialop.generate import Keep, MatchingRecipe, generate_instance, generate_many
-from dialop.matching import MatchingInstance
+from dialop.matching.game import MatchingInstance
+from dialop.matching.generate import Keep, MatchingRecipe, generate_instance, generate_many
 
 TINY = MatchingRecipe(size=2, p_observed=0.5, scale=False, max_value=10, keep="exactly_one")
 SMALL = MatchingRecipe(size=3, p_observed=0.5, scale=False, max_value=10)

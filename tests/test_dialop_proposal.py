@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dialop.game import PlayerError
-from dialop.proposal import Pairs, parse_proposal, render_proposal
-from dialop.roster import PAPERS, REVIEWERS
+from dialop.matching.proposal import Pairs, parse_proposal, render_proposal
+from dialop.matching.roster import PAPERS, REVIEWERS
 
 TWO = REVIEWERS[:2], PAPERS[:2]
 STRAIGHT: Pairs = ((0, 0), (1, 1))

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from dialop_boards import BRIEF, FULL, human_games, play
 
-from dialop.matching import MatchingGame, MatchingOptions
-from dialop.proposal import render_proposal
-from dialop.recorded import instance_from_record, moves_from_record, replay
-from dialop.roster import PAPERS, REVIEWERS
-from dialop.solve import best_pairs
-from dialop.store import read_instances, read_records
+from dialop.matching.game import MatchingGame, MatchingOptions
+from dialop.matching.proposal import render_proposal
+from dialop.matching.recorded import instance_from_record, moves_from_record, replay
+from dialop.matching.roster import PAPERS, REVIEWERS
+from dialop.matching.solve import best_pairs
+from dialop.matching.store import read_instances, read_records
 
 OTHER_ROSTER = 16  # line 17 of the file
 

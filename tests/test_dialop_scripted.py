@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
 
-from dialop.generate import MatchingRecipe, generate_many
-from dialop.matching import MatchingGame, MatchingInstance, MatchingOptions
-from dialop.pooling import best_plan, estimate_ratio, estimate_top, straying_plan, worth
-from dialop.scripted import ScriptedPlayer, make_scripted
+from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.matching.generate import MatchingRecipe, generate_many
+from dialop.matching.pooling import best_plan, estimate_ratio, estimate_top, straying_plan, worth
+from dialop.matching.scripted import ScriptedPlayer, make_scripted
 
 TINY = MatchingRecipe(size=2, p_observed=0.5, scale=False, max_value=10, keep="exactly_one")
 MAX_TURNS = 30

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from dialop_boards import BRIEF, FULL, SMALL
 
-from dialop import wording
-from dialop.generate import MatchingRecipe, generate_instance
-from dialop.matching import MatchingGame, MatchingInstance, MatchingOptions
-from dialop.pooling import own_cells
-from dialop.statements import count_true, stated_cells
+from dialop.matching import wording
+from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.matching.generate import MatchingRecipe, generate_instance
+from dialop.matching.pooling import own_cells
+from dialop.matching.statements import count_true, stated_cells
 
 EIGHT = generate_instance(MatchingRecipe(keep="all"), seed=5, index=0)
 AVA_BLEU, AVA_ELECTRA, DANIEL_BLEU, DANIEL_ELECTRA = (0, 0), (0, 1), (1, 0), (1, 1)

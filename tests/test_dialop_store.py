@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from dialop_boards import SCALED, SMALL
 
-from dialop.generate import MatchingRecipe, generate_many
-from dialop.store import read_instances, read_records, write_instances
+from dialop.matching.generate import MatchingRecipe, generate_many
+from dialop.matching.store import read_instances, read_records, write_instances
 
 
 def test_parquet_round_trip(tmp_path: Path) -> None:

@@ -14,20 +14,20 @@ from dialop_boards import FULL, SMALL
 from test_partners import Proposes, ProposesInAStream, boards, config_of
 from tiny_run import metrics_of, run_tiny, run_warm
 
-from dialop.matching import MatchingGame
-from selfplay import rollout
-from selfplay.chat import Rendering
+from dialop.matching.game import MatchingGame
+from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, EndpointConfig
-from selfplay.data import named_seed
+from selfplay.config.player_spec import parse_spec
+from selfplay.config.settings import SettingsError
+from selfplay.data.seeds import named_seed
+from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Message, Request, Sampling
 from selfplay.engines.endpoint import Endpoint, _retry_after_s
-from selfplay.measures import game_measures, tally
-from selfplay.parallel import init_world
-from selfplay.partner_specs import parse_spec
-from selfplay.partners import Partners
-from selfplay.play import Limits
-from selfplay.settings import SettingsError
-from selfplay.tables import self_play_tables
+from selfplay.metrics.step import game_measures, tally
+from selfplay.partners.partners import Partners
+from selfplay.rollout import driver as rollout
+from selfplay.rollout.episode import Limits
+from selfplay.rollout.seating import self_play_games
 
 FAST = EndpointConfig(timeout_s=0.3, retries=2, backoff_s=0.01, max_backoff_s=0.05)
 
@@ -185,8 +185,8 @@ def test_a_chat_model_plays_and_reads_what_any_seat_reads(
 ) -> None:
     with chat_server(plays) as server:
         config, partners = partners_of(server.url, rendering)
-        tables = self_play_tables(
-            boards(2), partners.guests(0), step=0, config=config, rendering=rendering
+        tables = self_play_games(
+            boards(2), partners.partners(0), step=0, config=config, rendering=rendering
         )
         engine = partners.beside(kind(rendering, {}))
         episodes, stats = rollout.run(
@@ -214,8 +214,8 @@ def test_games_of_a_dead_endpoint_are_void_and_in_no_score(
     """It refuses every fifth request; whoever gets no answer is left out, not beaten."""
     with chat_server(lambda body, n: plays(body, n) if n % 5 else Answer(status=401)) as server:
         config, partners = partners_of(server.url, rendering, "endpoint.concurrency=1")
-        tables = self_play_tables(
-            boards(4), partners.guests(0), step=0, config=config, rendering=rendering
+        tables = self_play_games(
+            boards(4), partners.partners(0), step=0, config=config, rendering=rendering
         )
         engine = partners.beside(Proposes(rendering, {}))
         episodes, stats = rollout.run(
@@ -236,8 +236,8 @@ def test_a_void_future_says_nothing_of_its_turn(rendering: Rendering) -> None:
     branch = ("rollout.branch.turns=first", "rollout.branch.siblings=4")
     with chat_server(lambda body, n: plays(body, n) if n % 4 else Answer(status=401)) as server:
         config, partners = partners_of(server.url, rendering, "endpoint.concurrency=1", *branch)
-        tables = self_play_tables(
-            boards(4), partners.guests(0), step=0, config=config, rendering=rendering
+        tables = self_play_games(
+            boards(4), partners.partners(0), step=0, config=config, rendering=rendering
         )
         engine = partners.beside(Proposes(rendering, {}))
         episodes, stats = rollout.run(
@@ -245,7 +245,7 @@ def test_a_void_future_says_nothing_of_its_turn(rendering: Rendering) -> None:
         )
         partners.close()
     points = [point for episode in episodes for point in episode.branches]
-    futures = [future for point in points for future in point.futures.values()]
+    futures = [future for point in points for future in point.continuations.values()]
     assert stats.void and points and 0 < len(futures) < 3 * len(points)
     assert all(episode.ended != "void" for episode in [*episodes, *futures])
 
@@ -297,7 +297,7 @@ def test_the_first_seat_s_cells_are_what_it_is_shown(rendering: Rendering) -> No
     game = MatchingGame(SMALL, FULL)
     with chat_server(plays) as server:
         _, partners = partners_of(server.url, rendering)
-        player = partners.guests(0)[0][0].sit(("x",), 0)  # type: ignore[misc]
+        player = partners.partners(0)[0][0].sit(("x",), 0)  # type: ignore[misc]
         request = next(player.move(game, 0, ""))
         partners.close()
     assert request.messages[1].content.endswith("You move first.")

@@ -10,9 +10,9 @@ import torch
 from tiny_run import FORWARD, LOGPROB, VOCAB, tiny_model, trainer_logprobs
 from tolerance import assert_near, near
 
+from selfplay.credit.sample import Sample
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.hf import HFEngine
-from selfplay.samples import Sample
 
 # Many stop tokens, so that an untrained model meets one soon.
 STOPS = tuple(range(30))

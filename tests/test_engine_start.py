@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from selfplay.engines import sglang_start
-from selfplay.engines.sglang_start import child_environment, engine_arguments, free_port
+from selfplay.engines.sglang import launch as sglang_start
+from selfplay.engines.sglang.launch import child_environment, engine_arguments, free_port
 
 ASKED: dict[str, Any] = {
     "dtype": "bfloat16",

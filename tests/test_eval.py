@@ -13,21 +13,22 @@ import pytest
 
 import eval as door
 from bench import tiny_report
-from dialop.recorded import instance_from_record
-from dialop.roster import PAPERS
-from dialop.store import read_instances, read_records, write_instances
-from selfplay.assemble import make_learner, make_tokenizer, share_policy
-from selfplay.chat import make_rendering
+from dialop.matching.recorded import instance_from_record
+from dialop.matching.roster import PAPERS
+from dialop.matching.store import read_instances, read_records, write_instances
+from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, load_config
-from selfplay.data import HELD_OUT, generated
-from selfplay.evaluate import evaluate_people, evaluate_scripted, example_places
-from selfplay.evaluation_report import Page, fenced, markdown, rows_json, table_text
-from selfplay.evaluation_source import find_config, find_games, find_source, report_folder
-from selfplay.held_out import Venue, held_out
-from selfplay.model import export, scratch_model
-from selfplay.parallel import init_world
-from selfplay.settings import dump
-from selfplay.tables import BY_ITSELF
+from selfplay.config.settings import dump
+from selfplay.data.instances import HELD_OUT, generated
+from selfplay.distributed import init_world
+from selfplay.evaluation.evaluate import evaluate_people, evaluate_scripted, example_places
+from selfplay.evaluation.held_out import EvaluationContext, held_out
+from selfplay.evaluation.report import Page, fenced, markdown, rows_json, table_text
+from selfplay.evaluation.sources import find_config, find_games, report_folder
+from selfplay.model.policy import export, scratch_model
+from selfplay.partners.checkpoints import find_source
+from selfplay.rollout.seating import SELF_PLAY
+from selfplay.setup import make_learner, make_tokenizer, share_policy
 from selfplay.warm_start import scratch_tokenizer
 
 HUMAN_GAMES = Path(
@@ -82,8 +83,8 @@ def test_it_measures_what_the_run_measured_of_itself(run: Path, tmp_path: Path) 
     rendering = make_rendering(tokenizer, template_kwargs={})
     learner = make_learner(config, run / "final", world, reference=False)
     engine = share_policy(config, learner)
-    venue = Venue(engine, BY_ITSELF, rendering, world)
-    held_out("after", config, venue=venue, folder=tmp_path)
+    context = EvaluationContext(engine, SELF_PLAY, rendering, world)
+    held_out("after", config, context=context, folder=tmp_path)
     saved = json.loads((tmp_path / "held_out_after.json").read_text(encoding="utf-8"))
 
     words = ["--checkpoint", str(run), "--games", "generated", "--out", str(tmp_path / "out")]

@@ -14,12 +14,19 @@ import torch
 from family_models import FAMILIES, TEXTS, eager_logprobs, family_config, random_folder
 from transformers import AutoModelForCausalLM
 
+from selfplay.distributed.tensor_parallel import DIVIDED
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.hf import HFEngine
-from selfplay.families import DIVIDED, why_not
-from selfplay.model import empty_model, export, load_model
-from selfplay.past import snapshot_weights
-from selfplay.small_copy import check_copy, in_shards, packed_logprobs, small_config, whole_copy
+from selfplay.model.families import why_not
+from selfplay.model.policy import empty_model, export, load_model
+from selfplay.model.small_copy import (
+    check_copy,
+    in_shards,
+    packed_logprobs,
+    small_config,
+    whole_copy,
+)
+from selfplay.partners.policy_pool import snapshot_weights
 
 WORKER = Path(__file__).with_name("family_worker.py")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
@@ -99,10 +106,12 @@ def test_the_small_copy_names_the_first_layer_that_differs(
 ) -> None:
     """A soft cap of attention left out shows in the first layer, one of logits behind the last."""
     config = family_config("gemma2")
-    monkeypatch.setattr("selfplay.model.logit_rule", lambda config: (1.0, None))
+    monkeypatch.setattr("selfplay.model.policy.logit_rule", lambda config: (1.0, None))
     assert "in the logits" in (check_copy(config, engine=False) or "")
     monkeypatch.undo()
-    monkeypatch.setattr("selfplay.attention._explicit", lambda q, k, v, *rest: v.repeat(1, 2, 1, 1))
+    monkeypatch.setattr(
+        "selfplay.model.attention._explicit", lambda q, k, v, *rest: v.repeat(1, 2, 1, 1)
+    )
     assert "after layer 0" in (check_copy(config, engine=False) or "")
 
 

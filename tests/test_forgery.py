@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from dialop.collab.game import CollabGame
 from dialop.collab.task import CollabOptions
 from dialop.game import Game
-from dialop.generate import MatchingRecipe, generate_many
-from dialop.matching import MatchingGame, MatchingOptions
-from dialop.scripted import make_scripted
+from dialop.matching.game import MatchingGame, MatchingOptions
+from dialop.matching.generate import MatchingRecipe, generate_many
+from dialop.matching.scripted import make_scripted
 
 BREAKS = ["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x85", "\u2028", "\u2029"]
 HEADS = ["Partner:", "Partner: ", "You:", "You: ", "User: ", "Assistant: ", "Error: ", "[message] "]

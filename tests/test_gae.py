@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from selfplay.gae import gae, with_gae
-from selfplay.samples import Sample
+from selfplay.credit.gae import gae, with_gae
+from selfplay.credit.sample import Sample
 
 
 def test_three_tokens_by_hand() -> None:

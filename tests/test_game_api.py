@@ -6,7 +6,7 @@ import pytest
 from dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST
 from game_checks import check_play
 
-from dialop.matching import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
 
 
 @pytest.mark.parametrize("instance", [SMALL, SCALED])

@@ -17,18 +17,18 @@ from scripted_engine import WaveEngine
 from tiny_run import RUNS, finished, go_on_from, metrics_of, run_tiny
 
 from bench import tiny_report
-from dialop.store import write_instances
-from selfplay.chat import Rendering, make_rendering
+from dialop.matching.store import write_instances
+from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import Config, load_config
+from selfplay.config.settings import SettingsError
+from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request
-from selfplay.engines.switchboard import Frozen, Switchboard
-from selfplay.guard import Guard, PrivateLanguage, judged, told
-from selfplay.held_out import Venue, validation
-from selfplay.parallel import init_world
-from selfplay.players import FrozenPlayer, PolicyPlayer
-from selfplay.report import guard_svg
-from selfplay.settings import SettingsError
-from selfplay.tables import BY_ITSELF, Guest
+from selfplay.engines.router import EngineRouter, Frozen
+from selfplay.evaluation.drawings import drift_svg
+from selfplay.evaluation.drift_monitor import DriftMonitor, LanguageDrift, judged, told
+from selfplay.evaluation.held_out import EvaluationContext, validation
+from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
+from selfplay.rollout.seating import SELF_PLAY, Partner
 
 # --- the decision -------------------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ def test_the_warning_tells_both_numbers_then_and_now() -> None:
 
 def test_the_page_holds_both_curves() -> None:
     drawing = ElementTree.fromstring(
-        guard_svg([(0, 0.8, 0.8), (5, 0.9, 0.6)], partner="warm_start")
+        drift_svg([(0, 0.8, 0.8), (5, 0.9, 0.6)], partner="warm_start")
     )
     texts = [node.text for node in drawing.iter() if node.tag.endswith("text")]
     assert {"by itself", "with warm_start", "step"} <= set(texts)
@@ -105,7 +105,9 @@ class Speaks(WaveEngine):
         return Completion(ids, [0.0] * len(ids), "stop", self.version)
 
 
-def guard_at(folder: Path, *overrides: str) -> tuple[Guard, Venue, Speaks, Config]:
+def guard_at(
+    folder: Path, *overrides: str
+) -> tuple[DriftMonitor, EvaluationContext, Speaks, Config]:
     """A guard whose warm start speaks plainly for ever, beside a policy that can learn a code."""
     rendering: Rendering = make_rendering(tokenizer_of("no template"))
     boards = [
@@ -125,7 +127,7 @@ def guard_at(folder: Path, *overrides: str) -> tuple[Guard, Venue, Speaks, Confi
     config = load_config(None, ["model.scratch={}", *rules, *settings, file, *overrides])
     policy, warm_start = Speaks(rendering, {}), Speaks(rendering, {})
     policy.version = warm_start.version = 0
-    voices = Switchboard(policy, frozen={"warm_start": Frozen(warm_start, ())}, endpoints={})
+    voices = EngineRouter(policy, frozen={"warm_start": Frozen(warm_start, ())}, endpoints={})
 
     def sit(names: tuple[object, ...], seat: int) -> FrozenPlayer:
         player = PolicyPlayer(
@@ -137,54 +139,54 @@ def guard_at(folder: Path, *overrides: str) -> tuple[Guard, Venue, Speaks, Confi
         )
         return FrozenPlayer(player, name="warm_start")
 
-    venue = Venue(voices, BY_ITSELF, rendering, init_world(device="cpu"))
-    return Guard(config, Guest("warm_start", sit)), venue, policy, config
+    context = EvaluationContext(voices, SELF_PLAY, rendering, init_world(device="cpu"))
+    return DriftMonitor(config, Partner("warm_start", sit)), context, policy, config
 
 
 def test_a_private_code_trips_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stop = ["eval.guard.action=stop", "eval.guard.patience=2"]
-    guard, venue, policy, config = guard_at(tmp_path, *stop)
-    guard.begin({}, 0, venue)
-    measured = guard.watch(10, validation(config, venue))
+    stop = ["eval.drift_monitor.action=stop", "eval.drift_monitor.patience=2"]
+    drift_monitor, context, policy, config = guard_at(tmp_path, *stop)
+    drift_monitor.begin({}, 0, context)
+    measured = drift_monitor.watch(10, validation(config, context))
     # One word for all boards: two are played best, two at 8 of 12.
-    assert measured["eval_score"] == measured["eval_guard_score"] == pytest.approx(10 / 12)
+    assert measured["eval_score"] == measured["eval_drift_score"] == pytest.approx(10 / 12)
     policy.version = 1
-    measured = guard.watch(20, validation(config, venue))
+    measured = drift_monitor.watch(20, validation(config, context))
     assert measured["eval_score"] == pytest.approx(1.0)
-    assert (measured["eval_guard_score"], measured["num_guard_apart"]) == (0.0, 1.0)
-    assert measured["eval_guard_fall"] == pytest.approx(10 / 12)
-    assert not guard.stops(20) and capsys.readouterr().err == ""
-    guard.watch(30, validation(config, venue))
-    assert guard.stops(30) and not guard.stops(31)
-    guard.hold(31)
-    with pytest.raises(PrivateLanguage, match=r"0\.833 .*1\.000.*warm_start"):
-        guard.hold(30)
+    assert (measured["eval_drift_score"], measured["num_drift_apart"]) == (0.0, 1.0)
+    assert measured["eval_drift_fall"] == pytest.approx(10 / 12)
+    assert not drift_monitor.stops(20) and capsys.readouterr().err == ""
+    drift_monitor.watch(30, validation(config, context))
+    assert drift_monitor.stops(30) and not drift_monitor.stops(31)
+    drift_monitor.hold(31)
+    with pytest.raises(LanguageDrift, match=r"0\.833 .*1\.000.*warm_start"):
+        drift_monitor.hold(30)
     assert "guard:" in capsys.readouterr().err
-    assert (tmp_path / "guard.svg").read_text().startswith("<svg")
+    assert (tmp_path / "drift_monitor.svg").read_text().startswith("<svg")
 
 
 def test_one_that_warns_never_stops_and_one_that_speaks_plainly_is_left_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    guard, venue, policy, config = guard_at(
-        tmp_path, "eval.guard.action=warn", "eval.guard.patience=1"
+    drift_monitor, context, policy, config = guard_at(
+        tmp_path, "eval.drift_monitor.action=warn", "eval.drift_monitor.patience=1"
     )
-    guard.begin({}, 0, venue)
+    drift_monitor.begin({}, 0, context)
     for step in (10, 20):
-        guard.watch(step, validation(config, venue))
+        drift_monitor.watch(step, validation(config, context))
     assert capsys.readouterr().err == ""
     policy.version = 1
-    guard.watch(30, validation(config, venue))
+    drift_monitor.watch(30, validation(config, context))
     assert capsys.readouterr().err.count("guard:") == 1
-    guard.hold(30)
+    drift_monitor.hold(30)
     # Whoever goes on from the checkpoint counts on; with another partner it begins anew.
-    resumed, venue, policy, config = guard_at(tmp_path, "eval.guard.action=warn")
+    resumed, context, policy, config = guard_at(tmp_path, "eval.drift_monitor.action=warn")
     policy.version = 1
-    carried = json.loads(json.dumps(guard.carried()))
-    resumed.begin(carried, 30, venue)
-    assert resumed.watch(40, validation(config, venue))["num_guard_apart"] == 2.0
-    resumed.begin({**carried, "partner": "scripted:solo"}, 40, venue)
-    assert resumed.watch(50, validation(config, venue))["num_guard_apart"] == 0.0
+    state = json.loads(json.dumps(drift_monitor.state()))
+    resumed.begin(state, 30, context)
+    assert resumed.watch(40, validation(config, context))["num_drift_apart"] == 2.0
+    resumed.begin({**state, "partner": "scripted:solo"}, 40, context)
+    assert resumed.watch(50, validation(config, context))["num_drift_apart"] == 0.0
 
 
 # --- in a run -----------------------------------------------------------------------------------
@@ -197,14 +199,14 @@ def guarded() -> Path:
 
 def test_a_run_measures_both_and_trains_as_without_it(guarded: Path, tmp_path: Path) -> None:
     lines = metrics_of(guarded)
-    assert ["eval_guard_score" in line for line in lines] == [False, True, False, True]
-    assert lines[1]["num_guard_apart"] == 0.0 and 0.0 < lines[1]["eval_guard_score"] < 1.0
+    assert ["eval_drift_score" in line for line in lines] == [False, True, False, True]
+    assert lines[1]["num_drift_apart"] == 0.0 and 0.0 < lines[1]["eval_drift_score"] < 1.0
     progress = guarded / "checkpoints" / "step_000004" / "progress.json"
     seen = json.loads(progress.read_text())["carried"]["guard"]["seen"]
     assert [step for step, _, _ in seen] == [0, 2, 4]
     # Before the first step the warm start plays with itself, whatever it is called.
     assert seen[0][1] == seen[0][2]
-    assert [line["eval_guard_score"] for line in lines[1::2]] == [
+    assert [line["eval_drift_score"] for line in lines[1::2]] == [
         beside for _, _, beside in seen[1:]
     ]
 
@@ -213,7 +215,7 @@ def test_a_run_measures_both_and_trains_as_without_it(guarded: Path, tmp_path: P
     drawing = (tmp_path / "figures" / "t_guard_0.svg").read_text()
     assert "with warm_start" in drawing
 
-    watched = ("eval_guard_score", "eval_guard_fall", "num_guard_apart")
+    watched = ("eval_drift_score", "eval_drift_fall", "num_drift_apart")
     bare = [{n: v for n, v in line.items() if n not in watched} for line in lines]
     assert bare == metrics_of(finished("eval.every=2"))
 
@@ -221,7 +223,7 @@ def test_a_run_measures_both_and_trains_as_without_it(guarded: Path, tmp_path: P
 def test_a_guarded_run_that_goes_on_draws_the_same_page(guarded: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     go_on_from(guarded, folder, *RUNS["guard"])
-    assert (folder / "guard.svg").read_text() == (guarded / "guard.svg").read_text()
+    assert (folder / "drift_monitor.svg").read_text() == (guarded / "drift_monitor.svg").read_text()
 
 
 def test_a_run_that_drifted_is_stopped_with_its_checkpoint_saved(
@@ -235,10 +237,15 @@ def test_a_run_that_drifted_is_stopped_with_its_checkpoint_saved(
     state = json.loads(progress.read_text())
     state["carried"]["guard"]["seen"] = [[0, 0.0, 1.0], [2, 0.0, 1.0]]
     progress.write_text(json.dumps(state))
-    drifted = ("eval.every=1", "eval.guard.action=stop", "eval.guard.patience=1", "save_every=50")
+    drifted = (
+        "eval.every=1",
+        "eval.drift_monitor.action=stop",
+        "eval.drift_monitor.patience=1",
+        "save_every=50",
+    )
     assert run_tiny(folder, *drifted) == 1
     told_so = capsys.readouterr().err
-    assert "eval.guard" in told_so and "step 3" in told_so
+    assert "eval.drift_monitor" in told_so and "step 3" in told_so
     assert (folder / "checkpoints" / "step_000003" / "hf" / "model.safetensors").exists()
     assert [line["step"] for line in metrics_of(folder)] == [1, 2, 3]
 
@@ -246,10 +253,19 @@ def test_a_run_that_drifted_is_stopped_with_its_checkpoint_saved(
 @pytest.mark.parametrize(
     ("overrides", "rule"),
     [
-        (("eval.guard.action=warn",), "eval.every must be at least 1 with eval.guard.action"),
-        (("eval.guard.partner=honest",), "eval.guard.partner: a partner must be"),
-        (("eval.guard.partner=self",), "must be warm_start, scripted:NAME or checkpoint:PATH"),
-        (("eval.guard.action=halt",), "eval.guard.action must be one of off, warn, stop"),
+        (
+            ("eval.drift_monitor.action=warn",),
+            "eval.every must be at least 1 with eval.drift_monitor.action",
+        ),
+        (("eval.drift_monitor.partner=honest",), "eval.drift_monitor.partner: a partner must be"),
+        (
+            ("eval.drift_monitor.partner=self",),
+            "must be warm_start, scripted:NAME or checkpoint:PATH",
+        ),
+        (
+            ("eval.drift_monitor.action=halt",),
+            "eval.drift_monitor.action must be one of off, warn, stop",
+        ),
     ],
 )
 def test_settings_that_make_no_guard_are_refused(overrides: tuple[str, ...], rule: str) -> None:
@@ -260,14 +276,14 @@ def test_settings_that_make_no_guard_are_refused(overrides: tuple[str, ...], rul
 @pytest.mark.parametrize(
     ("partner", "rule"),
     [
-        ("scripted:honst", "eval.guard.partner: .*did you mean 'honest'"),
+        ("scripted:honst", "eval.drift_monitor.partner: .*did you mean 'honest'"),
         ("checkpoint:/nowhere/tiny", "must be a run folder or a Hugging Face folder"),
     ],
 )
 def test_a_partner_that_is_not_there_is_told_before_anything_starts(
     partner: str, rule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    on = ("eval.every=2", "eval.guard.action=warn", f"eval.guard.partner={partner}")
+    on = ("eval.every=2", "eval.drift_monitor.action=warn", f"eval.drift_monitor.partner={partner}")
     assert run_tiny(tmp_path / "run", *on) == 2
     assert re.search(rule, capsys.readouterr().err)
     assert not (tmp_path / "run").exists()

@@ -15,13 +15,13 @@ from dialop_boards import FULL, SMALL
 from tiny_run import run_warm
 
 import eval as door
-from dialop.matching import MatchingGame
-from dialop.store import write_instances
+from dialop.matching.game import MatchingGame
+from dialop.matching.store import write_instances
 from selfplay.engines.base import Completion, Request
-from selfplay.guests import PersonPlayer
-from selfplay.play import Limits, Table
-from selfplay.players import Move
-from selfplay.rollout import run_scripted
+from selfplay.rollout.driver import run_scripted
+from selfplay.rollout.episode import GameSetup, Limits
+from selfplay.rollout.players import Move
+from selfplay.rollout.text_players import PersonPlayer
 
 
 class Lines:
@@ -88,7 +88,7 @@ def test_a_session_at_the_terminal_word_for_word() -> None:
     person = PersonPlayer(name="person", lines_in=io.StringIO(TYPED), lines_out=out)
     game = MatchingGame(SMALL, FULL)
     prompt = game.prompt(0)
-    table = Table(game, (person, Lines("[message] I see 7 and 1", "[accept]")), SMALL.key, 0)
+    table = GameSetup(game, (person, Lines("[message] I see 7 and 1", "[accept]")), SMALL.key, 0)
     (episode,) = run_scripted([table], limits=Limits(max_turns=8, max_retries=2))
     assert (episode.ended, episode.outcome.score_norm) == ("agreed", 1.0)
     board, last = prompt.user.rsplit("\n\n", 1)
@@ -105,7 +105,7 @@ def test_a_session_at_the_terminal_word_for_word() -> None:
 
 def test_who_ends_the_input_leaves_a_void_game() -> None:
     person = PersonPlayer(name="person", lines_in=io.StringIO(""), lines_out=io.StringIO())
-    table = Table(MatchingGame(SMALL, FULL), (person, Lines()), SMALL.key, 0)
+    table = GameSetup(MatchingGame(SMALL, FULL), (person, Lines()), SMALL.key, 0)
     (episode,) = run_scripted([table], limits=Limits(max_turns=8, max_retries=2))
     assert episode.ended == "void"
 
@@ -186,7 +186,10 @@ def test_an_evaluation_beside_a_checkpoint_says_which_seat_fared_how(
 @pytest.mark.parametrize(
     ("partner", "told"),
     [
-        ("past", "must name one policy, got past; nearest is checkpoint:RUN/past/step_000020"),
+        (
+            "pool",
+            "must name one policy, got pool; nearest is checkpoint:RUN/policy_pool/step_000020",
+        ),
         ("checkpoint:/nowhere", "must be a run folder or a Hugging Face folder, got /nowhere"),
         ("endpoint:small", "endpoint:MODEL@URL"),
         ("persn", "nearest is person"),

@@ -16,25 +16,25 @@ from dialop_boards import BEST, SMALL, WORST
 from scripted_engine import StreamEngine, WaveEngine
 from test_partners import boards, config_of
 
-from dialop.board import MatchingOptions
 from dialop.collab import grading, numbers
 from dialop.collab.game import CollabGame
 from dialop.collab.published import instances_of
 from dialop.collab.script import content_words, sentences
 from dialop.collab.task import ASSISTANT, USER, CollabOptions
 from dialop.game import PlayerError
-from dialop.matching import MatchingGame
-from dialop.proposal import parse_proposal
-from dialop.statements import count_true, stated_cells
+from dialop.matching.board import MatchingOptions
+from dialop.matching.game import MatchingGame
+from dialop.matching.proposal import parse_proposal
+from dialop.matching.statements import count_true, stated_cells
 from dialop.tags import drop_reasoning, split_move
-from selfplay import rollout
-from selfplay.chat import Rendering, make_rendering
+from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.engines.base import Completion, Request, Sampling
-from selfplay.evaluation_report import fenced
-from selfplay.judge import read_mark
-from selfplay.play import Limits
-from selfplay.tables import self_play_tables
-from selfplay.word_drift import count_words
+from selfplay.evaluation.report import fenced
+from selfplay.evaluation.word_drift import count_words
+from selfplay.partners.judge import read_mark
+from selfplay.rollout import driver as rollout
+from selfplay.rollout.episode import Limits
+from selfplay.rollout.seating import self_play_games
 
 # What parsers look for, and what has broken parsers elsewhere.
 PIECES = (
@@ -239,7 +239,7 @@ def rendering() -> Rendering:
 
 def play(num: int, engine: WaveEngine, rendering: Rendering) -> list[Any]:
     config = config_of()
-    tables = self_play_tables(boards(num // 4), step=0, config=config, rendering=rendering)
+    tables = self_play_games(boards(num // 4), step=0, config=config, rendering=rendering)
     limits = Limits(max_turns=12, max_retries=1)
     episodes, _ = rollout.run(tables, engine, sampling=SAMPLING, limits=limits)
     return episodes

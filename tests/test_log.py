@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from selfplay.config import Config, WandbConfig
-from selfplay.log import StepLog, Stopwatch, Wandb, clock, open_run, progress, step_line
-from selfplay.settings import SettingsError, load
-from selfplay.statistics import bootstrap_interval, show_interval
+from selfplay.config.settings import SettingsError, load
+from selfplay.metrics.bootstrap import bootstrap_interval, show_interval
+from selfplay.metrics.log import StepLog, Stopwatch, Wandb, clock, open_run, progress, step_line
 
 SCRATCH = ["model.scratch={}", "rollout.max_game_tokens=512"]
 
@@ -98,7 +98,7 @@ def test_a_line_is_json_whatever_the_numbers(tmp_path: Path) -> None:
 def test_the_line_of_a_step_fits_a_terminal() -> None:
     metrics = {
         "step": 999, "score": 0.98765, "agreement": 0.99, "messages": 12.345, "errors": 10.5,
-        "entropy": 10.25, "gap_mean": 1.2e-5, "tokens_per_s": 123_456.0, "play_s": 123.4,
+        "entropy": 10.25, "mismatch_mean": 1.2e-5, "tokens_per_s": 123_456.0, "play_s": 123.4,
         "update_s": 123.4, "push_s": 13.3, "log_s": 1.2,
     }  # fmt: skip
     line = step_line(metrics, num_steps=1000, remaining_s=7640.0)

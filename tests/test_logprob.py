@@ -10,8 +10,9 @@ import torch
 from tolerance import assert_near, tolerance
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from selfplay import logprob
-from selfplay.logprob import VocabShard, token_logprobs
+from selfplay.distributed.shard import VocabShard
+from selfplay.model import logprob
+from selfplay.model.logprob import token_logprobs
 
 M, D, V = 37, 12, 101
 TERMS = M + D + V  # the sums on the way there and back

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tolerance import near
 
-from selfplay.loss import (
+from selfplay.learner.loss import (
     aggregation_weights,
     cispo,
     clipped_surrogate,

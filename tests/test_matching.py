@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
 
-from dialop.matching import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
 
 
 def test_golden_brief_game() -> None:

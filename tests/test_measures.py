@@ -9,15 +9,15 @@ import pytest
 from dialop_boards import BEST, BRIEF, SMALL, WORST
 
 from dialop.game import Game
-from dialop.matching import MatchingGame, MatchingOptions
-from selfplay.credit import CreditStats
+from dialop.matching.game import MatchingGame, MatchingOptions
+from selfplay.credit.advantages import CreditStats
+from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request
-from selfplay.game_measures import messages, talk_value
-from selfplay.measures import add_up, game_measures, game_record, step_metrics, tally
-from selfplay.parallel import init_world
-from selfplay.play import Episode, Limits, Table
-from selfplay.players import Move
-from selfplay.rollout import RolloutStats, run_scripted
+from selfplay.metrics.games import messages, talk_value
+from selfplay.metrics.step import add_up, game_measures, game_record, step_metrics, tally
+from selfplay.rollout.driver import RolloutStats, run_scripted
+from selfplay.rollout.episode import Episode, GameSetup, Limits
+from selfplay.rollout.players import Move
 
 
 class Lines:
@@ -43,7 +43,9 @@ class Lines:
 def played(
     seat_0: list[str], seat_1: list[str], index: int = 0, options: MatchingOptions = BRIEF
 ) -> Episode:
-    table = Table(MatchingGame(SMALL, options), (Lines(*seat_0), Lines(*seat_1)), SMALL.key, index)
+    table = GameSetup(
+        MatchingGame(SMALL, options), (Lines(*seat_0), Lines(*seat_1)), SMALL.key, index
+    )
     (episode,) = run_scripted([table], limits=Limits(max_turns=6, max_retries=1))
     return episode
 
@@ -108,13 +110,13 @@ def test_a_step_line_by_hand() -> None:
     line = step_metrics(
         [TALKED, SILENT],
         stats,
-        CreditStats(num_groups=4, num_flat_groups=1),
+        CreditStats(num_groups=4, num_zero_variance_groups=1),
         {"grad_norm": 2.0},
         init_world(device="cpu"),
     )
-    assert line["flat_groups"] == 0.25 and line["grad_norm"] == 2.0
+    assert line["zero_variance_groups"] == 0.25 and line["grad_norm"] == 2.0
     assert (line["num_games"], line["num_generated_tokens"], line["tokens_per_s"]) == (2, 30, 60.0)
-    assert "games" not in line and "num_flat_groups" not in line
+    assert "games" not in line and "num_zero_variance_groups" not in line
     assert all(isinstance(value, int | float) for value in line.values())
 
 

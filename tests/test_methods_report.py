@@ -9,7 +9,7 @@ import pytest
 
 from bench.methods_report import base_of, interval, main, methods_table, read_methods
 from selfplay.config import load_config
-from selfplay.settings import dump
+from selfplay.config.settings import dump
 
 
 def write_run(folder: Path, scores: list[float], *overrides: str) -> Path:
@@ -23,7 +23,7 @@ def write_run(folder: Path, scores: list[float], *overrides: str) -> Path:
         measures = {"score": sum(own) / len(own), "agreement": share, "messages": 1.0, "errors": 0}
         found = {"sampled": {"scores": own, "measures": measures}}
         (folder / f"held_out_{stage}.json").write_text(json.dumps(found))
-    step = {"step": 1, "step_s": 2.0, "flat_groups": 0.25, "eval_score": 0.5}
+    step = {"step": 1, "step_s": 2.0, "zero_variance_groups": 0.25, "eval_score": 0.5}
     (folder / "metrics.jsonl").write_text(json.dumps(step) + "\n")
     return folder
 
@@ -35,7 +35,7 @@ def folders(tmp_path: Path) -> list[Path]:
         write_run(tmp_path / "default_s0", [0.0, 1.0]),
         write_run(tmp_path / "default_s1", [0.5, 1.0]),
         write_run(tmp_path / "rloo_s0", [1.0, 1.0], "algorithm=rloo"),
-        write_run(tmp_path / "rloo_replay_s0", [1.0, 1.0], "warm_start.replay=0.5"),
+        write_run(tmp_path / "rloo_replay_s0", [1.0, 1.0], "warm_start.auxiliary_weight=0.5"),
         write_run(tmp_path / "nothing_s0", [0.0, 0.0], few),
         write_run(tmp_path / "nothing_turn_s0", [0.0, 0.5], few, "algorithm.error_credit=turn"),
     ]

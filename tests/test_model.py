@@ -17,9 +17,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from selfplay.attention import attention_backend, packed_kwargs, register_packed_attention
 from selfplay.config import ScratchConfig
-from selfplay.model import export, load_model, policy_logprobs, scratch_model
+from selfplay.model.attention import attention_backend, packed_kwargs, register_packed_attention
+from selfplay.model.policy import export, load_model, policy_logprobs, scratch_model
 
 VOCAB = 61
 SHAPE = ScratchConfig(

@@ -11,13 +11,13 @@ from tiny_run import CPU, FORWARD, GRADIENT, LOGPROB, tiny_model
 from tolerance import near
 from transformers import PreTrainedModel
 
-from selfplay.batch import micro_batches
-from selfplay.credit import assign_advantages
-from selfplay.learn import learn
-from selfplay.objective import Part
-from selfplay.samples import Sample
-from selfplay.scoring import score
-from selfplay.settings import SettingsError
+from selfplay.config.settings import SettingsError
+from selfplay.credit.advantages import assign_advantages
+from selfplay.credit.sample import Sample
+from selfplay.learner.batch import micro_batches
+from selfplay.learner.objective import Part
+from selfplay.learner.policy_update import update_policy
+from selfplay.learner.recompute import recompute_logprobs
 
 LENGTH = "algorithm.constant_length=10"
 # What is set, and the loss of a token by (log-prob, old, reference, advantage, entropy).
@@ -145,14 +145,14 @@ def test_a_step_in_which_all_is_rejected_is_no_step() -> None:
         "algorithm.importance_low=0.999",
         "algorithm.importance_high=1.001",
         "algorithm.entropy=0.1",
-        "engine.max_gap=9",
+        "engine.max_mismatch=9",
     )
     learner = learner_of(model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    scored, found = score(learner, off, config=config)
+    scored, found = recompute_logprobs(learner, off, config=config)
     assert found["rejected_share"] == 1.0 and found["importance_mean"] == 0.0
-    assert found["gap_mean"] > 0.2 and 0 < found["gap_ess"] < 1
-    metrics = learn(learner, scored, [], step=0, config=config)
+    assert found["mismatch_mean"] > 0.2 and 0 < found["mismatch_ess"] < 1
+    metrics = update_policy(learner, scored, [], step=0, config=config)
     assert metrics == {"num_trained_tokens": 0.0, "num_optimizer_steps": 1.0}
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
@@ -161,9 +161,9 @@ def test_scored_importance_is_trainer_over_engine() -> None:
     model = tiny_model()
     samples = some_samples(model, num=3, shift=0.4)
     config = config_of(
-        "algorithm.old_logprobs=recomputed", "algorithm.importance=token", "engine.max_gap=9"
+        "algorithm.old_logprobs=recomputed", "algorithm.importance=token", "engine.max_mismatch=9"
     )
-    scored, _ = score(learner_of(model), samples, config=config)
+    scored, _ = recompute_logprobs(learner_of(model), samples, config=config)
     for before, after in zip(samples, scored, strict=True):
         gaps = torch.tensor(after.old_logprobs) - torch.tensor(before.old_logprobs)
         expected = gaps.exp() * torch.tensor(before.mask)
@@ -180,7 +180,7 @@ def test_kl_in_the_reward_charges_each_token_before_advantages_are_assigned() ->
         for i, s in enumerate(some_samples(model, num=3, shift=0.0))
     ]
     learner = learner_of(model, reference=reference, kl=0.5)
-    charged, found = score(learner, earned, config=config)
+    charged, found = recompute_logprobs(learner, earned, config=config)
     totals = []
     for i, (before, after) in enumerate(zip(earned, charged, strict=True)):
         with torch.no_grad():

@@ -6,11 +6,11 @@ import pytest
 import torch
 from tiny_run import CPU, tiny_model
 
+from selfplay.colocation.offload import HostStore, Offload
 from selfplay.config import OptimConfig
-from selfplay.learner import Learner
-from selfplay.offload import Offload, Parked
-from selfplay.optim import make_optimizer
-from selfplay.parallel import init_world
+from selfplay.distributed import init_world
+from selfplay.learner.learner import Learner
+from selfplay.learner.optimizer import make_optimizer
 
 
 def held_bytes(tensors: list[torch.Tensor]) -> int:
@@ -20,40 +20,40 @@ def held_bytes(tensors: list[torch.Tensor]) -> int:
 def test_stowed_tensors_hold_nothing_and_come_back_bit_for_bit() -> None:
     tensors = [torch.randn(3, 5), torch.arange(7), torch.randn(4).bfloat16(), torch.tensor(1.5)]
     before = [tensor.clone() for tensor in tensors]
-    parked = Parked("cpu")
+    parked = HostStore("cpu")
     for _ in range(3):
-        parked.stow(tensors)
+        parked.offload(tensors)
         assert held_bytes(tensors) == 0
-        parked.fetch()
+        parked.onload()
         assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
 
 
 def test_tensors_that_share_a_storage_move_once() -> None:
     whole = torch.arange(10.0)
-    parked = Parked("cpu")
-    parked.stow([whole[:4], whole[4:], whole])
+    parked = HostStore("cpu")
+    parked.offload([whole[:4], whole[4:], whole])
     assert parked._host is not None and len(parked._host) == 10 * 4
-    parked.fetch()
+    parked.onload()
     assert whole.tolist() == list(range(10))
 
 
 def test_the_host_buffer_is_kept_and_grows_with_what_is_stowed() -> None:
     """An optimizer's state is there only after its first step."""
     first, second = torch.ones(4), torch.full((6,), 2.0)
-    parked = Parked("cpu")
-    parked.stow([])
-    parked.fetch()
-    parked.stow([first])
-    parked.fetch()
+    parked = HostStore("cpu")
+    parked.offload([])
+    parked.onload()
+    parked.offload([first])
+    parked.onload()
     small = parked._host
-    parked.stow([first])
+    parked.offload([first])
     assert parked._host is small
-    parked.stow([second])  # something is stowed already
+    parked.offload([second])  # something is stowed already
     assert held_bytes([second]) == 6 * 4
-    parked.fetch()
-    parked.stow([first, second])
+    parked.onload()
+    parked.offload([first, second])
     assert parked._host is not None and len(parked._host) == 10 * 4
-    parked.fetch()
+    parked.onload()
     assert first.tolist() == [1] * 4 and second.tolist() == [2] * 6
 
 
@@ -67,15 +67,15 @@ def test_an_update_after_each_play_is_the_update_without(parameters: bool) -> No
         optimizer = make_optimizer(model, OptimConfig(lr=1e-2))
         learner = Learner(model, optimizer, init_world(device="cpu"), torch.float32)
         offload = Offload(learner, state=away, reference=True, parameters=away and parameters)
-        offload._parked, offload._parked_parameters = Parked("cpu"), Parked("cpu")
+        offload._state_store, offload._parameter_store = HostStore("cpu"), HostStore("cpu")
         for step in range(3):
             model(torch.arange(8, device=CPU)[None] + step).logits.square().mean().backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            offload.stow_state()
-            offload.stow_parameters()
+            offload.offload_state()
+            offload.offload_parameters()
             assert (held_bytes(list(model.parameters())) == 0) == (away and parameters)
-            offload.fetch()
+            offload.onload()
         return [p.detach().clone() for p in model.parameters()]
 
     pairs = zip(trained(away=True), trained(away=False), strict=True)

@@ -10,12 +10,12 @@ from processes import measured_by, two_ranks
 from tolerance import tolerance
 
 from selfplay.config import ScratchConfig
-from selfplay.model import scratch_model
-from selfplay.parallel import all_reduce_sum, clip_grad_norm, full_tensors, init_world, shard
-from selfplay.parallel.gather import chunk
-from selfplay.parallel.replica import check_size
-from selfplay.parallel.tensor import _checked_plan
-from selfplay.parallel.world import data_parallel_size
+from selfplay.distributed import all_reduce_sum, clip_grad_norm, full_tensors, init_world, shard
+from selfplay.distributed.gather import chunk
+from selfplay.distributed.replica import check_size
+from selfplay.distributed.tensor_parallel import _checked_plan
+from selfplay.distributed.world import data_parallel_size
+from selfplay.model.policy import scratch_model
 
 SHAPE = ScratchConfig(
     width=16, layers=4, heads=4, kv_heads=2, mlp_width=24, max_positions=32, vocab_size=20

@@ -17,30 +17,31 @@ from scripted_engine import StreamEngine, WaveEngine
 from tiny_run import RUN_GAP, RUNS, finished, metrics_of, run_tiny, run_warm, tiny_model
 from tolerance import drawn_share
 
-from dialop.matching import MatchingInstance
-from selfplay import past, rollout
-from selfplay.chat import Rendering
-from selfplay.checkpoint import export_whole
-from selfplay.config import Config, PastConfig, load_config
+from dialop.matching.game import MatchingInstance
+from selfplay.chat.rendering import Rendering
+from selfplay.checkpoint import export_atomically
+from selfplay.config import Config, PolicyPoolConfig, load_config
+from selfplay.config.player_spec import parse_shares, parse_spec
+from selfplay.config.settings import SettingsError, dump
+from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.hf import HFEngine
-from selfplay.engines.switchboard import Frozen, Switchboard
-from selfplay.guard import check_watch
-from selfplay.measures import game_measures, tally
-from selfplay.parallel import init_world
-from selfplay.partner_specs import parse_shares, parse_spec
-from selfplay.partners import check_partners
-from selfplay.play import Limits, Position, Table
-from selfplay.players import FrozenPlayer, PolicyPlayer
-from selfplay.ratings import draw_weights, expected_score, rated
-from selfplay.settings import SettingsError, dump
-from selfplay.tables import (
-    BY_ITSELF,
-    Guest,
-    evaluation_tables,
+from selfplay.engines.router import EngineRouter, Frozen
+from selfplay.evaluation.drift_monitor import check_watch
+from selfplay.metrics.step import game_measures, tally
+from selfplay.partners import policy_pool
+from selfplay.partners.partners import check_partners
+from selfplay.partners.ratings import draw_weights, expected_score, rated
+from selfplay.rollout import driver as rollout
+from selfplay.rollout.episode import GameSetup, Limits, Position
+from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
+from selfplay.rollout.seating import (
+    SELF_PLAY,
+    Partner,
+    evaluation_games,
     read_spec,
     scripted_partner,
-    self_play_tables,
+    self_play_games,
 )
 
 LIMITS = Limits(max_turns=8, max_retries=1)
@@ -56,9 +57,9 @@ def boards(num: int) -> list[MatchingInstance]:
     return [replace(SMALL, key=f"hand/{i}", first_seat=i % 2) for i in range(num)]
 
 
-def scripted(spec: str) -> Guest:
+def scripted(spec: str) -> Partner:
     config = config_of()
-    return Guest(
+    return Partner(
         f"scripted:{spec}", lambda names, seat: scripted_partner(spec, names, seat, config)
     )
 
@@ -94,7 +95,7 @@ def test_a_spec_is_its_kind_and_what_stands_after_it() -> None:
         ("scripted", "'scripted:NAME'"),
         ("scripted:", "must be scripted:NAME"),
         ("chekpoint:x", "nearest is checkpoint:PATH"),
-        ("past:20", "nearest is past"),
+        ("pool:20", "nearest is pool"),
         ("endpoint:small", "endpoint:MODEL@URL with a URL that starts with http"),
         ("endpoint:@http://x", "endpoint:MODEL@URL"),
     ],
@@ -106,11 +107,11 @@ def test_a_bad_spec_is_answered_with_the_nearest(bad: str, told: str) -> None:
 
 
 def test_shares_add_up_to_one_and_each_partner_stands_once() -> None:
-    pairs = parse_shares(["self", "scripted:honest:slip=0.1*0.5", "past*0.5"])
+    pairs = parse_shares(["self", "scripted:honest:slip=0.1*0.5", "pool*0.5"])
     assert [(spec.text, share) for spec, share in pairs] == [
         ("self", 0.5),
         ("scripted:honest:slip=0.1", 0.25),
-        ("past", 0.25),
+        ("pool", 0.25),
     ]
     for bad, told in (
         (["self*x"], "must be a number"),
@@ -130,7 +131,7 @@ def test_settings_refuse_what_cannot_be_played() -> None:
         ("rollout.group_size=2", "at least 4"),
     ):
         with pytest.raises(SettingsError, match=told):
-            config_of("rollout.partners=[self,past]", override)
+            config_of("rollout.partners=[self,pool]", override)
     with pytest.raises(SettingsError, match="did you mean 'honest'"):
         read_spec("scripted:honst", config_of(), what="rollout.partners")
 
@@ -138,17 +139,17 @@ def test_settings_refuse_what_cannot_be_played() -> None:
 # --- who meets whom -----------------------------------------------------------------------------
 
 
-def names_at(tables: Sequence[rollout.Table]) -> list[tuple[str, ...]]:
+def names_at(tables: Sequence[rollout.GameSetup]) -> list[tuple[str, ...]]:
     return [tuple(player.name for player in table.players) for table in tables]
 
 
 def test_guests_get_their_shares_and_the_policy_sits_half_and_half(rendering: Rendering) -> None:
-    guests = [(BY_ITSELF, 0.5), (scripted("solo"), 0.25), (scripted("honest"), 0.25)]
+    partners = [(SELF_PLAY, 0.5), (scripted("solo"), 0.25), (scripted("honest"), 0.25)]
     config = config_of()
     seen: Counter[tuple[str, ...]] = Counter()
     for step in range(5):
-        tables = self_play_tables(
-            boards(8), step=step, config=config, rendering=rendering, guests=guests
+        tables = self_play_games(
+            boards(8), step=step, config=config, rendering=rendering, partners=partners
         )
         names = names_at(tables)
         seen.update(names)
@@ -165,13 +166,13 @@ def test_guests_get_their_shares_and_the_policy_sits_half_and_half(rendering: Re
 
 
 def test_who_meets_whom_is_a_draw_with_a_name(rendering: Rendering) -> None:
-    guests = [(BY_ITSELF, 0.7), (scripted("solo"), 0.3)]
+    partners = [(SELF_PLAY, 0.7), (scripted("solo"), 0.3)]
 
     def seated(step: int, seed: int) -> list[tuple[str, ...]]:
         config = config_of(f"seed={seed}")
         return names_at(
-            self_play_tables(
-                boards(3), step=step, config=config, rendering=rendering, guests=guests
+            self_play_games(
+                boards(3), step=step, config=config, rendering=rendering, partners=partners
             )
         )
 
@@ -184,14 +185,14 @@ def test_who_meets_whom_is_a_draw_with_a_name(rendering: Rendering) -> None:
 
 
 def test_by_default_the_policy_plays_by_itself(rendering: Rendering) -> None:
-    tables = self_play_tables(boards(2), step=0, config=config_of(), rendering=rendering)
+    tables = self_play_games(boards(2), step=0, config=config_of(), rendering=rendering)
     assert set(names_at(tables)) == {("policy", "policy")}
     assert config_of().rollout.partners == ("self",)
 
 
 def test_in_an_evaluation_the_seats_change_by_turns(rendering: Rendering) -> None:
-    tables = evaluation_tables(
-        boards(4), guest=scripted("honest"), config=config_of(), rendering=rendering
+    tables = evaluation_games(
+        boards(4), partner=scripted("honest"), config=config_of(), rendering=rendering
     )
     assert names_at(tables) == [("policy", "scripted:honest"), ("scripted:honest", "policy")] * 2
 
@@ -199,14 +200,14 @@ def test_in_an_evaluation_the_seats_change_by_turns(rendering: Rendering) -> Non
 # --- what trains --------------------------------------------------------------------------------
 
 
-def frozen_guest(rendering: Rendering, name: str = "checkpoint:x") -> Guest:
+def frozen_guest(rendering: Rendering, name: str = "checkpoint:x") -> Partner:
     def sit(names: tuple[object, ...], seat: int) -> FrozenPlayer:
         policy = PolicyPlayer(
             rendering, seed_names=names, max_new_tokens=60, max_game_tokens=900, speaker=name
         )
         return FrozenPlayer(policy, name=name)
 
-    return Guest(name, sit)
+    return Partner(name, sit)
 
 
 @pytest.mark.parametrize("kind", [Proposes, ProposesInAStream])
@@ -214,13 +215,13 @@ def test_a_frozen_player_speaks_through_its_own_engine_and_leaves_no_transcript(
     kind: type[WaveEngine], rendering: Rendering
 ) -> None:
     policy, other = kind(rendering, {}), Proposes(rendering, {})
-    voices = Switchboard(policy, frozen={"checkpoint:x": Frozen(other, (1, 2))}, endpoints={})
-    tables = self_play_tables(
+    voices = EngineRouter(policy, frozen={"checkpoint:x": Frozen(other, (1, 2))}, endpoints={})
+    tables = self_play_games(
         boards(4),
         step=0,
         config=config_of(),
         rendering=rendering,
-        guests=[(frozen_guest(rendering), 1.0)],
+        partners=[(frozen_guest(rendering), 1.0)],
     )
     episodes, _ = rollout.run(tables, voices, sampling=SAMPLING, limits=LIMITS)
     assert len(episodes) == 16
@@ -239,13 +240,13 @@ def test_in_waves_and_in_a_stream_frozen_partners_say_the_same(rendering: Render
     said = []
     for kind in (Proposes, ProposesInAStream):
         frozen = Frozen(HFEngine(model), rendering.stop_ids)
-        voices = Switchboard(kind(rendering, {}), frozen={"checkpoint:x": frozen}, endpoints={})
-        tables = self_play_tables(
+        voices = EngineRouter(kind(rendering, {}), frozen={"checkpoint:x": frozen}, endpoints={})
+        tables = self_play_games(
             boards(2),
             step=0,
             config=config_of(),
             rendering=rendering,
-            guests=[(frozen_guest(rendering), 1.0)],
+            partners=[(frozen_guest(rendering), 1.0)],
         )
         episodes, _ = rollout.run(tables, voices, sampling=SAMPLING, limits=LIMITS)
         said.append([[turn.text for turn in episode.turns] for episode in episodes])
@@ -296,15 +297,15 @@ def test_a_partner_s_engine_that_answers_too_little_ends_the_rollout(
 
 def with_partner(
     kind: type[WaveEngine], partner: type[WaveEngine], rendering: Rendering
-) -> Switchboard:
+) -> EngineRouter:
     frozen = Frozen(partner(rendering, {}), ())
-    return Switchboard(kind(rendering, {}), frozen={"checkpoint:x": frozen}, endpoints={})
+    return EngineRouter(kind(rendering, {}), frozen={"checkpoint:x": frozen}, endpoints={})
 
 
-def beside_frozen(rendering: Rendering, *, num: int) -> list[Table]:
-    guests = [(frozen_guest(rendering), 1.0)]
-    return self_play_tables(
-        boards(num), step=0, config=config_of(), rendering=rendering, guests=guests
+def beside_frozen(rendering: Rendering, *, num: int) -> list[GameSetup]:
+    partners = [(frozen_guest(rendering), 1.0)]
+    return self_play_games(
+        boards(num), step=0, config=config_of(), rendering=rendering, partners=partners
     )
 
 
@@ -325,7 +326,7 @@ def within_seconds(play: Callable[[], None]) -> None:
 
 def test_a_fork_of_a_frozen_player_goes_its_own_way(rendering: Rendering) -> None:
     """The twin has read what the first one read, and draws otherwise; neither hears the other."""
-    (table,) = self_play_tables(
+    (table,) = self_play_games(
         boards(1),
         [(frozen_guest(rendering), 1.0)],
         step=0,
@@ -360,8 +361,8 @@ def test_ratings_by_hand() -> None:
     assert expected_score(0, 0) == 0.5
     assert expected_score(400, 400) == pytest.approx(10 / 11)
     assert expected_score(0, 800) == pytest.approx(10 / 11)
-    new = rated({"policy": 400.0, "past:0": 400.0}, [("policy", "past:0", 1.0)], step=11.0)
-    assert new == pytest.approx({"policy": 401.0, "past:0": 401.0})
+    new = rated({"policy": 400.0, "pool:0": 400.0}, [("policy", "pool:0", 1.0)], step=11.0)
+    assert new == pytest.approx({"policy": 401.0, "pool:0": 401.0})
     assert rated({}, [("policy", "policy", 1.0)], step=8.0) == {"policy": 4.0}
     assert rated({"policy": 100.0}, [], step=8.0) == {"policy": 100.0}
 
@@ -379,21 +380,21 @@ def test_ratings_find_who_the_better_partner_is() -> None:
 def test_the_pool_keeps_its_first_and_its_newest() -> None:
     pool: list[int] = []
     for step in (0, 20, 40, 60, 80):
-        pool = past.joined(pool, step, size=3)
+        pool = policy_pool.joined(pool, step, size=3)
     assert pool == [0, 60, 80]
-    assert past.joined([0, 20], 40, size=0) == [0, 20, 40]
-    assert past.joined([0, 20], 40, size=1) == [40]
-    assert past.joined([0, 20], 20, size=3) == [0, 20]
+    assert policy_pool.joined([0, 20], 40, size=0) == [0, 20, 40]
+    assert policy_pool.joined([0, 20], 40, size=1) == [40]
+    assert policy_pool.joined([0, 20], 20, size=3) == [0, 20]
 
 
 def test_past_selves_are_drawn_evenly_or_the_weak_more_often() -> None:
     assert draw_weights([0.0, 400.0], prefer_weak=0.0) == [0.5, 0.5]
     assert draw_weights([0.0, 400.0], prefer_weak=1.0) == pytest.approx([10 / 11, 1 / 11])
-    ratings = {"past:0": 0.0, "past:20": 400.0}
+    ratings = {"pool:0": 0.0, "pool:20": 400.0}
     for prefer_weak, share in ((0.0, 0.5), (1.0, 10 / 11)):
         members = [
-            past.draw_member(
-                [0, 20], ratings, names=("d", n), settings=PastConfig(prefer_weak=prefer_weak)
+            policy_pool.draw_member(
+                [0, 20], ratings, names=("d", n), settings=PolicyPoolConfig(prefer_weak=prefer_weak)
             )
             for n in range(2000)
         ]
@@ -402,11 +403,11 @@ def test_past_selves_are_drawn_evenly_or_the_weak_more_often() -> None:
 
 def test_a_snapshot_replaces_an_older_one_and_is_read_back(tmp_path: Path) -> None:
     model, other, tokenizer = tiny_model(seed=1), tiny_model(seed=2), tokenizer_of("no template")
-    folder = past.snapshot_folder(tmp_path, 20)
+    folder = policy_pool.snapshot_folder(tmp_path, 20)
     for weights in (other, model):
-        export_whole(weights, tokenizer, folder, world=init_world(device="cpu"))
+        export_atomically(weights, tokenizer, folder, world=init_world(device="cpu"))
     assert [path.name for path in folder.parent.iterdir()] == ["step_000020"]
-    HFEngine(other).update_weights(past.snapshot_weights(folder), 1)
+    HFEngine(other).update_weights(policy_pool.snapshot_weights(folder), 1)
     mine, yours = model.state_dict(), other.state_dict()
     assert mine.keys() == yours.keys()
     assert all(torch.equal(mine[name], yours[name]) for name in mine)
@@ -416,27 +417,27 @@ def test_a_snapshot_replaces_an_older_one_and_is_read_back(tmp_path: Path) -> No
 
 
 @pytest.fixture(scope="module")
-def beside_past() -> Path:
-    return finished(*RUNS["past"])
+def beside_pool() -> Path:
+    return finished(*RUNS["pool"])
 
 
-def test_a_run_beside_its_past_selves(beside_past: Path) -> None:
-    lines = metrics_of(beside_past)
+def test_a_run_beside_its_past_selves(beside_pool: Path) -> None:
+    lines = metrics_of(beside_pool)
     for line in lines:
-        met = [name for name in line if name.startswith("score/past:")]
+        met = [name for name in line if name.startswith("score/pool:")]
         assert len(met) == 2 and "score/self" in line and line["num_groups"] > 8
-        assert line["gap_max"] < RUN_GAP, "only what the policy itself said trains"
+        assert line["mismatch_max"] < RUN_GAP, "only what the policy itself said trains"
         assert line["rating/policy"] != 0
-    snapshots = sorted(path.name for path in (beside_past / "past").iterdir())
+    snapshots = sorted(path.name for path in (beside_pool / "policy_pool").iterdir())
     assert snapshots == ["step_000000", "step_000001", "step_000002", "step_000003"]
     first, start = (
-        load_file(beside_past / name / "model.safetensors")
-        for name in ("past/step_000000", "warm_start")
+        load_file(beside_pool / name / "model.safetensors")
+        for name in ("policy_pool/step_000000", "warm_start")
     )
     assert all(torch.equal(first[name], start[name]) for name in start)
     newest, final = (
-        load_file(beside_past / name / "model.safetensors")
-        for name in ("past/step_000003", "final")
+        load_file(beside_pool / name / "model.safetensors")
+        for name in ("policy_pool/step_000003", "final")
     )
     assert all(torch.equal(newest[name], final[name]) for name in final)
 
@@ -456,15 +457,15 @@ def test_a_run_beside_a_frozen_checkpoint_and_a_script(
             "score/self",
             *(f"score/{name}/{seat}" for name in (frozen, "scripted:honest") for seat in (0, 1)),
         }
-        assert line["gap_max"] < RUN_GAP and line["num_groups"] > 8
+        assert line["mismatch_max"] < RUN_GAP and line["num_groups"] > 8
 
 
-@pytest.mark.parametrize("partner", ["rollout.partners=[{}]", "eval.guard.partner={}"])
+@pytest.mark.parametrize("partner", ["rollout.partners=[{}]", "eval.drift_monitor.partner={}"])
 def test_a_partner_of_another_game_ends_at_once(
     partner: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One that never wrote in private may sit where others do, and not the other way round."""
-    other, guard = tmp_path / "other", ("eval.every=2", "eval.guard.action=warn")
+    other, drift_monitor = tmp_path / "other", ("eval.every=2", "eval.drift_monitor.action=warn")
     (other / "final").mkdir(parents=True)
     for name in ("config.json", "model.safetensors"):
         (other / "final" / name).touch()
@@ -473,15 +474,15 @@ def test_a_partner_of_another_game_ends_at_once(
     for words in ("game.brief=false", "game.messages=false", "game.private_reasoning=true"):
         key, _, value = words.partition("=")
         (other / "config.yaml").write_text(dump(config_of(words)))
-        assert run_tiny(tmp_path / "run", *guard, sits) == 2
+        assert run_tiny(tmp_path / "run", *drift_monitor, sits) == 2
         told = capsys.readouterr().err
         assert f"{key} must be" in told
         assert f"got {value} in {other} and " in told and f"in {tmp_path / 'run'}\n" in told
     assert not (tmp_path / "run").exists()
     older = dump(config_of()) + "a_key_that_went: 1\n"
     (other / "config.yaml").write_text(older)
-    check_partners(config_of(*guard, sits, run, "game.private_reasoning=true"))
-    check_watch(config_of(*guard, sits, run, "game.private_reasoning=true"))
+    check_partners(config_of(*drift_monitor, sits, run, "game.private_reasoning=true"))
+    check_watch(config_of(*drift_monitor, sits, run, "game.private_reasoning=true"))
 
 
 def test_a_partner_that_is_not_there_ends_at_once(

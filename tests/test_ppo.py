@@ -25,20 +25,20 @@ from tiny_run import (
 from tolerance import assert_near, near, tolerance
 from transformers import PreTrainedModel
 
-from selfplay.batch import pack
 from selfplay.config import CriticConfig, OptimConfig, load_config
-from selfplay.critic import Critic, clipped_value_loss, make_critic
-from selfplay.learn import learn
-from selfplay.learner import Learner, batch_values
-from selfplay.objective import Part
-from selfplay.parallel import init_world
-from selfplay.ppo import judge, whitened, with_values
-from selfplay.samples import Sample
-from selfplay.scoring import score
-from selfplay.settings import SettingsError
-from selfplay.update import update
+from selfplay.config.settings import SettingsError
+from selfplay.credit.sample import Sample
+from selfplay.distributed import init_world
+from selfplay.learner.batch import pack
+from selfplay.learner.critic import Critic, clipped_value_loss, make_critic
+from selfplay.learner.learner import Learner, batch_values
+from selfplay.learner.objective import Part
+from selfplay.learner.optimizer_step import optimizer_step
+from selfplay.learner.policy_update import update_policy
+from selfplay.learner.ppo import estimate_values, whitened, with_values
+from selfplay.learner.recompute import recompute_logprobs
 
-PPO = ("algorithm.method=ppo", "engine.max_gap=1")
+PPO = ("algorithm.method=ppo", "engine.max_mismatch=1")
 KINDS = ("head", "shared_head", "model")
 
 
@@ -90,9 +90,9 @@ def rewarded(samples: Sequence[Sample]) -> list[Sample]:
 def naive_values(learner: Learner, sample: Sample) -> list[float]:
     """One transcript through the plain trunk, then the head, at the token before each trained."""
     assert learner.critic is not None
-    trunk = learner.critic.trunk or learner.model
+    backbone = learner.critic.backbone or learner.model
     with torch.no_grad():
-        hidden = trunk.base_model(torch.tensor([sample.ids])).last_hidden_state[0]
+        hidden = backbone.base_model(torch.tensor([sample.ids])).last_hidden_state[0]
         values = hidden @ learner.critic.head.weight[0] + learner.critic.head.bias
     return [float(values[t - 1]) for t, trained in enumerate(sample.mask) if trained]
 
@@ -115,8 +115,8 @@ def test_a_new_critic_expects_nothing() -> None:
 def test_a_rollout_is_judged_once_and_white() -> None:
     """Advantages are eq. 16's, then of mean 0 and variance 1 over all trained tokens."""
     learner, samples = a_learner("model"), rewarded(some_samples(tiny_model()))
-    plain, found = judge(learner, samples, config=config_of(*PPO, "critic.whiten=false"))
-    white, same = judge(learner, samples, config=config_of(*PPO))
+    plain, found = estimate_values(learner, samples, config=config_of(*PPO, "critic.whiten=false"))
+    white, same = estimate_values(learner, samples, config=config_of(*PPO))
     for one in (plain, white):
         assert [[v for v, m in zip(s.values, s.mask, strict=True) if m] for s in one] == [
             near(naive_values(learner, s), FORWARD) for s in samples
@@ -143,8 +143,8 @@ def test_a_divergence_in_the_reward_is_charged_where_it_arose() -> None:
         *PPO, "critic={lam: 1.0, whiten: false}", "algorithm={kl: 0.1, kl_in: reward}",
         "algorithm.kl_estimator=k1",
     )  # fmt: skip
-    charged, _ = score(learner, samples, config=config)
-    judged, _ = judge(learner, charged, config=config)
+    charged, _ = recompute_logprobs(learner, samples, config=config)
+    judged, _ = estimate_values(learner, charged, config=config)
     theirs = iter(trainer_logprobs(reference, samples, temperature=1.0).tolist())
     for sample, found in zip(samples, judged, strict=True):
         places = [place for place, m in enumerate(sample.mask) if m]
@@ -161,7 +161,7 @@ def test_equal_advantages_become_none() -> None:
 
 def judged_samples(kind: str) -> list[Sample]:
     samples = rewarded(some_samples(tiny_model()))
-    judged, _ = judge(a_learner(kind), samples, config=config_of(*PPO))
+    judged, _ = estimate_values(a_learner(kind), samples, config=config_of(*PPO))
     return judged
 
 
@@ -174,7 +174,7 @@ def moves(
     modules = (learner.model, learner.critic.module)
     before = [{n: p.detach().clone() for n, p in m.named_parameters()} for m in modules]
     parts = with_values([Part(samples, "surrogate")], samples, step=step, config=config)
-    metrics = update(learner, parts, lr=1.0, config=config)
+    metrics = optimizer_step(learner, parts, lr=1.0, config=config)
     policy, critic = (
         {name: p.detach() - was[name] for name, p in module.named_parameters()}
         for module, was in zip(modules, before, strict=True)
@@ -188,10 +188,10 @@ def test_the_critics_gradient_is_the_naive_loops(kind: str) -> None:
     samples = judged_samples(kind)
     learner = a_learner(kind)
     assert learner.critic is not None
-    trunk, head = learner.critic.trunk or learner.model, learner.critic.head
+    backbone, head = learner.critic.backbone or learner.model, learner.critic.head
     total = torch.zeros(())
     for sample in samples:
-        hidden = trunk.base_model(torch.tensor([sample.ids])).last_hidden_state[0]
+        hidden = backbone.base_model(torch.tensor([sample.ids])).last_hidden_state[0]
         for t, trained in enumerate(sample.mask):
             if trained:
                 total = total + 0.5 * (head(hidden[t - 1])[0] - sample.returns[t]) ** 2
@@ -247,7 +247,7 @@ def test_a_critic_learns_what_the_rollout_earns() -> None:
     samples = rewarded(some_samples(model))
     settings = ("critic.lam=1", "critic.clip=0", "critic.warmup_steps=30", "critic.kind=model")
     config = config_of(*PPO, *settings)
-    seen = [learn(learner, samples, [], step=step, config=config) for step in range(30)]
+    seen = [update_policy(learner, samples, [], step=step, config=config) for step in range(30)]
     assert seen[0]["explained_variance"] == pytest.approx(0.0)
     assert seen[-1]["explained_variance"] > 0.8
     assert seen[-1]["value_loss"] < 0.1 * seen[0]["value_loss"]
@@ -277,7 +277,7 @@ def test_bad_combinations_are_refused_with_the_rule() -> None:
 def test_the_critic_learns_alone_for_its_first_steps(run: str) -> None:
     lines = metrics_of(finished(*RUNS[run]))
     assert [line["lr"] > 0 for line in lines] == [False, False, False, True]
-    assert all(line["critic_grad_norm"] > 0 and line["flat_groups"] == 0 for line in lines)
+    assert all(line["critic_grad_norm"] > 0 and line["zero_variance_groups"] == 0 for line in lines)
 
 
 @pytest.mark.parametrize("kind", KINDS)

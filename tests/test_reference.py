@@ -9,14 +9,14 @@ import torch
 from small_updates import config_of, learner_of
 from tiny_run import RUNS, finished, metrics_of, tiny_model
 
-from selfplay.reference import adapted_kl, follow
+from selfplay.learner.reference import adapted_kl_weight, update_reference
 
 
 def test_the_weight_follows_the_divergence_by_hand() -> None:
     """At the target it stays; 10 % over, it grows by 10 % / horizon; far off, by at most 20 %."""
 
     def next_weight(measured: float) -> float:
-        return adapted_kl(0.5, measured, target=0.1, horizon=10.0)
+        return adapted_kl_weight(0.5, measured, target=0.1, horizon=10.0)
 
     assert next_weight(0.1) == pytest.approx(0.5)
     assert next_weight(0.11) == pytest.approx(0.5 * 1.01)
@@ -29,7 +29,7 @@ def test_a_weight_that_is_steered_keeps_a_growing_divergence_at_its_target() -> 
     """A make-believe policy whose divergence is 0.02 / weight: the weight ends at 0.2."""
     weight = 0.01
     for _ in range(400):
-        weight = adapted_kl(weight, 0.02 / weight, target=0.1, horizon=2.0)
+        weight = adapted_kl_weight(weight, 0.02 / weight, target=0.1, horizon=2.0)
     assert weight == pytest.approx(0.2, rel=0.01)
 
 
@@ -38,13 +38,15 @@ def test_follow_moves_only_what_the_settings_ask_for() -> None:
     learner = learner_of(model, reference=reference, kl=0.5)
     start = reference.state_dict()["lm_head.weight"].clone()
     still = config_of("algorithm.kl=0.5")
-    assert follow(learner, {"kl_reference": 9.0}, step=1, config=still) == {}
+    assert update_reference(learner, {"kl_reference": 9.0}, step=1, config=still) == {}
     assert learner.kl == 0.5
     moving = config_of("algorithm.kl=0.5", "algorithm.kl_target=0.1", "algorithm.reference_every=2")
-    assert follow(learner, {}, step=0, config=moving) == {"kl_weight": 0.5}
+    assert update_reference(learner, {}, step=0, config=moving) == {"kl_weight": 0.5}
     assert learner.kl == 0.5, "nothing was trained, so nothing was measured"
     assert torch.equal(reference.state_dict()["lm_head.weight"], start)
-    assert follow(learner, {"kl_reference": 9.0}, step=1, config=moving) == {"kl_weight": 0.5}
+    assert update_reference(learner, {"kl_reference": 9.0}, step=1, config=moving) == {
+        "kl_weight": 0.5
+    }
     assert learner.kl == pytest.approx(0.51)
     held, policy = reference.state_dict(), model.state_dict()
     assert all(torch.equal(held[name], policy[name]) for name in policy)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from selfplay.report import game_text, learning_curve_svg
+from selfplay.evaluation.drawings import game_text, learning_curve_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

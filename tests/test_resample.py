@@ -16,11 +16,11 @@ from test_advantages import episode, said
 from tiny_run import RUNS, finished, metrics_of, run_warm
 
 from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
-from selfplay.credit import assign_advantages, reward_samples
-from selfplay.parallel import init_world
-from selfplay.play import Episode
-from selfplay.resample import Played, play_full
-from selfplay.rollout import RolloutStats
+from selfplay.credit.advantages import assign_advantages, reward_samples
+from selfplay.credit.dynamic_sampling import Played, play_full
+from selfplay.distributed import init_world
+from selfplay.rollout.driver import RolloutStats
+from selfplay.rollout.episode import Episode
 
 METHODS = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "ema")
 
@@ -116,7 +116,11 @@ def test_a_step_in_which_every_group_is_flat_is_logged_and_changes_nothing(
     settings = ("algorithm.resample=2", f"algorithm.old_logprobs={old}")
     run_warm(folder, *NOTHING_EARNED, *settings)
     for line in metrics_of(folder):
-        assert (line["flat_groups"], line["num_trained_tokens"], line["score"]) == (1.0, 0.0, 0.0)
+        assert (line["zero_variance_groups"], line["num_trained_tokens"], line["score"]) == (
+            1.0,
+            0.0,
+            0.0,
+        )
         assert line["num_instances"] == 4 + 2 and line["num_games"] == 4 * 6
         assert "non_finite" not in line and "policy_loss" not in line
     first, last = (
@@ -128,5 +132,5 @@ def test_a_step_in_which_every_group_is_flat_is_logged_and_changes_nothing(
 def test_a_checkpoint_holds_baselines_and_the_instances_to_draw_again() -> None:
     run = finished(*RUNS["baselines and drawn instances"])
     progress = json.loads((run / "checkpoints" / "step_000002" / "progress.json").read_text())
-    carried = progress["carried"]
-    assert set(carried["baselines"]) == {"seat 0", "seat 1"} and carried["edge"]
+    state = progress["carried"]
+    assert set(state["baselines"]) == {"seat 0", "seat 1"} and state["edge"]

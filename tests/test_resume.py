@@ -20,7 +20,7 @@ from tiny_run import (
 )
 
 import train
-from selfplay.evaluation_source import find_source
+from selfplay.partners.checkpoints import find_source
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -47,7 +47,7 @@ def test_the_tiny_run_learns_something_to_compare(straight: Path) -> None:
     lines = metrics_of(straight)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all(line["num_trained_tokens"] > 0 and line["grad_norm"] > 0 for line in lines)
-    assert all(line["gap_max"] < RUN_GAP for line in lines), (
+    assert all(line["mismatch_max"] < RUN_GAP for line in lines), (
         "the engine speaks with the trainer's weights"
     )
     first, last = (

@@ -14,16 +14,16 @@ from dialop_boards import BEST, BRIEF, SMALL, WORST
 from scripted_engine import CUT, StreamEngine, WaveEngine
 
 from dialop.game import Game
-from dialop.matching import MatchingGame, MatchingInstance
-from selfplay import rollout
-from selfplay.chat import Rendering
+from dialop.matching.game import MatchingGame, MatchingInstance
+from selfplay.chat.rendering import Rendering
+from selfplay.chat.transcript import Span
 from selfplay.config import Config, load_config
-from selfplay.data import named_seed
+from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Request, Sampling
-from selfplay.play import Episode, Limits, Table, limits_of
-from selfplay.players import Move, PolicyPlayer
-from selfplay.tables import self_play_tables, teacher_tables
-from selfplay.transcript import Span
+from selfplay.rollout import driver as rollout
+from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
+from selfplay.rollout.players import Move, PolicyPlayer
+from selfplay.rollout.seating import self_play_games, teacher_games
 
 LIMITS = Limits(max_turns=8, max_retries=1)
 SAMPLING = Sampling(temperature=1.0, stop_ids=())
@@ -37,10 +37,10 @@ def config_of(*overrides: str) -> Config:
 
 def hand_tables(
     rendering: Rendering, num: int = 1, *, max_new_tokens: int = 100, max_game_tokens: int = 900
-) -> list[Table]:
+) -> list[GameSetup]:
     """The hand-sized board with the policy in both seats; draws are named ("hand", index, …)."""
     return [
-        Table(
+        GameSetup(
             game=MatchingGame(SMALL, BRIEF),
             players=tuple(
                 PolicyPlayer(
@@ -289,7 +289,7 @@ def boards(num: int) -> list[MatchingInstance]:
 
 def seeds_of(rendering: Rendering, config: Config, *, step: int) -> list[int]:
     engine = Seeds(rendering, {})
-    tables = self_play_tables(boards(4), step=step, config=config, rendering=rendering)
+    tables = self_play_games(boards(4), step=step, config=config, rendering=rendering)
     rollout.run(tables, engine, sampling=SAMPLING, limits=LIMITS)
     return [request.seed for request in engine.asked]
 
@@ -310,7 +310,7 @@ def test_teachers_fill_transcripts_without_an_engine_and_slips_are_not_imitated(
     rendering: Rendering,
 ) -> None:
     config = config_of("warm_start.teachers=[honest:slip=0.5]")
-    tables = teacher_tables(boards(20), config=config, rendering=rendering)
+    tables = teacher_games(boards(20), config=config, rendering=rendering)
     episodes = rollout.run_scripted(tables, limits=LIMITS)
     num_slips = 0
     for episode in episodes:

@@ -11,8 +11,8 @@ from tiny_run import RUNS, finished
 from tolerance import assert_near, drawn_share
 
 from selfplay.config import load_config
-from selfplay.rounding import RoundedAdamW, rounded
-from selfplay.settings import SettingsError
+from selfplay.config.settings import SettingsError
+from selfplay.learner.rounding import RoundedAdamW, rounded
 
 
 def test_rounding_by_chance_is_right_on_average_and_never_further_than_a_neighbour() -> None:
@@ -106,6 +106,6 @@ def test_weights_in_bf16_need_layers_that_compute_in_it() -> None:
 
 
 def test_parameters_that_wait_on_the_host_give_no_snapshots() -> None:
-    asked = ["parallel.offload_parameters=true", "rollout.partners=[self, past]", "model.path=x"]
-    with pytest.raises(SettingsError, match=r"offload_parameters must be false with .* past"):
+    asked = ["parallel.offload_parameters=true", "rollout.partners=[self,pool]", "model.path=x"]
+    with pytest.raises(SettingsError, match=r"offload_parameters must be false with .* pool"):
         load_config(None, asked)

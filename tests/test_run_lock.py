@@ -11,8 +11,8 @@ import processes
 import pytest
 from tiny_run import write_tiny
 
-from selfplay.run_lock import hold_run
-from selfplay.settings import SettingsError
+from selfplay.config.settings import SettingsError
+from selfplay.metrics.run_lock import hold_run
 
 ROOT = Path(__file__).resolve().parent.parent
 

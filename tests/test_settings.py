@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfplay.settings import SettingsError, describe, difference, dump, key, load, section
+from selfplay.config.settings import SettingsError, describe, difference, dump, key, load, section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,16 +16,16 @@ from tiny_run import run_tiny
 from dialop.cli import main
 from dialop.collab.store import write_instances as write_tasks
 from dialop.collab.task import CollabInstance
-from dialop.matching import MatchingGame
+from dialop.matching.game import MatchingGame
 from dialop.shown import on_one_line, printable
 from selfplay.config import EndpointConfig
-from selfplay.crossplay_report import Matrix, matrix_markdown, matrix_text
 from selfplay.engines.base import Message, Request
 from selfplay.engines.endpoint import Endpoint
-from selfplay.evaluate import Evaluation
-from selfplay.evaluation_report import Page, errors_text, games_text, markdown, table_text
-from selfplay.guests import PersonPlayer
-from selfplay.report import game_text, learning_curve_svg
+from selfplay.evaluation.crossplay_report import Matrix, matrix_markdown, matrix_text
+from selfplay.evaluation.drawings import game_text, learning_curve_svg
+from selfplay.evaluation.evaluate import Evaluation
+from selfplay.evaluation.report import Page, errors_text, games_text, markdown, table_text
+from selfplay.rollout.text_players import PersonPlayer
 
 # Clear the screen, its 8-bit form, overwrite the line, turn round what follows, a bell, a title.
 STEERING = "\x1b[2J\x9b2J\rover\u202eback\u2066\x07\x1b]0;title\x07\x7f\u2028\x85\ud800"

@@ -12,16 +12,16 @@ from family_models import random_folder
 from tiny_run import run_tiny, write_tiny
 from transformers import AutoConfig, AutoTokenizer
 
-from selfplay.assemble import make_learner
-from selfplay.chat import make_rendering
+from selfplay.chat.rendering import make_rendering
+from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config import Config, load_config
+from selfplay.config.settings import SettingsError
+from selfplay.distributed import init_world
 from selfplay.engines.hf import HFEngine
-from selfplay.learner import Learner
-from selfplay.model import load_model
-from selfplay.parallel import init_world
-from selfplay.settings import SettingsError
-from selfplay.start_check import StartCheck, check_model, num_words, text_ids
-from selfplay.tokenizer import train_tokenizer
+from selfplay.learner.learner import Learner
+from selfplay.model.policy import load_model
+from selfplay.preflight.model import StartCheck, check_model, num_words, text_ids
+from selfplay.setup import make_learner
 
 TOKENS = 300
 
@@ -80,7 +80,7 @@ def test_a_trainer_with_other_weights_is_the_fault_and_its_layer_is_named(folder
 def test_a_window_that_packed_rows_forget_is_the_fault(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import selfplay.attention as attention
+    import selfplay.model.attention as attention
 
     _, learner, start = parts(folder)
     start.listen(HFEngine(learner.model))

@@ -14,20 +14,20 @@ from scripted_engine import WaveEngine
 from tiny_run import metrics_of, run_warm
 
 import eval as door
-from dialop.matching import MatchingGame, MatchingInstance, MatchingOptions
-from dialop.recorded import begun, moves_from_record
-from dialop.roster import PAPERS, REVIEWERS
-from dialop.starts import RecordedGame, checked_entries, read_recorded, start_length
-from dialop.store import read_instances, read_records
-from selfplay import rollout
-from selfplay.chat import make_rendering
+from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.matching.recorded import begun, moves_from_record
+from dialop.matching.roster import PAPERS, REVIEWERS
+from dialop.matching.starts import RecordedGame, checked_entries, read_recorded, start_length
+from dialop.matching.store import read_instances, read_records
+from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, load_config
+from selfplay.config.settings import SettingsError
+from selfplay.data.stream import TrainStream
 from selfplay.engines.base import Completion, Request, Sampling
-from selfplay.evaluation_source import find_games, find_start
-from selfplay.play import Limits
-from selfplay.settings import SettingsError
-from selfplay.stream import TrainStream
-from selfplay.tables import self_play_tables
+from selfplay.evaluation.sources import find_games, find_start
+from selfplay.rollout import driver as rollout
+from selfplay.rollout.episode import Limits
+from selfplay.rollout.seating import self_play_games
 
 OTHER_ROSTER = 16  # line 17 of the published file's half names other reviewers
 
@@ -254,7 +254,7 @@ def test_both_transcripts_hold_the_start_and_train_nothing_of_it(file: Path) -> 
     rendering = make_rendering(tokenizer_of("no template"))
     instances = TrainStream(config).step(0, range(4))
     assert all(len(instance.opening) == 5 for instance in instances)  # type: ignore[attr-defined]
-    tables = self_play_tables(instances, step=0, config=config, rendering=rendering)
+    tables = self_play_games(instances, step=0, config=config, rendering=rendering)
     engine = Accepts(rendering, {})
     episodes, _ = rollout.run(tables, engine, sampling=Sampling(1.0, ()), limits=Limits(8, 1))
     assert len(episodes) == 16 and len(engine.asked) == 16

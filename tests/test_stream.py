@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dialop.store import write_instances
+from dialop.matching.store import write_instances
 from selfplay.config import Config, load_config
-from selfplay.settings import SettingsError
-from selfplay.stream import TrainStream
+from selfplay.config.settings import SettingsError
+from selfplay.data.stream import TrainStream
 
 BOARD = ["game.size=3", "game.scale=false", "game.keep=all", "rollout.max_game_tokens=1000"]
 
@@ -81,22 +81,22 @@ def played(stream: TrainStream, step: int, spreads: dict[int, float]) -> list[st
 
 
 def test_instances_whose_groups_spread_come_back_and_leave_when_they_no_longer_do() -> None:
-    stream = TrainStream(config_of("data.edge=0.25", "data.edge_memory=3"))
+    stream = TrainStream(config_of("data.prioritized_replay=0.25", "data.replay_memory=3"))
     first = played(stream, 0, {1: 0.2, 4: 0.4, 5: 0.1, 6: 0.3})
     again = keys(stream, 1)
     remembered = {first[1], first[4], first[6]}
-    assert len(stream.edge) == 3 and first[5] not in remembered, "the three that spread most"
+    assert len(stream.priorities) == 3 and first[5] not in remembered, "the three that spread most"
     assert set(again[:2]) < remembered and not set(again[2:]) & set(first)
     assert len(set(again)) == 8
     drawn = [set(keys(stream, step)[:2]) for step in range(1, 200)]
     often = [sum(key in pair for pair in drawn) for key in (first[4], first[6], first[1])]
     assert often[0] > often[1] > often[2] > 0, "the more they spread, the more often"
     played(stream, 1, {})
-    assert len(stream.edge) == 1, "two were played again and turned out flat"
+    assert len(stream.priorities) == 1, "two were played again and turned out flat"
 
 
 def test_what_is_remembered_survives_a_checkpoint_and_is_the_same_on_every_rank() -> None:
-    config = config_of("data.edge=0.5")
+    config = config_of("data.prioritized_replay=0.5")
     whole, ranks = TrainStream(config), [TrainStream(config), TrainStream(config)]
     for step in range(4):
         found = whole.step(step, range(8))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from selfplay import sync
-from selfplay.engines import sglang_push
+from selfplay.colocation import weight_sync as sync
+from selfplay.engines.sglang import weights as sglang_push
 
 SIZES = {"a": torch.Size([4]), "b": torch.Size([2, 3]), "c": torch.Size([20]), "d": torch.Size([1])}
 

@@ -16,14 +16,14 @@ from tiny_run import VOCAB, metrics_of, run_tiny, tiny_model, trainer_logprobs
 from transformers import PreTrainedModel
 
 import train
-from selfplay import hand_over
 from selfplay.checkpoint import checkpoints
-from selfplay.learn import learn
-from selfplay.learner import Learner
-from selfplay.mismatch import EngineDisagrees
-from selfplay.noise_floor import FACTOR, FEWEST, FIRST, KEPT, MORE, NoiseFloor, turn_gap
-from selfplay.samples import Sample
-from selfplay.sync_check import NUM_TURNS, SyncCheck, Turn
+from selfplay.colocation import handover as hand_over
+from selfplay.colocation.noise_floor import FACTOR, FEWEST, FIRST, KEPT, MORE, NoiseFloor, turn_gap
+from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck, Turn
+from selfplay.credit.sample import Sample
+from selfplay.learner.learner import Learner
+from selfplay.learner.mismatch import EngineDisagrees
+from selfplay.learner.policy_update import update_policy
 
 # --- the statistic ------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothi
         if mended:
             check._engine = Scorer(learner.model)  # type: ignore[assignment]
 
-    monkeypatch.setattr("selfplay.sync_check.deliver_again", push_again)
+    monkeypatch.setattr("selfplay.colocation.sync_check.deliver_again", push_again)
     check.listen(spoken(learner.model, NUM_TURNS, seed=1))
     found = check.after_push(version=7)
     assert found["num_suspected"] == 1.0 and pushes == [7]
@@ -194,7 +194,7 @@ def test_one_missed_push_is_made_again_and_two_end_the_run(
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    real, calls = hand_over.push_policy, [0]
+    real, calls = hand_over.sync_weights, [0]
 
     def push(*args: Any, **named: Any) -> Any:
         calls[0] += 1
@@ -218,8 +218,8 @@ def test_the_whole_rollout_is_compared_before_any_weight_moves() -> None:
     model = tiny_model(seed=1)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     samples = some_samples(tiny_model(seed=0))
-    with pytest.raises(EngineDisagrees, match=r"engine.max_gap"):
-        learn(learner_of(model), samples, [], step=0, config=config_of())
+    with pytest.raises(EngineDisagrees, match=r"engine.max_mismatch"):
+        update_policy(learner_of(model), samples, [], step=0, config=config_of())
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, LlamaConfig, Qwen2Config
 
-from selfplay.chat import make_rendering
-from selfplay.tokenizer import train_tokenizer
+from selfplay.chat.rendering import make_rendering
+from selfplay.chat.tokenizer import train_tokenizer
 
 TEXTS = [
     "[propose] paper 12 -> Dana, 47.5\n",

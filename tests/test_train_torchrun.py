@@ -25,8 +25,8 @@ SETTINGS = (
     "optim.tokens_per_microbatch=256",
     "algorithm.kl=0.1",
     "algorithm.resample=2",
-    "warm_start.replay=0.1",
-    "warm_start.replay_games=3",
+    "warm_start.auxiliary_weight=0.1",
+    "warm_start.auxiliary_games=3",
     "eval.every=2",
 )
 
@@ -89,7 +89,15 @@ def test_two_ranks_take_the_step_of_one_and_so_do_two_hosts(tmp_path: Path) -> N
 
     alone, shared = metrics_of(one), metrics_of(two)
     assert [line["step"] for line in shared] == [1, 2]
-    exact = ("score", "agreement", "errors", "words", "num_games", "num_groups", "flat_groups")
+    exact = (
+        "score",
+        "agreement",
+        "errors",
+        "words",
+        "num_games",
+        "num_groups",
+        "zero_variance_groups",
+    )
     for name in (*exact, "num_trained_tokens", "num_generated_tokens"):
         assert shared[0][name] == pytest.approx(alone[0][name], abs=1e-12), name
     assert shared[0].keys() == alone[0].keys()
@@ -98,7 +106,7 @@ def test_two_ranks_take_the_step_of_one_and_so_do_two_hosts(tmp_path: Path) -> N
     # Adam moves a weight by the sign of its gradient, so one whose gradient is rounding may go
     # either way: what follows the first step is close, by no bound of arithmetic.
     assert shared[1]["kl_reference"] == pytest.approx(alone[1]["kl_reference"], rel=1e-2)
-    assert all(line["gap_max"] < RUN_GAP for line in shared), (
+    assert all(line["mismatch_max"] < RUN_GAP for line in shared), (
         "each rank's engine got the new weights"
     )
     assert shared[1]["eval_score"] == pytest.approx(alone[1]["eval_score"], abs=0.2)

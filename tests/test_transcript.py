@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from selfplay.transcript import Span, Transcript
+from selfplay.chat.transcript import Span, Transcript
 
 
 def two_turns() -> Transcript:

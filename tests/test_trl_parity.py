@@ -21,11 +21,11 @@ from tiny_run import CPU, GRADIENT, LOGPROB, tiny_model
 from tolerance import tolerance
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from selfplay.batch import micro_batches
-from selfplay.mismatch import importance_weights
-from selfplay.objective import Part, denominator, part_loss
-from selfplay.samples import Sample
-from selfplay.token_means import TokenMeans
+from selfplay.credit.sample import Sample
+from selfplay.learner.batch import micro_batches
+from selfplay.learner.mismatch import importance_weights
+from selfplay.learner.objective import Part, denominator, part_loss
+from selfplay.learner.token_means import TokenMeans
 
 pytest.importorskip("trl", reason="requirements-dev.txt is not installed in full")
 from accelerate import Accelerator
@@ -240,8 +240,8 @@ def test_importance_weighs_the_loss_as_in_trl(played: Any, level: str, mode: str
     bounds = cut if mode == "truncate" else {"cap": 0.0, "low": low, "high": high}
     for row, (sample, gap) in enumerate(zip(samples, gaps, strict=True)):
         gaps_BT[row, : len(sample.ids) - PROMPT] = gap[PROMPT:]
-        gaps_T = [g for g, m in zip(gap.tolist(), sample.mask, strict=True) if m]
-        left = iter(importance_weights(gaps_T, level=level, **bounds))
+        log_ratios_T = [g for g, m in zip(gap.tolist(), sample.mask, strict=True) if m]
+        left = iter(importance_weights(log_ratios_T, level=level, **bounds))
         weights = [next(left) if m else 0.0 for m in sample.mask]
         weighed.append(replace(sample, importance=weights))
     logs = gaps_BT * masks

@@ -12,15 +12,15 @@ from tiny_run import CPU, FORWARD, GRADIENT, LOGPROB, VOCAB, tiny_model, trainer
 from tolerance import near, tolerance
 from transformers import PreTrainedModel
 
-from selfplay.batch import micro_batches, pack
-from selfplay.learn import learn
-from selfplay.objective import Part
-from selfplay.optim import learning_rate, make_optimizer, self_play_rate
-from selfplay.samples import Sample
-from selfplay.scoring import score
-from selfplay.update import update
+from selfplay.credit.sample import Sample
+from selfplay.learner.batch import micro_batches, pack
+from selfplay.learner.objective import Part
+from selfplay.learner.optimizer import learning_rate, make_optimizer, self_play_rate
+from selfplay.learner.optimizer_step import optimizer_step
+from selfplay.learner.policy_update import update_policy
+from selfplay.learner.recompute import recompute_logprobs
 
-GAP = "engine.max_gap=1"  # made-up old log-probs are no sign of a broken engine
+GAP = "engine.max_mismatch=1"  # made-up old log-probs are no sign of a broken engine
 
 
 def as_taught(samples: list[Sample]) -> list[Sample]:
@@ -78,8 +78,8 @@ def test_metrics_are_means_over_trained_tokens() -> None:
     _, metrics = change(tiny_model(), [Part(samples, "surrogate")])
     new = trainer_logprobs(model, samples, temperature=1.0)
     old = pack(samples, device=CPU).old_logprobs_M
-    assert metrics["gap_mean"] == near(float((new - old).abs().mean()), FORWARD, scale=LOGPROB)
-    assert metrics["gap_max"] == near(float((new - old).abs().max()), FORWARD, scale=LOGPROB)
+    assert metrics["mismatch_mean"] == near(float((new - old).abs().mean()), FORWARD, scale=LOGPROB)
+    assert metrics["mismatch_max"] == near(float((new - old).abs().max()), FORWARD, scale=LOGPROB)
     assert metrics["ratio_mean"] == near(float((new - old).exp().mean()), FORWARD, scale=LOGPROB)
     assert 0 < metrics["entropy"] < math.log(VOCAB)
 
@@ -87,14 +87,14 @@ def test_metrics_are_means_over_trained_tokens() -> None:
 def test_recomputed_old_logprobs_make_every_ratio_one() -> None:
     model = tiny_model()
     samples = some_samples(model, shift=0.5)
-    config = config_of("algorithm.old_logprobs=recomputed", "engine.max_gap=1")
+    config = config_of("algorithm.old_logprobs=recomputed", "engine.max_mismatch=1")
     learner = learner_of(model)
-    scored, found = score(learner, samples, config=config)
-    metrics = learn(learner, scored, [], step=0, config=config)
+    scored, found = recompute_logprobs(learner, samples, config=config)
+    metrics = update_policy(learner, scored, [], step=0, config=config)
     assert (
         metrics["ratio_mean"] == near(1.0, FORWARD, scale=LOGPROB) and metrics["clip_share"] == 0.0
     )
-    assert found["gap_max"] > 0.4 and "gap_max" not in metrics, (
+    assert found["mismatch_max"] > 0.4 and "mismatch_max" not in metrics, (
         "the gap to the engine is still measured"
     )
 
@@ -103,8 +103,10 @@ def test_minibatches_share_a_rollout_out_and_epochs_repeat_it() -> None:
     """Rate 0 keeps the weights, so the means over all steps are those of the rollout."""
     model = tiny_model()
     samples = some_samples(model)
-    whole = learn(learner_of(model), samples, [], step=0, config=config_of("optim.lr=0.0", GAP))
-    cut = learn(
+    whole = update_policy(
+        learner_of(model), samples, [], step=0, config=config_of("optim.lr=0.0", GAP)
+    )
+    cut = update_policy(
         learner_of(model),
         samples,
         [],
@@ -118,8 +120,8 @@ def test_minibatches_share_a_rollout_out_and_epochs_repeat_it() -> None:
 
 def test_an_engine_with_other_weights_stops_the_run() -> None:
     samples = some_samples(tiny_model(seed=0))
-    with pytest.raises(RuntimeError, match=r"differ by .* engine.max_gap is 0.05"):
-        learn(learner_of(tiny_model(seed=1)), samples, [], step=0, config=config_of())
+    with pytest.raises(RuntimeError, match=r"differ by .* engine.max_mismatch is 0.05"):
+        update_policy(learner_of(tiny_model(seed=1)), samples, [], step=0, config=config_of())
 
 
 def test_nothing_to_learn_changes_nothing() -> None:
@@ -141,7 +143,7 @@ def test_a_loss_that_is_not_finite_names_its_sample_and_takes_no_step() -> None:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     config = config_of("optim.tokens_per_microbatch=64")
     with pytest.raises(FloatingPointError, match=r"surrogate loss of sample 5 is nan"):
-        update(learner_of(model), [Part(samples, "surrogate")], lr=1.0, config=config)
+        optimizer_step(learner_of(model), [Part(samples, "surrogate")], lr=1.0, config=config)
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
@@ -176,7 +178,9 @@ def test_the_reference_pulls() -> None:
     learner = learner_of(model, reference=reference, kl=0.5)
     config = config_of("algorithm.kl=0.5")
     seen = [
-        update(learner, [Part(samples, "surrogate")], lr=0.02, config=config)["kl_reference"]
+        optimizer_step(learner, [Part(samples, "surrogate")], lr=0.02, config=config)[
+            "kl_reference"
+        ]
         for _ in range(12)
     ]
     assert seen[0] > 0.001 and seen[-1] < 0.5 * seen[0]
@@ -204,7 +208,7 @@ def test_what_only_fills_a_rank_up_weighs_nothing() -> None:
     )
     share = num_trained / (num_trained + 1)
     assert_same(filled, {name: share * delta for name, delta in alone.items()})
-    for name in ("kl_reference", "entropy", "gap_max", "policy_loss"):
+    for name in ("kl_reference", "entropy", "mismatch_max", "policy_loss"):
         assert same[name] == near(metrics[name], FORWARD)
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from selfplay.assemble import first_weights, make_tokenizer
-from selfplay.chat import make_rendering
+from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, ScratchConfig, load_config
-from selfplay.model import export, scratch_model
-from selfplay.parallel import init_world
-from selfplay.samples import Sample
-from selfplay.settings import SettingsError
+from selfplay.config.settings import SettingsError
+from selfplay.credit.sample import Sample
+from selfplay.distributed import init_world
+from selfplay.model.policy import export, scratch_model
+from selfplay.setup import first_weights, make_tokenizer
 from selfplay.warm_start import scratch_tokenizer, teacher_samples, warm_start_batches
 
 BASE = (

@@ -11,10 +11,10 @@ import pytest
 from dialop_boards import human_games
 from tiny_run import metrics_of, run_tiny, run_warm
 
-from dialop.recorded import said_in
-from dialop.store import read_records
-from selfplay.settings import SettingsError
-from selfplay.word_drift import (
+from dialop.matching.recorded import said_in
+from dialop.matching.store import read_records
+from selfplay.config.settings import SettingsError
+from selfplay.evaluation.word_drift import (
     count_words,
     cross_entropy,
     divergence,

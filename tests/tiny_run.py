@@ -13,10 +13,10 @@ from shared_work import once
 from tolerance import tolerance
 from transformers import PreTrainedModel
 
-from selfplay.batch import pack
 from selfplay.config import ScratchConfig
-from selfplay.model import policy_logprobs, scratch_model
-from selfplay.samples import Sample
+from selfplay.credit.sample import Sample
+from selfplay.learner.batch import pack
+from selfplay.model.policy import policy_logprobs, scratch_model
 
 CPU = torch.device("cpu")
 VOCAB = 300
@@ -99,10 +99,17 @@ def run_tiny(folder: Path, *overrides: str) -> int:
 # A run under these settings may begin from a warm start that was made without them.
 LATER = (
     *("steps=", "save_every=", "log_games_every=", "keep_checkpoints=", "eval.", "past.", "critic"),
-    *("algorithm", "reward", "endpoint.", "data.curriculum", "data.edge", "data.start"),
+    *(
+        "algorithm",
+        "reward",
+        "endpoint.",
+        "data.curriculum",
+        "data.prioritized_replay",
+        "data.start",
+    ),
     *("data.train", "engine.", "model.lora", "model.dtype", "optim.master_dtype"),
     *("rollout.partners", "rollout.instances", "rollout.group_size", "rollout.branch"),
-    *("warm_start.replay", "optim.lr=", "optim.schedule=", "optim.final_share="),
+    *("warm_start.auxiliary_weight", "optim.lr=", "optim.schedule=", "optim.final_share="),
 )
 
 
@@ -147,21 +154,21 @@ MOVING = (
 )
 RUNS: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "guard": ("eval.every=2", "eval.guard.action=stop", "eval.guard.tolerance=1.0"),
+    "guard": ("eval.every=2", "eval.drift_monitor.action=stop", "eval.drift_monitor.tolerance=1.0"),
     # A third of the games beside itself; the second step may meet the first's weights.
-    "past": (
-        *("rollout.partners=[self,past*2]", "past.every=1", "rollout.instances=6"),
+    "pool": (
+        *("rollout.partners=[self,pool*2]", "policy_pool.every=1", "rollout.instances=6"),
         *("steps=3", "save_every=1"),
     ),
     "branches": (
         *("rollout.branch.turns=random", "rollout.branch.per_game=2", "rollout.branch.siblings=3"),
-        *("rollout.branch.futures=2", "log_games_every=1", "steps=2", "save_every=1"),
+        *("rollout.branch.continuations=2", "log_games_every=1", "steps=2", "save_every=1"),
     ),
     # The reference moves after the third step; the checkpoint is the fourth's.
     "kl in the loss": (*MOVING, "algorithm.kl_in=loss"),
     "kl in the reward": (*MOVING, "algorithm.kl_in=reward", "algorithm.kl_estimator=k1"),
     "baselines and drawn instances": (
-        *("algorithm=ema", "data.edge=0.5", "optim.schedule=constant"),
+        *("algorithm=ema", "data.prioritized_replay=0.5", "optim.schedule=constant"),
         "data.curriculum=[{until_step: 2, share: 0.5, p_observed: 0.9, keep: all}]",
         *("reward={kind: regret, error_penalty: 0.1}", "algorithm.error_credit=turn"),
     ),
@@ -174,7 +181,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     ),
     "bf16": (
         *("model.dtype=bfloat16", "optim.master_dtype=bfloat16", "optim.schedule=constant"),
-        *("engine.max_gap=1",),
+        *("engine.max_mismatch=1",),
     ),
 }
 

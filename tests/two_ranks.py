@@ -24,20 +24,14 @@ from tiny_run import CPU, tiny_model, trainer_logprobs
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import PreTrainedModel
 
-from selfplay import sync
-from selfplay.batch import share_by_tokens
 from selfplay.checkpoint import resume, save_checkpoint
-from selfplay.compare import compare
+from selfplay.colocation import weight_sync as sync
 from selfplay.config import AlgorithmConfig, CriticConfig, OptimConfig, RewardConfig
-from selfplay.credit import reward_samples
-from selfplay.critic import make_critic
-from selfplay.engines.hf import HFEngine
-from selfplay.learner import Learner
-from selfplay.lora import Adapters, full_weights, is_adapter
-from selfplay.model import export, load_model, load_sharded
-from selfplay.objective import Part
-from selfplay.optim import make_optimizer
-from selfplay.parallel import (
+from selfplay.credit.advantages import reward_samples
+from selfplay.credit.compare import compute_advantages
+from selfplay.credit.dynamic_sampling import play_full
+from selfplay.credit.sample import Sample
+from selfplay.distributed import (
     World,
     barrier,
     close_world,
@@ -46,11 +40,17 @@ from selfplay.parallel import (
     init_world,
     shard,
 )
-from selfplay.parallel.replica import make_replica
-from selfplay.ppo import judge, with_values
-from selfplay.resample import play_full
-from selfplay.samples import Sample
-from selfplay.update import update
+from selfplay.distributed.replica import make_replica
+from selfplay.engines.hf import HFEngine
+from selfplay.learner.batch import share_by_tokens
+from selfplay.learner.critic import make_critic
+from selfplay.learner.learner import Learner
+from selfplay.learner.objective import Part
+from selfplay.learner.optimizer import make_optimizer
+from selfplay.learner.optimizer_step import optimizer_step
+from selfplay.learner.ppo import estimate_values, with_values
+from selfplay.model.lora import Adapters, full_weights, is_adapter
+from selfplay.model.policy import export, load_model, load_sharded
 
 ALONE = World(0, 1, 0, CPU, None, 0, 1, 0, 1, None, make_replica(0, 1, 1))
 
@@ -94,9 +94,9 @@ def critic_steps(
     metrics: dict[str, float] = {}
     judged = list(samples)
     for step in range(3):
-        judged, found = judge(learner, samples, config=config)
+        judged, found = estimate_values(learner, samples, config=config)
         parts = with_values([Part(judged, "surrogate")], judged, step=step, config=config)
-        metrics = found | update(learner, parts, lr=0.1, config=config)
+        metrics = found | optimizer_step(learner, parts, lr=0.1, config=config)
     return [s.advantages for s in judged], metrics
 
 
@@ -138,7 +138,7 @@ def came_back(kind: str, world: World, samples: Sequence[Sample], folder: Path) 
     """AdamW, a checkpoint, two more steps; and the two steps again from the checkpoint."""
     learner = make_with_critic(kind, world, plain=False)
     critic_steps(learner, samples)
-    save_checkpoint(folder, learner, None, step=1, keep=1, carried={})
+    save_checkpoint(folder, learner, None, step=1, keep=1, state={})
     critic_steps(learner, samples)
     again = make_with_critic(kind, world, plain=False)
     assert resume(folder, again) == (1, {})
@@ -162,7 +162,7 @@ def make_adapted(base: Path, world: World) -> Learner:
 def adapter_steps(learner: Learner, num: int) -> None:
     samples = dealt(some_samples(tiny_model()), learner.world)
     for _ in range(num):
-        update(learner, [Part(samples, "surrogate")], lr=1.0, config=config_of())
+        optimizer_step(learner, [Part(samples, "surrogate")], lr=1.0, config=config_of())
 
 
 def weights(learner: Learner) -> dict[str, torch.Tensor]:
@@ -182,7 +182,7 @@ def adapters(world: World, folder: Path) -> dict[str, float]:
     engine = HFEngine(tiny_model(seed=9))
     sync.push(shared.model, engine, version=1, dtype=torch.float32)
     export(shared.model, None, folder / "merged", world=world)
-    save_checkpoint(folder, shared, None, step=3, keep=1, carried={})
+    save_checkpoint(folder, shared, None, step=3, keep=1, state={})
     again = make_adapted(base, world)
     resume(folder, again)
     for learner in (shared, again):
@@ -217,7 +217,7 @@ def filled_up(world: World) -> list[dict[str, object]]:
         samples, _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
         mine = share_by_tokens(samples, world)
         config = resampling(0, f"algorithm={method}")
-        found, baselines = compare(mine, {"seat 0": 0.25}, config=config, world=world)
+        found, baselines = compute_advantages(mine, {"seat 0": 0.25}, config=config, world=world)
         advantages = {sample.name: sample.advantages[-1] for sample in found}
         told[method] = {"advantages": advantages, "baselines": baselines}
     return gather_objects(told, world)

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from selfplay.config.collab import CollabConfig
-from selfplay.config.learn import AlgorithmConfig, CriticConfig, OptimConfig, WarmStartConfig
-from selfplay.config.machine import (
+from selfplay.config.hardware import (
     EngineConfig,
     LoraConfig,
     ModelConfig,
@@ -21,7 +20,8 @@ from selfplay.config.machine import (
     ScratchConfig,
     WandbConfig,
 )
-from selfplay.config.partners import EndpointConfig, GuardConfig, PastConfig
+from selfplay.config.learning import AlgorithmConfig, CriticConfig, OptimConfig, WarmStartConfig
+from selfplay.config.partners import DriftMonitorConfig, EndpointConfig, PolicyPoolConfig
 from selfplay.config.play import (
     BranchConfig,
     DataConfig,
@@ -30,8 +30,8 @@ from selfplay.config.play import (
     RewardConfig,
     RolloutConfig,
 )
-from selfplay.partner_specs import PAST, SELF, parse_shares
-from selfplay.settings import key, load, section
+from selfplay.config.player_spec import POOL, SELF, parse_shares
+from selfplay.config.settings import key, load, section
 
 __all__ = [
     "AlgorithmConfig",
@@ -40,16 +40,16 @@ __all__ = [
     "Config",
     "CriticConfig",
     "DataConfig",
+    "DriftMonitorConfig",
     "EndpointConfig",
     "EngineConfig",
     "EvalConfig",
     "GameConfig",
-    "GuardConfig",
     "LoraConfig",
     "ModelConfig",
     "OptimConfig",
     "ParallelConfig",
-    "PastConfig",
+    "PolicyPoolConfig",
     "RewardConfig",
     "RolloutConfig",
     "ScratchConfig",
@@ -80,7 +80,7 @@ class Config:
     model: ModelConfig = section(ModelConfig, "the policy")
     warm_start: WarmStartConfig = section(WarmStartConfig, "imitation before self-play")
     rollout: RolloutConfig = section(RolloutConfig, "play")
-    past: PastConfig = section(PastConfig, "the partner `past`")
+    policy_pool: PolicyPoolConfig = section(PolicyPoolConfig, "the partner pool")
     endpoint: EndpointConfig = section(EndpointConfig, "partners behind an address")
     reward: RewardConfig = section(RewardConfig, "reward")
     algorithm: AlgorithmConfig = section(
@@ -159,10 +159,10 @@ class Config:
                 f"model.dtype must be bfloat16 with optim.master_dtype bfloat16, got "
                 f"{self.model.dtype}: nothing computes finer than the weights are kept"
             )
-        pool = any(spec.kind == PAST for spec, _ in parse_shares(self.rollout.partners))
+        pool = any(spec.kind == POOL for spec, _ in parse_shares(self.rollout.partners))
         if self.parallel.offload_parameters and pool:
             raise ValueError(
-                "parallel.offload_parameters must be false with the partner past, whose snapshots "
+                "parallel.offload_parameters must be false with the partner pool, whose snapshots "
                 "are taken while the parameters would wait on the host"
             )
 

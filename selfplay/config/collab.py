@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from selfplay.partner_specs import ENDPOINT, parse_spec
-from selfplay.settings import key
+from selfplay.config.player_spec import ENDPOINT, parse_spec
+from selfplay.config.settings import key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

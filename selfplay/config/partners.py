@@ -1,4 +1,4 @@
-"""Settings of those who sit beside the policy: the run's past selves, endpoints, who is asked
+"""Settings of those who sit beside the policy: the run's past policies, endpoints, who is asked
 whether it still speaks their language."""
 
 from __future__ import annotations
@@ -6,22 +6,22 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from selfplay.partner_specs import CHECKPOINT, SCRIPTED, parse_spec
-from selfplay.settings import key
+from selfplay.config.player_spec import CHECKPOINT, SCRIPTED, parse_spec
+from selfplay.config.settings import key
 
 WARM_START = "warm_start"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PastConfig:
-    """The pool that the partner `past` is drawn from; unused without it."""
+class PolicyPoolConfig:
+    """The pool that the partner pool is drawn from; unused without it."""
 
     every: int = key(
         20, "steps between two snapshots of the policy that join the pool", low=1, high=10_000_000
     )
     size: int = key(
         8,
-        "past selves kept: the run's start and the newest of the others; 0 keeps all",
+        "past policies kept: the run's start and the newest of the others; 0 keeps all",
         low=0,
         high=10_000,
     )
@@ -30,7 +30,7 @@ class PastConfig:
     )
     prefer_weak: float = key(
         0.0,
-        "0 draws past selves evenly; at 1 one that is rated 400 lower is drawn ten times as often",
+        "0 draws past policies evenly; at 1 one that is rated 400 lower is drawn ten times as often",
         low=0.0,
         high=1000.0,
     )
@@ -80,7 +80,7 @@ class EndpointConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuardConfig:
+class DriftMonitorConfig:
     """A watch for a private language: self-play gets better and play with a fixed partner worse."""
 
     action: str = key(
@@ -106,9 +106,9 @@ class GuardConfig:
         try:
             kind = parse_spec(self.partner).kind
         except ValueError as error:
-            raise ValueError(f"eval.guard.partner: {error}; or warm_start") from None
+            raise ValueError(f"eval.drift_monitor.partner: {error}; or warm_start") from None
         if kind not in (SCRIPTED, CHECKPOINT):
             raise ValueError(
-                "eval.guard.partner must be warm_start, scripted:NAME or checkpoint:PATH, which "
+                "eval.drift_monitor.partner must be warm_start, scripted:NAME or checkpoint:PATH, which "
                 f"stay the same, got {self.partner!r}"
             )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dialop.starts import checked_entries
+from dialop.matching.starts import checked_entries
 from selfplay.config.collab import CollabConfig
-from selfplay.config.partners import GuardConfig
-from selfplay.partner_specs import PERSON, SELF, parse_shares
-from selfplay.settings import key, section
+from selfplay.config.partners import DriftMonitorConfig
+from selfplay.config.player_spec import PERSON, SELF, parse_shares
+from selfplay.config.settings import key, section
 
 MAX_GAMES = 1_000_000  # that a step or an evaluation plays
 
@@ -109,14 +109,14 @@ class DataConfig:
     curriculum: tuple[StageConfig, ...] = key(
         (), "stages of easier boards, [{until_step: 40, size: 2}]; then the game's own"
     )
-    edge: float = key(
+    prioritized_replay: float = key(
         0.0,
         "share of a batch that comes back near the learning edge: drawn from remembered instances "
         "by how far the rewards of their groups spread",
         low=0.0,
         high=1.0,
     )
-    edge_memory: int = key(64, "instances that edge remembers", low=1, high=1_000_000)
+    replay_memory: int = key(64, "instances that edge remembers", low=1, high=1_000_000)
 
     def check(self) -> None:
         ends = [stage.until_step for stage in self.curriculum]
@@ -156,7 +156,7 @@ class BranchConfig:
         low=2,
         high=1_000,
     )
-    futures: int = key(1, "games played on from each of these turns", low=1, high=1_000)
+    continuations: int = key(1, "games played on from each of these turns", low=1, high=1_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,9 +252,15 @@ class EvalConfig:
         "a .jsonl of recorded games; evaluations during training then log how far the policy's "
         "words are from people's",
     )
-    guard: GuardConfig = section(GuardConfig, "a watch for a private language")
+    drift_monitor: DriftMonitorConfig = section(
+        DriftMonitorConfig, "a watch for a private language"
+    )
 
     def check(self) -> None:
-        watched = "eval.guard.action" if self.guard.action != "off" else "eval.human_words"
-        if not self.every and (self.guard.action != "off" or self.human_words is not None):
+        watched = (
+            "eval.drift_monitor.action"
+            if self.drift_monitor.action != "off"
+            else "eval.human_words"
+        )
+        if not self.every and (self.drift_monitor.action != "off" or self.human_words is not None):
             raise ValueError(f"eval.every must be at least 1 with {watched}, got 0")

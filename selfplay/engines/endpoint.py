@@ -21,9 +21,9 @@ from typing import Any
 import httpx
 
 from selfplay.config import EndpointConfig
-from selfplay.data import named_seed
+from selfplay.config.settings import SettingsError
+from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Request
-from selfplay.settings import SettingsError
 
 # The server may do better next time: too slow, in conflict, too early, asked too often.
 _TRY_AGAIN = (408, 409, 425, 429)

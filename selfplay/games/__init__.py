@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dialop.game import Game, Script
-from dialop.starts import Entries
+from dialop.matching.starts import Entries
 from selfplay.config import GameConfig
 from selfplay.games import collab, matching
 

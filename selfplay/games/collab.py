@@ -33,14 +33,14 @@ def generate(
 
 
 def read(path: Path, game: GameConfig) -> list[CollabInstance]:
-    """A .parquet or .jsonl of instances, such as `python -m selfplay.collab prepare` writes.
+    """A .parquet or .jsonl of instances, such as `python -m selfplay.data.prepare_collab prepare` writes.
 
     Says, where there are code tasks, what their answers are graded behind. Raises sandbox.NoWall, a
     ValueError, where that is nothing and the settings do not allow it.
     """
     instances = store.read_instances(path)
     if any(instance.task == "code" for instance in instances):
-        wall = sandbox.standing(game.code_wall)
+        wall = sandbox.statistics(game.code_wall)
         print(f"{path}: code answers are graded behind: {wall}", file=sys.stderr, flush=True)
     return instances
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from dialop import scripted, starts, store, texts
-from dialop.generate import Keep, MatchingRecipe, generate_many
-from dialop.matching import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.matching import scripted, starts, store, texts
+from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.matching.generate import Keep, MatchingRecipe, generate_many
 from selfplay.config import GameConfig
 
 SCRIPT_NAMES: tuple[str, ...] = scripted.NAMES

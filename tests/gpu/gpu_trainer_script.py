@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from processes import say
 
-from selfplay import sync
+from selfplay.colocation import weight_sync as sync
+from selfplay.distributed import barrier, init_world, shard
 from selfplay.engines.base import Request
-from selfplay.engines.sglang import SGLangEngine
-from selfplay.parallel import barrier, init_world, shard
+from selfplay.engines.sglang.engine import SGLangEngine
 
 NUM_PUSHES = 100
 

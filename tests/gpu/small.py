@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from selfplay.engines.base import Request, Sampling
-from selfplay.engines.sglang import SGLangEngine
+from selfplay.engines.sglang.engine import SGLangEngine
 
 PLAIN = Sampling(1.0, ())
 GENERATOR = torch.Generator().manual_seed(0)

@@ -13,9 +13,9 @@ import small
 import torch
 from transformers import PreTrainedModel
 
-from selfplay import sync
+from selfplay.colocation import weight_sync as sync
 from selfplay.engines.base import Request, Sampling
-from selfplay.engines.sglang import SGLangEngine
+from selfplay.engines.sglang.engine import SGLangEngine
 
 HERE = pathlib.Path(__file__).resolve().parent
 MIB, GIB = 2**20, 2**30

@@ -63,9 +63,9 @@ def test_a_run_trains_pushes_and_ends_on_each_mesh(
     assert [step["step"] for step in steps] == [1, 2]
     for step in steps:
         assert step["num_games"] == 8 * 4
-        assert AWAY in more or step["gate_gap"] < 0.03
-        assert step["gap_mean"] < 0.03
-        assert step["gap_kl"] < 0.01
+        assert AWAY in more or step["sync_check_mismatch"] < 0.03
+        assert step["mismatch_mean"] < 0.03
+        assert step["mismatch_kl"] < 0.01
         assert step["num_trained_tokens"] > 0
     assert (out / "final" / "config.json").exists()
     assert (out / "checkpoints" / "step_000002" / "progress.json").exists()

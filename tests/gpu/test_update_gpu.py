@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from selfplay.attention import _flash_attn_varlen, _padded, _varlen, attention_backend
+from selfplay.colocation.handover import SPARE_BYTES, make_room
+from selfplay.colocation.offload import HostStore
 from selfplay.config import ScratchConfig
-from selfplay.hand_over import SPARE_BYTES, make_room
-from selfplay.logprob import token_logprobs
-from selfplay.model import policy_logprobs, scratch_model
-from selfplay.offload import Parked
+from selfplay.model.attention import _flash_attn_varlen, _padded, _varlen, attention_backend
+from selfplay.model.logprob import token_logprobs
+from selfplay.model.policy import policy_logprobs, scratch_model
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "mesh_worker.py"
@@ -146,11 +146,11 @@ def test_what_waits_on_the_host_leaves_the_gpu_and_comes_back() -> None:
     tensors = [torch.randn(2**20, device="cuda") for _ in range(8)] + [torch.ones(3, device="cuda")]
     before = [tensor.cpu() for tensor in tensors]
     held = torch.cuda.memory_allocated()
-    parked = Parked()
+    parked = HostStore()
     for _ in range(3):
-        parked.stow(tensors)
+        parked.offload(tensors)
         assert held - torch.cuda.memory_allocated() >= 8 * 4 * 2**20
-        parked.fetch()
+        parked.onload()
         assert torch.cuda.memory_allocated() == held
         assert all(torch.equal(a.cpu(), b) for a, b in zip(tensors, before, strict=True))
 

@@ -20,9 +20,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
-from selfplay import sync
+from selfplay.colocation import weight_sync as sync
 from selfplay.engines.base import Request, Sampling
-from selfplay.engines.sglang import SGLangEngine
+from selfplay.engines.sglang.engine import SGLangEngine
 
 PROMPT, PLAIN = list(range(10, 50)), Sampling(1.0, (tiny.STOP,))
 

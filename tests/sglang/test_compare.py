@@ -9,9 +9,9 @@ import pytest
 import tiny
 import torch
 
-from selfplay import sync
+from selfplay.colocation import weight_sync as sync
 from selfplay.engines.base import Request, Sampling
-from selfplay.engines.sglang import SGLangEngine
+from selfplay.engines.sglang.engine import SGLangEngine
 
 PLAIN = Sampling(1.0, (tiny.STOP,))
 

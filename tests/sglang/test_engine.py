@@ -11,16 +11,16 @@ import tiny
 import torch
 from safetensors.torch import load_file
 
-from selfplay import sync
-from selfplay.assemble import make_learner
+from selfplay.colocation import weight_sync as sync
+from selfplay.colocation.noise_floor import FIRST
+from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck
 from selfplay.config import LoraConfig, load_config
-from selfplay.engines import sglang_push
+from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
-from selfplay.engines.sglang import SGLangEngine
-from selfplay.lora import add_adapters
-from selfplay.noise_floor import FIRST
-from selfplay.parallel import init_world
-from selfplay.sync_check import NUM_TURNS, SyncCheck
+from selfplay.engines.sglang import weights as sglang_push
+from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.model.lora import add_adapters
+from selfplay.setup import make_learner
 
 PROMPT = list(range(10, 50))
 PLAIN = Sampling(1.0, (tiny.STOP,))
@@ -201,7 +201,7 @@ def test_log_probs_in_context_find_an_engine_with_other_weights_and_a_push_mends
     check.listen(turns)
     served = engine.served.num_requests
     found = check.after_push(version=engine.version)
-    assert found["num_suspected"] == 0.0 and found["gate_gap"] < 1e-5
+    assert found["num_suspected"] == 0.0 and found["sync_check_mismatch"] < 1e-5
     assert engine.served.num_requests - served == FIRST
     held = {name: value.clone() for name, value in policy.named_parameters()}
     if wrong == "all are 2 % too large":
@@ -215,7 +215,7 @@ def test_log_probs_in_context_find_an_engine_with_other_weights_and_a_push_mends
     assert check.after_push(version=engine.version)["num_suspected"] == 1.0
     check.hold(1)
     found = check.after_push(version=engine.version)
-    assert found["num_suspected"] == 0.0 and found["gate_gap"] < 1e-5
+    assert found["num_suspected"] == 0.0 and found["sync_check_mismatch"] < 1e-5
 
 
 def test_every_tensor_of_the_engine_is_the_trainers_bit_for_bit(

@@ -18,12 +18,12 @@ def test_a_run_beside_everybody(tmp_path: pathlib.Path) -> None:
     warm = tmp_path / "frozen"
     warm.symlink_to(tmp_path / "beside" / "warm_start")
     with chat_server(lambda body, number: Answer("[accept]", wait_s=0.05)) as server:
-        partners = f"[self,past,checkpoint:{warm},scripted:honest,endpoint:small@{server.url}]"
+        partners = f"[self,pool,checkpoint:{warm},scripted:honest,endpoint:small@{server.url}]"
         run = processes.start(
             ROOT / "train.py",
             *("--config", str(write_tiny(tmp_path / "beside")), f"out={tmp_path / 'beside'}"),
             *("engine.kind=sglang", "engine.max_cache_tokens=16384", "steps=2", "save_every=1"),
-            *(f"rollout.partners={partners}", "rollout.instances=10", "past.every=1"),
+            *(f"rollout.partners={partners}", "rollout.instances=10", "policy_pool.every=1"),
             "eval.final_games=4",
             path=(STAND_INS,),
         )
@@ -33,6 +33,6 @@ def test_a_run_beside_everybody(tmp_path: pathlib.Path) -> None:
     assert [line["num_void"] for line in lines] == [0, 0]
     for line in lines:
         beside = {name.partition("/")[2].partition(":")[0] for name in line if "score/" in name}
-        assert beside == {"self", "past", "checkpoint", "scripted", "endpoint"}
-        assert line["gap_mean"] < 1e-4, "only what the engine itself said trains"
+        assert beside == {"self", "pool", "checkpoint", "scripted", "endpoint"}
+        assert line["mismatch_mean"] < 1e-4, "only what the engine itself said trains"
     assert server.bodies

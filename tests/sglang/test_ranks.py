@@ -12,7 +12,7 @@ import tiny
 import torch
 from safetensors.torch import load_file
 
-from selfplay.engines import sglang_push
+from selfplay.engines.sglang import weights as sglang_push
 
 HERE = pathlib.Path(__file__).resolve().parent
 

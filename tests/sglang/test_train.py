@@ -126,10 +126,10 @@ def check_finished(folder: pathlib.Path, num_steps: int) -> None:
     assert [line["step"] for line in lines] == list(range(1, num_steps + 1))
     assert lines[0]["num_trained_tokens"] > 0
     for line in lines:
-        assert line["gate_gap"] < 1e-4
+        assert line["sync_check_mismatch"] < 1e-4
         if line["num_trained_tokens"] > 0:
-            assert line["gap_mean"] < 1e-4
-            assert line["gap_max"] < 1e-3
+            assert line["mismatch_mean"] < 1e-4
+            assert line["mismatch_max"] < 1e-3
     for stage in ("before", "after"):
         held_out = json.loads((folder / f"held_out_{stage}.json").read_text())
         assert len(held_out["sampled"]["scores"]) == 8

@@ -14,7 +14,7 @@ import torch
 from processes import say
 
 from selfplay.engines.base import Request, Sampling
-from selfplay.engines.sglang import SGLangEngine
+from selfplay.engines.sglang.engine import SGLangEngine
 
 REQUEST, SAMPLING = Request(list(range(10, 30)), 4, 0), Sampling(1.0, (tiny.STOP,))
 

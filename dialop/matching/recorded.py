@@ -1,0 +1,208 @@
+"""Recorded human games of DialOp: their boards as instances, their logs as moves, their scores from
+their own text.
+
+A record is one JSON object of the published file: `table`, `mask1`, `mask2`, `scale1`, `scale2`,
+`action_log`, `proposal_reward`, `best_assignment_reward`. Values in the table's units. Never plays
+a game.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from reprlib import repr as short
+from typing import Any
+
+from dialop.game import PlayerError
+from dialop.matching.board import MAX_VALUE, Action, MatchingInstance, rows_of, unknown_value, whole
+from dialop.matching.proposal import parse_proposal
+from dialop.matching.roster import PAPERS, REVIEWERS
+from dialop.matching.solve import best_value, solo_value
+
+FIELDS = ("table", "mask1", "mask2", "scale1", "scale2", "action_log", "best_assignment_reward")
+
+
+def instance_from_record(record: Mapping[str, Any], *, key: str) -> MatchingInstance:
+    """The record's board, checked; whoever spoke first in it moves first. `best` is solved afresh
+    and the recorded one held against it.
+
+    Raises:
+        ValueError: for a record that is no game; names the field or the log's entry (from 0).
+    """
+    missing = [name for name in FIELDS if name not in record]
+    if missing:
+        raise ValueError(f"a recorded game needs the fields {', '.join(missing)}")
+    check_log(record["action_log"])
+    table = rows_of(record["table"], "table")
+    masks = rows_of(record["mask1"], "mask1"), rows_of(record["mask2"], "mask2")
+    size = whole(len(table), "the rows of table", low=2, high=len(REVIEWERS))
+    if any(len(row) != size for rows in (table, *masks) for row in (rows, *rows)):
+        raise ValueError("table and masks must be squares of one size")
+    for name, rows, most in (
+        ("table", table, MAX_VALUE - 1),
+        ("mask1", masks[0], 1),
+        ("mask2", masks[1], 1),
+    ):
+        for cell in (cell for row in rows for cell in row):
+            whole(cell, f"a cell of {name}", low=0, high=most)
+    unknown = unknown_value(MAX_VALUE)
+    solo = [float(solo_value(table, mask, unknown=unknown)) for mask in masks]
+    instance = MatchingInstance(
+        key=key,
+        size=size,
+        table=table,
+        masks=masks,
+        scales=(record["scale1"], record["scale2"]),
+        first_seat=record["action_log"][0]["player"] if record["action_log"] else 0,
+        best=best_value(table),
+        solo=(solo[0], solo[1]),
+    )
+    instance.check()
+    if record["best_assignment_reward"] != instance.best:
+        raise ValueError(
+            f"best_assignment_reward must be {instance.best}, the most its table gives, got "
+            f"{short(record['best_assignment_reward'])}"
+        )
+    if agreed(record):
+        whole(record.get("proposal_reward"), "proposal_reward", low=0, high=int(instance.best))
+    return instance
+
+
+def agreed(record: Mapping[str, Any]) -> bool:
+    """Whether a record ends with an accepted proposal."""
+    log = record["action_log"]
+    return bool(log) and log[-1]["type"] == "proposal_response" and log[-1]["response"]["accept"]
+
+
+def check_log(log: Any) -> None:
+    """Raise ValueError, which names the entry (from 0), for a log that is none."""
+    if not isinstance(log, list):
+        raise ValueError(f"action_log must be a list, got {short(log)}")
+    for number, entry in enumerate(log):
+        try:
+            whole(_field(entry, "player"), "player", low=0, high=1)
+            kind = _field(entry, "type")
+            if kind == "message":
+                _text(_field(_field(entry, "message"), "data"), "message.data")
+            elif kind == "proposal":
+                _text(_field(entry, "proposal"), "proposal")
+                for pair in rows_of(_field(entry, "proposal_ids"), "proposal_ids"):
+                    if len(pair) != 2:
+                        raise ValueError(f"proposal_ids must be pairs, got {short(pair)}")
+                    for index in pair:
+                        whole(index, "proposal_ids", low=0, high=len(REVIEWERS) - 1)
+            elif kind == "proposal_response":
+                if not isinstance(_field(_field(entry, "response"), "accept"), bool):
+                    raise ValueError("response.accept must be true or false")
+            else:
+                raise ValueError(
+                    "type must be message, proposal or proposal_response, got " + short(kind)
+                )
+        except ValueError as error:
+            raise ValueError(f"log entry {number} is no move: {error}") from None
+
+
+def moves_from_record(record: Mapping[str, Any]) -> list[Action]:
+    """The log's entries as actions, proposals read from their text.
+
+    Raises:
+        ValueError: names the entry (from 0) that is no move, or whose proposal cannot be read with
+            the roster or differs from its recorded pairs.
+    """
+    check_log(record["action_log"])
+    size = len(record["table"])
+    moves = []
+    for number, entry in enumerate(record["action_log"]):
+        try:
+            moves.append(_move(entry, size=size))
+        except PlayerError as error:
+            raise ValueError(f"log entry {number} does not fit the roster: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"log entry {number} is no move: {error}") from error
+    return moves
+
+
+def said_in(record: Mapping[str, Any]) -> list[str]:
+    """The messages of a record of any game, in order, as people wrote them.
+
+    Raises:
+        ValueError: for a record whose log is none.
+    """
+    log = _field(record, "action_log")
+    if not isinstance(log, list):
+        raise ValueError(f"action_log must be a list, got {short(log)}")
+    return [
+        _text(_field(_field(entry, "message"), "data"), "message.data")
+        for entry in log
+        if _field(entry, "type") == "message"
+    ]
+
+
+def begun(record: dict[str, Any], num_entries: int, *, key: str) -> MatchingInstance:
+    """The record's board with its first `num_entries` entries as the opening, and nothing of what
+    came after them: whoever plays on from it cannot know how the people ended.
+
+    Raises:
+        ValueError: for a cut outside the log, or a log that `moves_from_record` cannot read.
+    """
+    board = instance_from_record(record, key=key)
+    num_all = len(record["action_log"])
+    if not 0 <= num_entries <= num_all:
+        raise ValueError(f"num_entries must be 0 to {num_all}, got {num_entries}")
+    opening = tuple(moves_from_record(record)[:num_entries])
+    return replace(board, opening=opening)
+
+
+def _move(entry: dict[str, Any], *, size: int) -> Action:
+    """One log entry as an action; raises PlayerError for a proposal that cannot be read."""
+    seat, kind = entry["player"], entry["type"]
+    if kind == "message":
+        return Action(seat, "message", entry["message"]["data"])
+    if kind == "proposal_response":
+        return Action(seat, "accept" if entry["response"]["accept"] else "reject", "")
+    text = entry["proposal"]
+    pairs = parse_proposal(text, REVIEWERS[:size], papers=PAPERS[:size])
+    recorded = tuple(sorted((r, p) for r, p in entry["proposal_ids"]))
+    if pairs != recorded:
+        raise ValueError(f"its text says {pairs}, its pairs are {recorded}")
+    return Action(seat, "propose", text, pairs)
+
+
+def replay(record: dict[str, Any], *, index: int) -> dict[str, Any]:
+    """Score a record from the text of its accepted proposal and compare with what was recorded.
+
+    Returns `{"index", "score", "best", "norm", "recorded_score", "recorded_best", "agrees"}`; a
+    game that cannot be scored has None for score and norm, False for agrees, and says why in
+    "error".
+    """
+    line: dict[str, Any] = {"index": index, "score": None, "best": None, "norm": None}
+    line["recorded_score"] = record.get("proposal_reward")
+    line["recorded_best"] = record.get("best_assignment_reward")
+    line["agrees"] = False
+    try:
+        instance = instance_from_record(record, key=f"recorded/{index}")
+        line["best"] = instance.best
+        moves = moves_from_record(record)
+    except ValueError as error:
+        return {**line, "error": str(error)}
+    if not agreed(record):
+        return {**line, "error": "no accepted proposal at the end of the log"}
+    pairs = next((move.pairs for move in reversed(moves) if move.pairs is not None), None)
+    if pairs is None:
+        return {**line, "error": "an answer without a proposal"}
+    score = instance.value(pairs)
+    line.update(score=score, norm=instance.norm(score))
+    line["agrees"] = score == line["recorded_score"] and instance.best == line["recorded_best"]
+    return line
+
+
+def _field(entry: Any, name: str) -> Any:
+    if not isinstance(entry, Mapping) or name not in entry:
+        raise ValueError(f"{name} must be there, got {short(entry)}")
+    return entry[name]
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be text, got {short(value)}")
+    return value

@@ -1,0 +1,240 @@
+"""Scripted players of the matching game: teachers, evaluation partners, test doubles. They know
+only their view.
+
+A player is a pure function of its spec, its seed and the view: its draws are seeded by (seed, moves
+made, errors this turn), so it can be copied, forked and asked again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from dialop.game import Lesson
+from dialop.matching import wording
+from dialop.matching.board import MatchingView
+from dialop.matching.pooling import (
+    Cells,
+    best_plan,
+    levels,
+    own_cells,
+    pooled_table,
+    straying_plan,
+    told_cells,
+    value_range,
+    worth,
+)
+
+T = TypeVar("T", bound=str)
+Tell = Literal["all", "top", "rows"]
+Reply = Literal["propose", "tell"]
+Think = Literal["no", "levels", "trial"]
+NAMES = ("random", "solo", "honest")
+_OPTIONS = {
+    "random": ("slip",),
+    "solo": ("think", "stray", "slip"),
+    "honest": ("tell", "reply", "think", "stray", "slip"),
+}
+TELLS: tuple[Tell, ...] = ("all", "top", "rows")
+REPLIES: tuple[Reply, ...] = ("propose", "tell")
+THINKS: tuple[Think, ...] = ("no", "levels", "trial")
+
+_MAX_REJECTIONS = 2
+# A proposal this much worse than one's own plan, as a share, is as good: the estimates behind both
+# are noisy.
+_CLOSE = 0.03
+# How many standard deviations better than it looks a partner's proposal is allowed to be.
+_NUM_DEVIATIONS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedPlayer:
+    """One scripted player.
+
+    `tell` says which cells an honest player states: all it sees, its best few ("top"), or each
+    reviewer's best paper ("rows"); `reply` what it does when told first: propose at once or tell
+    too; `think` what it writes in private before a proposal: nothing, the whole table as it
+    believes it to be, in levels 0 to 9 ("levels"), or that and a plan it tries out ("trial");
+    `stray` is the chance that a line of the tried plan is a free reviewer at random, after which
+    the best of what is left follows; `slip` is the chance that a move is first sent malformed and
+    then repaired.
+    """
+
+    name: str
+    seed: int
+    tell: Tell = "all"
+    reply: Reply = "propose"
+    slip: float = 0.0
+    think: Think = "no"
+    stray: float = 0.0
+
+    def act(self, view: MatchingView) -> str:
+        """The player's next move as text. The view must be its own and its move must be due."""
+        return self.lesson(view).text
+
+    def lesson(self, view: MatchingView) -> Lesson:
+        """The next move as a teacher shows it: the reviewers of stray lines are detours."""
+        if view.to_move != view.seat:
+            raise ValueError(f"seat {view.seat} is not to move, seat {view.to_move} is")
+        if self.think != "no" and not view.options.private_reasoning:
+            raise ValueError(f"think={self.think} needs a game with private_reasoning")
+        rng = np.random.default_rng((self.seed, len(view.log)))
+        lesson = _POLICIES[self.name](self, view, rng)
+        if self.slip and not view.num_errors_this_turn:
+            slips = np.random.default_rng((self.seed, len(view.log), view.num_errors_this_turn, 1))
+            if slips.random() < self.slip:
+                text = lesson.text
+                tag_at = text.index("[")  # what is written in private is never malformed
+                malformed = wording.malformed(text[tag_at:], rng=slips)
+                return replace(lesson, text=text[:tag_at] + malformed)
+        return lesson
+
+    def reseeded(self, seed: int) -> ScriptedPlayer:
+        """The same player with other draws."""
+        return replace(self, seed=seed)
+
+
+def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
+    """Build a player from "random", "solo" or "honest", options after a colon:
+    "honest:tell=top,slip=0.05".
+
+    Options: tell=all|top|rows and reply=propose|tell (honest only), think=no|levels|trial and
+    stray=0..1 (not for random), slip=0..1 (any).
+
+    Raises:
+        ValueError: for an unknown name, option or value, with the valid ones.
+    """
+    name, _, rest = spec.partition(":")
+    name = name.strip()
+    if name not in NAMES:
+        raise ValueError(_unknown("scripted player", name, NAMES))
+    valid = _OPTIONS[name]
+    values: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in rest.split(","))):
+        option, _, value = (piece.strip() for piece in part.partition("="))
+        if option not in valid:
+            raise ValueError(_unknown(f"option of {name}", option, valid))
+        values[option] = value
+    tell = _choice("tell", values.get("tell", "all"), TELLS)
+    reply = _choice("reply", values.get("reply", "propose"), REPLIES)
+    slip = _share("slip", values.get("slip", "0"))
+    think = _choice("think", values.get("think", "no"), THINKS)
+    stray = _share("stray", values.get("stray", "0"))
+    if stray and think != "trial":
+        raise ValueError(f"stray needs think=trial, whose plan strays, got think={think}")
+    return ScriptedPlayer(name, seed, tell, reply, slip, think, stray)
+
+
+def _act_random(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> Lesson:
+    if view.pending is not None:
+        return Lesson(wording.answer("accept"))
+    papers = rng.permutation(view.size)
+    pairs = tuple(sorted(enumerate(map(int, papers)), key=lambda pair: pair[1]))
+    return Lesson(wording.proposal(pairs, view, rng=rng))
+
+
+def _act_solo(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> Lesson:
+    if view.pending is not None:
+        return Lesson(wording.answer("accept"))
+    return _proposal(player, view, {}, rng=rng)
+
+
+def _act_honest(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> Lesson:
+    if not view.options.messages:
+        return _act_solo(player, view, rng)
+    told = told_cells(view, seat=1 - view.seat)
+    if view.pending is not None:
+        return Lesson(wording.answer("accept" if _accepts(view, told) else "reject"))
+    has_told = any(a.kind == "message" and a.seat == view.seat for a in view.log)
+    has_proposed = any(a.kind == "propose" and a.seat == view.seat for a in view.log)
+    if not has_told and (not told or player.reply == "tell" or has_proposed):
+        return Lesson(wording.message(_told_by(player, view), view, rng=rng))
+    return _proposal(player, view, told, rng=rng)
+
+
+def _proposal(
+    player: ScriptedPlayer, view: MatchingView, told: Cells, *, rng: np.random.Generator
+) -> Lesson:
+    """The best plan of own and told cells. A player that thinks writes their table before it, in
+    levels, and may try a plan out."""
+    table_RP = pooled_table(view, told)
+    move = wording.proposal(best_plan(table_RP), view, rng=rng)
+    if player.think == "no":
+        return Lesson(move)
+    thought = wording.thoughts(levels(table_RP, value_range(view, told)), view)
+    detours = []
+    if player.think == "trial":
+        pairs, strays = straying_plan(table_RP, stray=player.stray, rng=rng)
+        for line, strayed in zip(wording.trial(pairs, view), strays, strict=True):
+            if strayed:
+                start = len(thought) + line.rindex(" ") + 1
+                detours.append((start, len(thought) + len(line)))
+            thought += f"{line}\n"
+    return Lesson(thought + move, tuple(detours))
+
+
+def _accepts(view: MatchingView, told: Cells) -> bool:
+    """Whether the pending proposal is not clearly worse than the own plan, or enough has been
+    rejected already."""
+    rejections = sum(a.kind == "reject" and a.seat == view.seat for a in view.log)
+    if rejections >= _MAX_REJECTIONS or view.pending is None:
+        return True
+    table = pooled_table(view, told)
+    own_plan = best_plan(table)
+    difference = worth(table, view.pending) - worth(table, own_plan)
+    # Where only one of the two plans rests on cells this seat knows nothing of, the partner may
+    # know better. A uniform cell has the standard deviation range / sqrt(12), and independent cells
+    # add their variances.
+    known = own_cells(view).keys() | told.keys()
+    num_unsure = len((set(view.pending) ^ set(own_plan)) - known)
+    doubt = value_range(view, told) * math.sqrt(num_unsure / 12)
+    return difference + _NUM_DEVIATIONS * doubt >= -_CLOSE * worth(table, own_plan)
+
+
+def _told_by(player: ScriptedPlayer, view: MatchingView) -> Cells:
+    """The cells a player tells, in table order."""
+    cells = own_cells(view)
+    if player.tell == "all":
+        return cells
+    ranked = sorted(cells, key=lambda cell: -cells[cell])
+    if player.tell == "top":
+        chosen = set(ranked[: max(1, view.size * view.size // 5)])
+    else:
+        best_of_row = {reviewer: (reviewer, paper) for reviewer, paper in reversed(ranked)}
+        chosen = set(best_of_row.values())
+    return {cell: value for cell, value in cells.items() if cell in chosen}
+
+
+_POLICIES: dict[str, Callable[[ScriptedPlayer, MatchingView, np.random.Generator], Lesson]] = {
+    "random": _act_random,
+    "solo": _act_solo,
+    "honest": _act_honest,
+}
+
+
+def _choice(option: str, value: str, valid: tuple[T, ...]) -> T:
+    for choice in valid:
+        if choice == value:
+            return choice
+    raise ValueError(_unknown(option, value, valid))
+
+
+def _share(option: str, value: str) -> float:
+    try:
+        share = float(value)
+    except ValueError:
+        raise ValueError(f"{option} must be a number from 0 to 1, got {value!r}") from None
+    if not 0 <= share <= 1:
+        raise ValueError(f"{option} must be a number from 0 to 1, got {value}")
+    return share
+
+
+def _unknown(what: str, got: str, valid: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(got, valid, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown {what} {got!r}: choose one of {', '.join(valid)}{hint}"

@@ -1,0 +1,178 @@
+"""How scripted players put their moves: several phrasings in the full style, one terse wording in
+the brief one.
+
+Every phrasing of cell values is one that `statements.stated_cells` reads back exactly. Decides
+nothing about play.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dialop.matching.board import MatchingView
+from dialop.matching.proposal import Pairs, render_proposal
+from dialop.matching.roster import first_name, short_title
+from dialop.matching.texts import cell_lines
+
+Cell = tuple[int, int]
+Listing = Callable[[Mapping[Cell, int], MatchingView, bool], str]
+
+_OPENERS = (
+    "Here is what I see.",
+    "Hi! These are the values on my side.",
+    "My numbers are as follows.",
+    "Let me share my table.",
+    "This is all I can offer.",
+    "",
+)
+_CLOSERS = (
+    "",
+    "What does yours look like?",
+    "Please take that into account.",
+    "Feel free to propose.",
+    "Your turn.",
+)
+_NOTHING = ("I see nothing useful here.", "My table is empty.", "All my cells are hidden.")
+_NOTHING_BRIEF = "none"
+_BULLETS = ("", "- ", "* ", "&emsp; - ")
+
+
+def answer(kind: str) -> str:
+    """An answer to a proposal, "accept" or "reject"."""
+    return f"[{kind}]"
+
+
+def proposal(pairs: Pairs, view: MatchingView, *, rng: np.random.Generator) -> str:
+    """A proposal move, its lines in the order of `pairs`; in the full style with or without
+    bullets, full or first names, newlines or `<br/>`."""
+
+    def render(brief: bool) -> str:
+        people, papers = view.reviewers, view.papers
+        return render_proposal(pairs, people, papers=papers, brief=brief, as_given=True)
+
+    if view.options.brief:
+        return "[propose]\n" + render(True)
+    bullet = _BULLETS[rng.integers(len(_BULLETS))]
+    short = bool(rng.random() < 0.3)
+    header = [] if short else ["Proposal:"]
+    lines = render(short).splitlines()
+    lines = header + [bullet + line for line in lines[len(header) :]]
+    line_end = "<br/>" if bullet == _BULLETS[-1] else "\n"
+    return f"[propose]\n{line_end.join(lines)}"
+
+
+def message(cells: Mapping[Cell, int], view: MatchingView, *, rng: np.random.Generator) -> str:
+    """A message that states cells, {(reviewer, paper): displayed value}."""
+    if view.options.brief:
+        # The very lines of the table: a small model copies sooner than it rephrases.
+        lines = [_flat({cell: value}, view, False) for cell, value in cells.items()]
+        return "\n".join(["[message]", *(lines or [_NOTHING_BRIEF])])
+    if not cells:
+        return f"[message] {_NOTHING[rng.integers(len(_NOTHING))]}"
+    opener = _OPENERS[rng.integers(len(_OPENERS))]
+    listing = _LISTINGS[rng.integers(len(_LISTINGS))]
+    closer = _CLOSERS[rng.integers(len(_CLOSERS))]
+    body = listing(cells, view, bool(rng.random() < 0.5))
+    text = " ".join(part for part in (opener, body, closer) if part)
+    return "[message] " + text.replace(" \n", "\n").replace("\n ", "\n").strip()
+
+
+def thoughts(table_RP: NDArray[np.int_], view: MatchingView) -> str:
+    """A whole table as lines before a move, worded as the brief view words its own."""
+    return cell_lines(table_RP.tolist(), view.reviewers, papers=view.papers) + "\n"
+
+
+def trial(pairs: Pairs, view: MatchingView) -> list[str]:
+    """The lines of a plan tried out in thought, worded as the brief style words a proposal."""
+    text = render_proposal(pairs, view.reviewers, papers=view.papers, brief=True, as_given=True)
+    return text.splitlines()
+
+
+def malformed(text: str, *, rng: np.random.Generator) -> str:
+    """The same move with a slip that the rules refuse: no tag, a wrong one, or a proposal that is
+    no matching."""
+    tag, _, content = text[1:].partition("]")
+    if tag != "propose":
+        return content.strip() or tag
+    lines = text.split("<br/>" if "<br/>" in text else "\n")
+    kind = rng.integers(4)
+    if kind == 0:
+        return content.strip()
+    if kind == 1:
+        return f"[proposal]{content}"
+    if kind == 2:
+        return "\n".join(lines[:-1])
+    reviewer = lines[-2].rpartition(":")[2]
+    return "\n".join([*lines[:-1], f"{lines[-1].rpartition(':')[0]}:{reviewer}"])
+
+
+def _name(view: MatchingView, reviewer: int, full: bool) -> str:
+    return view.reviewers[reviewer] if full else first_name(view.reviewers[reviewer])
+
+
+def _flat(cells: Mapping[Cell, int], view: MatchingView, full: bool) -> str:
+    """Ava BLEU 87, Daniel Electra 12"""
+    return ", ".join(
+        f"{_name(view, r, full)} {short_title(view.papers[p])} {value}"
+        for (r, p), value in cells.items()
+    )
+
+
+def _sentences(cells: Mapping[Cell, int], view: MatchingView, full: bool) -> str:
+    """Ava on BLEU is 87, Daniel on Electra is 12."""
+    parts = [
+        f"{_name(view, r, full)} on {short_title(view.papers[p])} is {value}"
+        for (r, p), value in cells.items()
+    ]
+    return ", ".join(parts) + "."
+
+
+def _number_first(cells: Mapping[Cell, int], view: MatchingView, full: bool) -> str:
+    """87 for Ava on BLEU; 12 for Daniel on Electra."""
+    parts = [
+        f"{value} for {_name(view, r, full)} on {short_title(view.papers[p])}"
+        for (r, p), value in cells.items()
+    ]
+    return "; ".join(parts) + "."
+
+
+def _by_reviewer(cells: Mapping[Cell, int], view: MatchingView, full: bool) -> str:
+    """One line a reviewer: Ava: BLEU 87, Electra 12"""
+    lines = []
+    for reviewer in dict.fromkeys(r for r, _ in cells):
+        row = [f"{short_title(view.papers[p])} {v}" for (r, p), v in cells.items() if r == reviewer]
+        lines.append(f"{_name(view, reviewer, full)}: {', '.join(row)}")
+    return "\n" + "\n".join(lines) + "\n"
+
+
+def _by_paper(cells: Mapping[Cell, int], view: MatchingView, full: bool) -> str:
+    """BLEU: Ava 87, Daniel 12. Electra: Ava 3."""
+    parts = []
+    for paper in sorted({p for _, p in cells}):
+        column = [f"{_name(view, r, full)} {v}" for (r, p), v in cells.items() if p == paper]
+        parts.append(f"{short_title(view.papers[paper])}: {', '.join(column)}.")
+    return " ".join(parts)
+
+
+def _has(cells: Mapping[Cell, int], view: MatchingView, full: bool) -> str:
+    """Ava has 87 on BLEU and 12 on Electra. Daniel has 3 on BLEU."""
+    parts = []
+    for reviewer in dict.fromkeys(r for r, _ in cells):
+        row = [
+            f"{v} on {short_title(view.papers[p])}" for (r, p), v in cells.items() if r == reviewer
+        ]
+        parts.append(f"{_name(view, reviewer, full)} has {' and '.join(row)}.")
+    return " ".join(parts)
+
+
+_LISTINGS: tuple[Listing, ...] = (
+    _flat,
+    _sentences,
+    _number_first,
+    _by_reviewer,
+    _by_paper,
+    _has,
+)

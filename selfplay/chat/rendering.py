@@ -1,0 +1,267 @@
+"""Chat text to token ids, exactly as the model's own chat template would, one new stretch at a
+time.
+
+Units: token ids. Past ids are never tokenised again: a prompt is the one before, the sampled ids,
+and `following`. Contents cannot forge markers: in a private copy of the tokenizer every marker (a
+special token, or any added token that the template writes) is respelled with a secret, the
+template's own markers are written in that spelling, and so `<|im_end|>` typed by a player is plain
+text while the whole stretch still goes through the tokenizer's own rules at once. Must not know:
+torch, games' rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import zip_longest
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+from selfplay.chat.markers import Markers, private_markers
+from selfplay.chat.template import Slot, Template, check_same, find_lead, say
+from selfplay.chat.thinking import check_thinking
+from selfplay.config.tree import SettingsError
+
+_REMEMBERED = 256  # texts whose ids are kept: games of a group open with the same prompt
+_USERS = ("Hello, world 12.", "  padded\n", "line one\n\nline two: a_b <3", "Grüße, 世界 🙂 1½")
+_SYSTEM, _ANSWER = "Play well.\nBe brief ", "Fine, {} it is."
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """How one tokenizer's chat template turns new text into ids. Made by `make_rendering`, checked
+    there.
+
+    stop_ids: ids that end a sample; the first is the template's end-of-turn, the other the
+    tokenizer's eos if it is another one. end_id: the end-of-turn id. folds_system: the template has
+    no system role, so the system text stands before the first user text with a blank line between.
+    typeable: text that opens a turn in this template and that any player can type, since no marker
+    is in it; empty where every turn is opened by a marker.
+    """
+
+    stop_ids: tuple[int, ...]
+    end_id: int
+    folds_system: bool
+    typeable: str
+    _markers: Markers
+    _encode: Callable[[str], list[int]]
+    _system: Slot
+    _user_after_system: Slot
+    _user_alone: Slot
+    _user_later: Slot
+    _tail: str
+    _lead: str
+    _end: str
+    _num_ids: int
+
+    def first(self, *, system: str, user: str) -> list[int]:
+        """The opening prompt with its generation prompt. An empty system is no system message at
+        all.
+        """
+        if not system:
+            text = self._user_alone.fill(user)
+        elif self.folds_system:
+            text = self._user_alone.fill(f"{system}\n\n{user}")
+        else:
+            text = self._system.fill(system) + self._user_after_system.fill(user)
+        return list(self._encode(text + self._tail))
+
+    def following(self, user: str, *, closed: bool) -> list[int]:
+        """Everything from the sampled tokens to the next generation prompt.
+
+        closed: the sample ended with the end-of-turn token (`ends_turn`); otherwise that token
+        comes first here.
+        """
+        ids = self._encode(self._user_later.fill(user) + self._tail)
+        return ids[1:] if closed else list(ids)
+
+    def action_ids(self, text: str) -> list[int]:
+        """What a policy would have sampled to say `text` after a generation prompt: its tokens and
+        the end-of-turn.
+        """
+        said = self._lead + text.encode("utf-8", "replace").decode("utf-8") + self._end
+        prompt_ids = self._markers.encode(self._tail)
+        ids = self._markers.encode(self._tail + said)
+        if ids[: len(prompt_ids)] == prompt_ids:
+            return ids[len(prompt_ids) :]
+        # The text's first characters merge with the prompt's last ones (a leading newline, say). A
+        # policy samples after a fixed prompt, so its text stands alone behind a marker, which keeps
+        # it from counting as a beginning.
+        return self._markers.encode(self._end + said)[1:]
+
+    def token_ranges(self, text: str, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The tokens of `action_ids(text)` that hold each range [start, end) of its characters, as
+        ranges of places."""
+        ids, said = self.action_ids(text), self._lead + text + self._end
+        for before in (self._tail, self._end):
+            encoded = self._markers.backend.encode(before + said, add_special_tokens=False)
+            if encoded.ids[-len(ids) :] == ids:
+                break
+        shift = len(before) + len(self._lead)
+        offsets = encoded.offsets[-len(ids) :]
+        found = []
+        for first, last in ranges:
+            held = [i for i, (a, b) in enumerate(offsets) if a < last + shift and b > first + shift]
+            found.append((held[0], held[-1] + 1))
+        return found
+
+    def ends_turn(self, ids: Sequence[int]) -> bool:
+        """Whether sampled ids end with the template's end-of-turn token."""
+        return bool(ids) and ids[-1] == self.end_id
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The sampled text without its stop token; any other special token shows as U+FFFD, never
+        as its spelling. Markers that are not flagged special (`<think>`) are readable, and plain
+        text for whoever is told them.
+        """
+        body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        known = [i if 0 <= i < self._num_ids else self.end_id for i in body]
+        return self._markers.decode(known).removeprefix(self._lead)
+
+
+def make_rendering(
+    tokenizer: PreTrainedTokenizerFast, *, template_kwargs: Mapping[str, object] | None = None
+) -> Rendering:
+    """Read the chat template by rendering it around sentinels, then check it against the template
+    itself.
+
+    A tokenizer without a template gets ChatML. `template_kwargs`, the setting
+    `model.chat_template`, reach the template (`enable_thinking: false`).
+
+    Raises:
+        SettingsError: one line, for a template that cannot be extended token by token (it rewrites
+            sampled text of old turns, has no single end-of-turn token, fails, ...); says which
+            rendering broke and what to set.
+    """
+    try:
+        return _make_rendering(tokenizer, template_kwargs)
+    except (TemplateError, ValueError) as error:
+        told = " ".join(str(error).split()) or type(error).__name__
+        raise SettingsError(
+            f"model.chat_template and the tokenizer of {tokenizer.name_or_path!r}: {told}"
+        ) from error
+
+
+def _make_rendering(
+    tokenizer: PreTrainedTokenizerFast, template_kwargs: Mapping[str, object] | None
+) -> Rendering:
+    template = Template(tokenizer, template_kwargs)
+    markers = private_markers(tokenizer, template)
+    folds = not template.has_system()
+    (user_alone,), tail = template.slots([say("user", 0)])
+    if folds:
+        system, user_after_system = Slot(""), user_alone
+    else:
+        (system, user_after_system), system_tail = template.slots(
+            [say("system", 0), say("user", 0)]
+        )
+        check_same(system_tail, tail, where="the generation prompt behind a system text")
+    user_later, header = template.turn(user_alone, tail)
+    check_thinking(template, tail)
+    end = _turn_end(user_later.before, markers)
+    end_id = markers.encode(markers.hide(end))[0]
+    eos_id = tokenizer.eos_token_id
+    rendering = Rendering(
+        stop_ids=(end_id,) if eos_id in (None, end_id) else (end_id, int(eos_id)),
+        end_id=end_id,
+        folds_system=folds,
+        typeable=_typeable((tail, user_later.before), markers, ends=(end, tokenizer.eos_token)),
+        _markers=markers,
+        _encode=lru_cache(maxsize=_REMEMBERED)(markers.encode),
+        _system=markers.hide_slot(system),
+        _user_after_system=markers.hide_slot(user_after_system),
+        _user_alone=markers.hide_slot(user_alone),
+        _user_later=markers.hide_slot(user_later),
+        _tail=markers.hide(tail),
+        _lead=find_lead(tail=tail, header=header),
+        _end=markers.hide(end),
+        _num_ids=len(tokenizer),
+    )
+    _check_first(rendering, template)
+    for system_text in ("", _SYSTEM):
+        _check_extends(rendering, template, system=system_text, drops=len(tail) > len(header))
+    return rendering
+
+
+def _turn_end(after_answer: str, markers: Markers) -> str:
+    """The one token that ends an answer, in its public spelling, from the text that follows one."""
+    found = markers.pattern.search(after_answer)
+    if found is None or after_answer[: found.start()].strip():
+        raise ValueError(
+            "the chat template must end an answer with one special token of the tokenizer, got "
+            f"{after_answer!r}; give the tokenizer folder a chat_template.jinja that ends answers "
+            "with a token that the model was trained to end them with, such as its eos token"
+        )
+    if found.start():
+        raise ValueError(
+            f"the chat template writes {after_answer[: found.start()]!r} between an answer and its "
+            f"end {found[0]!r}, which no policy samples; give the tokenizer folder a "
+            "chat_template.jinja without it"
+        )
+    return found[0]
+
+
+def _typeable(headers: Sequence[str], markers: Markers, *, ends: Sequence[str | None]) -> str:
+    """The first of the texts that open a turn, less the token that ends the turn before, in which
+    there is no marker; "" if there is none.
+    """
+    for header in headers:
+        if not set(markers.pattern.findall(header)) - set(ends):
+            return header
+    return ""
+
+
+def _opening(rendering: Rendering, *, system: str, user: str) -> list[dict[str, str]]:
+    """The messages that `Rendering.first` stands for."""
+    if system and not rendering.folds_system:
+        return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    return [{"role": "user", "content": f"{system}\n\n{user}" if system else user}]
+
+
+def _check_first(rendering: Rendering, template: Template) -> None:
+    """Every first prompt equals the template's own, id for id."""
+    for user in _USERS:
+        for system in ("", _SYSTEM):
+            talk = _opening(rendering, system=system, user=user)
+            got = rendering.first(system=system, user=user)
+            where = f"first prompt for {talk!r}"
+            _check_same_ids(got, template.ids(talk), template, where=where)
+
+
+def _check_extends(rendering: Rendering, template: Template, *, system: str, drops: bool) -> None:
+    """A conversation grown piece by piece is the template's rendering of the whole.
+
+    What follows an answer must agree id for id, the whole as text: an answer's first token may be
+    cut differently behind a fixed prompt than inside a finished text, and the growing one is what
+    the policy saw. drops: the template leaves generation-only text out of old turns, which we keep,
+    so the text is compared from the last answer on.
+    """
+    ids = rendering.first(system=system, user=_USERS[0])
+    talk = _opening(rendering, system=system, user=_USERS[0])
+    for number, user in enumerate(_USERS[1:]):
+        answer = _ANSWER.format(number)
+        start = len(ids) if drops else 0
+        following = rendering.following(user, closed=True)
+        ids = ids + rendering.action_ids(answer) + following
+        talk += [{"role": "assistant", "content": answer}, {"role": "user", "content": user}]
+        expected = template.ids(talk)
+        where = f"a conversation of {len(talk)} messages grown turn by turn"
+        _check_same_ids(following, expected[-len(following) :], template, where=where)
+        text, whole = template.decode(ids[start:]), template.decode(expected)
+        check_same(text, whole[-len(text) :] if drops else whole, where=where)
+
+
+def _check_same_ids(
+    got: Sequence[int], expected: Sequence[int], template: Template, *, where: str
+) -> None:
+    """Raise with both texts and ids around the first difference."""
+    if list(got) != list(expected):
+        at = next(i for i, (a, b) in enumerate(zip_longest(got, expected)) if a != b)
+        near = slice(max(0, at - 8), at + 8)
+        raise ValueError(
+            f"chat template, {where}: ids differ from apply_chat_template at token {at}: "
+            f"{template.decode(got[near])!r} {list(got[near])} against "
+            f"{template.decode(expected[near])!r} {list(expected[near])}"
+        )

@@ -1,0 +1,61 @@
+"""A byte-level BPE tokenizer for a model trained from scratch, saved as a Hugging Face folder.
+
+Units: token ids. Deterministic: the same texts in the same order give the same vocabulary. Text is
+cut by Qwen2's rules, in which every digit stands alone (a model reads 47 as 4, 7 and never has to
+learn each number anew). They are that class's own because transformers loads any folder whose model
+is a Qwen2 with them, whatever the saved tokenizer says. Must not know: torch, games' rules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
+
+from selfplay.chat.template import CHATML
+
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+_SPECIAL = [END_OF_TEXT, TURN_START, TURN_END]
+_MIN_VOCAB_SIZE = 256 + len(_SPECIAL)
+
+
+def train_tokenizer(
+    texts: Iterable[str], *, vocab_size: int, phrases: Sequence[str] = ()
+) -> PreTrainedTokenizerFast:
+    """Train on `texts`: at most `vocab_size` tokens, ChatML template, eos `<|im_end|>`, pad
+    `<|endoftext|>`. Each of `phrases` is one token wherever it stands.
+
+    Any text can be encoded and comes back as it was (in Unicode's composed form). Raises ValueError
+    for a vocabulary too small for all bytes and phrases.
+    """
+    smallest = _MIN_VOCAB_SIZE + len(phrases)
+    if vocab_size < smallest:
+        raise ValueError(
+            f"model.scratch.vocab_size must be at least {smallest} (256 bytes, {len(_SPECIAL)} "
+            f"special tokens and {len(phrases)} phrases of the game), got {vocab_size}"
+        )
+    backend = Qwen2Tokenizer().backend_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(phrases),
+        special_tokens=_SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer=trainer)
+    learnt = json.loads(backend.to_str())["model"]
+    merges: Any = [(left, right) for left, right in learnt["merges"]]
+    tokenizer = Qwen2Tokenizer(
+        vocab=learnt["vocab"],
+        merges=merges,
+        eos_token=TURN_END,
+        pad_token=END_OF_TEXT,
+        additional_special_tokens=[TURN_START],
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in phrases])
+    tokenizer.chat_template = CHATML
+    return tokenizer

@@ -1,0 +1,70 @@
+"""Start this rank's engine with the weights of a folder."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer
+
+from selfplay.checkpoint import export_once
+from selfplay.config import Config
+from selfplay.distributed import World, barrier
+from selfplay.engines.base import Engine
+from selfplay.engines.hf import HFEngine
+from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.model.policy import DTYPES, described_in, load_model
+
+
+def load_engine(
+    config: Config, weights: Path, world: World, *, cleanup: ExitStack
+) -> Engine | None:
+    """An engine that speaks with the weights of this folder; None where another rank has it.
+
+    `cleanup` will close it.
+    """
+    if config.engine.kind == "hf":
+        # Sharded parameters cannot generate, so each rank's engine has a whole copy.
+        copy = load_model(str(weights), device=world.device, dtype=torch.float32)
+        return HFEngine(copy.requires_grad_(False), max_batch=config.engine.max_batch)
+    weights = merged_folder(config, weights, world)
+    if not world.replica.leads:
+        return None
+    if world.device.type == "cuda":
+        gc.collect()  # what the warm start held must be free before the engine takes its share
+        torch.cuda.empty_cache()
+    local_replica = world.local_rank // world.replica.size
+    engine = SGLangEngine(
+        str(weights),
+        tp_size=world.replica.size,
+        mem_fraction=config.engine.mem_fraction,
+        attention_backend=config.engine.attention,
+        dtype=config.model.dtype,
+        context_length=config.rollout.max_game_tokens + 8,
+        max_running_requests=config.engine.max_batch,
+        max_total_tokens=config.engine.max_cache_tokens or None,
+        seed=config.seed + world.replica.index,
+        deterministic=config.engine.deterministic,
+        device=world.device.type,
+        base_gpu_id=local_replica * world.replica.size,
+        timeout_s=config.engine.timeout_s,
+    )
+    cleanup.callback(engine.close)
+    return engine
+
+
+def merged_folder(config: Config, weights: Path, world: World) -> Path:
+    """The folder itself or, of adapters, which SGLang cannot read, `merged/` in it: the policy as
+    `finish` would export it, made here if it is not there yet. Every rank calls."""
+    if described_in(weights) == weights:
+        return weights
+    merged = weights / "merged"
+    if world.rank == 0 and not merged.exists():
+        print(f"merging adapters into {merged}", flush=True)
+        dtype = DTYPES[config.optim.master_dtype]
+        policy = load_model(str(weights), device="cpu", dtype=dtype)
+        export_once(policy, AutoTokenizer.from_pretrained(weights), merged)
+    barrier(world)
+    return merged

@@ -1,0 +1,301 @@
+"""Carries the trainer's weights to the engine and compares what lies there, bit for bit.
+
+Sizes in bytes, times in seconds. N counts the elements of a flat buffer, T the tokens that are
+compared. Knows no games and no text.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from selfplay.distributed import gather_flat
+from selfplay.engines.base import Engine
+from selfplay.engines.hf import HFEngine
+from selfplay.engines.sglang import weights as sglang_push
+from selfplay.engines.sglang.compare import FOUND_BYTES
+from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.model.lora import Weight, plain_weights
+
+WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # activation checkpointing, torch.compile
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What a push moved, and this rank's seconds to fill the buckets and to wait for the engine."""
+
+    num_bytes: int
+    num_buckets: int
+    gather_s: float
+    engine_s: float
+
+
+def named_weights(model: nn.Module) -> Iterator[tuple[str, Weight]]:
+    """Weights under their Hugging Face names, whatever wraps them; a tied head appears once.
+    Adapters are merged into them when they are read."""
+    for name, weight in plain_weights(model).items():
+        for wrapper in WRAPPERS:
+            name = name.replace(wrapper, "")
+        yield name, weight
+
+
+def cast_full_tensor(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """The full parameter. A sharded one is cast, then gathered: fewer bytes, a collective call."""
+    if not isinstance(parameter, DTensor):
+        return parameter.detach()
+    cast = parameter.detach().to(dtype)
+    assert isinstance(cast, DTensor)
+    return cast.full_tensor()
+
+
+def push(
+    model: nn.Module,
+    engine: Engine | None,
+    *,
+    version: int,
+    group: dist.ProcessGroup | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | None = None,
+    bucket_bytes: int = sglang_push.BUCKET_BYTES,
+) -> Pushed:
+    """Give the engine this model's weights. All ranks of a sharded model call it, in step.
+
+    `engine` is the replica's engine on its leader and None on its other ranks, which hand over
+    handles to their own gathered copies. `group` is the replica's gloo group, its leader first, in
+    the engine's rank order; None when the replica is one rank wide. `dtype` and `device` are the
+    engine's. While the engine loads one bucket the next one is filled: at most two are whole on a
+    GPU at a time.
+
+    Raises ValueError on every rank of the replica, before anything moves, if the model's parameters
+    are not exactly the engine's, RuntimeError if the engine refuses a bucket.
+    """
+    weights = dict(named_weights(model))
+    shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}
+    if engine is not None and not isinstance(engine, SGLangEngine):
+        shared = isinstance(engine, HFEngine) and engine.model is model
+        return _copy_into(engine, {} if shared else weights, version=version, dtype=dtype)
+    _agree(engine.weights if engine is not None else None, shapes, group)
+    if device is None:
+        device = next(iter(weights.values())).base.device
+    if engine is not None:
+        engine.weights.lose()  # void until all of it has come
+    buckets = sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes)
+    gather_s = engine_s = 0.0
+    under_way: _Loading | None = None
+    for names in buckets:
+        began_s = time.perf_counter()
+        sizes = [shapes[name] for name in names]
+        flat_N = gather_flat([weights[name].merged() for name in names], dtype=dtype, device=device)
+        if flat_N.is_cuda:  # a handle may only be given away once the values are there
+            torch.cuda.current_stream(device).synchronize()
+        filled_s = time.perf_counter()
+        if under_way is not None:
+            under_way.finish()
+        under_way = _Loading(
+            flat_N,
+            None if engine is None else partial(engine.begin_bucket, names=names, version=version),
+            num_engine_ranks=engine.tp_size if engine is not None else 0,
+            payload=_pushed(flat_N, names, sizes),
+            group=group,
+        )
+        del flat_N
+        gather_s += filled_s - began_s
+        engine_s += time.perf_counter() - filled_s
+    if under_way is not None:
+        began_s = time.perf_counter()
+        under_way.finish()
+        engine_s += time.perf_counter() - began_s
+    num_bytes = sum(map(math.prod, shapes.values())) * dtype.itemsize
+    return Pushed(num_bytes, len(buckets), gather_s, engine_s)
+
+
+def _copy_into(
+    engine: Engine, weights: dict[str, Weight], *, version: int, dtype: torch.dtype
+) -> Pushed:
+    """For an engine in this very process, which copies by name. One that speaks with the model
+    itself, adapters and all, gets nothing but the version."""
+    began_s = time.perf_counter()
+    engine.update_weights(
+        ((n, cast_full_tensor(w.merged(), dtype)) for n, w in weights.items()), version
+    )
+    num_bytes = sum(w.base.numel() for w in weights.values()) * dtype.itemsize
+    return Pushed(num_bytes, 1, 0.0, time.perf_counter() - began_s)
+
+
+def _agree(
+    weights: sglang_push.Ledger | None,
+    shapes: dict[str, torch.Size],
+    group: dist.ProcessGroup | None,
+) -> None:
+    """The leader compares names and shapes; all ranks learn the verdict before any gather."""
+    verdict: list[str | None] = [None]
+    if weights is not None:
+        try:
+            weights.check_names(shapes)
+        except ValueError as error:
+            verdict = [str(error)]
+    if group is not None:
+        dist.broadcast_object_list(verdict, group=group, group_src=0)
+    if verdict[0] is not None:
+        raise ValueError(verdict[0])
+
+
+def _pushed(
+    flat_N: Tensor, names: Sequence[str], shapes: Sequence[torch.Size]
+) -> Callable[[int], bytes]:
+    return lambda _rank: sglang_push.serialise(flat_N, names, shapes)
+
+
+def _compared(
+    buffer_B: Tensor, names: Sequence[str], shapes: Sequence[torch.Size], *, num_slots: int
+) -> Callable[[int], bytes]:
+    return lambda rank: sglang_push.serialise_compared(
+        buffer_B, names, shapes, rank=rank, ranks=num_slots
+    )
+
+
+class _Loading:
+    """One bucket on its way into every rank of the engine; its buffer lives until it is read."""
+
+    def __init__(
+        self,
+        buffer: Tensor,
+        begin: Callable[[list[bytes]], Callable[[], None]] | None,
+        *,
+        num_engine_ranks: int,
+        payload: Callable[[int], bytes],
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        """`begin` hands payloads to this rank's engine, `payload` makes that of one of its ranks
+        from this trainer rank's buffer."""
+        self._buffer, self._group = buffer, group
+        self._read: Callable[[], None] | None = None
+        self._refused: str | None = None
+        if group is None:
+            if begin is None:
+                raise ValueError("a rank without an engine must name its replica's group, got None")
+            # One trainer rank may lead an engine several GPUs wide: each of its ranks opens a
+            # handle of its own.
+            self._read = begin([payload(rank) for rank in range(num_engine_ranks)])
+            return
+        leads = dist.get_rank(group) == 0
+        gathered: list[bytes | None] | None = [None] * dist.get_world_size(group) if leads else None
+        dist.gather_object(payload(0), gathered, group=group, group_dst=0)
+        if begin is not None and gathered is not None:
+            try:
+                self._read = begin([payload for payload in gathered if payload is not None])
+            except RuntimeError as error:
+                self._refused = str(error)
+
+    def finish(self) -> None:
+        """Wait until the engine has read the bucket, on all ranks; raises on each of them when it
+        did not."""
+        if self._group is None:
+            assert self._read is not None
+            self._read()
+        else:
+            if self._read is not None:
+                try:
+                    self._read()
+                except RuntimeError as error:
+                    self._refused = str(error)
+            verdict = [self._refused]
+            # Peers wait here: their buffers must outlive the engine's reads.
+            dist.broadcast_object_list(verdict, group=self._group, group_src=0)
+            if verdict[0] is not None:
+                raise RuntimeError(verdict[0])
+        device = self._buffer.device
+        del self._buffer
+        sglang_push.collect(device)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """How many elements of an engine's weights were compared and how many are not the model's."""
+
+    num_elements: int
+    num_different: int
+
+
+def compare(
+    model: nn.Module,
+    engine: Engine | None,
+    names: Sequence[str],
+    *,
+    group: dist.ProcessGroup | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | None = None,
+    bucket_bytes: int = sglang_push.BUCKET_BYTES,
+) -> Compared:
+    """Compare these parameters with the engine's, bit for bit, after a push; nothing is written.
+
+    Called like `push`, by all ranks, with the same `names` (those of `named_weights`). Returns what
+    this rank saw: its own engine's, or its rank's of a shared one. Equal weights differ in 0
+    elements, always: what is compared was made by the same cast from the same numbers.
+    """
+    wanted = set(names)
+    weights = {name: weight for name, weight in named_weights(model) if name in wanted}
+    if engine is not None and not isinstance(engine, SGLangEngine):
+        return _compare_here(model, engine, weights, dtype=dtype)
+    shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}
+    if device is None:
+        device = next(iter(weights.values())).base.device
+    num_slots = engine.tp_size if engine is not None and group is None else 1
+    found = torch.zeros(2, dtype=torch.int64)
+    for bucket in sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes):
+        sizes = [shapes[name] for name in bucket]
+        flat_N = gather_flat([weights[n].merged() for n in bucket], dtype=dtype, device=device)
+        slots_B = flat_N.new_zeros(num_slots * FOUND_BYTES, dtype=torch.uint8)
+        buffer_B = torch.cat([slots_B, flat_N.view(torch.uint8)])
+        if buffer_B.is_cuda:
+            torch.cuda.current_stream(device).synchronize()
+        _Loading(
+            buffer_B,
+            engine.begin_compare if engine is not None else None,
+            num_engine_ranks=num_slots,
+            payload=_compared(buffer_B, bucket, sizes, num_slots=num_slots),
+            group=group,
+        ).finish()
+        found += buffer_B[: len(slots_B)].view(torch.int64).view(-1, 2).sum(0).cpu()
+    return Compared(*found.tolist())
+
+
+def _compare_here(
+    model: nn.Module, engine: Engine, weights: dict[str, Weight], *, dtype: torch.dtype
+) -> Compared:
+    """For an engine in this very process with a model of its own."""
+    if not isinstance(engine, HFEngine) or engine.model is model:
+        return Compared(0, 0)
+    own = dict(engine.model.named_parameters())
+    different = sum(
+        int((own[n] != cast_full_tensor(w.merged(), dtype)).sum()) for n, w in weights.items()
+    )
+    return Compared(sum(w.base.numel() for w in weights.values()), different)
+
+
+def checksum(
+    model: nn.Module, *, dtype: torch.dtype = torch.bfloat16, tp_size: int = 1
+) -> list[dict[str, str]]:
+    """What `SGLangEngine.fingerprints` must show after a push of this model, one dict a rank.
+
+    Collective for a sharded model, and it gathers the whole of it: a check for tests and
+    benchmarks, not for each step.
+    """
+    named = {n: cast_full_tensor(w.merged(), dtype).to(dtype) for n, w in named_weights(model)}
+    return [
+        {
+            name: sglang_push.fingerprint(tensor)
+            for name, tensor in sglang_push.engine_layout(
+                named, model.config, tp_size=tp_size, tp_rank=tp_rank
+            )
+        }
+        for tp_rank in range(tp_size)
+    ]

@@ -1,0 +1,320 @@
+"""Typed settings: dataclasses filled from YAML and `key.sub=value` words. Knows no key by name.
+
+A section is a `@dataclass(frozen=True, slots=True, kw_only=True)` whose fields are made by `key` or
+`section`; the keys themselves live in `config`. Every mistake of the person who wrote the settings
+ends in a `SettingsError` that names the place, the rule, the value and the nearest valid choice; a
+section class this module cannot read ends in a `TypeError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import shutil
+import sys
+import textwrap
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from selfplay.config.tree import SettingsError, empty, load_tree, place, sources
+
+__all__ = ["SettingsError", "describe", "difference", "dump", "key", "load", "section"]
+
+C = TypeVar("C")
+
+_KINDS = {bool: "true or false", int: "an integer", float: "a finite number", str: "text"}
+_TAGS = {bool: ("bool",), int: ("int",), float: ("float", "int"), str: ("str",)}
+
+
+def key(
+    default: Any,
+    sentence: str,
+    *,
+    choices: Sequence[Any] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:
+    """One setting: its default, one sentence for --help, its choices or its inclusive bounds.
+
+    Choices and bounds of a tuple hold for each of its elements.
+    """
+    rules = {"sentence": sentence, "choices": choices, "low": low, "high": high}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=rules)
+    return field(default=default, metadata=rules)
+
+
+def section(cls: type, sentence: str, *, optional: bool = False, short: str | None = None) -> Any:
+    """A nested group of settings with its own defaults; an optional one is None if absent.
+
+    Where a section of the top level is given a plain value, that is the value of its key `short`.
+    """
+    rules = {"sentence": sentence, "short": short}
+    if optional:
+        return field(default=None, metadata=rules)
+    return field(default_factory=cls, metadata=rules)
+
+
+def load(cls: type[C], path: Path | None, overrides: Sequence[str] = ()) -> C:
+    """Read `path` (None: defaults only), then apply `overrides` in order.
+
+    Every section's `check()` is called, inner ones first; the ValueError by which it reports a
+    contradiction names its keys itself. Raises SettingsError.
+    """
+    names = [name for name, *_ in _walk(cls, "")]
+    if "base" in names:
+        raise TypeError(f"{cls.__name__}.base would hide the file a settings file starts from")
+    shorts = {e.name: e.metadata.get("short") for e in fields(cls)}  # type: ignore[arg-type]
+    tree = load_tree(path, overrides, shorts)
+    value: C = _convert(tree, cls, "", {}, names)
+    return value
+
+
+def dump(config: Any) -> str:
+    """YAML of every key; `load` of this text gives an equal object."""
+    text: str = yaml.safe_dump(_plain(config), sort_keys=False, width=100, allow_unicode=True)
+    return text
+
+
+def describe(cls: type) -> str:
+    """The --help text: every key with its type, default, rules and sentence, by section."""
+    width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+    lines: list[str] = []
+    for name, hint, entry in _walk(cls, ""):
+        sentence = entry.metadata["sentence"]
+        if is_dataclass(_strip_none(hint)):
+            absent = "" if entry.default_factory is not MISSING else " (null unless given)"
+            lines += ["", *textwrap.wrap(f"{name}: {sentence}{absent}", width)]
+            continue
+        facts = [_type_name(hint), f"default {_show(_default(entry))}", *_rules(entry.metadata)]
+        head = f"{name}  ({'; '.join(facts)})"
+        lines += textwrap.wrap(head, width, initial_indent="  ", subsequent_indent="    ")
+        lines += textwrap.wrap(sentence, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def difference(a: Any, b: Any) -> list[str]:
+    """The dotted keys in which two configs differ, each as `name: value in a -> value in b`."""
+    return _difference(_plain(a), _plain(b), "")
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+def _convert(
+    node: yaml.Node, hint: Any, name: str, rules: Mapping[str, Any], names: Sequence[str]
+) -> Any:
+    """The value of `node` as the type `hint`; `name` is its dotted key, `names` all valid ones."""
+    inner, origin = _strip_none(hint), get_origin(_strip_none(hint))
+    is_null = node.tag == "tag:yaml.org,2002:null"
+    if is_null and inner is not hint:
+        return None
+    if isinstance(inner, type) and is_dataclass(inner):
+        filled = empty(node.start_mark.name) if is_null else node
+        return _convert_section(filled, inner, name, names)
+    if origin is Literal:
+        return _choice(node, get_args(inner), name)
+    if origin is tuple:
+        if not isinstance(node, yaml.SequenceNode):
+            raise _wrong(node, name, f"must be a list, written [{_type_name(get_args(inner)[0])}]")
+        return tuple(
+            _convert(child, get_args(inner)[0], f"{name}[{index}]", rules, names)
+            for index, child in enumerate(node.value)
+        )
+    if origin is dict:
+        if not isinstance(node, yaml.MappingNode):
+            raise _wrong(node, name, "must be a mapping")
+        return {
+            label.value: _convert(child, get_args(inner)[1], f"{name}.{label.value}", {}, names)
+            for label, child in node.value
+        }
+    if inner is object:
+        return _construct(node)
+    if inner not in _TAGS:
+        raise TypeError(f"{name} has a type that settings cannot be read into: {hint}")
+    value = _scalar(node, inner, name, optional=inner is not hint)
+    if rules.get("choices") is not None:
+        return _choice(node, rules["choices"], name)
+    low, high = rules.get("low"), rules.get("high")
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise _wrong(node, name, f"must be {' and '.join(_rules(rules))}")
+    return value
+
+
+def _convert_section(node: yaml.Node, cls: type, name: str, names: Sequence[str]) -> Any:
+    if not isinstance(node, yaml.MappingNode):
+        raise _wrong(node, name, f"must be a section with {', '.join(_own(cls))}")
+    hints, given = get_type_hints(cls), {label.value: (label, value) for label, value in node.value}
+    for part, (label, _) in given.items():
+        if part not in hints:
+            raise _unknown(label, _join(name, part), _own(cls), names)
+    values: dict[str, Any] = {}
+    for entry in fields(cls):
+        dotted = _join(name, entry.name)
+        if entry.name in given:
+            child = given[entry.name][1]
+            values[entry.name] = _convert(child, hints[entry.name], dotted, entry.metadata, names)
+        elif is_dataclass(hints[entry.name]):
+            # Built here and not by its default factory, so that its check runs too.
+            values[entry.name] = _convert(
+                empty(node.start_mark.name), hints[entry.name], dotted, {}, names
+            )
+    result = cls(**values)
+    check = getattr(result, "check", None)
+    if check is not None:
+        try:
+            check()
+        except ValueError as error:
+            raise SettingsError(f"{', '.join(sources(node))}: {error}") from error
+    return result
+
+
+def _scalar(node: yaml.Node, kind: type, name: str, *, optional: bool) -> Any:
+    value = _construct(node)
+    tag = node.tag.removeprefix("tag:yaml.org,2002:")
+    if kind is float and isinstance(value, str):
+        # YAML 1.1 reads 1e-5 as text because it has no dot; a number was meant.
+        with contextlib.suppress(ValueError):
+            value, tag = float(value), "float"
+    if tag not in _TAGS[kind] or (kind is float and not abs(value) <= sys.float_info.max):
+        hint = ", so put it in quotes" if kind is str and isinstance(node, yaml.ScalarNode) else ""
+        raise _wrong(node, name, f"must be {_KINDS[kind]}{' or null' if optional else ''}{hint}")
+    return kind(value)
+
+
+def _choice(node: yaml.Node, choices: Sequence[Any], name: str) -> Any:
+    # Compared as text, for YAML 1.1 reads a bare `off` or `no` as false.
+    value = node.value if isinstance(node, yaml.ScalarNode) else _construct(node)
+    for choice in choices:
+        if value == (str(choice).lower() if isinstance(choice, bool) else str(choice)):
+            return choice
+    near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], 1)
+    rule = f"must be one of {', '.join(str(choice) for choice in choices)}"
+    raise _wrong(node, name, rule, f"; nearest is {near[0]}" if near else "")
+
+
+def _construct(node: yaml.Node) -> Any:
+    try:
+        return yaml.SafeLoader("").construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        raise SettingsError(f"{place(node.start_mark)}: not valid: {error.problem}") from None
+    except ValueError as error:
+        raise SettingsError(f"{place(node.start_mark)}: not valid: {error}") from None
+
+
+# --- words --------------------------------------------------------------------------------------
+
+
+def _wrong(node: yaml.Node, name: str, rule: str, more: str = "") -> SettingsError:
+    seen = repr(node.value) if isinstance(node, yaml.ScalarNode) else _show(_construct(node))
+    what = f"{place(node.start_mark)[:200]}: {name or 'settings'}"
+    return SettingsError(f"{what} {rule}, got {seen[:200]}{more}")
+
+
+def _unknown(
+    label: yaml.Node, name: str, siblings: Sequence[str], names: Sequence[str]
+) -> SettingsError:
+    """Nearest by the same last word anywhere, else by spelling, else the section's own keys."""
+    home, _, last = name.rpartition(".")
+    same = [other for other in names if other.rpartition(".")[2] == last]
+    here = [_join(home, other) for other in difflib.get_close_matches(last, siblings, 1)]
+    near = (
+        difflib.get_close_matches(name, same, 1, 0.0)
+        or here
+        or difflib.get_close_matches(name, names, 1)
+    )
+    hint = f"nearest is {near[0]}" if near else f"valid here are {', '.join(siblings)}"
+    return SettingsError(f"{place(label.start_mark)}: unknown key {name}; {hint}")
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _own(cls: type) -> list[str]:
+    return [entry.name for entry in fields(cls)]
+
+
+def _strip_none(hint: Any) -> Any:
+    """`X | None` as `X`, anything else as it is."""
+    if get_origin(hint) not in (Union, types.UnionType):
+        return hint
+    inner = [arg for arg in get_args(hint) if arg is not type(None)]
+    if len(inner) != 1:
+        raise TypeError(f"settings know X | None but no other union, got {hint}")
+    return inner[0]
+
+
+def _walk(cls: type, prefix: str) -> list[tuple[str, Any, Field[Any]]]:
+    """All keys with dotted names, a section's own keys before its nested sections."""
+    hints = get_type_hints(cls)
+    flat: list[tuple[str, Any, Field[Any]]] = []
+    nested: list[tuple[str, Any, Field[Any]]] = []
+    for entry in fields(cls):
+        name, hint = _join(prefix, entry.name), hints[entry.name]
+        inner = _strip_none(hint)
+        listed = get_origin(inner) is tuple and is_dataclass(get_args(inner)[0])
+        part = get_args(inner)[0] if listed else inner
+        (nested if is_dataclass(part) else flat).append((name, hint, entry))
+        if isinstance(part, type) and is_dataclass(part):
+            nested += _walk(part, f"{name}[]" if listed else name)
+    return flat + nested
+
+
+def _default(entry: Field[Any]) -> Any:
+    return entry.default if entry.default_factory is MISSING else entry.default_factory()
+
+
+def _rules(rules: Mapping[str, Any]) -> list[str]:
+    words = {"low": "at least {}", "high": "at most {}"}
+    shown = [
+        text.format(rules[name]) for name, text in words.items() if rules.get(name) is not None
+    ]
+    if rules.get("choices") is not None:
+        shown.append(f"one of {', '.join(str(choice) for choice in rules['choices'])}")
+    return shown
+
+
+def _type_name(hint: Any) -> str:
+    inner = _strip_none(hint)
+    if get_origin(inner) is Literal:
+        name = " | ".join(str(choice) for choice in get_args(inner))
+    elif get_origin(inner) is tuple:
+        name = f"list of {_type_name(get_args(inner)[0])}"
+    elif get_origin(inner) is dict:
+        name = "mapping"
+    else:
+        name = "section" if is_dataclass(inner) else inner.__name__
+    return name if inner is hint else f"{name} | null"
+
+
+def _show(value: Any) -> str:
+    text: str = yaml.safe_dump(_plain(value), default_flow_style=True, width=10**6)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses as dicts and tuples as lists, all the way down."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {entry.name: _plain(getattr(value, entry.name)) for entry in fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return value
+
+
+def _difference(a: Any, b: Any, name: str) -> list[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        names = [*a, *(other for other in b if other not in a)]
+        return [
+            line
+            for part in names
+            for line in _difference(a.get(part), b.get(part), _join(name, part))
+        ]
+    return [] if a == b else [f"{name}: {_show(a)} -> {_show(b)}"]

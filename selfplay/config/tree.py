@@ -1,0 +1,202 @@
+"""YAML files and `key.sub=value` words as one tree whose nodes know their place. Knows no types.
+
+A file may start from another with `base: FILE`, relative to itself. Mappings merge key by key,
+anything else is replaced. Nodes are PyYAML's: `start_mark` names the file and line they stand on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+_OVERRIDE = "override "  # Marks made from the command line carry this in place of a file name.
+# More than any settings need, and little enough to be read in a second.
+_MAX_BYTES, _MAX_DEPTH, _MAX_NODES = 1_000_000, 32, 10_000
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used; the message is meant for the person who wrote them."""
+
+
+def _compose(text: str, name: str) -> yaml.Node | None:
+    """Parse without building values, so that every node still knows its file and line."""
+    try:
+        loader = yaml.SafeLoader(text)
+        loader.name = name
+        node = loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = place(mark) if mark else name
+        raise SettingsError(f"{where}: not valid YAML: {error.problem}") from None
+    except yaml.reader.ReaderError as error:
+        raise SettingsError(
+            f"{name}: not valid YAML: {error.reason} (character {error.position})"
+        ) from None
+    except RecursionError:
+        raise SettingsError(_too_deep(name)) from None
+    if node is not None:
+        _check_size(node, name, above=[], count=0)
+        _refuse_duplicates(node, set())
+    return node
+
+
+def _too_deep(where: str) -> str:
+    return f"{where}: settings must be nested at most {_MAX_DEPTH} deep, got more"
+
+
+def _check_size(node: yaml.Node, name: str, *, above: list[yaml.Node], count: int) -> int:
+    """`count` and the nodes from here on, each as often as aliases repeat it. Raises SettingsError
+    for too many, too deep a nest, or a node within itself."""
+    if any(node is other for other in above):
+        raise SettingsError(f"{place(node.start_mark)}: an anchor must not contain its own alias")
+    if len(above) >= _MAX_DEPTH:
+        raise SettingsError(_too_deep(place(node.start_mark)))
+    count += 1
+    if count > _MAX_NODES:
+        raise SettingsError(
+            f"{name}: settings must have at most {_MAX_NODES} values, aliases written out, got more"
+        )
+    if isinstance(node, yaml.ScalarNode):
+        return count
+    children = node.value
+    if isinstance(node, yaml.MappingNode):
+        children = [part for pair in node.value for part in pair]
+    for child in children:
+        count = _check_size(child, name, above=[*above, node], count=count)
+    return count
+
+
+def _refuse_duplicates(node: yaml.Node, seen: set[int]) -> None:
+    """YAML lets a later key silently replace an earlier one; here that is a mistake."""
+    if id(node) in seen or isinstance(node, yaml.ScalarNode):
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for child in node.value:
+            _refuse_duplicates(child, seen)
+        return
+    lines: dict[str, int] = {}
+    for name, child in node.value:
+        if not isinstance(name, yaml.ScalarNode):
+            raise SettingsError(f"{place(name.start_mark)}: a key must be plain text")
+        line = name.start_mark.line + 1
+        if name.value in lines:
+            raise SettingsError(
+                f"{place(name.start_mark)}: {name.value} is given twice, "
+                f"first on line {lines[name.value]}"
+            )
+        lines[name.value] = line
+        _refuse_duplicates(child, seen)
+
+
+def load_tree(
+    path: Path | None, overrides: Sequence[str], shorts: Mapping[str, str | None]
+) -> yaml.MappingNode:
+    """The tree of a file (None: an empty one) under its overrides, in order."""
+    tree = empty("defaults") if path is None else _read(Path(path), shorts)
+    for text in overrides:
+        merged = merge(tree, _spelt_out(override(text), shorts))
+        tree = yaml.MappingNode(merged.tag, merged.value, tree.start_mark, tree.end_mark)
+    return tree
+
+
+def _read(
+    path: Path, shorts: Mapping[str, str | None], parents: tuple[Path, ...] = ()
+) -> yaml.MappingNode:
+    """The file's tree over that of its `base`, if it names one, each spelt out."""
+    try:
+        with path.open("rb") as file:  # a pipe is welcome, a device without end is not
+            data = file.read(_MAX_BYTES + 1)
+        text = data.decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path}: cannot be read: {error}") from None
+    if len(data) > _MAX_BYTES:
+        raise SettingsError(f"{path}: a settings file must have at most {_MAX_BYTES} bytes")
+    node = _compose(text, str(path)) or empty(str(path))
+    if not isinstance(node, yaml.MappingNode):
+        raise SettingsError(f"{place(node.start_mark)}: settings must be a mapping of keys")
+    node = _spelt_out(node, shorts)
+    chain = (*parents, path.resolve())
+    for index, (name, value) in enumerate(node.value):
+        if name.value != "base":
+            continue
+        del node.value[index]
+        if not isinstance(value, yaml.ScalarNode) or not value.value:
+            raise SettingsError(f"{place(value.start_mark)}: base must be the name of a file")
+        target = path.parent / value.value
+        if target.resolve() in chain:
+            raise SettingsError(
+                f"{place(name.start_mark)}: base {value.value} leads back to itself"
+            )
+        return merge(_read(target, shorts, chain), node)
+    return node
+
+
+def override(text: str) -> yaml.MappingNode:
+    """`a.b=value` as the tree of `a: {b: value}`; the value is read as YAML."""
+    dotted, equals, value = text.partition("=")
+    parts = dotted.strip().split(".")
+    name = f"{_OVERRIDE}{text!r}"
+    if not equals or not all(parts):
+        raise SettingsError(f"{name}: must read key=value or section.key=value")
+    leaf = _compose(value, name) or yaml.ScalarNode("tag:yaml.org,2002:null", "", _mark(name))
+    return _nest(parts, leaf, name)
+
+
+def _spelt_out(node: yaml.MappingNode, shorts: Mapping[str, str | None]) -> yaml.MappingNode:
+    """The tree with a plain value of a section in `shorts` as the value of that section's named
+    key, so that `a: x` merges like `a: {b: x}`. An empty value stays one."""
+    pairs = []
+    for name, value in node.value:
+        short = shorts.get(name.value)
+        if short and isinstance(value, yaml.ScalarNode) and value.tag != "tag:yaml.org,2002:null":
+            label = yaml.ScalarNode("tag:yaml.org,2002:str", short, value.start_mark)
+            value = yaml.MappingNode(
+                "tag:yaml.org,2002:map", [(label, value)], value.start_mark, value.end_mark
+            )
+        pairs.append((name, value))
+    return yaml.MappingNode(node.tag, pairs, node.start_mark, node.end_mark)
+
+
+def _nest(parts: Sequence[str], leaf: yaml.Node, name: str) -> yaml.MappingNode:
+    tree = empty(name)
+    label = yaml.ScalarNode("tag:yaml.org,2002:str", parts[0], _mark(name))
+    tree.value.append((label, _nest(parts[1:], leaf, name) if parts[1:] else leaf))
+    return tree
+
+
+def merge(under: yaml.MappingNode, over: yaml.MappingNode) -> yaml.MappingNode:
+    """A new tree: mappings key by key, everything else replaced by what stands in `over`."""
+    merged = {name.value: (name, value) for name, value in under.value}
+    for name, value in over.value:
+        old = merged[name.value][1] if name.value in merged else None
+        if isinstance(old, yaml.MappingNode) and isinstance(value, yaml.MappingNode):
+            value = merge(old, value)
+        merged[name.value] = (name, value)
+    return yaml.MappingNode(over.tag, list(merged.values()), over.start_mark, over.end_mark)
+
+
+def place(mark: yaml.Mark) -> str:
+    """`FILE:LINE`, or the override itself."""
+    if mark.name.startswith(_OVERRIDE) or mark.name == "defaults":
+        return str(mark.name)
+    return f"{mark.name}:{mark.line + 1}"
+
+
+def _mark(name: str) -> yaml.Mark:
+    return yaml.Mark(name, 0, 0, 0, None, 0)
+
+
+def empty(name: str) -> yaml.MappingNode:
+    """A mapping without keys that says it comes from `name`."""
+    return yaml.MappingNode("tag:yaml.org,2002:map", [], _mark(name), _mark(name))
+
+
+def sources(node: yaml.Node) -> list[str]:
+    """Every file and override that something below `node` comes from, in order, each once."""
+    if isinstance(node, yaml.MappingNode) and node.value:
+        found = [source for _, child in node.value for source in sources(child)]
+        return list(dict.fromkeys(found))
+    return [str(node.start_mark.name)]

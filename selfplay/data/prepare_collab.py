@@ -1,0 +1,146 @@
+"""`python -m selfplay.data.prepare_collab prepare`: a published data set as instances in three splits.
+
+    python -m selfplay.data.prepare_collab prepare --dataset rows.jsonl --out data/math
+    python -m selfplay.data.prepare_collab prepare --dataset collabllm/collabllm-multiturn-medium --out data/text
+
+Writes train.parquet, validation.parquet and test.parquet, which `data.train`, `data.validation` and
+`data.test` take. A task is in one split only, and in the same one whatever the order of the rows.
+Knows no torch and plays nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dialop.collab.published import instances_of
+from dialop.collab.store import write_instances
+from dialop.collab.task import TASKS, CollabInstance
+from dialop.matching.store import parse_json, read_rows
+from selfplay.data.seeds import named_seed
+
+SPLITS = ("train", "validation", "test")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command; 2 for a data set that cannot be used, with a sentence that says why."""
+    parser = argparse.ArgumentParser(
+        prog="python -m selfplay.data.prepare_collab",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    make = commands.add_parser("prepare", help="turn a data set into instances and splits")
+    add = make.add_argument
+    add("--dataset", required=True, help="a .jsonl, .json or .parquet file, or a hub id OWNER/NAME")
+    add("--out", type=Path, required=True, help="folder for the three files")
+    add("--task", choices=TASKS, help="kind of all tasks (default: by row, docs/collab.md)")
+    add("--validation", type=float, default=0.1, help="share of the tasks (default: 0.1)")
+    add("--test", type=float, default=0.1, help="share of the tasks (default: 0.1)")
+    add("--seed", type=int, default=0, help="seed of the splits (default: 0)")
+    add("--limit", type=int, help="use at most so many tasks")
+    asked = parser.parse_args(words)
+    try:
+        rows = rows_of(asked.dataset)
+        if not rows:
+            raise ValueError(f"--dataset {asked.dataset} holds no rows")
+        instances = instances_of(rows, name=Path(asked.dataset).stem, task=asked.task)
+        parts = split(
+            instances[: asked.limit],
+            validation=asked.validation,
+            test=asked.test,
+            seed=asked.seed,
+        )
+        for name, part in parts.items():
+            path = asked.out / f"{name}.parquet"
+            write_instances(path, part)
+            kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(i.task for i in part).items())
+            print(f"{path}: {len(part)} tasks ({kinds})")
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def rows_of(dataset: str) -> list[tuple[str, dict[str, Any]]]:
+    """The rows of a file or of a data set on the hub, each after its place.
+
+    Raises:
+        ValueError: for what is neither, a file that cannot be read as rows, or a hub id where the
+            `datasets` package is not installed.
+    """
+    path = Path(dataset)
+    if path.is_file():
+        return _json_rows(path) if path.suffix == ".json" else list(read_rows(path))
+    if path.exists() or not _HUB_ID.fullmatch(dataset) or path.suffix in (".json", ".jsonl"):
+        raise ValueError(f"--dataset must be a file or a hub id OWNER/NAME, got {dataset}")
+    try:
+        package: Any = importlib.import_module("datasets")
+    except ModuleNotFoundError:
+        raise ValueError(
+            f"--dataset {dataset} is no file here, and a hub id needs the package datasets: "
+            "pip install datasets, or download one of its .parquet files and name that"
+        ) from None
+    try:
+        loaded = package.load_dataset(dataset)
+    except OSError as error:  # not there, or the hub is out of reach
+        raise ValueError(
+            f"--dataset {dataset} could not be fetched from the hub: {error}"
+        ) from None
+    return [
+        (f"{dataset} {part} row {number}", dict(row))
+        for part in loaded
+        for number, row in enumerate(loaded[part])
+    ]
+
+
+def split(
+    instances: Sequence[CollabInstance], *, validation: float, test: float, seed: int
+) -> dict[str, list[CollabInstance]]:
+    """Shuffled by a hash of each task's goal, the first shares kept back, at least one task in each
+    part. Raises ValueError for shares or numbers that leave a part empty."""
+    for name, share in (("--validation", validation), ("--test", test)):
+        if not 0 < share < 1:
+            raise ValueError(f"{name} must lie between 0 and 1, got {share}")
+    total = len(instances)
+    num_test, num_validation = (max(1, round(share * total)) for share in (test, validation))
+    if num_test + num_validation >= total:
+        raise ValueError(
+            f"--validation and --test must leave a task to train on, got {num_validation} and "
+            f"{num_test} of {total}"
+        )
+    order = sorted(instances, key=lambda instance: named_seed("split", seed, instance.goal))
+    kept_back = num_test + num_validation
+    parts = order[kept_back:], order[num_test:kept_back], order[:num_test]
+    return dict(zip(SPLITS, parts, strict=True))
+
+
+def _json_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The rows of a .json file: a list of objects, or an object with such a list for each split."""
+    try:
+        whole = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    parts = whole if isinstance(whole, dict) else {"": whole}
+    found = []
+    for part, rows in parts.items():
+        if not isinstance(rows, list):
+            raise ValueError(f"{path}: must hold a list of rows, got {type(rows).__name__}")
+        for number, row in enumerate(rows):
+            place = " ".join(filter(None, (str(path), part and repr(part), f"row {number}")))
+            if not isinstance(row, dict):
+                raise ValueError(f"{place}: must be an object, got {type(row).__name__}")
+            found.append((place, row))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

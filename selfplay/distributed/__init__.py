@@ -1,0 +1,59 @@
+"""Processes, meshes and shards: how one model is spread over ranks and how ranks agree.
+
+`world` joins the processes and moves small values between them, `shard` places a model on the mesh
+(FSDP2) and ends its gradients, `tensor` divides its layers (tensor parallel), `gather` reads many
+parameters back whole at once. No other part of the
+trainer speaks to `torch.distributed`, but for the carriers of weights.
+"""
+
+from selfplay.distributed.gather import gather_flat, local_part, place_of
+from selfplay.distributed.shard import (
+    clip_grad_norm,
+    fill_shards,
+    full_tensor,
+    full_tensors,
+    plus_product,
+    reshard,
+    run_as_forward,
+    shard,
+    shard_alone,
+    vocab_shard,
+)
+from selfplay.distributed.world import (
+    World,
+    all_reduce_max,
+    all_reduce_sum,
+    barrier,
+    broadcast_object,
+    close_world,
+    exchange_objects,
+    gather_objects,
+    init_world,
+    on_first_rank,
+)
+
+__all__ = [
+    "World",
+    "all_reduce_max",
+    "all_reduce_sum",
+    "barrier",
+    "broadcast_object",
+    "clip_grad_norm",
+    "close_world",
+    "exchange_objects",
+    "fill_shards",
+    "full_tensor",
+    "full_tensors",
+    "gather_flat",
+    "gather_objects",
+    "init_world",
+    "local_part",
+    "on_first_rank",
+    "place_of",
+    "plus_product",
+    "reshard",
+    "run_as_forward",
+    "shard",
+    "shard_alone",
+    "vocab_shard",
+]

@@ -1,0 +1,268 @@
+"""One model over the mesh: placing its parameters, ending its gradients, reading it back whole.
+
+Each rank's loss is its sum over tokens divided by the GLOBAL number of tokens, so gradients are
+summed over "dp", never averaged. Knows no tokens and no losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import MethodType
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from selfplay.distributed.gather import box_at, local_part
+from selfplay.distributed.tensor_parallel import divide, partial_parameters
+from selfplay.distributed.world import World
+
+T = TypeVar("T")
+
+
+def shard(
+    model: PreTrainedModel,
+    world: World,
+    *,
+    param_dtype: torch.dtype = torch.float32,
+    reduce_dtype: torch.dtype = torch.float32,
+    activation_checkpointing: str = "none",
+) -> PreTrainedModel:
+    """Spread the model over the mesh, in place: parameters become DTensors on `world.device`.
+
+    Parameters keep the dtype they come in (the master copy); layers compute in `param_dtype`,
+    gradients are summed over ranks in `reduce_dtype`. `activation_checkpointing` is "none", "full"
+    or "every K" (each K-th layer). A model on the meta device is sharded without memory and gets
+    its values later. One CPU process shards nothing.
+    """
+    checkpoint_activations(model, activation_checkpointing)
+    if world.mesh is None:
+        return model if model.device.type == "meta" else model.to(world.device)
+    if world.tp > 1:
+        divide(model, world.mesh["tp"])
+    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+    mesh = world.mesh["dp"]
+    for layer in model.base_model.layers:
+        # A mesh of one has nothing to gather again: keeping the compute copy from forward to
+        # backward saves its second cast.
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=world.dp_size > 1)
+    # The root holds the embeddings, the last norm and the head; they are needed at both ends of a
+    # pass, so they stay gathered between forward and backward.
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    _sum_gradients(model)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            # Rotary frequencies are no parameters, so FSDP leaves them where they are.
+            if buffer is not None and not buffer.is_meta:
+                module._buffers[name] = buffer.to(world.device)
+    return model
+
+
+def shard_alone(module: nn.Module, world: World) -> None:
+    """Shard one small module over the data-parallel ranks, in place; it computes in the dtype of
+    its parameters."""
+    if world.mesh is not None:
+        fully_shard(module, mesh=world.mesh["dp"])
+        _sum_gradients(module)
+
+
+def _sum_gradients(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # A sum instead of a mean, by the one reduction that gloo knows too.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def checkpoint_activations(model: PreTrainedModel, which: str) -> None:
+    """Recompute layers in the backward pass: "none", "full", or "every K" for each K-th layer."""
+    words = which.split()
+    if which in ("none", "full"):
+        every = 0 if which == "none" else 1
+    elif len(words) == 2 and words[0] == "every" and words[1].isdigit() and int(words[1]) > 0:
+        every = int(words[1])
+    else:
+        raise ValueError(
+            f'activation_checkpointing must be "none", "full" or "every K", got {which!r}; '
+            'the nearest is "full"'
+        )
+    if every:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        for index, layer in enumerate(model.base_model.layers):
+            layer.gradient_checkpointing = index % every == 0
+
+
+def run_as_forward(
+    model: nn.Module, function: Callable[..., T], *args: object, **kwargs: object
+) -> T:
+    """`function(model, *args, **kwargs)`, run as FSDP runs `forward`: parameters are gathered
+    around it and its gradients reduced. Any other model just runs it."""
+    if not isinstance(model, FSDPModule):
+        return function(model, *args, **kwargs)
+    name = f"fsdp_{function.__name__}"
+    if not hasattr(model, name):
+        setattr(model, name, MethodType(function, model))
+        register_fsdp_forward_method(model, name)
+    result: T = getattr(model, name)(*args, **kwargs)
+    if not torch.is_grad_enabled():
+        reshard(model)  # no backward pass will, and what stays gathered is stale after a step
+    return result
+
+
+def reshard(model: nn.Module) -> None:
+    """Let go of gathered parameters, which would stand in the place of the shards."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def vocab_shard(weight_VD: torch.Tensor) -> tuple[torch.Tensor, VocabShard | None]:
+    """The head's local rows and, where the vocabulary is divided over ranks, how to combine."""
+    if not isinstance(weight_VD, DTensor):
+        return weight_VD, None
+    local_VD, mesh = weight_VD.to_local(), weight_VD.device_mesh
+    group = mesh.get_group()
+
+    def all_gather(part: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(part) for _ in range(mesh.size())]
+        dist.all_gather(parts, part.contiguous(), group=group)
+        return torch.stack(parts)
+
+    def all_reduce(part: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(part, group=group)
+        return part
+
+    start = mesh.get_local_rank() * local_VD.shape[0]
+    return local_VD, VocabShard(start, all_gather, all_reduce)
+
+
+def clip_grad_norm(model: nn.Module, max_norm: float, world: World) -> float:
+    """End a step's backward passes: finish gradients, shorten them to `max_norm`, return the norm
+    they had. To be called exactly once between the last backward and the optimizer's step.
+
+    The norm is that of the whole gradient, over all shards of both mesh dimensions; `max_norm` may
+    be infinite. A norm that is not finite scales nothing.
+    """
+    divided: list[torch.Tensor] = []
+    repeated: list[torch.Tensor] = []
+    partial: set[int] = set()
+    if world.tp > 1 and isinstance(model, PreTrainedModel):
+        partial = {id(p) for p in partial_parameters(model)}
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            continue
+        grad = local_part(parameter.grad)
+        if id(parameter) in partial:
+            assert world.mesh is not None
+            dist.all_reduce(grad, group=world.mesh["tp"].get_group())
+        (divided if _divided_over_tp(parameter) else repeated).append(grad)
+    # Parameters that every tp rank holds whole would otherwise be counted once a rank.
+    total = _sum_of_squares(divided, world) + _sum_of_squares(repeated, world) / world.tp
+    if world.mesh is not None:
+        dist.all_reduce(total)
+    norm = float(total.sqrt())
+    if max_norm < norm < float("inf"):
+        torch._foreach_mul_(divided + repeated, max_norm / norm)
+    return norm
+
+
+def _sum_of_squares(tensors: list[torch.Tensor], world: World) -> torch.Tensor:
+    if not tensors:
+        return torch.zeros((), dtype=torch.float64, device=world.device)
+    norms = torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32))
+    return norms.double().square().sum()
+
+
+def _divided_over_tp(parameter: torch.Tensor) -> bool:
+    names = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None
+    return names is not None and "tp" in names
+
+
+def full_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter, whole, one at a time, under its Hugging Face name; tied ones once. Under
+    FSDP or tensor parallel all ranks must walk along."""
+    reshard(model)
+    for name, parameter in model.named_parameters():
+        yield name, full_tensor(parameter.detach())
+
+
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The full tensor; all ranks that share it must call."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def plus_product(
+    base: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, scale: float
+) -> torch.Tensor:
+    """base + scale * left @ right, computed in fp32, in the dtype of `base` and sharded like it.
+    All ranks must call, for `right`, which should be small, is gathered. Sharded tensors are cut by
+    rows."""
+    # Base and left are cut by the same rows: a rank's rows of both are all that its part needs.
+    product = local_part(left).float() @ full_tensor(right).float()
+    local = (local_part(base).float() + scale * product).to(base.dtype)
+    if not isinstance(base, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        base.device_mesh,
+        base.placements,
+        run_check=False,
+        shape=base.shape,
+        stride=base.stride(),
+    )
+
+
+def fill_shards(
+    model: PreTrainedModel,
+    read: Callable[[str, tuple[slice, ...]], torch.Tensor],
+    device: torch.device,
+) -> None:
+    """Give a model that was sharded on the meta device memory and values. Buffers that have values
+    keep them.
+
+    `read(name, box)` returns a rectangle of the whole tensor of that name, on any device; a rank
+    whose part is empty may be given any empty tensor.
+    """
+    buffers = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
+    model.to_empty(device=device)
+    if not isinstance(model, FSDPModule):
+        model.tie_weights()  # FSDP sees to it itself
+    for name, buffer in list(model.named_buffers()):
+        if name in buffers:
+            module, _, leaf = name.rpartition(".")
+            model.get_submodule(module)._buffers[leaf] = buffers[name].to(device)
+        else:
+            buffer.copy_(read(name, tuple(slice(0, size) for size in buffer.shape)))
+    for name, parameter in model.named_parameters():
+        box = tuple(slice(0, size) for size in parameter.shape)
+        if isinstance(parameter, DTensor):
+            coordinate = parameter.device_mesh.get_coordinate()
+            assert coordinate is not None
+            box = box_at(parameter, coordinate)
+        local = local_part(parameter)
+        if local.numel():
+            with torch.no_grad():
+                local.copy_(read(name, box))
+
+
+@dataclass(frozen=True, slots=True)
+class VocabShard:
+    """This rank's part of a vocabulary divided over tensor-parallel ranks, and how to combine.
+
+    `start` is the id of its first row; `all_gather` stacks a tensor of every rank on a new first
+    dimension; `all_reduce` returns the sum over the ranks.
+    """
+
+    start: int
+    all_gather: Callable[[torch.Tensor], torch.Tensor]
+    all_reduce: Callable[[torch.Tensor], torch.Tensor]

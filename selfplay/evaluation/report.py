@@ -1,0 +1,160 @@
+"""An evaluation as people read it: a table for the terminal, a Markdown page, a JSON file.
+
+Means are a game; scores are shares of the best possible value. Plays nothing and knows no engine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dialop.shown import on_one_line
+from selfplay.evaluation.drawings import game_text
+from selfplay.evaluation.evaluate import Evaluation
+from selfplay.metrics.bootstrap import show_interval
+from selfplay.metrics.log import write_atomically
+
+# Measure, its heading, what it says. A page has those columns that one of its rows has.
+COLUMNS = (
+    ("agreement", "agreement", "share of games that end with an accepted proposal or an answer"),
+    ("optimal", "optimal", "share of games that end with a best possible plan"),
+    ("talk_value", "talk value", "score minus the better of the two seats' solo plans"),
+    ("turns", "turns", "tries at a move, refused ones included"),
+    ("messages", "messages", "legal messages"),
+    ("words", "words", "words in messages"),
+    ("errors", "errors", "refused moves"),
+    ("honesty", "honesty", "share of stated cell values that are true in the speaker's own table"),
+    ("questions", "questions", "messages that ask something"),
+    ("interactivity", "interact.", "share of messages that got something out of the user"),
+    ("tokens", "tokens", "tokens that the policy sampled"),
+    ("user_words", "user words", "words of the user"),
+)
+_ERRORS = "errors_"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One evaluation: what was asked, and a row for each pair that played the same instances."""
+
+    title: str
+    facts: dict[str, Any]
+    rows: dict[str, Evaluation]
+
+
+def columns(rows: Mapping[str, Evaluation]) -> list[tuple[str, str, str]]:
+    """The columns that say something about these rows."""
+    return [column for column in COLUMNS if any(column[0] in row.measures for row in rows.values())]
+
+
+def table_text(rows: Mapping[str, Evaluation]) -> str:
+    """One line a pair for a terminal: score with its 95 % interval, then means a game."""
+    rows = {on_one_line(name): row for name, row in rows.items()}
+    width = max(len(name) for name in rows)
+    head = f"{'':{width}}  {'score [95 %]':22}"
+    lines = [head + "".join(f"{heading:>11}" for _, heading, _ in columns(rows))]
+    for name, row in rows.items():
+        cells = "".join(f"{_cell(row, measure):>11}" for measure, _, _ in columns(rows))
+        lines.append(f"{name:{width}}  {show_interval(row.interval):22}{cells}")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def games_text(rows: Mapping[str, Evaluation]) -> str:
+    """The best, typical and worst game of every policy's row, to be read in a terminal."""
+    return "\n".join(
+        f"=== {on_one_line(name)}: {label} game\n{game_text(record)}"
+        for name, row in rows.items()
+        if name.startswith("policy")
+        for label, record in row.examples.items()
+    )
+
+
+def errors_text(rows: Mapping[str, Evaluation]) -> str:
+    """Refused moves a game by kind, one line a pair that made any; "" when none did."""
+    lines = [
+        f"{on_one_line(name)}: {kinds}" for name, row in rows.items() if (kinds := _kinds(row))
+    ]
+    return "\n".join(lines)
+
+
+def markdown(page: Page) -> str:
+    """The whole page: what was asked, the table, its words, the errors by kind, games to read."""
+    lines = [f"# {escaped(page.title)}", ""]
+    lines += [f"- {name}: {escaped(str(value))}" for name, value in page.facts.items()]
+    lines += ["", *_markdown_table(page.rows), ""]
+    lines += ["Score: mean share of the best possible value, 0 without an agreement, with a "]
+    lines[-1] += "bootstrap 95 % interval over games. Means a game: "
+    lines[-1] += (
+        "; ".join(f"*{heading}* {meaning}" for _, heading, meaning in columns(page.rows)) + "."
+    )
+    if errors := errors_text(page.rows):
+        lines += [
+            "",
+            "## Errors a game by kind",
+            "",
+            *(f"- {escaped(e)}" for e in errors.split("\n")),
+        ]
+    for name, row in page.rows.items():
+        if name.startswith("policy"):
+            for label, record in row.examples.items():
+                lines += ["", f"## {label.capitalize()} game of {escaped(name)}", ""]
+                lines += [fenced(game_text(record))]
+    return "\n".join(lines) + "\n"
+
+
+def as_json(page: Page) -> dict[str, Any]:
+    """Everything of the page as plain values: the facts, and a row's scores in the order of the
+    instances."""
+    return {**page.facts, "rows": rows_json(page.rows)}
+
+
+def rows_json(rows: Mapping[str, Evaluation]) -> dict[str, Any]:
+    return {name: asdict(row) for name, row in rows.items()}
+
+
+def write_page(page: Page, folder: Path) -> list[Path]:
+    """Write `evaluation.json` and `evaluation.md` into the folder, making it if needed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / "evaluation.json", folder / "evaluation.md"]
+    write_atomically(paths[0], json.dumps(as_json(page), indent=1) + "\n")
+    write_atomically(paths[1], markdown(page))
+    return paths
+
+
+def fenced(text: str) -> str:
+    """Text as a Markdown code block whose fence is longer than any in the text."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text.rstrip()}\n{fence}"
+
+
+def _markdown_table(rows: Mapping[str, Evaluation]) -> list[str]:
+    headings = ["", "score [95 %]", *(heading for _, heading, _ in columns(rows))]
+    lines = [_row(headings), _row(["---", *["--:"] * (len(headings) - 1)])]
+    for name, row in rows.items():
+        cells = [_cell(row, measure) for measure, _, _ in columns(rows)]
+        lines.append(_row([escaped(name), show_interval(row.interval), *cells]))
+    return lines
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(row: Evaluation, measure: str) -> str:
+    """A mean with three decimals; a dash where it was not measured."""
+    return f"{row.measures[measure]:.3f}" if measure in row.measures else "-"
+
+
+def _kinds(row: Evaluation) -> str:
+    kinds = {n: v for n, v in row.measures.items() if n.startswith(_ERRORS)}
+    ranked = sorted(kinds.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name.removeprefix(_ERRORS)} {value:.3f}" for name, value in ranked)
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    return re.sub(r"([\\`*_|<>\[\]&~#!])", r"\\\1", on_one_line(text))

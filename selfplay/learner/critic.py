@@ -1,0 +1,90 @@
+"""PPO's critic: what a seat may still expect to earn, before each token that it samples.
+
+A value is a linear head on a last hidden state at the place whose next token is sampled. The hidden
+state is the policy's own, which the value loss leaves alone (`critic.kind: head`) or trains
+(`shared_head`), or that of a second model which starts from the same weights (`model`). The head
+starts at zero, so the first values are 0, and works in fp32 whatever the dtype of the layers. Knows
+no games and no text.
+
+Shapes: M trained tokens of a micro-batch, D width of the hidden state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from selfplay.config import CriticConfig, OptimConfig
+from selfplay.distributed import World, run_as_forward, shard_alone
+from selfplay.learner.optimizer import make_optimizer
+
+
+@dataclass(slots=True)
+class Critic:
+    """The head, the trunk it reads (None: the policy's), and the optimizer of both.
+
+    `module` holds both under the names of the checkpoint. `shared` lets the value loss into the
+    policy's layers that the head reads.
+    """
+
+    module: nn.ModuleDict
+    head: nn.Linear
+    backbone: PreTrainedModel | None
+    shared: bool
+    optimizer: torch.optim.Optimizer
+
+
+def make_critic(
+    backbone: PreTrainedModel | None,
+    *,
+    width: int,
+    config: CriticConfig,
+    optim: OptimConfig,
+    world: World,
+) -> Critic:
+    """A critic on a `backbone` of its own, or on the policy's hidden states of this `width`.
+
+    The trunk comes placed on the mesh; the head is sharded over the same ranks.
+    """
+    head = nn.utils.skip_init(nn.Linear, width, 1, device=world.device, dtype=torch.float32)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    shard_alone(head, world)
+    module = nn.ModuleDict({"head": head})
+    if backbone is not None:
+        if not backbone.config.tie_word_embeddings:
+            backbone.get_output_embeddings().requires_grad_(False)  # values need no words
+        module["trunk"] = backbone
+    optimizer = make_optimizer(module, optim, lr=config.lr)
+    return Critic(module, head, backbone, config.kind == "shared_head", optimizer)
+
+
+def head_values(head: nn.Linear, hidden_MD: Tensor) -> Tensor:
+    """The values [M], fp32."""
+    return run_as_forward(head, _head_values, hidden_MD.float())
+
+
+def _head_values(head: nn.Linear, hidden_MD: Tensor) -> Tensor:
+    values_M1: Tensor = nn.Linear.forward(head, hidden_MD)
+    return values_M1[:, 0]
+
+
+def clipped_value_loss(
+    values_M: Tensor, old_values_M: Tensor, returns_M: Tensor, *, clip: float
+) -> tuple[Tensor, Tensor]:
+    """Half the squared error, the value's step away from its old one clipped (as in the PPO of
+    OpenAI Baselines; arXiv 2005.12729, section 3, item 1).
+
+    max((v - R)^2, (v_old + clamp(v - v_old, -clip, clip) - R)^2) / 2 a token, and a 0/1 mask of the
+    tokens whose gradient the clip removed. With `clip` 0 nothing is clipped.
+    """
+    losses_M = 0.5 * (values_M - returns_M).square()
+    if clip == 0.0:
+        return losses_M, torch.zeros_like(losses_M)
+    near_M = old_values_M + (values_M - old_values_M).clamp(-clip, clip)
+    near_losses_M = 0.5 * (near_M - returns_M).square()
+    cut_M = (near_losses_M > losses_M) & ((values_M - old_values_M).abs() > clip)
+    return torch.maximum(losses_M, near_losses_M), cut_M.float()

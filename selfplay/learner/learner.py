@@ -1,0 +1,116 @@
+"""What learns: the policy with its optimizer, frozen reference and critic, and how they score a
+micro-batch.
+
+Shapes: M trained tokens of a micro-batch. Knows no losses, no games and no text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from selfplay.credit.sample import Sample
+from selfplay.distributed import World, all_reduce_max
+from selfplay.learner.batch import MicroBatch, pack
+from selfplay.learner.critic import Critic, head_values
+from selfplay.model.lora import Adapters, without_adapters
+from selfplay.model.policy import hidden_states, policy_logprobs
+
+
+@dataclass(slots=True)
+class Learner:
+    """What an update changes (model, optimizer, critic) and what it only reads (the others).
+
+    `kl` is the weight of the divergence from the reference, which a controller may move;
+    `reference_moves` says that the reference is state, too. The reference of a model with adapters
+    is the model itself, read without them.
+    """
+
+    model: PreTrainedModel
+    optimizer: torch.optim.Optimizer
+    world: World
+    compute_dtype: torch.dtype
+    reference: PreTrainedModel | None = None
+    kl: float = 0.0
+    reference_moves: bool = False
+    critic: Critic | None = None
+    adapters: Adapters | None = None
+
+
+def even_out(batches: list[MicroBatch], world: World) -> list[MicroBatch]:
+    """As many micro-batches as the busiest rank has, the missing ones weightless."""
+    most = int(all_reduce_max(float(len(batches)), world))
+    if len(batches) < most:
+        filler = Sample(
+            name="", ids=[0, 0], mask=[0, 1], old_logprobs=[0.0, 0.0], advantages=[0.0, 0.0]
+        )
+        return batches + [pack([filler], device=world.device)] * (most - len(batches))
+    return batches
+
+
+def is_filler(batch: MicroBatch) -> bool:
+    return batch.names == ("",)
+
+
+def batch_logprobs(
+    learner: Learner,
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    *,
+    temperature: float,
+    entropy_grad: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Log-probs of the trained tokens and entropies at their places, both [M], at `temperature`;
+    through the entropies gradients flow only when `entropy_grad` is set."""
+    with _lowered(learner):
+        return policy_logprobs(
+            model,
+            batch.ids_N,
+            batch.positions_N,
+            batch.cu_seqlens_S1,
+            batch.max_seqlen,
+            batch.predict_M,
+            batch.targets_M,
+            temperature=temperature,
+            entropy_grad=entropy_grad,
+        )
+
+
+def reference_logprobs(learner: Learner, batch: MicroBatch, *, temperature: float) -> Tensor:
+    """The reference's log-probs [M], without gradients. A policy with adapters is its own
+    reference: the base without them."""
+    assert learner.reference is not None
+    with torch.no_grad(), without_adapters(learner.reference):
+        logprobs_M, _ = batch_logprobs(learner, learner.reference, batch, temperature=temperature)
+    return logprobs_M
+
+
+def batch_values(learner: Learner, batch: MicroBatch) -> Tensor:
+    """The critic's values [M], fp32, of the states before each trained token is sampled.
+
+    Where the critic reads the policy's hidden states, its loss moves the policy only if
+    `shared`.
+    """
+    critic = learner.critic
+    assert critic is not None
+    backbone = learner.model if critic.backbone is None else critic.backbone
+    grad = torch.is_grad_enabled() and (critic.backbone is not None or critic.shared)
+    with _lowered(learner), torch.set_grad_enabled(grad):
+        hidden_MD = hidden_states(
+            backbone,
+            batch.ids_N,
+            batch.positions_N,
+            batch.cu_seqlens_S1,
+            batch.max_seqlen,
+            batch.predict_M,
+        )
+    return head_values(critic.head, hidden_MD)
+
+
+def _lowered(learner: Learner) -> torch.autocast:
+    """With a mesh FSDP computes in bf16 by itself; one CPU process gets the same by autocast."""
+    lowered = learner.world.mesh is None and learner.compute_dtype != torch.float32
+    return torch.autocast(learner.world.device.type, learner.compute_dtype, enabled=lowered)

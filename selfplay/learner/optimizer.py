@@ -1,0 +1,58 @@
+"""The optimizer and its learning rate."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from selfplay.config import Config, OptimConfig
+from selfplay.learner.rounding import RoundedAdamW
+
+
+def make_optimizer(
+    model: nn.Module, config: OptimConfig, *, lr: float | None = None, seed: int = 0
+) -> torch.optim.Optimizer:
+    """AdamW over what is not frozen, with weight decay on matrices only; its step is one fused
+    kernel. `lr` stands in for the settings' rate, `seed` names the draws that round bf16 weights.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.ndim >= 2]
+    vectors = [p for p in trained if p.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    rate, betas = config.lr if lr is None else lr, (config.betas[0], config.betas[1])
+    if config.master_dtype == "bfloat16":
+        return RoundedAdamW(groups, lr=rate, betas=betas, seed=seed)
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
+
+
+def learning_rate(
+    step: int, *, peak: float, num_steps: int, warmup_steps: int, schedule: str, final_share: float
+) -> float:
+    """The rate of step 0..num_steps-1: linear warm-up to the peak, then constant, or linear or
+    cosine down to its share."""
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    done = (step - warmup_steps) / max(1, num_steps - warmup_steps)
+    left = {
+        "constant": 1.0,
+        "linear": 1.0 - done,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
+    }[schedule]
+    return peak * (left if schedule == "constant" else final_share + (1.0 - final_share) * left)
+
+
+def self_play_rate(step: int, config: Config) -> float:
+    """The learning rate of a self-play step."""
+    return learning_rate(
+        step,
+        peak=config.optim.lr,
+        num_steps=config.steps,
+        warmup_steps=config.optim.warmup_steps,
+        schedule=config.optim.schedule,
+        final_share=config.optim.final_share,
+    )

@@ -1,0 +1,95 @@
+"""AdamW on bf16 weights whose updates survive: they are rounded up or down by chance.
+
+A step of lr 1e-6 moves a weight near 1 by a 4,000th of what lies between two bf16 numbers, so
+rounding to the nearest would drop every such step. Rounded stochastically (up with a probability of
+the part that was passed) a weight moves as far as it should on average. The moments stay in fp32:
+12 bytes a weight with its gradient, where fp32 weights take 16 and a bf16 copy to compute with.
+Every draw has a name, so a run resumes bit for bit. Knows no models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selfplay.data.seeds import named_seed
+from selfplay.distributed import local_part, place_of
+
+
+class RoundedAdamW(torch.optim.Optimizer):
+    """AdamW (Loshchilov & Hutter 2019, algorithm 2) in fp32 arithmetic; bf16 weights are rounded.
+
+    Each step ends with a stochastic rounding of the weights, its draws named by `seed`, the step,
+    the weight's number and the place of this rank's shard: ranks that hold the same values round
+    them alike.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float = 1e-8,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        self._seed = seed
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step on every weight that has a gradient."""
+        assert closure is None
+        number = -1
+        for group in self.param_groups:
+            for weight in group["params"]:
+                number += 1
+                if weight.grad is not None:
+                    self._step_one(weight, weight.grad, group, number)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, which casts moments to the dtype of their weight; here they stay in fp32."""
+        super().load_state_dict(state_dict)
+        weights = [w for group in self.param_groups for w in group["params"]]
+        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+        for weight, key in zip(weights, keys, strict=True):
+            for name, value in state_dict["state"].get(key, {}).items():
+                self.state[weight][name] = value.detach().clone()
+
+    def _step_one(self, weight: Tensor, grad: Tensor, group: dict[str, Any], number: int) -> None:
+        state = self.state[weight]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(weight, dtype=torch.float32)
+        state["step"] += 1
+        step = int(state["step"])
+        (beta1, beta2), lr = group["betas"], group["lr"]
+        mean, square = local_part(state["exp_avg"]), local_part(state["exp_avg_sq"])
+        grad = local_part(grad).float()
+        mean.lerp_(grad, 1 - beta1)
+        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        scale = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
+        moved = local_part(weight).float().mul_(1 - lr * group["weight_decay"])
+        moved.addcdiv_(mean, scale, value=-lr / (1 - beta1**step))
+        if weight.dtype == torch.bfloat16:
+            seed = named_seed("rounding", self._seed, step, number, place_of(weight))
+            moved = rounded(moved, seed=seed)
+        local_part(weight).copy_(moved)
+
+
+def rounded(exact: Tensor, *, seed: int) -> Tensor:
+    """fp32 to bf16 by chance: one of the two neighbours, so that the mean is exact.
+
+    A bf16 number is an fp32 number without its last 16 bits. Adding 16 random bits carries into the
+    rest with just the probability of what they held. What fits bf16 stays; infinities too.
+    """
+    generator = torch.Generator(exact.device).manual_seed(seed)
+    noise = torch.randint(
+        0, 2**16, exact.shape, dtype=torch.int32, device=exact.device, generator=generator
+    )
+    bits = exact.contiguous().view(torch.int32)
+    carried = torch.where(exact.isfinite(), bits + noise, bits) & -(2**16)
+    return carried.view(torch.float32).to(torch.bfloat16)

@@ -1,0 +1,91 @@
+"""What branch points show: their cost, how far sibling turns lie apart, their record for people.
+
+A turn's value is the mean score of its futures, in [0, 1] of the best. Speaks of played games;
+knows no gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from selfplay.credit.advantages import CreditStats
+from selfplay.rollout.branches import siblings_of
+from selfplay.rollout.episode import BranchPoint, Episode
+
+
+def branch_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str, float]:
+    """Sums over branch points, addable over ranks; empty where no game was forked.
+
+    `branch_tokens` were sampled in sibling turns and their futures, `branch_continuation_tokens` of them
+    in the futures, after the turns that are compared. The trunks' own tokens are in neither.
+    """
+    points = [(episode, point) for episode in episodes for point in episode.branches]
+    if not points:
+        return {}
+    values_K = [turn_values(episode, point) for episode, point in points]
+    turns, rest = 0, 0
+    for episode, point in points:
+        # The trunk's own turn was not sampled again, each other one once for all its futures.
+        for continuations in siblings_of(episode, point)[1:]:
+            turns += continuations[0].turns[point.turn].num_tokens
+        for continuation in point.continuations.values():
+            rest += sum(turn.num_tokens for turn in continuation.turns[point.turn + 1 :])
+    return {
+        "branch_points": float(len(points)),
+        "branch_games": float(sum(len(point.continuations) for _, point in points)),
+        "branch_tokens": float(turns + rest),
+        "branch_continuation_tokens": float(rest),
+        "branch_turns": float(sum(len(values) for values in values_K)),
+        "branch_groups": float(credited.num_branch_groups),
+        "branch_zero_variance_groups": float(credited.num_zero_variance_branch_groups),
+        "branch_squares": sum(_squares(values) for values in values_K),
+    }
+
+
+def branch_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of a step from the sums of all ranks; empty where no game was forked."""
+    if not sums:
+        return {}
+    return {
+        "num_branch_points": sums["branch_points"],
+        "num_branch_games": sums["branch_games"],
+        "num_branch_tokens": sums["branch_tokens"],
+        "num_continuation_tokens": sums["branch_continuation_tokens"],
+        "zero_variance_branches": sums["branch_zero_variance_groups"] / sums["branch_groups"],
+        "branch_variance": sums["branch_squares"] / sums["branch_turns"],
+    }
+
+
+def turn_values(episode: Episode, point: BranchPoint) -> list[float]:
+    """The mean score of each sibling turn's futures, the trunk's own turn first."""
+    return [
+        sum(_scores(continuations)) / len(continuations)
+        for continuations in siblings_of(episode, point)
+    ]
+
+
+def branch_records(episode: Episode) -> list[dict[str, Any]]:
+    """The branch points of one game as they are written to games.jsonl; sibling 0 is the turn that
+    the game took, and its first score the game's own."""
+    records = []
+    for point in episode.branches:
+        siblings = []
+        for continuations in siblings_of(episode, point):
+            turn = continuations[0].turns[point.turn]
+            scores = _scores(continuations)
+            value = sum(scores) / len(scores)
+            siblings.append(
+                {"text": turn.text, "error": turn.error, "value": value, "scores": scores}
+            )
+        records.append({"turn": point.turn, "seat": point.seat, "siblings": siblings})
+    return records
+
+
+def _scores(continuations: Sequence[Episode]) -> list[float]:
+    return [continuation.outcome.score_norm for continuation in continuations]
+
+
+def _squares(values: Sequence[float]) -> float:
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values)

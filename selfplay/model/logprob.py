@@ -1,0 +1,231 @@
+"""Log-probability of given next tokens, and the entropy there, straight from hidden states.
+
+A batch of M positions over a vocabulary of V would need M x V logits (32k x 152k in fp32: 18 GiB).
+They never exist: the forward pass walks over chunks of positions and keeps three numbers a
+position; the backward pass walks over slices of the vocabulary and recomputes the logits it needs.
+All softmax arithmetic is fp32, all results are in nats.
+This module knows no models, no batches, no losses, no process groups.
+
+Shapes: M scored positions, D width of the hidden state, V vocabulary (its local part under tensor
+parallel), C a chunk of positions, W a slice of the vocabulary, R tensor-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from selfplay.distributed.shard import VocabShard
+
+# A row of logits starts on a multiple of so many elements. Where it does not, cuBLAS falls back to
+# kernels for unaligned memory: 106 of 251 ms of a pass over 16,384 tokens of a 0.5B.
+ALIGNMENT = 64
+# Logits alive at once, in elements. Three fp32 buffers of this size exist at the peak; with a
+# bf16 one of the backward pass that is 1.75 GiB on a GPU, where fewer would starve the matmuls. On
+# a CPU they should fit the cache.
+LIVE_LOGITS = {"cuda": 2**27, "cpu": 2**22}
+
+
+def token_logprobs(
+    hidden_MD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    targets_M: torch.Tensor,
+    *,
+    temperature: float,
+    chunk: int | None = None,
+    entropy_grad: bool = False,
+    shard: VocabShard | None = None,
+    cap: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """log softmax(hidden @ weight^T / temperature)[target] and that softmax's entropy, fp32 [M].
+    With `cap` a logit x is cap * tanh(x / cap) before the temperature.
+
+    Gradients flow to `hidden_MD` and `weight_VD`; through the entropy only when `entropy_grad` is
+    set. `chunk` bounds the positions whose logits exist at once (default: as many as LIVE_LOGITS
+    allows); results do not depend on it. With `shard`, `weight_VD` is this rank's slice of the
+    vocabulary, `hidden_MD` and `targets_M` are the same on every rank, and so are the results and
+    the gradient of `hidden_MD`. Raises ValueError for a temperature of 0 and for unlike lengths.
+    """
+    if temperature <= 0:
+        raise ValueError(
+            f"temperature must be above 0 to score tokens, got {temperature}; greedy play is "
+            "scored at 1.0"
+        )
+    if hidden_MD.shape[0] != targets_M.shape[0]:
+        raise ValueError(
+            "hidden and targets must have one row each a position, "
+            f"got {hidden_MD.shape[0]} and {targets_M.shape[0]}"
+        )
+    chunk = chunk or max(1, LIVE_LOGITS[hidden_MD.device.type] // weight_VD.shape[0])
+    logprobs_M, entropy_M = _TokenLogprobs.apply(
+        hidden_MD,
+        weight_VD.to(hidden_MD.dtype),
+        targets_M,
+        float(temperature),
+        chunk,
+        entropy_grad,
+        shard,
+        cap,
+    )
+    return logprobs_M, entropy_M
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """See `token_logprobs`. z = (capped) logits / temperature, lse = log sum_v exp z_v,
+    p = exp(z - lse)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_MD: torch.Tensor,
+        weight_VD: torch.Tensor,
+        targets_M: torch.Tensor,
+        temperature: float,
+        chunk: int,
+        entropy_grad: bool,
+        shard: VocabShard | None,
+        cap: float | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chunks of positions. Over ranks H = sum_r w_r (H_r - log w_r), where w_r is the share of
+        the probability that rank r's words have and H_r the entropy among them."""
+        rows = weight_VD.shape[0]
+        columns_M = targets_M if shard is None else targets_M - shard.start
+        here_M = (columns_M >= 0) & (columns_M < rows)
+        columns_M = torch.where(here_M, columns_M, -1)
+        # A position's three numbers: log-sum-exp, entropy, target's logit (0 where another rank
+        # holds the target's row).
+        stats_M3 = hidden_MD.new_empty(hidden_MD.shape[0], 3, dtype=torch.float32)
+        scale = stats_M3.new_full((), 1.0 / temperature)
+        top = None if cap is None else stats_M3.new_full((), cap)
+        for start in range(0, hidden_MD.shape[0], chunk):
+            part = slice(start, start + chunk)
+            logits_CV = _matmul_fp32(hidden_MD[part], weight_VD.t())
+            if top is not None:
+                logits_CV = _fused(_capped, logits_CV)(logits_CV, top)
+            lse_C, entropy_C = _fused(_row_stats, logits_CV)(logits_CV, scale)
+            target_C = logits_CV.gather(1, columns_M[part, None].clamp(min=0))[:, 0]
+            target_C = torch.where(here_M[part], target_C * scale, 0.0)
+            stats_M3[part] = torch.stack((lse_C, entropy_C, target_C), dim=1)
+            del logits_CV
+        if shard is None:
+            lse_M, entropy_M, target_M = (part_M.clone() for part_M in stats_M3.unbind(1))
+        else:
+            lse_RM, entropy_RM, target_RM = shard.all_gather(stats_M3).unbind(2)
+            lse_M = lse_RM.logsumexp(0)
+            log_share_RM = lse_RM - lse_M
+            entropy_M = (log_share_RM.exp() * (entropy_RM - log_share_RM)).sum(0)
+            target_M = target_RM.sum(0)
+        ctx.save_for_backward(hidden_MD, weight_VD, columns_M, lse_M, entropy_M)
+        ctx.temperature, ctx.chunk, ctx.shard = temperature, chunk, shard
+        ctx.entropy_grad, ctx.cap = entropy_grad, top
+        if not entropy_grad:
+            ctx.mark_non_differentiable(entropy_M)
+        return target_M - lse_M, entropy_M
+
+    @staticmethod
+    def backward(ctx: Any, grad_logprobs_M: torch.Tensor, grad_entropy_M: torch.Tensor) -> Any:
+        """Slices of the vocabulary instead of chunks of positions: each row of the weight's
+        gradient is then one product over all M, accumulated in fp32 inside the product and rounded
+        once, without an fp32 [V, D] buffer. The hidden states' gradient is a sum over slices and
+        has an fp32 buffer, [M, D] being much smaller."""
+        hidden_MD, weight_VD, columns_M, lse_M, entropy_M = ctx.saved_tensors
+        num_positions, rows = hidden_MD.shape[0], weight_VD.shape[0]
+        width = _aligned(max(1, min(rows, ctx.chunk * rows // max(1, num_positions))))
+        grad_hidden_MD = torch.zeros_like(hidden_MD, dtype=torch.float32)
+        grad_weight_VD = torch.empty_like(weight_VD)
+        scale = lse_M.new_full((), 1.0 / ctx.temperature)
+        for start in range(0, rows, width):
+            weight_WD = weight_VD[start : start + width]
+            logits_MW = _matmul_fp32(hidden_MD, weight_WD.t())
+            if ctx.cap is not None:
+                logits_MW = _fused(_capped, logits_MW)(logits_MW, ctx.cap)
+            grad_MW = _fused(_logit_grad, logits_MW)(
+                logits_MW,
+                columns_M - start,
+                lse_M,
+                entropy_M,
+                grad_logprobs_M,
+                grad_entropy_M if ctx.entropy_grad else None,
+                scale,
+                ctx.cap,
+                weight_VD.dtype,
+            )
+            del logits_MW
+            torch.mm(grad_MW.t(), hidden_MD, out=grad_weight_VD[start : start + width])
+            grad_hidden_MD += _matmul_fp32(grad_MW, weight_WD)
+        if ctx.shard is not None:
+            grad_hidden_MD = ctx.shard.all_reduce(grad_hidden_MD)
+        return grad_hidden_MD.to(hidden_MD.dtype), grad_weight_VD, *[None] * 6
+
+
+def _aligned(width: int) -> int:
+    """The largest multiple of ALIGNMENT that is not above `width`; `width` where there is none."""
+    return width - width % ALIGNMENT or width
+
+
+def _capped(logits_CV: torch.Tensor, cap: torch.Tensor) -> torch.Tensor:
+    return cap * torch.tanh(logits_CV / cap)
+
+
+def _row_stats(logits_CV: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-sum-exp and entropy of z = scale * logits, both [C]. With y = z - max z, the entropy is
+    log sum_v exp y_v - sum_v p_v y_v: small numbers, so that little cancels."""
+    z_CV = logits_CV * scale
+    top_C = z_CV.amax(1)
+    y_CV = z_CV - top_C[:, None]
+    exp_CV = torch.exp(y_CV)
+    sum_C = exp_CV.sum(1)
+    log_C = sum_C.log()
+    return top_C + log_C, log_C - (exp_CV * y_CV).sum(1) / sum_C
+
+
+def _logit_grad(
+    logits_MW: torch.Tensor,
+    columns_M: torch.Tensor,
+    lse_M: torch.Tensor,
+    entropy_M: torch.Tensor,
+    grad_logprobs_M: torch.Tensor,
+    grad_entropy_M: torch.Tensor | None,
+    scale: torch.Tensor,
+    cap: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """What flows into the logits of a slice [M, W]; `columns_M` are the targets, counted from it.
+
+    d logprob_t / d z_v = [v = t] - p_v and d H / d z_v = -p_v (log p_v + H), z = scale * logits.
+    `logits_MW` are capped already; d capped / d logit = 1 - (capped / cap)^2.
+    """
+    log_probs_MW = logits_MW * scale - lse_M[:, None]
+    per_prob_MW = -grad_logprobs_M[:, None]
+    if grad_entropy_M is not None:
+        per_prob_MW = per_prob_MW - grad_entropy_M[:, None] * (log_probs_MW + entropy_M[:, None])
+    grad_MW = torch.exp(log_probs_MW) * per_prob_MW
+    ids_W = torch.arange(logits_MW.shape[1], device=logits_MW.device)
+    is_target_MW = ids_W[None, :] == columns_M[:, None]
+    grad_MW = torch.where(is_target_MW, grad_MW + grad_logprobs_M[:, None], grad_MW)
+    if cap is not None:
+        grad_MW = grad_MW * (1.0 - (logits_MW / cap) ** 2)
+    return (grad_MW * scale).to(dtype)
+
+
+def _matmul_fp32(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The product in fp32. On CUDA half-precision factors are not rounded back to bf16, whose
+    steps of 1/16 at a logit of 10 would be the largest error of the whole pass."""
+    if left.is_cuda and left.dtype != torch.float32:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return torch.mm(left, right).float()
+
+
+def _fused(function: Callable[..., Any], tensor: torch.Tensor) -> Callable[..., Any]:
+    """Compiled on CUDA, where these chains of elementwise steps are bound by memory: one pass over
+    the logits instead of eight. On a CPU compiling would take longer than a tiny run gains."""
+    return _compiled(function) if tensor.is_cuda else function
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    # One thread compiles in this process; more would be a pool of children that outlive the work.
+    return torch.compile(function, dynamic=True, options={"compile_threads": 1})

@@ -1,0 +1,301 @@
+"""The policy: loading or shaping it, scoring packed tokens with it, writing it out. Knows no
+batches and no losses.
+
+A packed row is N tokens holding S sequences back to back, without padding: `ids_N` and
+`positions_N` (int64, positions restart at 0 in each sequence), `cu_seqlens_S1` (int32, the starts
+and the end), `max_seqlen` (an int).
+
+Shapes: N packed tokens, S sequences, M positions whose next token is scored, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from huggingface_hub import save_torch_state_dict
+from torch.nn.functional import pad
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils.logging import set_tqdm_hook
+
+from selfplay.config import LoraConfig, ScratchConfig
+from selfplay.distributed import World, fill_shards, run_as_forward, shard, vocab_shard
+from selfplay.model.attention import NAME as PACKED
+from selfplay.model.attention import packed_kwargs, register_packed_attention
+from selfplay.model.families import logit_rule
+from selfplay.model.hub import local_folder
+from selfplay.model.liger import apply_liger
+from selfplay.model.logprob import ALIGNMENT, token_logprobs
+from selfplay.model.lora import add_adapters, first_value, full_weights, is_adapter, plain_name
+from selfplay.model.scratch import ARCHITECTURES, scratch_config
+from selfplay.model.stored import Stored
+
+
+def load_model(
+    name_or_folder: str, *, device: torch.device | str, dtype: torch.dtype
+) -> PreTrainedModel:
+    """A Hugging Face causal model, its weights in `dtype` on `device`, attending by "packed"."""
+    register_packed_attention()
+    with without_loading_bar():
+        model = AutoModelForCausalLM.from_pretrained(
+            name_or_folder, dtype=dtype, attn_implementation=PACKED
+        )
+    return _train_every_token(model).to(device)
+
+
+@contextmanager
+def without_loading_bar() -> Iterator[None]:
+    """Every rank would draw a bar between the run's own lines. Only transformers' bars are off, and
+    only inside: the hub still shows how far a download is."""
+    before = set_tqdm_hook(lambda bar, args, options: bar(*args, **{**options, "disable": True}))
+    try:
+        yield
+    finally:
+        set_tqdm_hook(before)
+
+
+def load_sharded(
+    name_or_folder: str,
+    world: World,
+    *,
+    dtype: torch.dtype,
+    param_dtype: torch.dtype,
+    reduce_dtype: torch.dtype = torch.float32,
+    activation_checkpointing: str = "none",
+    liger: bool = False,
+    lora: LoraConfig | None = None,
+    seed: int = 0,
+) -> PreTrainedModel:
+    """`load_model` and `shard` in one, for models too large to be whole on any rank.
+
+    The model is built and sharded without memory; then each rank reads its own part of each tensor,
+    so that it never holds more than its shard and one tensor. With `lora` its adapters are put in,
+    drawn by `seed`, and all else is frozen. Raises ValueError for a folder without safetensors and
+    for a tensor that the folder lacks.
+    """
+    if world.mesh is None:
+        model = load_model(name_or_folder, device=world.device, dtype=dtype)
+        if lora is not None:
+            add_adapters(model, lora, seed=seed)
+        return shard(model, world, activation_checkpointing=activation_checkpointing)
+    folder = local_folder(name_or_folder)
+    model = empty_model(AutoConfig.from_pretrained(folder), dtype=dtype)
+    stored = Stored(folder, model)
+    if liger:
+        apply_liger(model)
+    if lora is not None:
+        add_adapters(model, lora, seed=seed)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    shard(
+        model,
+        world,
+        param_dtype=param_dtype,
+        reduce_dtype=reduce_dtype,
+        activation_checkpointing=activation_checkpointing,
+    )
+
+    def read(name: str, box: tuple[slice, ...]) -> torch.Tensor:
+        if is_adapter(name):
+            return first_value(name, shapes[name], seed=seed)[box]
+        return stored.read(plain_name(name), box)
+
+    fill_shards(model, read, world.device)
+    return model
+
+
+def empty_model(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
+    """A model on the meta device, but for the buffers that no file holds (rotary frequencies,
+    scales of embeddings), which follow from the config; all else gets memory and values from
+    `fill_shards`. Raises ValueError where transformers does not say how such a buffer is made."""
+    register_packed_attention()
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=PACKED)
+    for name, buffer in model.named_non_persistent_buffers():
+        unset = float("nan") if buffer.is_floating_point() else 0
+        _set_buffer(model, name, torch.full_like(buffer, unset, device="cpu"))
+    # What from_pretrained does; on the meta device only the buffers above take values.
+    model.initialize_weights()
+    for name, buffer in model.named_non_persistent_buffers():
+        if buffer.isnan().any():
+            raise ValueError(
+                f"model.path must be a family that can be loaded in shards, got "
+                f"{config.model_type}: nothing says how its buffer {name} is made"
+            )
+    return _train_every_token(model)
+
+
+def _set_buffer(model: PreTrainedModel, name: str, value: torch.Tensor) -> None:
+    module, _, leaf = name.rpartition(".")
+    model.get_submodule(module)._buffers[leaf] = value
+
+
+def scratch_model(
+    scratch: ScratchConfig, *, seed: int, vocab_size: int | None = None, **special_ids: int | None
+) -> PreTrainedModel:
+    """An fp32 model on the CPU with random weights, the same for the same seed.
+
+    `vocab_size` replaces the settings' own; `special_ids` may name bos_token_id, eos_token_id and
+    pad_token_id. Global generators stay as they were. Raises ValueError where sizes do not fit.
+    """
+    register_packed_attention()
+    config = scratch_config(scratch, vocab_size=vocab_size, **special_ids)
+    config._attn_implementation = PACKED
+    config.dtype = torch.float32
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        return _train_every_token(ARCHITECTURES[scratch.arch][1](config))
+
+
+def _train_every_token(model: PreTrainedModel) -> PreTrainedModel:
+    """Nothing is padded here, so where the padding token stands in a text it is a word like any
+    other; its embedding would otherwise get no gradient."""
+    model.get_input_embeddings().padding_idx = None
+    return model
+
+
+def policy_logprobs(
+    model: PreTrainedModel,
+    ids_N: torch.Tensor,
+    positions_N: torch.Tensor,
+    cu_seqlens_S1: torch.Tensor,
+    max_seqlen: int,
+    predict_M: torch.Tensor,
+    targets_M: torch.Tensor,
+    *,
+    temperature: float,
+    entropy_grad: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-prob of `targets_M` after the tokens at `predict_M` (indices into N, each at most once),
+    and the entropy there; both fp32 [M], in nats.
+
+    Logits exist only at those positions, a chunk at a time. Under FSDP all ranks must call
+    together; under tensor parallel the ranks of a row with the same tokens.
+    """
+    return run_as_forward(
+        model,
+        _policy_logprobs,
+        ids_N,
+        positions_N,
+        cu_seqlens_S1,
+        max_seqlen,
+        predict_M,
+        targets_M,
+        temperature=temperature,
+        entropy_grad=entropy_grad,
+    )
+
+
+def _policy_logprobs(
+    model: PreTrainedModel,
+    ids_N: torch.Tensor,
+    positions_N: torch.Tensor,
+    cu_seqlens_S1: torch.Tensor,
+    max_seqlen: int,
+    predict_M: torch.Tensor,
+    targets_M: torch.Tensor,
+    *,
+    temperature: float,
+    entropy_grad: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden_MD = _hidden_states(model, ids_N, positions_N, cu_seqlens_S1, max_seqlen, predict_M)
+    head = model.get_output_embeddings()
+    weight_VD, rows = vocab_shard(head.weight)
+    if getattr(head, "bias", None) is not None:
+        # A column of the weight, which the one behind the hidden state multiplies; more columns of
+        # zeros keep the rows aligned.
+        bias_V1 = vocab_shard(head.bias)[0][:, None]
+        weight_VD = torch.cat([weight_VD, pad(bias_V1, (0, ALIGNMENT - 1))], dim=1)
+        one_M1 = hidden_MD.new_ones(len(hidden_MD), 1)
+        hidden_MD = torch.cat([hidden_MD, pad(one_M1, (0, ALIGNMENT - 1))], dim=1)
+    scale, cap = logit_rule(model.config)
+    return token_logprobs(
+        hidden_MD,
+        weight_VD,
+        targets_M,
+        temperature=temperature / scale,
+        entropy_grad=entropy_grad,
+        shard=rows,
+        cap=None if cap is None else cap / scale,
+    )
+
+
+def hidden_states(model: PreTrainedModel, *row: torch.Tensor | int) -> torch.Tensor:
+    """The last hidden states [M, D] at `predict_M`; `row` as in `policy_logprobs`, up to it."""
+    return run_as_forward(model, _hidden_states, *row)
+
+
+def _hidden_states(
+    model: PreTrainedModel,
+    ids_N: torch.Tensor,
+    positions_N: torch.Tensor,
+    cu_seqlens_S1: torch.Tensor,
+    max_seqlen: int,
+    predict_M: torch.Tensor,
+) -> torch.Tensor:
+    hidden_1ND: torch.Tensor = model.base_model(
+        input_ids=ids_N[None],
+        position_ids=positions_N[None],
+        use_cache=False,
+        **packed_kwargs(cu_seqlens_S1, max_seqlen),
+    ).last_hidden_state
+    return hidden_1ND[0].index_select(0, predict_M)
+
+
+def export(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    folder: Path | str,
+    *,
+    world: World | None = None,
+) -> None:
+    """Write an ordinary Hugging Face folder: config, safetensors in the weights' own dtype and
+    under released names (a tensor for each expert), tokenizer. Adapters are merged into the weights
+    they belong to. Sharded weights are gathered one tensor at a time to rank 0, which writes; all
+    ranks must call."""
+    writes = world is None or world.rank == 0
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in full_weights(model):
+        if writes:
+            weights[name] = tensor.cpu()
+    if not writes:
+        return
+    own = {name for name, _ in model.named_non_persistent_buffers()}
+    weights |= {n: b.cpu() for n, b in model.named_buffers() if n not in own}
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    config = copy.deepcopy(model.config)
+    # FSDP makes a class of its own that says so in its name.
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    config.dtype = next(iter(weights.values())).dtype
+    config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    # Experts come out of it as views of one tensor, which safetensors does not write.
+    # Names follow from the family alone; a model that was loaded with adapters would add to them.
+    weights = revert_weight_conversion(empty_model(model.config, dtype=torch.float32), weights)
+    for name, tensor in weights.items():
+        if tensor.untyped_storage().nbytes() > tensor.nbytes:
+            weights[name] = tensor.clone()
+    save_torch_state_dict(weights, folder, metadata={"format": "pt"})
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def described_in(weights: Path) -> Path:
+    """The folder of the model's config: adapters stand on another folder's weights."""
+    adapters = weights / "adapter_config.json"
+    if not adapters.exists():
+        return weights
+    return Path(json.loads(adapters.read_text())["base_model_name_or_path"])

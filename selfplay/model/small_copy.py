@@ -1,0 +1,258 @@
+"""Is a family computed here as transformers computes it? Asked of a small random copy, on the CPU.
+
+The copy has each kind of layer once, narrow layers, few words, a window shorter than the text, and
+caps that act. It costs seconds whatever the size of the model, and needs no weights. What the
+trainer scores on packed rows, on weights read in shards, and what the hf engine says it sampled are
+compared with transformers' own eager forward pass.
+
+All differences are the largest of any token, in nats.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from selfplay.distributed import fill_shards
+from selfplay.engines.base import Request, Sampling
+from selfplay.engines.hf import HFEngine
+from selfplay.model.policy import empty_model, load_model, policy_logprobs, without_loading_bar
+from selfplay.model.stored import Stored
+
+# In fp32 a log-prob of a few nats through a handful of narrow layers is off by 1e-6 to 5e-6; a part
+# that is left out shows at 1e-2 and above. Where a family amplifies more (scores of attention that
+# nothing divides), what all weights moved by one rounding change says how much more is noise.
+BOUND, NOISES, MOST = 1e-4, 30.0, 1e-2
+WINDOW, WORDS = 6, 96
+TEXTS = (7, 24, 3)  # tokens of each; the second is longer than the window
+# Keys of a config and what they become, where they are larger.
+NARROW = {
+    "intermediate_size": 64, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+    "shared_intermediate_size": 32, "q_lora_rank": 32, "kv_lora_rank": 32, "num_experts": 4,
+    "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
+    "topk_group": 1, "first_k_dense_replace": 1, "sliding_window": WINDOW,
+    "final_logit_softcapping": 2.0, "attn_logit_softcapping": 0.5,
+}  # fmt: skip
+
+
+def small_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The config of the copy: each kind of layer once (at least two layers), at most 4 heads."""
+    small = copy.deepcopy(config)
+    num = config.num_hidden_layers
+    lists: dict[str, Any] = {
+        key: value
+        for key, value in vars(config).items()
+        if isinstance(value, (list, tuple)) and len(value) == num and num > 1
+    }
+    kinds = list(zip(*lists.values(), strict=True)) if lists else [()] * num
+    kept = sorted({kinds.index(kind) for kind in kinds} | {0, num - 1} | set(range(min(2, num))))
+    for key, value in lists.items():
+        setattr(small, key, [value[i] for i in kept])
+    small.num_hidden_layers = len(kept)
+    for key, most in NARROW.items():
+        value = getattr(config, key, None)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value > most:
+            setattr(small, key, most)
+    heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    if heads > 4:
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        small.num_attention_heads = 4
+        if groups is not None:
+            small.num_key_value_heads = 4 if groups == heads else min(2, groups)
+        small.hidden_size = 4 * width
+    small.vocab_size = WORDS
+    small.pad_token_id = small.bos_token_id = small.eos_token_id = None
+    return small
+
+
+def shake(model: PreTrainedModel) -> None:
+    """Weights of order one; no bias or norm stays neutral, which would hide its absence."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim > 1:
+                parameter.copy_(1.5 * noise / math.sqrt(parameter.shape[-1]))
+            else:
+                parameter.add_(0.3 * noise)
+
+
+@contextmanager
+def layer_outputs(model: PreTrainedModel) -> Iterator[list[Tensor]]:
+    """Inside, each layer's hidden state [D] at the row's last token, on the CPU, as it is made."""
+    seen: list[Tensor] = []
+
+    def keep(_module: nn.Module, _args: Any, output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        seen.append(hidden.reshape(-1, hidden.shape[-1])[-1].detach().float().cpu())
+
+    layers = getattr(model.base_model, "layers", [])
+    hooks = [layer.register_forward_hook(keep) for layer in layers]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def first_difference(mine: Sequence[Tensor], theirs: Sequence[Tensor], *, bound: float) -> str:
+    """Where the hidden states of two passes part: by more than `bound` of their norm."""
+    for index, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        if not float((a - b).norm()) <= bound * float(b.norm()):
+            return f"first after layer {index}"
+    return "after the last layer, in the logits" if mine else "in a layer that is not known"
+
+
+def eager_logprobs(
+    model: PreTrainedModel,
+    ids: Sequence[int],
+    *,
+    last: int,
+    device: torch.device | None = None,
+) -> Tensor:
+    """The model's own forward pass on one text without packing: log-probs of its `last` tokens, on
+    the CPU. `device` is where the ids go (default: the model's)."""
+    text = torch.tensor([list(ids)], device=device or model.device)
+    with torch.no_grad():
+        logits = model(input_ids=text, use_cache=False, logits_to_keep=last + 1).logits
+    found = logits[0, -last - 1 : -1].float().log_softmax(-1).gather(1, text[0, -last:, None])
+    return found[:, 0].cpu()
+
+
+def packed_logprobs(
+    model: PreTrainedModel, texts: Sequence[Sequence[int]], *, grad: bool = False
+) -> Tensor:
+    """The trainer's log-probs of every token but each text's first, in one packed row."""
+    ids_N = torch.tensor([token for text in texts for token in text])
+    positions_N = torch.cat([torch.arange(len(text)) for text in texts])
+    bounds = [0, *accumulate(len(text) for text in texts)]
+    first_N = torch.zeros(len(ids_N), dtype=torch.bool)
+    first_N[bounds[:-1]] = True
+    targets_M = (~first_N).nonzero()[:, 0]
+    with torch.set_grad_enabled(grad):
+        logprobs_M, _ = policy_logprobs(
+            model,
+            ids_N,
+            positions_N,
+            torch.tensor(bounds, dtype=torch.int32),
+            max(map(len, texts)),
+            targets_M - 1,
+            ids_N[targets_M],
+            temperature=1.0,
+        )
+    return logprobs_M
+
+
+def _rounded(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy whose weights are off by one step of fp32 each, up or down."""
+    other = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            signs = torch.randn(parameter.shape, generator=generator).sign()
+            parameter.mul_(1.0 + torch.finfo(torch.float32).eps * signs)
+    return other
+
+
+def whole_copy(folder: Path) -> PreTrainedModel:
+    return load_model(str(folder), device="cpu", dtype=torch.float32).eval()
+
+
+def in_shards(folder: Path) -> PreTrainedModel:
+    """The folder's model, built without memory and filled as shards are."""
+    model = empty_model(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    stored = Stored(folder, model)
+    fill_shards(model, stored.read, torch.device("cpu"))
+    return model.eval()
+
+
+def check_copy(config: PretrainedConfig, *, engine: bool) -> str | None:
+    """What differs from transformers on a small random copy, None where nothing does.
+
+    `engine` asks the hf engine too. Global generators stay as they were.
+    """
+    generator = torch.Generator().manual_seed(1)
+    texts = [torch.randint(0, WORDS, (num,), generator=generator).tolist() for num in TEXTS]
+    with tempfile.TemporaryDirectory() as name, torch.random.fork_rng(devices=[]):
+        try:
+            plain = _plain_copy(config, Path(name))
+            alone = [eager_logprobs(plain, ids, last=len(ids) - 1) for ids in texts]
+        except Exception as error:  # noqa: BLE001 — a config that cannot be made small is told
+            what = f"{type(error).__name__}: {error}"
+            print(f"start check: no small copy of {config.model_type} can be made ({what})")
+            return None
+        return _compared(Path(name), plain, texts, alone, engine=engine)
+
+
+def _plain_copy(config: PretrainedConfig, folder: Path) -> PreTrainedModel:
+    torch.manual_seed(0)
+    made = AutoModelForCausalLM.from_config(small_config(config), dtype=torch.float32)
+    shake(made)
+    with without_loading_bar():
+        made.save_pretrained(folder)
+        plain: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        )
+    return plain.eval()
+
+
+def _compared(
+    folder: Path,
+    plain: PreTrainedModel,
+    texts: Sequence[list[int]],
+    alone: Sequence[Tensor],
+    *,
+    engine: bool,
+) -> str | None:
+    expected = torch.cat(list(alone))
+    with layer_outputs(plain) as theirs:
+        eager_logprobs(plain, texts[1], last=1)
+    moved = eager_logprobs(_rounded(plain), texts[1], last=TEXTS[1] - 1)
+    bound = min(max(BOUND, NOISES * _largest(moved - alone[1])), MOST)
+    ways: dict[str, Callable[[], PreTrainedModel]] = {
+        "the trainer's packed rows": lambda: whole_copy(folder),
+        "weights that are read in shards": lambda: in_shards(folder),
+    }
+    for what, make in ways.items():
+        try:
+            model = make()
+            gap = _largest(packed_logprobs(model, texts) - expected)
+            with layer_outputs(model) as ours:
+                packed_logprobs(model, [texts[0], texts[1]])
+        except Exception as error:  # noqa: BLE001 — whatever a family raises is told
+            return f"{what} cannot be computed ({type(error).__name__}: {error})"
+        if not gap <= bound:
+            where = first_difference(ours, theirs, bound=bound)
+            return f"{what} differ by {gap:.2g} nats from its eager forward pass, {where}"
+    return _engine_differs(whole_copy(folder), plain, texts, bound=bound) if engine else None
+
+
+def _engine_differs(
+    mine: PreTrainedModel, plain: PreTrainedModel, texts: Sequence[list[int]], *, bound: float
+) -> str | None:
+    requests = [Request(ids, 12, seed) for seed, ids in enumerate(texts[:2])]
+    try:
+        said = HFEngine(mine).generate(requests, Sampling(temperature=1.0, stop_ids=()))
+    except Exception as error:  # noqa: BLE001 — whatever a family raises is told
+        return f"the hf engine cannot generate ({type(error).__name__}: {error})"
+    gap = 0.0
+    for ids, completion in zip(texts[:2], said, strict=True):
+        own = eager_logprobs(plain, [*ids, *completion.ids], last=len(completion.ids))
+        gap = max(gap, _largest(own - torch.tensor(completion.logprobs)))
+    if not gap <= bound:
+        return f"the hf engine differs by {gap:.2g} nats from its eager forward pass"
+    return None
+
+
+def _largest(gaps: Tensor) -> float:
+    return float(gaps.abs().max())

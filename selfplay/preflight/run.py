@@ -1,0 +1,144 @@
+"""What can be known to be wrong before a run or an evaluation makes anything.
+
+Every mistake is a SettingsError or a ValueError of one line that names the key, the rule and the
+value. Loads no weights and writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from jinja2.exceptions import TemplateError
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+
+from selfplay.chat.rendering import Rendering, make_rendering
+from selfplay.chat.tokenizer import train_tokenizer
+from selfplay.config import Config
+from selfplay.config.player_spec import ENDPOINT, Spec, parse_shares, parse_spec
+from selfplay.config.settings import SettingsError
+from selfplay.data.instances import TOKENIZER, generated
+from selfplay.engines.endpoint import check_address, endpoint_key
+from selfplay.games import kit_of
+from selfplay.metrics.log import check_wandb
+from selfplay.model.hub import check_weights, local_folder
+from selfplay.model.policy import described_in
+
+
+class Words(argparse.ArgumentParser):
+    """A command line whose mistakes are ValueErrors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def refused(program: str, error: Exception, *, status: int = 2) -> int:
+    """Say what is wrong, in one line; returns the exit status."""
+    print(f"{program}: {' '.join(str(error).split())[:1500]}", file=sys.stderr)
+    return status
+
+
+def check_run(config: Config) -> None:
+    """All that `train.py` needs of the machine, the model and the run folder.
+
+    Raises SettingsError.
+    """
+    check_folder(Path(config.out), what="out")
+    check_machine(config)
+    check_wandb(config.wandb)
+    for spec, _ in parse_shares(config.rollout.partners):
+        check_endpoint(spec, config, what="rollout.partners")
+    if config.reward.kind == "collab" and config.reward.collab.judge != "rubric":
+        judge = parse_spec(config.reward.collab.judge)
+        check_endpoint(judge, config, what="reward.collab.judge")
+    read_rendering(config)
+
+
+def check_machine(config: Config) -> None:
+    """Raise SettingsError for a device or an engine that is not here."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise SettingsError(
+            f"device must be cpu or auto where torch {torch.__version__} finds no GPU, got cuda; "
+            "with a GPU here install a torch for CUDA (requirements-gpu.txt)"
+        )
+    if config.engine.kind != "sglang":
+        return
+    if importlib.util.find_spec("sglang") is None:
+        raise SettingsError(
+            "engine.kind must be hf where SGLang is not installed, got sglang; `pip install -r "
+            "requirements-gpu.txt` installs it"
+        )
+    if not torch.cuda.is_available() and os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
+        raise SettingsError(
+            "engine.kind must be hf where torch finds no GPU, got sglang; SGLang's build for CPUs "
+            "needs SGLANG_USE_CPU_ENGINE=1 in the environment"
+        )
+
+
+def check_folder(folder: Path, *, what: str) -> None:
+    """Raise SettingsError for a folder that is none or that nothing could be written to."""
+    if str(folder) == ".":
+        raise SettingsError(f"{what} must name a folder of its own, got '{folder}'")
+    try:
+        if "\0" in str(folder):
+            raise ValueError("no path holds a NUL character")
+        here = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not here.is_dir():
+            raise SettingsError(f"{what} must be a folder, got {folder}: {here} is a file")
+        with tempfile.TemporaryFile(dir=here):
+            pass
+    except (OSError, ValueError) as error:
+        if isinstance(error, SettingsError):
+            raise
+        raise SettingsError(f"{what} must be a folder to write to, got {folder}: {error}") from None
+
+
+def check_endpoint(spec: Spec, config: Config, *, what: str) -> None:
+    """Raise SettingsError for an endpoint without a usable address or key; any other partner
+    passes."""
+    if spec.kind == ENDPOINT:
+        check_address(spec.address[1], what=what)
+        endpoint_key(config.endpoint)
+
+
+def read_rendering(config: Config) -> Rendering:
+    """The policy's chat, made from its folder's tokenizer, or from an untrained one of the scratch
+    model's size, before there is a trained one.
+
+    Raises SettingsError for a model, a tokenizer or a template that cannot be used.
+    """
+    try:
+        tokenizer = _tokenizer(config)
+        return make_rendering(tokenizer, template_kwargs=config.model.chat_template)
+    except SettingsError:
+        raise
+    except (ValueError, TypeError, TemplateError) as error:
+        raise SettingsError(
+            f"the chat template of {config.model.path or 'model.scratch'} with "
+            f"model.chat_template {config.model.chat_template} cannot be used: {error}"
+        ) from error
+
+
+def _tokenizer(config: Config) -> PreTrainedTokenizerBase:
+    path, scratch = config.model.path, config.model.scratch
+    if path is None:
+        assert scratch is not None
+        instances = generated(config, TOKENIZER, start=0, num=1)
+        phrases = kit_of(config.game).phrases(instances, config.game)
+        try:
+            return train_tokenizer([], vocab_size=scratch.vocab_size, phrases=phrases)
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+    folder = local_folder(path)
+    check_weights(folder, what="model.path")
+    try:
+        AutoConfig.from_pretrained(described_in(folder))
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:
+        raise SettingsError(f"model.path: {folder} cannot be read: {error}") from error

@@ -1,0 +1,247 @@
+"""One game: its records, and how it is played turn by turn. A game under way can be forked.
+
+Speaks of seats, turns and episodes; knows no torch and no rewards.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dialop.game import Game, Outcome, Prompt
+from selfplay.chat.transcript import Transcript
+from selfplay.config import Config
+from selfplay.engines.base import Completion, Request
+from selfplay.rollout.players import Move, Player
+
+VOID = "void"  # how a game ended that a partner left: it counts for nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One try at a move: who, the text, the legal action or the error and its kind, what each seat
+    then reads."""
+
+    seat: int
+    text: str
+    action: str | None
+    error: str | None
+    error_kind: str | None
+    observations: tuple[str, ...]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One played game. `ended` is "agreed", "turns", "retries", "tokens" or "void".
+
+    Transcripts are None for partners. `views[seat]` is what the seat knew at the end, for measures
+    and reports.
+    """
+
+    instance: str
+    index: int
+    players: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
+    turns: tuple[Turn, ...]
+    transcripts: tuple[Transcript | None, ...]
+    views: tuple[Any, ...]
+    outcome: Outcome
+    ended: str
+    branches: tuple[BranchPoint, ...] = ()
+
+    def num_errors(self, seat: int) -> int:
+        return sum(turn.error is not None for turn in self.turns if turn.seat == seat)
+
+
+@dataclass(frozen=True, slots=True)
+class BranchPoint:
+    """Turns that were tried from one state: `turn` counts the tries of the game before it.
+
+    `futures[sibling, future]` is the game that followed, told from its very beginning. Sibling 0 is
+    the turn that the game itself took, so (0, 0) is that game and not among them. Filled while the
+    rollout runs.
+    """
+
+    turn: int
+    seat: int
+    continuations: dict[tuple[int, int], Episode] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Branching:
+    """Where a game is forked: at turns by `rule` (`rollout.branch.turns`), at most `most` of them,
+    or at the drawn ones; into how many sibling turns, each played on in how many futures."""
+
+    rule: str
+    most: int
+    drawn: frozenset[int]
+    siblings: int
+    continuations: int
+
+
+@dataclass(frozen=True, slots=True)
+class GameSetup:
+    """A game about to be played: the game, who sits in each seat, and its place in the step."""
+
+    game: Game
+    players: tuple[Player, ...]
+    instance: str
+    index: int
+    branching: Branching | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a game ends without agreement: legal moves a game, refused moves a turn."""
+
+    max_turns: int
+    max_retries: int
+
+
+def limits_of(config: Config) -> Limits:
+    return Limits(max_turns=config.rollout.max_turns, max_retries=config.rollout.max_retries)
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """What a game yields to have another one played beside it; it is sent nothing back."""
+
+    playing: Playing
+
+
+Playing = Generator[Request | Spawn, Completion, Episode]
+
+
+class Position:
+    """A game under way: what was said, what each seat has yet to read, why it ended.
+
+    `ended` is None while the game goes on. `fork` gives an independent game from this very turn
+    with the transcripts copied, so nothing that was said is rendered or sampled again.
+    """
+
+    __slots__ = (
+        "_limits",
+        "_num_legal",
+        "_num_refused",
+        "_prompts",
+        "_unread",
+        "ended",
+        "table",
+        "turns",
+    )
+
+    def __init__(self, table: GameSetup, limits: Limits) -> None:
+        game = table.game
+        self.table, self._limits = table, limits
+        self.turns: list[Turn] = []
+        self.ended: str | None = None
+        self._prompts = tuple(game.prompt(seat) for seat in range(game.num_seats))
+        self._unread = [""] * game.num_seats
+        self._num_legal, self._num_refused = 0, 0
+        self._close()
+
+    def turn(self) -> Generator[Request, Completion, None]:
+        """One try of the seat to move: yields its prompt where a model speaks, is sent the
+        completion.
+
+        A move that was cut off at its token limit is refused before the game sees it, like any
+        other error.
+        """
+        game = self.table.game
+        seat = game.seat_to_move
+        assert self.ended is None and seat is not None
+        player = self.table.players[seat]
+        move = yield from player.move(game, seat, self._unread[seat])
+        if move is None or move.void is not None:
+            self.ended = "tokens" if move is None else VOID
+            return
+        turn = _tried(game, seat, move)
+        self.turns.append(turn)
+        self._unread[seat] = turn.error or ""
+        for s, text in enumerate(turn.observations):
+            self._unread[s] = "\n".join(part for part in (self._unread[s], text) if part)
+        if turn.error is None:
+            self._num_legal, self._num_refused = self._num_legal + 1, 0
+        else:
+            self._num_refused += 1
+            player.refused()
+        self._close()
+
+    def fork(self, *names: object) -> Position:
+        """The same game from here on, its draws named further; the two know nothing of each
+        other."""
+        twin, table = copy.copy(self), self.table
+        players = tuple(player.fork(*names) for player in table.players)
+        twin.table = replace(table, game=table.game.clone(), players=players)
+        twin.turns, twin._unread = list(self.turns), list(self._unread)
+        return twin
+
+    def episode(self) -> Episode:
+        """The record of the game as it stands."""
+        table, game = self.table, self.table.game
+        return Episode(
+            instance=table.instance,
+            index=table.index,
+            players=tuple(p.name for p in table.players),
+            prompts=self._prompts,
+            turns=tuple(self.turns),
+            transcripts=tuple(p.transcript for p in table.players),
+            views=tuple(game.view(seat) for seat in range(game.num_seats)),
+            outcome=game.outcome(),
+            ended=self.ended or "",
+        )
+
+    def _close(self) -> None:
+        if self.table.game.seat_to_move is None:
+            self.ended = "agreed"
+        elif self._num_legal >= self._limits.max_turns:
+            self.ended = "turns"
+        elif self._num_refused > self._limits.max_retries:
+            self.ended = "retries"
+
+
+def play(position: Position) -> Playing:
+    """One game to its end: yields each prompt, is sent its completion, returns the episode."""
+    while position.ended is None:
+        yield from position.turn()
+    return position.episode()
+
+
+def named(table: GameSetup, playing: Playing) -> Playing:
+    """Whatever goes wrong in a game is a bug: let it crash, but say in which game."""
+    try:
+        return (yield from playing)
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        error.add_note(
+            f"in instance {table.instance}, episode {table.index}, seat {table.game.seat_to_move}"
+        )
+        raise
+
+
+def _tried(game: Game, seat: int, move: Move) -> Turn:
+    """What became of one try at a move."""
+    if not move.complete:
+        error = "Error: your move was cut off; be shorter."
+        nothing = ("",) * game.num_seats
+        return Turn(seat, move.text, None, error, "cut_off", nothing, move.num_tokens)
+    step = game.step(seat, move.text)
+    return Turn(
+        seat,
+        move.text,
+        step.action,
+        step.error,
+        step.error_kind,
+        step.observations,
+        move.num_tokens,
+    )

@@ -1,0 +1,241 @@
+"""From settings to the parts of a run: tokenizer, first weights, learner, engine. Each made once.
+
+Memory on a GPU decides the order: the engine starts first and takes its share of what is free, then
+sleeps while the learner is made beside it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from selfplay.chat.rendering import Rendering, make_rendering
+from selfplay.checkpoint import export_atomically, export_once
+from selfplay.colocation.offload import Offload
+from selfplay.colocation.start import load_engine
+from selfplay.config import Config
+from selfplay.config.settings import SettingsError
+from selfplay.distributed import World, barrier, gather_objects, init_world
+from selfplay.engines.base import Engine
+from selfplay.engines.hf import HFEngine
+from selfplay.learner.critic import Critic, make_critic
+from selfplay.learner.learner import Learner
+from selfplay.learner.optimizer import make_optimizer
+from selfplay.model.hub import local_folder
+from selfplay.model.liger import liger_is_here
+from selfplay.model.lora import Adapters
+from selfplay.model.policy import DTYPES, described_in, load_sharded, scratch_model
+from selfplay.warm_start import scratch_tokenizer, tokenizer_folder, warm_start
+
+
+def open_world(config: Config) -> World:
+    """The threads and ranks that the settings ask for. Raises ValueError as `init_world` does."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    return init_world(
+        config.parallel.tp,
+        config.parallel.fsdp,
+        engine_tp=config.engine.tp_size,
+        device=None if config.device == "auto" else config.device,
+    )
+
+
+def check_shared(folder: Path, world: World) -> None:
+    """Every rank must see the run folder that rank 0 has opened: weights go through it.
+
+    Raises SettingsError, on every rank, where a host has another folder of that name, or none.
+    """
+    started = folder / "code.txt"
+    barrier(world)
+    seen = gather_objects(started.read_text("utf-8") if started.exists() else "", world)
+    strangers = [rank for rank, text in enumerate(seen) if text != seen[0]]
+    if strangers:
+        raise SettingsError(
+            f"out must be a folder on storage that all hosts share, got {folder}: ranks "
+            f"{strangers} do not see what rank 0 wrote there"
+        )
+
+
+def make_tokenizer(config: Config, folder: Path, world: World) -> PreTrainedTokenizerBase:
+    """The model's own tokenizer; a scratch model's is trained once and kept in the run folder."""
+    saved = tokenizer_folder(config, folder)
+    scratch = config.model.path is None
+    if scratch and world.rank == 0 and not (saved / "tokenizer.json").exists():
+        scratch_tokenizer(config).save_pretrained(saved)
+    barrier(world)
+    return AutoTokenizer.from_pretrained(saved)
+
+
+def read_template(config: Config, tokenizer: PreTrainedTokenizerBase, world: World) -> Rendering:
+    """The policy's chat template; where any player can type what opens its turns, rank 0 says so.
+
+    Raises SettingsError for a template that cannot be used.
+    """
+    rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
+    warn_forgeable(rendering, tokenizer.name_or_path, world)
+    return rendering
+
+
+def warn_forgeable(rendering: Rendering, name: str, world: World) -> None:
+    """Rank 0 warns of a chat template whose turn markers are text that any player can type."""
+    if rendering.typeable and world.rank == 0:
+        print(
+            f"warning: the chat template of {name} opens a turn with {rendering.typeable!r}, which "
+            "is plain text: a message can forge a turn (docs/chat_templates.md)",
+            file=sys.stderr,
+        )
+
+
+def first_weights(
+    config: Config,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    rendering: Rendering,
+    world: World,
+) -> Path:
+    """The folder that self-play starts from, made here if it is not there yet.
+
+    The warm start's result when there is one, else the model's own weights or random ones.
+    """
+    warm = folder / "warm_start"
+    if config.warm_start.num_games == 0:
+        return _own_weights(config, folder, tokenizer, world)
+    if not warm.exists():
+        own = _own_weights(config, folder, tokenizer, world)
+        learner = make_learner(without_lora(config), own, world, reference=False)
+        warm_start(learner, config, rendering, folder=folder)
+        export_atomically(learner.model, tokenizer, warm, world=world)
+    return warm
+
+
+def without_lora(config: Config) -> Config:
+    """The settings of an imitation: it trains all weights, adapters are put on its result."""
+    return replace(config, model=replace(config.model, lora=None))
+
+
+def make_learner(config: Config, weights: Path, world: World, *, reference: bool) -> Learner:
+    """The policy spread over the ranks, its optimizer and, if asked for, a frozen reference.
+
+    With adapters only they are trained, and the reference is the same model without them.
+    """
+    lora = config.model.lora
+    model = _load(config, weights, world).eval()
+    frozen = None
+    if reference:
+        frozen = _load(config, weights, world).requires_grad_(False) if lora is None else model
+    return Learner(
+        model=model,
+        optimizer=make_optimizer(model, config.optim, seed=config.seed),
+        world=world,
+        compute_dtype=DTYPES[config.model.dtype],
+        reference=frozen,
+        kl=config.algorithm.kl,
+        reference_moves=config.algorithm.reference_every > 0,
+        adapters=None if lora is None else Adapters(lora, weights),
+    )
+
+
+def make_own_critic(config: Config, weights: Path, learner: Learner) -> Critic | None:
+    """PPO's critic, on a second model from the same weights or on the learner's hidden states."""
+    if config.algorithm.method != "ppo":
+        return None
+    own = config.critic.kind == "model"
+    backbone = _load(without_lora(config), weights, learner.world) if own else None
+    width = learner.model.config.hidden_size
+    return make_critic(
+        backbone, width=width, config=config.critic, optim=config.optim, world=learner.world
+    )
+
+
+def shares_policy(config: Config, world: World) -> bool:
+    """Whether the engine can read the very parameters that train: whole ones, in one process."""
+    return config.engine.kind == "hf" and world.mesh is None
+
+
+def start_engine(
+    config: Config,
+    weights: Path,
+    world: World,
+    *,
+    listen: Callable[[Engine | None], None],
+    cleanup: ExitStack,
+) -> Engine | None:
+    """This rank's own engine, asleep; None where it shares the policy or another rank's engine.
+
+    It holds the first weights, which the first push replaces; `listen` hears it before it sleeps.
+    `cleanup` will close it.
+    """
+    if shares_policy(config, world):
+        return None
+    engine = load_engine(config, weights, world, cleanup=cleanup)
+    listen(engine)
+    if engine is not None:
+        engine.sleep()
+    return engine
+
+
+def make_offload(config: Config, learner: Learner) -> Offload:
+    """What waits in host memory while the engine plays."""
+    parallel = config.parallel
+    return Offload(
+        learner,
+        state=parallel.offload_optimizer,
+        reference=parallel.offload_reference,
+        parameters=parallel.offload_parameters,
+    )
+
+
+def share_policy(config: Config, learner: Learner) -> Engine:
+    """An engine that speaks with the very parameters the learner trains: nothing is copied."""
+    return HFEngine(learner.model, max_batch=config.engine.max_batch)
+
+
+def _own_weights(
+    config: Config, folder: Path, tokenizer: PreTrainedTokenizerBase, world: World
+) -> Path:
+    """The model's own folder, or the run's folder of random weights in the scratch shape."""
+    if config.model.path is not None:
+        own = local_folder(config.model.path)
+        if described_in(own) != own:
+            raise SettingsError(
+                f"model.path must be a whole model to train, got adapters: {own}; nearest: the "
+                "final/ of their run, which holds them merged"
+            )
+        return own
+    random = folder / "random_start"
+    if world.rank == 0 and not random.exists():
+        export_once(_scratch(config, tokenizer), tokenizer, random)
+    barrier(world)
+    return random
+
+
+def _scratch(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    scratch = config.model.scratch
+    assert scratch is not None
+    return scratch_model(
+        scratch,
+        vocab_size=max(scratch.vocab_size, len(tokenizer)),
+        seed=config.seed,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _load(config: Config, weights: Path, world: World) -> PreTrainedModel:
+    """Master weights in their dtype, layers computing in the configured one."""
+    return load_sharded(
+        str(weights),
+        world,
+        dtype=DTYPES[config.optim.master_dtype],
+        param_dtype=DTYPES[config.model.dtype],
+        activation_checkpointing=config.parallel.checkpointing,
+        lora=config.model.lora,
+        seed=config.seed,
+        liger=config.model.liger and world.device.type == "cuda" and liger_is_here(),
+    )
