@@ -32,12 +32,12 @@ from selfplay.config import Config
 from selfplay.config.player_spec import PERSON
 from selfplay.config.settings import SettingsError, dump
 from selfplay.distributed import World, close_world
-from selfplay.engines.base import Engine
 from selfplay.evaluation.crossplay import Voice, play_matrix
 from selfplay.evaluation.crossplay_report import matrix_text, write_matrix
 from selfplay.evaluation.crossplay_sources import find_cross_play, split_list
 from selfplay.evaluation.evaluate import (
     AllVoid,
+    EvaluationContext,
     check_room,
     evaluate,
     evaluate_people,
@@ -65,7 +65,6 @@ from selfplay.preflight.run import (
     read_rendering,
     refused,
 )
-from selfplay.rollout.seating import Partner
 from selfplay.setup import open_world, warn_forgeable
 
 
@@ -78,7 +77,13 @@ def find_rendering(source: Source, config: Config, *, games: Games, world: World
     warn_forgeable(rendering, str(source.weights), world)
     text = AutoConfig.from_pretrained(described_in(source.weights)).get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
-    check_room(games.instances, rendering=rendering, config=config, max_positions=positions)
+    check_room(
+        games.instances,
+        rendering=rendering,
+        game=config.game,
+        rollout=config.rollout,
+        max_positions=positions,
+    )
     return rendering
 
 
@@ -97,30 +102,21 @@ def play_all(
     source: Source,
     *,
     games: Games,
-    rendering: Rendering,
-    partner: Partner,
-    engine: Engine | None,
-    world: World,
+    context: EvaluationContext,
 ) -> Page | None:
     """Play every row of the page; None on ranks other than the first."""
     rows = {}
     for temperature in asked.temperature:
         name = row_name(asked.partner, temperature, usual=config.rollout.temperature)
-        rows[name] = evaluate(
-            games.instances,
-            engine,
-            rendering=rendering,
-            config=config,
-            world=world,
-            partner=partner,
-            temperature=temperature,
-        )
-    if world.rank:
+        rows[name] = evaluate(games.instances, context, temperature=temperature)
+    if context.world.rank:
         return None
     if games.records:
         rows["people"] = evaluate_people(games.records, games.instances)
     for spec in kit_of(config.game).BASELINES:
-        rows[spec] = evaluate_scripted(games.instances, spec=spec, config=config)
+        rows[spec] = evaluate_scripted(
+            games.instances, spec=spec, game=config.game, rollout=config.rollout
+        )
     facts = {
         "checkpoint": str(asked.checkpoint),
         "weights": str(source.weights),
@@ -267,7 +263,7 @@ def one_policy(asked: argparse.Namespace) -> int:
         (asked.checkpoint,) = asked.checkpoint
         source = find_source(asked.checkpoint)
         config = find_config(source, asked.config, asked.overrides)
-        asked.partner = asked.partner or usual_partner(config)
+        asked.partner = asked.partner or usual_partner(config.game, config.rollout)
         played = asked.config or source.settings or source.home
         spec = find_partner(asked.partner, config, played=played, overrides=asked.overrides)
         asked.temperature = asked.temperature or [config.rollout.temperature]
@@ -298,10 +294,13 @@ def one_policy(asked: argparse.Namespace) -> int:
                 config,
                 source,
                 games=games,
-                rendering=rendering,
-                partner=partners.for_step(0)[0][0],
-                engine=partners.beside(engine),
-                world=world,
+                context=EvaluationContext.of(
+                    config,
+                    partners.beside(engine),
+                    rendering=rendering,
+                    world=world,
+                    partner=partners.for_step(0)[0][0],
+                ),
             )
     except AllVoid as error:
         return refused("eval.py", error, status=1)

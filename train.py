@@ -13,160 +13,140 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from selfplay.checkpoint import finish, resume, save_checkpoint
+from selfplay.checkpoint import finish, save_checkpoint
 from selfplay.colocation.handover import sleep_engine, sync_and_wake
 from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck, saved_first
 from selfplay.config import Config, load_config
 from selfplay.config.settings import SettingsError, describe
-from selfplay.credit.advantages import reward_samples
-from selfplay.credit.compare import compute_advantages
+from selfplay.credit.advantages import compute_advantages, reward_samples
 from selfplay.credit.dynamic_sampling import Played, play_full
 from selfplay.data.instances import check_files
-from selfplay.data.stream import TrainStream
-from selfplay.distributed import World, close_world, gather_objects, on_first_rank
+from selfplay.distributed import World, close_world, gather_objects
 from selfplay.engines.base import Sampling
 from selfplay.evaluation.drift_monitor import (
-    DriftMonitor,
     LanguageDrift,
     check_watch,
-    make_drift_monitor,
 )
-from selfplay.evaluation.held_out import EvaluationContext, held_out, held_out_at_start, validation
+from selfplay.evaluation.held_out import held_out, validation
 from selfplay.learner.batch import share_by_tokens
 from selfplay.learner.mismatch import EngineDisagrees
 from selfplay.learner.policy_update import update_policy
 from selfplay.learner.recompute import recompute_logprobs
 from selfplay.learner.reference import update_reference
 from selfplay.metrics.journal import Journal
-from selfplay.metrics.log import Stopwatch, open_run
-from selfplay.metrics.run_lock import hold_run
+from selfplay.metrics.log import Stopwatch
 from selfplay.metrics.step import step_metrics
-from selfplay.partners.judge import judge_interactivity, make_judge
-from selfplay.partners.partners import Partners, check_partners, make_partners
-from selfplay.preflight.model import check_model
+from selfplay.partners.judge import judge_interactivity
+from selfplay.partners.partners import check_partners
 from selfplay.preflight.run import Words, check_run, refused
-from selfplay.rollout import driver as rollout
+from selfplay.rollout.driver import first_turns, play_games
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import check_players, self_play_games
-from selfplay.setup import (
-    check_shared,
-    first_weights,
-    make_learner,
-    make_offload,
-    make_own_critic,
-    make_tokenizer,
-    open_world,
-    read_template,
-    share_policy,
-    shares_policy,
-    start_engine,
-)
+from selfplay.setup import Run, open_world, set_up, trainer_state
 from selfplay.warm_start import auxiliary_imitation
 
 
 def train(config: Config, world: World, cleanup: ExitStack) -> None:
-    """The whole run: its parts, then one screen of loop."""
-    folder = Path(config.out)
-    on_first_rank(lambda: cleanup.callback(hold_run(folder).close), world)
-    on_first_rank(partial(open_run, folder, config), world)
-    check_shared(folder, world)
-    stream = cleanup.enter_context(closing(TrainStream(config)))
-    tokenizer = make_tokenizer(config, folder, world)
-    rendering = read_template(config, tokenizer, world)
-    start = check_model(config, tokenizer, rendering, world)
-    weights = first_weights(config, folder, tokenizer, rendering, world)
-    partners = make_partners(config, rendering, world, cleanup=cleanup)
-    drift_monitor = make_drift_monitor(config, weights, partners)
-    engine = start_engine(config, weights, world, listen=start.listen, cleanup=cleanup)
-    learner = make_learner(config, weights, world, reference=config.algorithm.kl > 0)
-    learner.critic = make_own_critic(config, weights, learner)
-    engine = share_policy(config, learner) if shares_policy(config, world) else engine
-    start.compare(learner, engine, weights)
-    voices = partners.beside(engine)
-    context = EvaluationContext(voices, partners.usual(), rendering, world)
-    offload = make_offload(config, learner)
-    sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
-    limits, judge = limits_of(config), make_judge(config, world, cleanup=cleanup)
-    first_step, state = resume(folder, learner)
-    baselines: dict[str, float] = state.get("baselines", {})
-    partners.begin(state.get("partners", {}), learner, tokenizer)
-    stream.restore(state.get("edge", []))
-    sync_and_wake(learner, engine, offload, version=first_step, config=config)
-    held_out_at_start(first_step, config, context=context, folder=folder)
-    drift_monitor.begin(state.get("guard", {}), first_step, context)
-    journal, watch = Journal(folder, config, after_step=first_step, rank=world.rank), Stopwatch()
-    check = SyncCheck(learner, engine, config=config)
-    save = partial(save_checkpoint, folder, learner, tokenizer, keep=config.keep_checkpoints)
+    """Set up the run, then alternate play and update.
 
-    def play(step: int, places: Sequence[int]) -> Played:
-        instances, for_step = stream.step(step, places), partners.for_step(step)
-        tables = self_play_games(instances, for_step, step=step, config=config, rendering=rendering)
-        run = rollout.run(tables, voices, sampling=sampling, limits=limits, version=step)
-        return judge_interactivity(run, judge)
+    The method is GRPO (arXiv 2402.03300). What differs from the paper:
 
-    for step in range(first_step, config.steps):
-        save_before = partial(
-            save, step=step, state=_carried(baselines, stream, partners, drift_monitor)
-        )
+    - Two policies share one set of weights. A group is (instance, seat, partner): the seats of one
+      game share a reward, so they are never each other's baseline.
+    - Advantages are per token, so single turns can be penalised or compared (branch points).
+    - Groups without variance are dropped before the update.
+    - The loss is a mean over all trained tokens of all ranks (token_mean), not over sequences.
+    - The ratio's denominator is the engine's own log-prob of each sampled token.
+    - The KL term is off by default.
+    """
+    run = set_up(config, world, cleanup)
+    learner, engine, offload, watch = run.learner, run.engine, run.offload, Stopwatch()
+    baselines = run.baselines
+    journal = Journal(run.folder, config, after_step=run.first_step, rank=world.rank)
+    sync_check = SyncCheck(learner, engine, config=config)
+
+    save = partial(
+        save_checkpoint, run.folder, learner, run.tokenizer, keep=config.keep_checkpoints
+    )
+
+    for step in range(run.first_step, config.steps):
+        # A check that ends the run before the update saves the state before this step.
+        save_before = partial(save, step=step, state=trainer_state(run, baselines))
         with watch("play"):
-            episodes, played = play_full(partial(play, step), config=config, world=world)
-            check.listen(rollout.first_turns(episodes, NUM_TURNS))
+            episodes, rollout_stats = play_full(
+                partial(play, run, step),
+                num_instances=config.rollout.instances,
+                algorithm=config.algorithm,
+                reward=config.reward,
+                world=world,
+            )
+            sync_check.listen(first_turns(episodes, NUM_TURNS))
         with watch("credit"):
-            samples, credited = reward_samples(
+            samples, credit_stats = reward_samples(
                 episodes, algorithm=config.algorithm, reward=config.reward
             )
-            stream.remember(gather_objects(stream.spreads(credited.spreads), world))
-            mine = share_by_tokens(samples, world)
-            auxiliary = auxiliary_imitation(config, rendering, step=step, world=world)
+            reward_stds = run.stream.by_origin(credit_stats.reward_stds)
+            run.stream.remember(gather_objects(reward_stds, world))
+            samples = share_by_tokens(samples, world)
+            auxiliary = auxiliary_imitation(config, run.rendering, step=step, world=world)
         with watch("sleep"):
             sleep_engine(engine, offload, world)
-        with watch("score"), saved_first(save_before, step):
-            mine, scored = recompute_logprobs(learner, mine, config=config)
-            mine, baselines = compute_advantages(mine, baselines, config=config, world=world)
+        with watch("logprobs"), saved_first(save_before, step):
+            samples, metrics = recompute_logprobs(learner, samples, settings=run.settings)
+        with watch("advantages"):
+            samples, baselines = compute_advantages(
+                samples, baselines, algorithm=config.algorithm, world=world
+            )
         with watch("update"), saved_first(save_before, step):
-            learnt = scored | update_policy(learner, mine, auxiliary, step=step, config=config)
-            learnt |= update_reference(learner, learnt, step=step, config=config)
-        with watch("push"), check.put_off():
+            metrics |= update_policy(learner, samples, auxiliary, step=step, settings=run.settings)
+            metrics |= update_reference(learner, metrics, step=step, algorithm=config.algorithm)
+        with watch("push"), sync_check.put_off():
             sync_and_wake(learner, engine, offload, version=step + 1, config=config)
-        with watch("gate"):
-            learnt |= check.after_push(version=step + 1)
-        learnt |= partners.finish_step(step + 1, episodes, learner, tokenizer)
-        metrics = step_metrics(episodes, played, credited, learnt, world)
-        if config.eval.every and (step + 1) % config.eval.every == 0 and check.trouble is None:
+        with watch("sync_check"):
+            metrics |= sync_check.after_push(version=step + 1)
+        metrics |= run.partners.finish_step(step + 1, episodes, learner, run.tokenizer)
+        metrics = step_metrics(episodes, rollout_stats, credit_stats, metrics, world)
+        in_sync = sync_check.trouble is None
+        if config.eval.every and (step + 1) % config.eval.every == 0 and in_sync:
             with watch("eval"):
-                metrics |= drift_monitor.watch(step + 1, validation(config, context))
+                measured = validation(config, run.evaluation)
+                metrics |= run.drift_monitor.watch(step + 1, measured)
         journal.step(step + 1, metrics, episodes, watch)
-        last = (
-            step + 1 == config.steps or drift_monitor.stops(step + 1) or check.trouble is not None
-        )
+        last = step + 1 == config.steps or run.drift_monitor.stops(step + 1) or not in_sync
         if (step + 1) % config.save_every == 0 or last:
-            with watch("save"), check.put_off():
+            with watch("save"), sync_check.put_off():
                 sleep_engine(engine, offload, world)
-                save(step=step + 1, state=_carried(baselines, stream, partners, drift_monitor))
+                save(step=step + 1, state=trainer_state(run, baselines))
                 sync_and_wake(learner, engine, offload, version=step + 1, config=config)
-        check.hold(step + 1)
-        drift_monitor.hold(step + 1)
+        sync_check.hold(step + 1)
+        run.drift_monitor.hold(step + 1)
 
     journal.close()
-    held_out("after", config, context=context, folder=folder)
+    held_out("after", config, context=run.evaluation, folder=run.folder)
     sleep_engine(engine, offload, world)
-    finish(folder, learner, tokenizer, step=max(first_step, config.steps))
+    finish(run.folder, learner, run.tokenizer, step=max(run.first_step, config.steps))
 
 
-def _carried(
-    baselines: dict[str, float],
-    stream: TrainStream,
-    partners: Partners,
-    drift_monitor: DriftMonitor,
-) -> dict[str, Any]:
-    """What the next step needs beside the learner, as plain values for a checkpoint."""
-    state = {"baselines": baselines, "edge": stream.state()}
-    return state | {"partners": partners.state(), "guard": drift_monitor.state()}
+def play(run: Run, step: int, places: Sequence[int]) -> Played:
+    """Play the games of these places of a step's batch."""
+    config, rendering = run.config, run.rendering
+    setups = self_play_games(
+        run.stream.step(step, places),
+        run.partners.for_step(step),
+        step=step,
+        game=config.game,
+        rollout=config.rollout,
+        seed=config.seed,
+        rendering=rendering,
+    )
+    sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
+    limits = limits_of(config.rollout)
+    games = play_games(setups, run.router, sampling=sampling, limits=limits, version=step)
+    return judge_interactivity(games, run.judge)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -188,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_players(config)
         check_partners(config)
         check_watch(config)
-        check_files(config)
+        check_files(config.game, config.data)
         check_run(config)
         world = open_world(config)
     except (SettingsError, ValueError, OSError) as error:

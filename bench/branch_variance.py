@@ -34,12 +34,12 @@ from selfplay.distributed import init_world
 from selfplay.engines.base import Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.learner.batch import micro_batches, num_trained_tokens
-from selfplay.learner.learner import Learner
+from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.objective import Part, part_loss
 from selfplay.learner.token_means import TokenMeans
 from selfplay.metrics.log import progress
-from selfplay.rollout import driver as rollout
 from selfplay.rollout.branches import siblings_of
+from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import BranchPoint, Episode, limits_of
 from selfplay.rollout.seating import self_play_games
 from selfplay.setup import make_learner
@@ -49,7 +49,7 @@ SETTINGS = (
     "decisions, 4 siblings: rollout.branch.turns=decisions rollout.instances=9",
     "all turns, 4 siblings: rollout.branch.turns=all rollout.group_size=1 rollout.instances=20",
     "first turn, 4 siblings: rollout.branch.turns=first rollout.group_size=4 rollout.instances=8",
-    "all turns, 2 siblings, 2 futures: rollout.branch.turns=all rollout.branch.siblings=2 "
+    "all turns, 2 siblings, 2 continuations: rollout.branch.turns=all rollout.branch.siblings=2 "
     "rollout.branch.continuations=2 rollout.group_size=1 rollout.instances=28",
 )
 NUM_BLOCKS = 8
@@ -128,8 +128,17 @@ def player(
 
     def play_step(step: int) -> tuple[list[Episode], int]:
         instances = stream.step(step, range(config.rollout.instances))
-        tables = self_play_games(instances, step=step, config=config, rendering=rendering)
-        episodes, played = rollout.run(tables, engine, sampling=sampling, limits=limits_of(config))
+        tables = self_play_games(
+            instances,
+            step=step,
+            game=config.game,
+            rollout=config.rollout,
+            seed=config.seed,
+            rendering=rendering,
+        )
+        episodes, played = play_games(
+            tables, engine, sampling=sampling, limits=limits_of(config.rollout)
+        )
         return episodes, played.num_generated_tokens
 
     return play_step, learner
@@ -175,7 +184,7 @@ def turn_errors(
 
     own, *siblings = siblings_of(episode, point)
     firsts = [reward(continuations[0]) for continuations in siblings]
-    # A turn that ends its game has one future, which is then all its value.
+    # A turn that ends its game has one continuation, which is then all its value.
     more = [reward(continuation) for continuation in own[1:]] or [reward(episode)] * 2
     true = [value - float(np.mean(firsts[3 + 4 * i : 7 + 4 * i])) for i, value in enumerate(more)]
     by_group = reward(episode) - float(np.mean([reward(other) for other in others]))
@@ -194,7 +203,9 @@ def gradient(learner: Learner, samples: Sequence[Sample], *, config: Config) -> 
     learner.model.train()
     for batch in micro_batches(samples, budget=budget, device=torch.device("cpu")):
         tally = TokenMeans(learner.world)
-        (part_loss(learner, part, batch, config=config, tally=tally) / total).backward()
+        (
+            part_loss(learner, part, batch, settings=UpdateSettings.of(config), tally=tally) / total
+        ).backward()
     grads = [p.grad.flatten() for p in learner.model.parameters() if p.grad is not None]
     flat_P = torch.cat(grads).clone()
     learner.model.zero_grad(set_to_none=True)

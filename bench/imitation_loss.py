@@ -42,8 +42,7 @@ from selfplay.engines.base import Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.learner.batch import micro_batches
 from selfplay.model.policy import hidden_states, load_model
-from selfplay.rollout import driver as rollout
-from selfplay.rollout.driver import run_scripted
+from selfplay.rollout.driver import play_games, play_scripted
 from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.seating import SELF_PLAY, evaluation_games, teacher_games
 
@@ -178,10 +177,12 @@ def _last_token(examined: Examined, title: str, name: str) -> int:
 def played(examined: Examined, instances: Sequence[Any], temperature: float) -> dict[str, Any]:
     """What became of first proposals and games when the model played itself."""
     config, rendering = examined.config, examined.rendering
-    tables = evaluation_games(instances, partner=SELF_PLAY, config=config, rendering=rendering)
+    tables = evaluation_games(
+        instances, partner=SELF_PLAY, game=config.game, rollout=config.rollout, rendering=rendering
+    )
     sampling = Sampling(temperature=temperature, stop_ids=rendering.stop_ids)
     engine = HFEngine(examined.model, max_batch=512)
-    episodes, _ = rollout.run(tables, engine, sampling=sampling, limits=limits_of(config))
+    episodes, _ = play_games(tables, engine, sampling=sampling, limits=limits_of(config.rollout))
     firsts, repeats, worth = 0, defaultdict(int), []
     for episode in episodes:
         turn = next((turn for turn in episode.turns if TAG in turn.text), None)
@@ -215,8 +216,14 @@ def _worth(text: str, episode: Episode, instances: Sequence[Any]) -> float:
 
 def teachers_games(config: Config, rendering: Rendering, instances: Sequence[Any]) -> list[Sample]:
     """The teachers' transcripts of these instances, without slips and detours."""
-    tables = teacher_games(instances, config=config, rendering=rendering)
-    return imitation_samples(run_scripted(tables, limits=limits_of(config)))
+    tables = teacher_games(
+        instances,
+        teachers=config.warm_start.teachers,
+        game=config.game,
+        seed=config.seed,
+        rendering=rendering,
+    )
+    return imitation_samples(play_scripted(tables, limits=limits_of(config.rollout)))
 
 
 def examine(
@@ -227,7 +234,7 @@ def examine(
     teachers = [re.sub(r",(slip|stray)=[\d.]+", "", t) for t in examined.config.warm_start.teachers]
     words = [f"warm_start.teachers={json.dumps(teachers)}", "engine.kind=hf"]
     clean = load_config(weights.parent / "config.yaml", words)
-    instances = generated(clean, HELD_OUT, start=0, num=num)
+    instances = generated(HELD_OUT, game=clean.game, seed=clean.seed, start=0, num=num)
     samples = teachers_games(clean, examined.rendering, instances)
     found: dict[str, Any] = {"weights": str(weights), "loss": losses(examined, samples)}
     for part in ("trial", "plan"):

@@ -44,9 +44,10 @@ from selfplay.distributed import (
     init_world,
 )
 from selfplay.engines.base import Engine, Sampling
+from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.learner.batch import share_by_tokens
-from selfplay.learner.learner import Learner
+from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.learner.policy_update import update_policy
 from selfplay.learner.recompute import recompute_logprobs
@@ -54,10 +55,10 @@ from selfplay.metrics.log import Stopwatch
 from selfplay.metrics.step import step_metrics
 from selfplay.model.liger import liger_is_here
 from selfplay.model.policy import DTYPES
-from selfplay.rollout import driver as rollout
+from selfplay.rollout.driver import first_turns, play_games
 from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.seating import self_play_games
-from selfplay.setup import make_tokenizer, share_policy
+from selfplay.setup import make_tokenizer
 
 STAGES = ("play", "credit", "sleep", "score", "update", "push", "gate")
 # Games a GPU: about as many as make a step of 10 to 20 s.
@@ -204,7 +205,7 @@ def run_steps(
         reference=config.parallel.offload_reference,
         parameters=config.parallel.offload_parameters,
     )
-    stream, limits = TrainStream(config), limits_of(config)
+    stream, limits = TrainStream(config), limits_of(config.rollout)
     sync_and_wake(learner, engine, offload, version=0, config=config)
     watch, steps = Stopwatch(), []
     check = SyncCheck(learner, engine, config=config)
@@ -212,10 +213,17 @@ def run_steps(
         num = config.rollout.instances if step else max(world.replica.num, 1)
         with watch("play"), peaks("play"):
             instances = stream.step(step, world.replica.share(num))
-            tables = self_play_games(instances, step=step, config=config, rendering=rendering)
-            episodes, played = rollout.run(tables, engine, sampling=sampling, limits=limits)
+            tables = self_play_games(
+                instances,
+                step=step,
+                game=config.game,
+                rollout=config.rollout,
+                seed=config.seed,
+                rendering=rendering,
+            )
+            episodes, played = play_games(tables, engine, sampling=sampling, limits=limits)
             barrier(world)
-        check.listen(rollout.first_turns(episodes, NUM_TURNS))
+        check.listen(first_turns(episodes, NUM_TURNS))
         episodes = with_drawn_rewards(episodes, step)
         with watch("credit"):
             samples, credited = reward_samples(
@@ -225,11 +233,13 @@ def run_steps(
         with watch("sleep"):
             sleep_engine(engine, offload, world)
         with watch("score"), peaks("update"):
-            mine, scored = recompute_logprobs(learner, mine, config=config)
+            mine, scored = recompute_logprobs(learner, mine, settings=UpdateSettings.of(config))
             among = gather_objects(sample_statistics(mine, algorithm=config.algorithm), world)
-            mine = assign_advantages(mine, algorithm=config.algorithm, among=among)
+            mine = assign_advantages(mine, algorithm=config.algorithm, everyone=among)
         with watch("update"), peaks("update"):
-            learnt = scored | update_policy(learner, mine, [], step=step, config=config)
+            learnt = scored | update_policy(
+                learner, mine, [], step=step, settings=UpdateSettings.of(config)
+            )
         with watch("push"), peaks("push"):
             sync_and_wake(learner, engine, offload, version=step + 1, config=config)
         with watch("gate"):
@@ -284,7 +294,7 @@ def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> di
     peaks = Peaks(world.device)
     if options.engine == "hf":
         learner = make_learner(options.shape, config, world)
-        engine: Engine | None = share_policy(config, learner)
+        engine: Engine | None = HFEngine(learner.model, max_batch=config.engine.max_batch)
     else:
         engine = start_engine(options.shape, config, world, folder, cleanup)
         if engine is not None:

@@ -119,7 +119,7 @@ def write_figures(methods: Runs, folder: Path, *, base: str) -> list[str]:
 def _start(runs: Sequence[Run]) -> tuple[object, ...]:
     """What the policy is before self-play; games that are replayed during it are no part of it."""
     config = runs[0].config
-    return config.game, config.model, replace(config.warm_start, replay=0.0)
+    return config.game, config.model, replace(config.warm_start, auxiliary_weight=0.0)
 
 
 def _place(name: str, methods: Runs, *, base: str) -> tuple[bool, str, bool, str]:

@@ -94,7 +94,7 @@ def losses(folder: Path) -> list[tuple[int, Loss | None]]:
     for line in (folder / "games.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         index = int(record["instance"].rpartition("/")[2])
-        [instance] = generated(config, TRAIN, start=index, num=1)
+        [instance] = generated(TRAIN, game=config.game, seed=config.seed, start=index, num=1)
         found.append((record["step"], follow(record, instance, config)))
     if not found:
         raise ValueError(f"{folder}/games.jsonl holds no games: log_games_every decides which")

@@ -20,7 +20,8 @@ from dialop.matching.board import MatchingInstance, MatchingOptions
 from dialop.matching.game import new_game
 from dialop.matching.generate import KEEPS, MatchingRecipe, generate_many
 from dialop.matching.recorded import replay
-from dialop.matching.store import read_instances, read_records, write_instances
+from dialop.matching.store import read_instances, write_instances
+from dialop.rows import read_records
 from dialop.shown import printable
 
 GAMES = ("matching", "collab")

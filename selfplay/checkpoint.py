@@ -60,7 +60,7 @@ def save_checkpoint(
     else:
         _export_adapters(learner, tokenizer, partial / "hf")
     if world.rank == 0:
-        progress = {"step": step, "kl": learner.kl, "carried": state}
+        progress = {"step": step, "kl": learner.kl, "state": state}
         (partial / "progress.json").write_text(json.dumps(progress))
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
@@ -100,7 +100,7 @@ def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
         )
     progress = json.loads((found[-1] / "progress.json").read_text())
     learner.kl = progress["kl"]
-    return progress["step"], progress["carried"]
+    return progress["step"], progress["state"]
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -1,36 +1,49 @@
-"""From settings to the parts of a run: tokenizer, first weights, learner, engine. Each made once.
+"""From settings to the parts of a run: tokenizer, first weights, engine, learner, partners.
 
-Memory on a GPU decides the order: the engine starts first and takes its share of what is free, then
-sleeps while the learner is made beside it.
+GPU memory decides the order: the engine starts first and takes its share of what is free, then
+sleeps while the learner is made.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.checkpoint import export_atomically, export_once
+from selfplay.checkpoint import export_atomically, export_once, resume
+from selfplay.colocation.handover import sync_and_wake
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.start import load_engine
 from selfplay.config import Config
 from selfplay.config.settings import SettingsError
-from selfplay.distributed import World, barrier, gather_objects, init_world
+from selfplay.data.stream import TrainStream
+from selfplay.distributed import World, barrier, gather_objects, init_world, on_first_rank
 from selfplay.engines.base import Engine
+from selfplay.engines.endpoint import Endpoint
 from selfplay.engines.hf import HFEngine
+from selfplay.evaluation.drift_monitor import DriftMonitor, make_drift_monitor
+from selfplay.evaluation.evaluate import EvaluationContext
+from selfplay.evaluation.held_out import held_out_at_start
 from selfplay.learner.critic import Critic, make_critic
-from selfplay.learner.learner import Learner
+from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.optimizer import make_optimizer
+from selfplay.metrics.log import open_run
+from selfplay.metrics.run_lock import hold_run
 from selfplay.model.hub import local_folder
 from selfplay.model.liger import liger_is_here
 from selfplay.model.lora import Adapters
 from selfplay.model.policy import DTYPES, described_in, load_sharded, scratch_model
+from selfplay.partners.judge import make_judge
+from selfplay.partners.partners import Partners, make_partners
+from selfplay.preflight.model import check_model
 from selfplay.warm_start import scratch_tokenizer, tokenizer_folder, warm_start
 
 
@@ -44,6 +57,104 @@ def open_world(config: Config) -> World:
         engine_tp=config.engine.tp_size,
         device=None if config.device == "auto" else config.device,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The parts of a run. `engine` speaks with the policy's weights and is None on ranks that share
+    another rank's engine; `router` is the engine together with those of the partners. `baselines`
+    are the moving averages of the method ema after `first_step` finished steps."""
+
+    config: Config
+    folder: Path
+    world: World
+    stream: TrainStream
+    tokenizer: PreTrainedTokenizerBase
+    rendering: Rendering
+    learner: Learner
+    settings: UpdateSettings
+    engine: Engine | None
+    router: Engine | None
+    partners: Partners
+    judge: Endpoint | None
+    offload: Offload
+    evaluation: EvaluationContext
+    drift_monitor: DriftMonitor
+    first_step: int
+    baselines: dict[str, float]
+
+
+def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
+    """Make or resume the run in `config.out`: warm start, engine, learner, held-out games before
+    the first step. `cleanup` ends what is started here. Every rank must call.
+
+    Raises SettingsError for a folder, a model or a template that cannot be used.
+    """
+    folder = Path(config.out)
+    on_first_rank(lambda: cleanup.callback(hold_run(folder).close), world)
+    on_first_rank(partial(open_run, folder, config), world)
+    check_shared(folder, world)
+    stream = cleanup.enter_context(closing(TrainStream(config)))
+    tokenizer = make_tokenizer(config, folder, world)
+    rendering = read_template(config, tokenizer, world)
+    start_check = check_model(config, tokenizer, rendering, world)
+    weights = first_weights(config, folder, tokenizer, rendering, world)
+    partners = make_partners(config, rendering, world, cleanup=cleanup)
+    drift_monitor = make_drift_monitor(config, weights, partners)
+    # The engine starts before the learner: it takes its share of the memory that is free.
+    engine = start_engine(config, weights, world, listen=start_check.listen, cleanup=cleanup)
+    learner = make_learner(config, weights, world, reference=config.algorithm.kl > 0)
+    learner.critic = make_own_critic(config, weights, learner)
+    if shares_policy(config, world):
+        engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
+    start_check.compare(learner, engine, weights)
+    router = partners.beside(engine)
+    evaluation = EvaluationContext.of(
+        config, router, rendering=rendering, world=world, partner=partners.usual()
+    )
+    parallel = config.parallel
+    offload = Offload(
+        learner,
+        state=parallel.offload_optimizer,
+        reference=parallel.offload_reference,
+        parameters=parallel.offload_parameters,
+    )
+    judge = make_judge(config.reward, config.endpoint, world, cleanup=cleanup)
+    first_step, state = resume(folder, learner)
+    partners.begin(state.get("partners", {}), learner, tokenizer)
+    stream.restore(state.get("prioritized_replay", []))
+    sync_and_wake(learner, engine, offload, version=first_step, config=config)
+    held_out_at_start(first_step, config, context=evaluation, folder=folder)
+    drift_monitor.begin(state.get("drift_monitor", {}), first_step, evaluation)
+    return Run(
+        config=config,
+        folder=folder,
+        world=world,
+        stream=stream,
+        tokenizer=tokenizer,
+        rendering=rendering,
+        learner=learner,
+        settings=UpdateSettings.of(config),
+        engine=engine,
+        router=router,
+        partners=partners,
+        judge=judge,
+        offload=offload,
+        evaluation=evaluation,
+        drift_monitor=drift_monitor,
+        first_step=first_step,
+        baselines=state.get("baselines", {}),
+    )
+
+
+def trainer_state(run: Run, baselines: Mapping[str, float]) -> dict[str, Any]:
+    """What the next step needs in addition to the learner, as plain values for a checkpoint."""
+    return {
+        "baselines": dict(baselines),
+        "prioritized_replay": run.stream.state(),
+        "partners": run.partners.state(),
+        "drift_monitor": run.drift_monitor.state(),
+    }
 
 
 def check_shared(folder: Path, world: World) -> None:
@@ -178,22 +289,6 @@ def start_engine(
     if engine is not None:
         engine.sleep()
     return engine
-
-
-def make_offload(config: Config, learner: Learner) -> Offload:
-    """What waits in host memory while the engine plays."""
-    parallel = config.parallel
-    return Offload(
-        learner,
-        state=parallel.offload_optimizer,
-        reference=parallel.offload_reference,
-        parameters=parallel.offload_parameters,
-    )
-
-
-def share_policy(config: Config, learner: Learner) -> Engine:
-    """An engine that speaks with the very parameters the learner trains: nothing is copied."""
-    return HFEngine(learner.model, max_batch=config.engine.max_batch)
 
 
 def _own_weights(

@@ -13,13 +13,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
-from selfplay.config import Config
+from selfplay.config import Config, GameConfig, RolloutConfig, WarmStartConfig
 from selfplay.config.settings import SettingsError
 from selfplay.credit.advantages import imitation_samples
 from selfplay.credit.sample import Sample
@@ -27,13 +28,13 @@ from selfplay.data.instances import TEACHERS, TOKENIZER, generated
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World
 from selfplay.games import kit_of
-from selfplay.learner.learner import Learner
+from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import learning_rate
 from selfplay.learner.optimizer_step import optimizer_step
 from selfplay.metrics.log import StepLog, progress
 from selfplay.model.hub import local_folder
-from selfplay.rollout.driver import run_scripted
+from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import scripted_games, teacher_games, teacher_mixture
 
@@ -44,28 +45,40 @@ def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     """A byte-level BPE tokenizer trained on what seats read and say in scripted games."""
     scratch = config.model.scratch
     assert scratch is not None
-    specs, _ = teacher_mixture(config)
-    instances = generated(config, TOKENIZER, start=0, num=scratch.tokenizer_games)
+    specs, _ = teacher_mixture(config.warm_start.teachers, config.game)
+    instances = generated(
+        TOKENIZER,
+        game=config.game,
+        seed=config.seed,
+        start=0,
+        num=scratch.tokenizer_games,
+        processes=config.data.processes,
+        easy=config.warm_start.keep == "all",
+    )
     phrases = kit_of(config.game).phrases(instances, config.game, split_lines=scratch.split_lines)
     return train_tokenizer(
-        _texts(config, specs, instances), vocab_size=scratch.vocab_size, phrases=phrases
+        _texts(config.game, config.rollout, specs, instances),
+        vocab_size=scratch.vocab_size,
+        phrases=phrases,
     )
 
 
 def tokenizer_folder(config: Config, folder: Path) -> Path:
-    """Where the tokenizer of the run in `folder` is read from: the model's own folder, fetched if
-    need be, or the run's own for a scratch model."""
+    """Where the tokenizer of the run in `folder` is read from: the model's own folder, downloaded
+    if need be, or the run's own for a scratch model."""
     path = config.model.path
     return folder / "tokenizer" if path is None else local_folder(path)
 
 
-def _texts(config: Config, specs: list[str], instances: list) -> Iterator[str]:
+def _texts(
+    game: GameConfig, rollout: RolloutConfig, specs: Sequence[str], instances: Sequence[Any]
+) -> Iterator[str]:
     share = -(-len(instances) // len(specs))
     for place, spec in enumerate(specs):
         tables = scripted_games(
-            instances[place * share : (place + 1) * share], spec=spec, config=config
+            instances[place * share : (place + 1) * share], spec=spec, game=game
         )
-        for episode in run_scripted(tables, limits=limits_of(config)):
+        for episode in play_scripted(tables, limits=limits_of(rollout)):
             # With a chat template's role names, which would cost a token a letter otherwise.
             for prompt in episode.prompts:
                 yield from (f"system\n{prompt.system}", f"user\n{prompt.user}")
@@ -79,9 +92,23 @@ def teacher_samples(config: Config, rendering: Rendering, *, start: int, num: in
 
     Raises ValueError when many of them are longer than a policy's transcript may be.
     """
-    instances = generated(config, TEACHERS, start=start, num=num)
-    tables = teacher_games(instances, config=config, rendering=rendering)
-    samples = imitation_samples(run_scripted(tables, limits=limits_of(config)))
+    instances = generated(
+        TEACHERS,
+        game=config.game,
+        seed=config.seed,
+        start=start,
+        num=num,
+        processes=config.data.processes,
+        easy=config.warm_start.keep == "all",
+    )
+    tables = teacher_games(
+        instances,
+        teachers=config.warm_start.teachers,
+        game=config.game,
+        seed=config.seed,
+        rendering=rendering,
+    )
+    samples = imitation_samples(play_scripted(tables, limits=limits_of(config.rollout)))
     fitting = [s for s in samples if len(s.ids) <= config.rollout.max_game_tokens]
     # A rare quarrel outgrows any sensible limit; if many games do, the limit is wrong.
     if len(fitting) < 0.95 * len(samples):
@@ -116,17 +143,19 @@ def _teacher_job(job: tuple[Config, Path, int, int]) -> list[Sample]:
     return teacher_samples(config, rendering, start=start, num=num)
 
 
-def warm_start_batches(samples: Sequence[Sample], config: Config) -> list[list[Sample]]:
+def warm_start_batches(
+    samples: Sequence[Sample], warm: WarmStartConfig, *, seed: int
+) -> list[list[Sample]]:
     """All optimizer steps' samples: `epochs` seeded passes, each without its last, short batch."""
-    size = config.warm_start.batch_size
+    size = warm.batch_size
     if len(samples) < size:
         raise SettingsError(
             f"warm_start.batch_size must be at most {len(samples)} transcripts, got {size}"
         )
     batches = []
-    for epoch in range(config.warm_start.epochs):
+    for epoch in range(warm.epochs):
         order = list(samples)
-        random.Random(named_seed(config.seed, "warm start", epoch)).shuffle(order)
+        random.Random(named_seed(seed, "warm start", epoch)).shuffle(order)
         for start in range(0, len(order) - size + 1, size):
             batches.append(order[start : start + size])
     return batches
@@ -138,8 +167,8 @@ def warm_start(
     """Imitate the teachers; returns the last steps' metrics, averaged. Each rank takes its share of
     a batch. `folder` is the run's: it holds a scratch model's tokenizer and gets
     `warm_start.jsonl`."""
-    warm, world = config.warm_start, learner.world
-    batches = warm_start_batches(_samples(config, rendering, folder), config)
+    warm, world, settings = config.warm_start, learner.world, UpdateSettings.of(config)
+    batches = warm_start_batches(_samples(config, rendering, folder), warm, seed=config.seed)
     log = StepLog(folder / "warm_start.jsonl", after_step=None, rank=world.rank)
     recent: deque[dict[str, float]] = deque(maxlen=LOG_EVERY)
     means: dict[str, float] = {}
@@ -153,7 +182,7 @@ def warm_start(
             schedule="cosine",
             final_share=0.05,
         )
-        recent.append(optimizer_step(learner, [part], lr=lr, config=config))
+        recent.append(optimizer_step(learner, [part], lr=lr, settings=settings))
         if (step + 1) % LOG_EVERY == 0 or step + 1 == len(batches):
             means = {name: sum(m[name] for m in recent) / len(recent) for name in recent[-1]}
             log.append({"step": step + 1, **means})

@@ -15,7 +15,7 @@ from reprlib import repr as short
 from typing import Any, cast
 
 from dialop.collab.task import TASKS, CollabInstance, Task
-from dialop.matching.store import parse_json
+from dialop.rows import parse_json
 
 Rows = Iterable[tuple[str, Mapping[str, Any]]]
 

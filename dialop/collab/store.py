@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dialop.collab.task import FIELDS, CollabInstance, instance_from_dict
-from dialop.matching.store import read_rows
+from dialop.rows import read_rows
 
 _SCHEMA = pa.schema([(name, pa.string()) for name in FIELDS])
 

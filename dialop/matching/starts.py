@@ -14,7 +14,7 @@ from typing import Any
 
 from dialop.matching.board import Action, MatchingInstance
 from dialop.matching.recorded import begun, instance_from_record, moves_from_record
-from dialop.matching.store import read_rows
+from dialop.rows import read_rows
 
 Entries = int | float | str
 RANDOM = "random"

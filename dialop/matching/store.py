@@ -6,25 +6,16 @@ wrong with it is one ValueError of one line that names the file and the line or 
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from reprlib import repr as short
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dialop.matching.board import MatchingInstance, instance_from_dict
 from dialop.matching.recorded import instance_from_record
-
-# Far above any file of instances; what lies beyond would only fill the memory.
-MAX_FILE_BYTES = 4 * 2**30
-MAX_LINE_BYTES = 16 * 2**20
-MAX_ROWS = 2_000_000
-MAX_DEPTH = 64
-_BATCH_ROWS = 256
+from dialop.rows import read_rows
 
 _BOARD = pa.list_(pa.list_(pa.int32()))
 _SCHEMA = pa.schema(
@@ -94,138 +85,6 @@ def read_instances(path: str | Path) -> list[MatchingInstance]:
     if instances and not any(seen):
         raise ValueError(f"{path}: on no board does a seat see a cell, so there is nothing to say")
     return instances
-
-
-def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a .parquet or .jsonl file, each after its place for error messages.
-
-    Raises:
-        ValueError: for another ending, a file that is damaged or far too large, or a line that is
-            no JSON object; names the file and, where there is one, the line.
-        OSError: when the file cannot be opened.
-    """
-    if path.suffix == ".parquet":
-        return _parquet_rows(path)
-    if path.suffix == ".jsonl":
-        return ((f"{path} line {i}", row) for i, row in enumerate(read_records(path), start=1))
-    raise ValueError(f"instances are read from .parquet or .jsonl, got {path}")
-
-
-def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a .jsonl file, one a line.
-
-    Raises:
-        ValueError: names the file and the line (from 1) that is no JSON object, or too long.
-        OSError: when the file cannot be opened.
-    """
-    with _opened(Path(path)) as file:
-        number = 0
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            place = f"{path} line {number}"
-            if number > MAX_ROWS or len(line) > MAX_LINE_BYTES:
-                raise ValueError(
-                    f"{place}: a file must have at most {MAX_ROWS:,} lines of at most "
-                    f"{MAX_LINE_BYTES:,} bytes"
-                )
-            try:
-                record = parse_json(line)
-            except ValueError as error:
-                raise ValueError(f"{place}: {error}") from None
-            if not isinstance(record, dict):
-                raise ValueError(f"{place}: no JSON object, got {short(record)}")
-            yield record
-
-
-def parse_json(content: bytes | str) -> Any:
-    """The value of a JSON text whose numbers are finite, whose texts are whole Unicode and whose
-    lists and objects are at most `MAX_DEPTH` deep.
-
-    Raises:
-        ValueError: says what is wrong, in one line.
-    """
-    try:
-        text = content if isinstance(content, str) else content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 at byte {error.start + 1}") from None
-    try:
-        value = json.loads(text, parse_float=_finite, parse_constant=_finite)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON ({error})") from None
-    layer, depth = [value], 0
-    while layer := [item for item in layer if isinstance(item, dict | list | str)]:
-        if depth > MAX_DEPTH:
-            raise ValueError(f"no JSON that is read here (more than {MAX_DEPTH} levels deep)")
-        inner: list[Any] = []
-        for item in layer:
-            if isinstance(item, str):
-                _check_unicode(item)
-            elif isinstance(item, dict):
-                inner += [*item, *item.values()]
-            else:
-                inner += item
-        layer, depth = inner, depth + 1
-    return value
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"a number must be finite, got {text[:40]}")
-    return number
-
-
-def _check_unicode(text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError("a text must be whole Unicode, got half of a surrogate pair") from None
-
-
-def _opened(path: Path) -> BinaryIO:
-    """The file, open for reading, where it is no larger than `MAX_FILE_BYTES`."""
-    num_bytes = path.stat().st_size
-    if num_bytes > MAX_FILE_BYTES:
-        raise ValueError(f"{path} must have at most {MAX_FILE_BYTES:,} bytes, got {num_bytes:,}")
-    return path.open("rb")
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    with _opened(path) as opened:
-        number = num_bytes = 0
-        batches = _parquet_batches(opened)
-        while True:
-            try:
-                rows, batch_bytes = next(batches)
-            except StopIteration:
-                return
-            # What pyarrow and its conversions raise for a damaged file is any of these.
-            except (
-                pa.ArrowException,
-                OSError,
-                ValueError,
-                TypeError,
-                LookupError,
-                ArithmeticError,
-                MemoryError,
-            ) as error:
-                why = " ".join(str(error).split())[:200]
-                raise ValueError(f"{path}: no parquet file that can be read ({why})") from None
-            num_bytes += batch_bytes
-            if number + len(rows) > MAX_ROWS or num_bytes > MAX_FILE_BYTES:
-                raise ValueError(
-                    f"{path} must have at most {MAX_ROWS:,} rows of {MAX_FILE_BYTES:,} bytes in all"
-                )
-            for row in rows:
-                yield f"{path} row {number}", row
-                number += 1
-
-
-def _parquet_batches(opened: BinaryIO) -> Iterator[tuple[list[dict[str, Any]], int]]:
-    """Rows as dicts and their bytes in memory, some hundred at a time, checksums compared."""
-    with pq.ParquetFile(opened, page_checksum_verification=True) as file:
-        for batch in file.iter_batches(batch_size=_BATCH_ROWS):
-            yield batch.to_pylist(), batch.nbytes
 
 
 def _to_row(instance: MatchingInstance) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from selfplay.config.play import (
     GameConfig,
     RewardConfig,
     RolloutConfig,
+    StageConfig,
 )
 from selfplay.config.player_spec import POOL, SELF, parse_shares
 from selfplay.config.settings import key, load, section
@@ -53,6 +54,7 @@ __all__ = [
     "RewardConfig",
     "RolloutConfig",
     "ScratchConfig",
+    "StageConfig",
     "WandbConfig",
     "WarmStartConfig",
     "load_config",

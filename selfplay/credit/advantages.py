@@ -1,9 +1,8 @@
-"""From episodes to samples in two steps: what each sample earned, then how that compares.
+"""From episodes to samples with advantages: rewards first, then group statistics over all ranks.
 
-A group is (instance, seat), and the partner where there is one, or the turns tried from one state.
-The two seats of one game are never each other's baseline: they share a reward, so that advantage
-would be exactly zero. Between the two steps a trainer may add to the rewards. Floats only; no
-torch.
+A group is (instance, seat, partner), or the turns tried from one state. The two seats of one game
+are never each other's baseline: they share a reward, so their advantage would be exactly zero.
+Between the two steps the trainer may change rewards (a KL penalty).
 """
 
 from __future__ import annotations
@@ -29,128 +28,149 @@ from selfplay.credit.returns import (
 )
 from selfplay.credit.rewards import part_sums, seat_reward
 from selfplay.credit.sample import Sample, trained_stretches
+from selfplay.distributed import World, gather_objects
 from selfplay.rollout.episode import Episode
 
-ZERO_VARIANCE = 1e-9  # values of a group that differ by less carry no signal
-# Methods whose baseline is the group's own: a flat group has no gradient, so it is dropped. For the
-# others it has one: a group that always wins is better than the batch or the average.
+ZERO_VARIANCE = 1e-9  # rewards of a group that differ by less carry no signal
+# Methods whose baseline is the group's own mean: a group without variance has no gradient, so it is
+# dropped. Other methods keep it: a group that always wins beats the batch or the moving average.
 COMPARED_IN_GROUPS = ("grpo", "dr_grpo", "rloo")
 
 
 @dataclass(frozen=True, slots=True)
 class CreditStats:
-    """How many groups a step had and how many of them carried no signal within themselves; those of
-    branch points are counted apart."""
+    """How many groups a step had, and how many of them had no variance in their rewards. Groups of
+    branch points are counted apart.
+
+    `reward_stds` has each instance's standard deviation of rewards, `parts` the sums of the
+    reward's parts.
+    """
 
     num_groups: int
     num_zero_variance_groups: int
     num_branch_groups: int = 0
     num_zero_variance_branch_groups: int = 0
-    spreads: dict[str, float] = field(default_factory=dict)  # of each instance
-    parts: dict[str, float] = field(default_factory=dict)  # of the reward, summed over games
+    reward_stds: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SampleStatistics:
-    """What the others, on whatever rank, must know of a sample to be compared with it: its trained
-    tokens' number, the mean of their values, and their variance within the sample."""
+    """What other ranks need to know of a sample to compute its group's baseline: the number of its
+    trained tokens, the mean of their values, and the variance of these values."""
 
     name: str
     group: str
     role: str
     num_tokens: int
     mean: float
-    within: float
+    variance: float
 
 
 def reward_samples(
     episodes: Sequence[Episode], *, algorithm: AlgorithmConfig, reward: RewardConfig
 ) -> tuple[list[Sample], CreditStats]:
-    """Samples with their rewards and without advantages; flat groups are left out where the method
-    compares within groups."""
-    games = _groups(episode_samples(episodes, algorithm=algorithm, reward=reward))
-    turns = _groups(branch_samples(episodes, algorithm=algorithm, reward=reward))
+    """Samples with rewards and without advantages. Groups without variance are dropped where the
+    method's baseline is the group's own mean."""
+    games = _by_group(episode_samples(episodes, algorithm=algorithm, reward=reward))
+    turns = _by_group(branch_samples(episodes, algorithm=algorithm, reward=reward))
     groups = games | turns
-    # A critic compares with what it expected: no group is flat for it.
-    judged = algorithm.method == "ppo"
-    flat = {name for name, members in groups.items() if not judged and _has_zero_variance(members)}
+    # A critic compares with its own estimate, so every group carries a signal for it.
+    critic = algorithm.method == "ppo"
+    flat = {name for name, group in groups.items() if not critic and _has_zero_variance(group)}
     dropped = flat if algorithm.method in COMPARED_IN_GROUPS else set()
-    samples = [s for name, members in groups.items() if name not in dropped for s in members]
+    samples = [s for name, group in groups.items() if name not in dropped for s in group]
     return samples, CreditStats(
         num_groups=len(games),
         num_zero_variance_groups=len(flat & games.keys()),
         num_branch_groups=len(turns),
         num_zero_variance_branch_groups=len(flat & turns.keys()),
-        spreads=_reward_stds(episodes, reward=reward),
+        reward_stds=_reward_stds(episodes, reward=reward),
         parts=part_sums(episodes, config=reward),
     )
+
+
+def compute_advantages(
+    samples: Sequence[Sample],
+    baselines: Mapping[str, float],
+    *,
+    algorithm: AlgorithmConfig,
+    world: World,
+) -> tuple[list[Sample], dict[str, float]]:
+    """This rank's samples with their advantages, and the moving-average baselines (ema) of the next
+    step, equal on every rank. Every rank must call."""
+    everyone = gather_objects(sample_statistics(samples, algorithm=algorithm), world)
+    with_advantages = assign_advantages(
+        samples, algorithm=algorithm, everyone=everyone, baselines=baselines
+    )
+    return with_advantages, updated_baselines(baselines, everyone, algorithm=algorithm)
 
 
 def sample_statistics(
     samples: Sequence[Sample], *, algorithm: AlgorithmConfig
 ) -> list[SampleStatistics]:
-    """What the ranks tell each other before advantages are assigned."""
-    found = []
+    """The statistics of every sample that belongs to a group."""
+    statistics = []
     for sample in samples:
         if sample.group:
-            values_T = list(compress(_values(sample, algorithm), sample.mask))
-            mean, within = _mean_and_variance(values_T)
-            found.append(
+            values_T = list(compress(_token_values(sample, algorithm), sample.mask))
+            mean, variance = _mean_and_variance(values_T)
+            statistics.append(
                 SampleStatistics(
-                    sample.name, sample.group, sample.role, len(values_T), mean, within
+                    sample.name, sample.group, sample.role, len(values_T), mean, variance
                 )
             )
-    return found
+    return statistics
 
 
 def assign_advantages(
     samples: Sequence[Sample],
     *,
     algorithm: AlgorithmConfig,
-    among: Sequence[Sequence[SampleStatistics]] | None = None,
+    everyone: Sequence[Sequence[SampleStatistics]] | None = None,
     baselines: Mapping[str, float] | None = None,
 ) -> list[Sample]:
     """The samples with an advantage on every trained token: (value - baseline) / divisor.
 
-    `among` holds the standings of every rank, for a group's samples may have been dealt to several;
-    ranks that hold the same sample count once. Left out, these samples are all there are.
-    `baselines` are ema's, by role, of the steps before. Samples without a group keep the advantages
-    they have.
+    `everyone` holds the statistics of every rank, since a group may lie on several; a sample that
+    several ranks hold counts once. None means these samples are all there are. `baselines` are the
+    moving averages of earlier steps, by role. Samples without a group keep their advantages.
     """
     if algorithm.method == "ppo":
-        return list(samples)  # its advantages need values, and come with them
-    among = [sample_statistics(samples, algorithm=algorithm)] if among is None else among
-    known = _once(among)
-    against = _against(known, algorithm=algorithm, baselines=baselines or {})
+        return list(samples)  # advantages come with the critic's values
+    if everyone is None:
+        everyone = [sample_statistics(samples, algorithm=algorithm)]
+    scales = _baselines_and_divisors(_unique(everyone), algorithm, baselines or {})
     return [
-        _compared(sample, *against[sample.name], algorithm=algorithm) if sample.group else sample
+        _with_advantages(sample, *scales[sample.name], algorithm=algorithm)
+        if sample.group
+        else sample
         for sample in samples
     ]
 
 
 def updated_baselines(
     baselines: Mapping[str, float],
-    among: Sequence[Sequence[SampleStatistics]],
+    everyone: Sequence[Sequence[SampleStatistics]],
     *,
     algorithm: AlgorithmConfig,
 ) -> dict[str, float]:
-    """ema's baselines after a step: each role's moves towards its mean of this step. Other methods
-    have none."""
+    """Each role's moving average after a step; {} unless the method is ema."""
     if algorithm.method != "ema":
         return {}
-    means = {
-        role: _average([s.mean for s in members])
-        for role, members in _by(_once(among), "role").items()
-    }
     moved = {
-        role: moved_average(baselines.get(role), mean, decay=algorithm.ema_decay)
-        for role, mean in means.items()
+        role: moved_average(
+            baselines.get(role),
+            sum(s.mean for s in members) / len(members),
+            decay=algorithm.ema_decay,
+        )
+        for role, members in _by(_unique(everyone), "role").items()
     }
     return {**baselines, **moved}
 
 
 def imitation_samples(episodes: Sequence[Episode]) -> list[Sample]:
-    """Teachers' transcripts as samples: every token worth imitating weighs 1."""
+    """Teachers' transcripts as samples: every token worth imitating has advantage 1."""
     return [
         replace(sample, advantages=[float(m) for m in sample.mask])
         for episode in episodes
@@ -159,91 +179,87 @@ def imitation_samples(episodes: Sequence[Episode]) -> list[Sample]:
     ]
 
 
-def _against(
-    known: Sequence[SampleStatistics], *, algorithm: AlgorithmConfig, baselines: Mapping[str, float]
+def _baselines_and_divisors(
+    statistics: Sequence[SampleStatistics],
+    algorithm: AlgorithmConfig,
+    baselines: Mapping[str, float],
 ) -> dict[str, tuple[float, float]]:
     """Each sample's baseline and divisor, by its name."""
-    method, found = algorithm.method, dict[str, tuple[float, float]]()
-    if method == "reinforce_pp" and known:
+    method, scales = algorithm.method, dict[str, tuple[float, float]]()
+    if method == "reinforce_pp" and statistics:
         mean, std = batch_moments(
-            [s.mean for s in known], [s.within for s in known], [s.num_tokens for s in known]
+            [s.mean for s in statistics],
+            [s.variance for s in statistics],
+            [s.num_tokens for s in statistics],
         )
-        return {s.name: (mean, std + algorithm.advantage_eps) for s in known}
-    for key, members in _by(known, "role" if method == "ema" else "group").items():
+        return {s.name: (mean, std + algorithm.advantage_eps) for s in statistics}
+    for key, members in _by(statistics, "role" if method == "ema" else "group").items():
         means_G = [member.mean for member in members]
         divisor = 1.0
         if method == "ema":
-            # Not moved yet: a baseline that knew this step's rewards would bias its gradient. The
-            # first step has nothing else to compare with.
-            start = baselines[key] if key in baselines else _average(means_G)
+            # The average of earlier steps alone: one that knew this step's rewards would bias the
+            # gradient. The first step has no earlier one.
+            start = baselines[key] if key in baselines else sum(means_G) / len(means_G)
             baselines_G = [start] * len(members)
         elif method == "rloo":
             baselines_G = leave_one_out(means_G)
         else:
             baselines_G = group_mean(means_G)
         if method == "grpo":
-            divisor = reward_std(means_G, [m.within for m in members]) + algorithm.advantage_eps
-        found |= {m.name: (b, divisor) for m, b in zip(members, baselines_G, strict=True)}
-    return found
+            divisor = reward_std(means_G, [m.variance for m in members]) + algorithm.advantage_eps
+        scales |= {m.name: (b, divisor) for m, b in zip(members, baselines_G, strict=True)}
+    return scales
 
 
-def _compared(
+def _with_advantages(
     sample: Sample, baseline: float, divisor: float, *, algorithm: AlgorithmConfig
 ) -> Sample:
-    values_N, advantages = _values(sample, algorithm), [0.0] * len(sample.mask)
+    values_N, advantages = _token_values(sample, algorithm), [0.0] * len(sample.mask)
     for start, end in trained_stretches(sample.mask):
         advantages[start:end] = [(value - baseline) / divisor for value in values_N[start:end]]
     return replace(sample, advantages=advantages)
 
 
-def _values(sample: Sample, algorithm: AlgorithmConfig) -> list[float]:
-    """What each token is credited with, one value a token: the sum of all rewards but the charges
-    (reinforce_pp: of those from the token on), less the charge of the token's own turn."""
-    rewards = list(sample.rewards) if sample.penalties else sample.rewards
-    for _, end, penalty in sample.penalties:
-        rewards[end - 1] += penalty
+def _token_values(sample: Sample, algorithm: AlgorithmConfig) -> list[float]:
+    """What each token is credited with: the sum of all rewards (reinforce_pp: of those from the
+    token on), minus the penalty of the token's own turn."""
     if algorithm.method == "reinforce_pp":
-        values_N = list(accumulate(reversed(rewards)))[::-1]
+        values_N = list(accumulate(reversed(sample.rewards)))[::-1]
     else:
-        values_N = [sum(rewards)] * len(rewards)
+        values_N = [sum(sample.rewards)] * len(sample.rewards)
     for start, end, penalty in sample.penalties:
         values_N[start:end] = [value - penalty for value in values_N[start:end]]
     return values_N
 
 
-def _once(among: Sequence[Sequence[SampleStatistics]]) -> list[SampleStatistics]:
-    return list({statistics.name: statistics for part in among for statistics in part}.values())
+def _unique(everyone: Sequence[Sequence[SampleStatistics]]) -> list[SampleStatistics]:
+    return list({one.name: one for part in everyone for one in part}.values())
 
 
-def _by(known: Sequence[SampleStatistics], field: str) -> dict[str, list[SampleStatistics]]:
-    found: dict[str, list[SampleStatistics]] = {}
-    for statistics in known:
-        found.setdefault(getattr(statistics, field), []).append(statistics)
-    return found
-
-
-def _average(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _by(statistics: Sequence[SampleStatistics], key: str) -> dict[str, list[SampleStatistics]]:
+    groups: dict[str, list[SampleStatistics]] = {}
+    for one in statistics:
+        groups.setdefault(getattr(one, key), []).append(one)
+    return groups
 
 
 def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
-    """Equal values give their own value exactly, which a sum over tokens would not."""
+    """Equal values give exactly their own value, which a sum over tokens would not."""
     if min(values) == max(values):
         return values[0], 0.0
-    mean = _average(values)
-    return mean, _average([(value - mean) ** 2 for value in values])
+    mean = sum(values) / len(values)
+    return mean, sum((value - mean) ** 2 for value in values) / len(values)
 
 
 def _reward_stds(episodes: Sequence[Episode], *, reward: RewardConfig) -> dict[str, float]:
-    """For each instance the standard deviation of what its episodes earned, of the role where it is
-    largest: near 0 where it is too hard or learnt, large at the edge."""
-    earned: dict[str, dict[str, list[float]]] = {}
+    """Each instance's standard deviation of rewards, of the role where it is largest: near 0 where
+    the instance is too hard or solved."""
+    by_role: dict[str, dict[str, list[float]]] = {}
     for episode in episodes:
         for seat in trained_seats(episode):
-            roles = earned.setdefault(episode.instance, {})
-            roles.setdefault(role_of(episode, seat), []).append(
-                seat_reward(episode, seat, config=reward)
-            )
+            roles = by_role.setdefault(episode.instance, {})
+            rewards = roles.setdefault(role_of(episode, seat), [])
+            rewards.append(seat_reward(episode, seat, config=reward))
     return {
         instance: max(
             reward_std(rewards, [0.0] * len(rewards))
@@ -251,18 +267,19 @@ def _reward_stds(episodes: Sequence[Episode], *, reward: RewardConfig) -> dict[s
             else 0.0
             for rewards in roles.values()
         )
-        for instance, roles in earned.items()
+        for instance, roles in by_role.items()
     }
 
 
-def _groups(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    found: dict[str, list[Sample]] = {}
+def _by_group(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+    groups: dict[str, list[Sample]] = {}
     for sample in samples:
-        found.setdefault(sample.group, []).append(sample)
-    return found
+        groups.setdefault(sample.group, []).append(sample)
+    return groups
 
 
 def _has_zero_variance(members: Sequence[Sample]) -> bool:
-    """Whether nothing in the group was worth more than anything else in it."""
-    earned = [sum(s.rewards) + sum(penalty for *_, penalty in s.penalties) for s in members]
-    return max(earned) - min(earned) < ZERO_VARIANCE and not any(s.penalties for s in members)
+    """Whether all samples of a group have the same reward and no penalty of a single turn."""
+    rewards = [sum(sample.rewards) for sample in members]
+    penalties = any(sample.penalties for sample in members)
+    return max(rewards) - min(rewards) < ZERO_VARIANCE and not penalties

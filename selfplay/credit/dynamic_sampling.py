@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 
-from selfplay.config import Config
+from selfplay.config import AlgorithmConfig, RewardConfig
 from selfplay.credit.advantages import reward_samples
 from selfplay.distributed import World, all_reduce_sum, barrier
 from selfplay.rollout.driver import RolloutStats
@@ -17,19 +17,26 @@ from selfplay.rollout.episode import Episode
 Played = tuple[list[Episode], RolloutStats]
 
 
-def play_full(play: Callable[[Sequence[int]], Played], *, config: Config, world: World) -> Played:
+def play_full(
+    play: Callable[[Sequence[int]], Played],
+    *,
+    num_instances: int,
+    algorithm: AlgorithmConfig,
+    reward: RewardConfig,
+    world: World,
+) -> Played:
     """The games of a step: `play` is given this rank's share of the batch's places, then of as many
     further ones as instances are missing.
 
     An instance is missing where all its groups are flat; the batch is full when as many groups as
     the first round had differ within themselves. Without `algorithm.resample` there is one round.
     """
-    batch = config.rollout.instances
+    batch = num_instances
     episodes, played = play(world.replica.share(batch))
     fresh, wanted, found = episodes, 0.0, 0.0
-    num_places, limit = batch, batch + config.algorithm.resample
+    num_places, limit = batch, batch + algorithm.resample
     while num_places < limit:
-        _, stats = reward_samples(fresh, algorithm=config.algorithm, reward=config.reward)
+        _, stats = reward_samples(fresh, algorithm=algorithm, reward=reward)
         counts = [float(stats.num_groups), float(stats.num_groups - stats.num_zero_variance_groups)]
         num_groups, num_telling = all_reduce_sum(counts, world)
         wanted, found = wanted or num_groups, found + num_telling

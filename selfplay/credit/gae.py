@@ -40,9 +40,9 @@ def with_gae(sample: Sample, values: Sequence[float], *, gamma: float, lam: floa
     `values` has one entry a token and is read where the mask is 1. A value's target is advantage +
     value, the lambda-return.
     """
-    places = [place for place, trained in enumerate(sample.mask) if trained]
+    places, rewards = [p for p, m in enumerate(sample.mask) if m], sample.token_rewards()
     advantages_K = gae(
-        [sample.rewards[place] for place in places],
+        [rewards[place] for place in places],
         [values[place] for place in places],
         gamma=gamma,
         lam=lam,

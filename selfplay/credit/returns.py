@@ -1,11 +1,10 @@
-"""Samples with what they earned: of a seat's whole game, of a turn that was tried, of its futures.
+"""Episodes become samples with their rewards: a seat's game, or a turn tried at a branch point.
 
-A token stands in the loss of at most one sample. A game without branch points gives one sample a
-seat, in the group (instance, seat). A branch point takes its turn out of that sample: each sibling
-turn becomes a sample that trains this turn alone, its reward the mean of its futures, its group the
-branch point. The games that were played on from the point have a state in common, so they are a
-group as the games of an instance are, seat by seat; there the turns after the siblings train.
-Floats only; no torch.
+A token is trained in at most one sample. Without branch points a game gives one sample a seat, in
+the group (instance, seat). A branch point moves its turn into samples of their own: each sibling
+turn is one sample, rewarded with the mean of its continuations, and the siblings form a group. The
+continuations share a state as the games of an instance do, so they form groups too, seat by seat;
+they train the turns after the sibling.
 """
 
 from __future__ import annotations
@@ -23,58 +22,48 @@ from selfplay.rollout.episode import BranchPoint, Episode
 def episode_samples(
     episodes: Sequence[Episode], *, algorithm: AlgorithmConfig, reward: RewardConfig
 ) -> list[Sample]:
-    """Each seat's game with its reward, without the turns that branch points credit."""
-    found = []
+    """Each seat's game with its reward, without the turns of branch points."""
+    samples = []
     for episode in episodes:
         for seat in trained_seats(episode):
             sample = seat_sample(episode, seat)
             for point in episode.branches:
                 if point.seat == seat:
-                    sample = _without_turn(sample, episode, point)
+                    start, end = _turn_range(episode, point)
+                    blank = [0] * (end - start)
+                    mask = [*sample.mask[:start], *blank, *sample.mask[end:]]
+                    sample = replace(sample, mask=mask)
             if 1 in sample.mask:
-                group = f"{role_of(episode, seat)} of {episode.instance}"
-                found.append(
-                    _rewarded(
-                        sample, episode, seat, group=group, algorithm=algorithm, config=reward
-                    )
-                )
-    return found
+                sample = replace(sample, group=f"{role_of(episode, seat)} of {episode.instance}")
+                samples.append(_rewarded(sample, episode, seat, algorithm, reward))
+    return samples
 
 
 def branch_samples(
     episodes: Sequence[Episode], *, algorithm: AlgorithmConfig, reward: RewardConfig
 ) -> list[Sample]:
-    """Every sibling turn with its value as its reward, and the games after it with theirs.
+    """Each sibling turn with the mean reward of its continuations, and each continuation after it.
 
-    The trunk trains after its own turn as a game of its instance, so it is left out of the latter.
+    The game that was actually played is sibling 0, continuation 0. It trains as a game of its
+    instance, so it is not among the continuations here.
     """
-    found = []
+    samples = []
     for episode in episodes:
         for point in episode.branches:
             for sibling, continuations in enumerate(siblings_of(episode, point)):
                 place = f"turn {point.turn} sibling {sibling}"
-                turn = _turn_sample(continuations, point, algorithm=algorithm, config=reward)
-                found.append(
-                    replace(
-                        turn,
-                        name=f"{_name(episode)} {place}",
-                        group=f"turn {point.turn} of {_name(episode)}",
-                    )
-                )
+                turn = _turn_sample(continuations, point, algorithm, reward)
+                name, group = f"{_name(episode)} {place}", f"turn {point.turn} of {_name(episode)}"
+                samples.append(replace(turn, name=name, group=group))
                 for number, continuation in enumerate(continuations):
                     if continuation is not episode:
-                        found += _after(
-                            continuation,
-                            point,
-                            f"{place} future {number}",
-                            algorithm=algorithm,
-                            config=reward,
-                        )
-    return found
+                        place_of_it = f"{place} continuation {number}"
+                        samples += _after(continuation, point, place_of_it, algorithm, reward)
+    return samples
 
 
 def seat_sample(episode: Episode, seat: int) -> Sample:
-    """The seat's transcript, no advantage on any token yet."""
+    """The seat's transcript, without rewards and with advantage 0 on every token."""
     transcript = episode.transcripts[seat]
     assert transcript is not None
     return Sample(
@@ -92,115 +81,87 @@ def trained_seats(episode: Episode) -> list[int]:
 
 
 def role_of(episode: Episode, seat: int) -> str:
-    """The seat, and beside a partner that partner: what a baseline may depend on."""
-    partners = [
-        player
-        for player, transcript in zip(episode.players, episode.transcripts, strict=True)
-        if transcript is None
-    ]
+    """The seat and, if there is one, the partner: what a baseline may depend on."""
+    players = zip(episode.players, episode.transcripts, strict=True)
+    partners = [player for player, transcript in players if transcript is None]
     return " beside ".join([f"seat {seat}", *partners])
 
 
 def _turn_sample(
     continuations: Sequence[Episode],
     point: BranchPoint,
-    *,
     algorithm: AlgorithmConfig,
     config: RewardConfig,
 ) -> Sample:
-    """The turn alone, worth the mean reward of its futures.
+    """The turn alone, rewarded with the mean of its continuations.
 
-    Where refused turns are charged one by one, it bears its own charge and no other turn's.
+    With `error_credit: turn` it bears its own penalty and no other turn's.
     """
     episode, seat = continuations[0], point.seat
-    start, end = _range(episode, point)
-    sample = _cut(seat_sample(episode, seat), end)
-    sample = replace(sample, mask=[0] * start + sample.mask[start:])
-    if algorithm.error_credit == "turn":
+    start, end = _turn_range(episode, point)
+    sample = seat_sample(episode, seat)
+    per_turn = algorithm.error_credit == "turn"
+    reward_of = game_return if per_turn else seat_reward
+    value = sum(reward_of(c, seat, config=config) for c in continuations) / len(continuations)
+    if per_turn:
         penalties = turn_penalties(episode, seat, config=config)
-        value = sum(
-            game_return(continuation, seat, config=config) for continuation in continuations
-        ) / len(continuations)
         value -= sum(penalty for first, _, penalty in penalties if first == start)
-    else:
-        value = sum(
-            seat_reward(continuation, seat, config=config) for continuation in continuations
-        ) / len(continuations)
-    return replace(sample, rewards=[0.0] * (end - 1) + [value], role=role_of(episode, seat))
+    return replace(
+        sample,
+        ids=sample.ids[:end],  # nothing after the last trained token has to be read
+        mask=[0] * start + sample.mask[start:end],
+        old_logprobs=sample.old_logprobs[:end],
+        advantages=sample.advantages[:end],
+        rewards=[0.0] * (end - 1) + [value],
+        role=role_of(episode, seat),
+    )
 
 
 def _after(
-    continuation: Episode,
+    episode: Episode,
     point: BranchPoint,
     place: str,
-    *,
     algorithm: AlgorithmConfig,
     config: RewardConfig,
 ) -> list[Sample]:
-    """The turns after the one that was tried, one sample a seat that had any."""
-    found = []
-    for seat in trained_seats(continuation):
-        sample = seat_sample(continuation, seat)
-        start = _first_after(continuation, point, seat)
-        sample = replace(sample, mask=[0] * start + sample.mask[start:])
+    """The turns after the sibling turn, one sample for each seat that had any."""
+    samples = []
+    for seat in trained_seats(episode):
+        sample = seat_sample(episode, seat)
+        start = _first_after(episode, point, seat)
+        sample = replace(
+            sample,
+            name=f"{_name(episode)} {place} seat {seat}",
+            mask=[0] * start + sample.mask[start:],
+            group=f"seat {seat} after turn {point.turn} of {_name(episode)}",
+        )
         if 1 in sample.mask:
-            sample = replace(sample, name=f"{_name(continuation)} {place} seat {seat}")
-            group = f"seat {seat} after turn {point.turn} of {_name(continuation)}"
-            found.append(
-                _rewarded(
-                    sample, continuation, seat, group=group, algorithm=algorithm, config=config
-                )
-            )
-    return found
+            samples.append(_rewarded(sample, episode, seat, algorithm, config))
+    return samples
 
 
 def _rewarded(
-    sample: Sample,
-    episode: Episode,
-    seat: int,
-    *,
-    group: str,
-    algorithm: AlgorithmConfig,
-    config: RewardConfig,
+    sample: Sample, episode: Episode, seat: int, algorithm: AlgorithmConfig, config: RewardConfig
 ) -> Sample:
-    """The sample in its group, with the seat's reward at its last trained token.
+    """The sample with the seat's reward at its last trained token.
 
-    Where refused turns are charged one by one, each charge stands at its own turn and nothing is
-    cut at 0.
+    With `error_credit: turn` the reward is the game's return, and each refused turn keeps its own
+    penalty; nothing is floored at 0.
     """
     rewards = [0.0] * len(sample.ids)
     last = len(sample.mask) - 1 - sample.mask[::-1].index(1)
     penalties: tuple[tuple[int, int, float], ...] = ()
     if algorithm.error_credit == "turn":
-        all_penalties = turn_penalties(episode, seat, config=config)
-        penalties = tuple(penalty for penalty in all_penalties if sample.mask[penalty[0]])
+        own = turn_penalties(episode, seat, config=config)
+        penalties = tuple(penalty for penalty in own if sample.mask[penalty[0]])
         rewards[last] = game_return(episode, seat, config=config)
-        for _, end, penalty in penalties:
-            rewards[end - 1] -= penalty
     else:
         rewards[last] = seat_reward(episode, seat, config=config)
-    role = role_of(episode, seat)
-    return replace(sample, rewards=rewards, penalties=penalties, group=group, role=role)
+    return replace(sample, rewards=rewards, penalties=penalties, role=role_of(episode, seat))
 
 
-def _without_turn(sample: Sample, episode: Episode, point: BranchPoint) -> Sample:
-    start, end = _range(episode, point)
-    return replace(sample, mask=[*sample.mask[:start], *[0] * (end - start), *sample.mask[end:]])
-
-
-def _cut(sample: Sample, end: int) -> Sample:
-    """The sample's first tokens: nothing behind the last trained one has to be read."""
-    return replace(
-        sample,
-        ids=sample.ids[:end],
-        mask=sample.mask[:end],
-        old_logprobs=sample.old_logprobs[:end],
-        advantages=sample.advantages[:end],
-    )
-
-
-def _range(episode: Episode, point: BranchPoint) -> tuple[int, int]:
-    """The tokens [start, end) of the turn that was tried in the transcript of its seat."""
+def _turn_range(episode: Episode, point: BranchPoint) -> tuple[int, int]:
+    """The tokens [start, end) of the branch point's turn in its seat's transcript."""
     transcript = episode.transcripts[point.seat]
     assert transcript is not None
     tries = sum(turn.seat == point.seat for turn in episode.turns[: point.turn])
@@ -209,7 +170,7 @@ def _range(episode: Episode, point: BranchPoint) -> tuple[int, int]:
 
 
 def _first_after(episode: Episode, point: BranchPoint, seat: int) -> int:
-    """Where the seat's tokens begin that were sampled after the turn that was tried."""
+    """The first token that the seat sampled after the branch point's turn."""
     transcript = episode.transcripts[seat]
     assert transcript is not None
     tries = sum(turn.seat == seat for turn in episode.turns[: point.turn + 1])

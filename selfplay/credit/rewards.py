@@ -1,4 +1,4 @@
-"""What each seat of an episode earns. Floats only; the advantage never overwrites the reward."""
+"""What each seat of an episode earns. Pure functions over floats."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ from selfplay.rollout.episode import Episode
 
 
 def seat_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
-    """What the game was worth to the seat less its own refused moves, never below 0 (but for
-    collab, where a part is a cost).
+    """The game's return to the seat minus the penalties of its refused moves.
 
-    Both seats share what the game is worth; a penalty of `error_penalty` a refused move falls on
-    the erring seat alone.
+    The seats share the return; the penalty falls on the erring seat alone. The result is floored
+    at 0, except in collab, where the token cost may make it negative.
     """
-    charged = game_return(episode, seat, config=config) - config.error_penalty * episode.num_errors(
-        seat
-    )
-    return charged if config.kind == "collab" else max(0.0, charged)
+    penalty = config.error_penalty * episode.num_errors(seat)
+    reward = game_return(episode, seat, config=config) - penalty
+    return reward if config.kind == "collab" else max(0.0, reward)
 
 
 def game_return(episode: Episode, seat: int, *, config: RewardConfig) -> float:
-    """What the game itself was worth to the seat, in [0, 1]; the sum of its parts in collab.
+    """What the game itself pays the seat: in [0, 1], in collab the sum of its parts.
 
-    `score_norm` is the game's own reward; `accept` 1 for any agreement; `regret` the game's own
-    reward after an agreement, else `table_share` of what the last proposal would have brought:
-    table_share * (1 - regret), where regret is the share of the best value that the proposal gives
-    away. As `table_share` is below 1, accepting that proposal would always have earned more.
+    - `score_norm`: the game's own reward.
+    - `accept`: 1 for any agreement.
+    - `regret`: the game's own reward after an agreement, else `table_share` times what the last
+      proposal would have paid. `table_share` is below 1, so accepting always pays more.
     """
     outcome = episode.outcome
     if config.kind == "collab":
@@ -55,15 +53,14 @@ def turn_penalties(
 
 
 def collab_parts(episode: Episode, seat: int, *, config: CollabConfig) -> dict[str, float]:
-    """The parts of a conversation's reward, weighted and clamped: their sum is
-    R(t | g) = R_task(t, g) + R_interactivity(t) - min(cost * tokens(t), clamp).
+    """The weighted and clamped parts of a conversation's reward:
 
-    Source: Wu et al., CollabLLM, arXiv 2502.00640, the conversation-level reward of section 3; the
-    multiturn-aware reward of one reply is the mean of R over sampled futures of it, which
-    `rollout.branch` draws. R_task is the game's grade, R_interactivity the mark in the outcome's
-    facts (a rubric's or a judge's), both in [0, 1] before weighting. The tokens are those that the
-    seat sampled, refused tries included; the user's words are not its own to save, and cost
-    nothing.
+    R(t | g) = R_task(t, g) + R_interactivity(t) - min(cost * tokens(t), clamp)
+
+    Source: Wu et al., CollabLLM, arXiv 2502.00640, section 3. The multiturn-aware reward of one
+    reply is the mean of R over its sampled continuations, which `rollout.branch` draws. R_task is
+    the game's grade and R_interactivity the mark in the outcome's facts, both in [0, 1] before
+    weighting. Only tokens that this seat sampled count, refused tries included.
     """
     num_tokens = sum(turn.num_tokens for turn in episode.turns if turn.seat == seat)
     parts = {
@@ -75,7 +72,7 @@ def collab_parts(episode: Episode, seat: int, *, config: CollabConfig) -> dict[s
 
 
 def part_sums(episodes: Sequence[Episode], *, config: RewardConfig) -> dict[str, float]:
-    """Each part of the reward summed over conversations, for the log; nothing of other rewards."""
+    """Each part of collab's reward summed over conversations, for the log; {} for other rewards."""
     sums: dict[str, float] = {}
     for episode in episodes if config.kind == "collab" else ():
         for seat, transcript in enumerate(episode.transcripts):

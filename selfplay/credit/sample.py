@@ -1,4 +1,4 @@
-"""A transcript with a reward and an advantage for each token: what credit hands to the update."""
+"""A transcript with a reward and an advantage for each token: what credit hands to the learner."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A seat's transcript ready for the update: one entry a token in every list.
+    """One seat's transcript, ready for the update. Every list has one entry a token.
 
-    Advantages are 0 where the mask is 0. `old_logprobs` are the engine's, under the sampling
-    temperature. `name` says where it came from, once in a step. `rewards` hold the seat's reward at
-    its last trained token; `penalties` are what single turns lost, (start, end, charge) each, and
-    stand in the rewards at the turn's last token, too. `group` names the samples it is compared
-    with, `role` the seat and, beside a partner, the partner. A sample whose advantages were given
-    and not earned (imitation) has no group, role and rewards. `importance` weighs each trained
-    token's loss where engine and trainer disagree, 0 rejects it; empty, all weigh 1. `values` are a
-    critic's, of the state before each trained token, `returns` what they are to become; both empty
-    without a critic.
+    - `name` is unique within a step.
+    - `old_logprobs` are the engine's log-probs at the sampling temperature.
+    - `advantages` are 0 where the mask is 0.
+    - `rewards` hold the seat's return at its last trained token.
+    - `penalties` are (start, end, penalty) of single refused turns; they are not in `rewards`.
+    - `group` names the samples it is compared with; `role` is the seat and, if there is one, the
+      partner. Imitation samples have no group, no role and no rewards.
+    - `importance` weighs each token's loss where engine and trainer disagree; 0 rejects the token.
+      Empty means weight 1 everywhere.
+    - `values` are the critic's estimates before each trained token, `returns` their targets. Both
+      are empty without a critic.
     """
 
     name: str
@@ -33,6 +35,13 @@ class Sample:
     importance: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)
+
+    def token_rewards(self) -> list[float]:
+        """`rewards` minus each penalty at the last token of its turn."""
+        rewards = list(self.rewards)
+        for _, end, penalty in self.penalties:
+            rewards[end - 1] -= penalty
+        return rewards
 
 
 def trained_stretches(mask: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dialop.matching.starts import Entries
-from selfplay.config import Config, GameConfig
+from selfplay.config import DataConfig, GameConfig
 from selfplay.config.settings import SettingsError
 from selfplay.data.seeds import named_seed
 from selfplay.games import Recorded, kit_of
@@ -23,53 +23,56 @@ GENERATED = "generated"  # in place of a file's path
 
 
 def generated(
-    config: Config, purpose: str, *, start: int, num: int, game: GameConfig | None = None
+    purpose: str,
+    *,
+    game: GameConfig,
+    seed: int,
+    start: int,
+    num: int,
+    processes: int = 1,
+    easy: bool = False,
 ) -> list[Any]:
-    """Instances start..start+num-1 of the run's stream for `purpose`, of another game than the
-    run's where one is given.
+    """Instances start..start+num-1 of the stream that `purpose` and the run's seed name.
 
-    Validation and held-out instances are the same for every run seed, and share none with any
-    training stream.
+    `easy` keeps any instance the rules allow. Validation and held-out instances are the same for
+    every run seed, and share none with any training stream.
     """
     fixed = purpose in (VALIDATION, HELD_OUT)
-    seed = named_seed("instances", None if fixed else config.seed, purpose)
-    easy = purpose in (TEACHERS, TOKENIZER) and config.warm_start.keep == "all"
-    processes = 1 if num < 64 else config.data.processes
+    stream_seed = named_seed("instances", None if fixed else seed, purpose)
+    processes = 1 if num < 64 else processes
     if purpose == VALIDATION:  # asked for again and again
-        return list(_kept(config.game, seed, start, num, processes))
-    game = game or config.game
+        return list(_kept(game, stream_seed, start, num, processes))
     return kit_of(game).generate(
-        game, seed=seed, start=start, num=num, processes=processes, easy=easy
+        game, seed=stream_seed, start=start, num=num, processes=processes, easy=easy
     )
 
 
-def kept_back(config: Config, purpose: str, *, num: int) -> list[Any]:
+def kept_back(purpose: str, *, num: int, game: GameConfig, data: DataConfig) -> list[Any]:
     """The first `num` instances for VALIDATION or HELD_OUT, never trained on: drawn, or from the
     file that the settings name (all of it where it holds fewer)."""
-    name, source = _source(config, purpose)
+    name, source = _source(data, purpose)
     if source == GENERATED:
-        return generated(config, purpose, start=0, num=num)
-    return list(read_file(config.game, name, source)[:num])
+        return generated(purpose, game=game, seed=0, start=0, num=num, processes=data.processes)
+    return list(read_file(game, name, source)[:num])
 
 
-def check_files(config: Config) -> None:
-    """Raise SettingsError for files of instances that are missing, empty or unreadable, before
-    anything is made and not after the last step."""
+def check_files(game: GameConfig, data: DataConfig) -> None:
+    """Raises SettingsError for files of instances that are missing, empty or unreadable."""
     for purpose in (VALIDATION, HELD_OUT):
-        name, source = _source(config, purpose)
+        name, source = _source(data, purpose)
         if source != GENERATED:
-            read_file(config.game, name, source)
-    if config.data.train != GENERATED:
-        read_file(config.game, "data.train", config.data.train)
-    if config.data.start.entries != 0:
-        read_recorded(config.game, "data.start", config.data.train)
+            read_file(game, name, source)
+    if data.train != GENERATED:
+        read_file(game, "data.train", data.train)
+    if data.start.entries != 0:
+        read_recorded(game, "data.start", data.train)
 
 
-def _source(config: Config, purpose: str) -> tuple[str, str]:
+def _source(data: DataConfig, purpose: str) -> tuple[str, str]:
     """The key that says where these instances come from, and what it says."""
     if purpose == VALIDATION:
-        return "data.validation", config.data.validation
-    return "data.test", config.data.test
+        return "data.validation", data.validation
+    return "data.test", data.test
 
 
 @lru_cache(maxsize=4)

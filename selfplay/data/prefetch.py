@@ -1,6 +1,6 @@
 """The next step's instances, drawn in other processes while this step is played.
 
-    python -m selfplay.data.prefetch      a worker: pickled settings, then jobs on its input, instances out
+    python -m selfplay.data.prefetch      a worker: the run's seed, then jobs in; instances out
 
 A hard 8x8 board takes 20 ms to draw, a batch of 64 more than a second. A worker reads its jobs from
 a pipe that nobody but the trainer can write to, so it ends with the trainer, however that ends. An
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import cast
 
 from dialop.game import Instance
-from selfplay.config import Config, GameConfig
+from selfplay.config import GameConfig
 from selfplay.data.instances import generated
 
 Origin = tuple[str, int]  # a stream's name and the instance's number in it
@@ -31,8 +31,8 @@ Games = Mapping[Origin, GameConfig]
 class Prefetcher:
     """Workers that draw what the next step will ask for. They start when they are first needed."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, *, seed: int, processes: int) -> None:
+        self._seed, self._processes = seed, processes
         self._workers: list[subprocess.Popen[bytes]] = []
         self._owing: list[subprocess.Popen[bytes]] = []  # those of whom an answer is due
         self._ready: dict[Origin, Instance] = {}
@@ -68,7 +68,7 @@ class Prefetcher:
             self._owing.append(worker)
 
     def _start(self) -> None:
-        while len(self._workers) < self._config.data.processes:
+        while len(self._workers) < self._processes:
             worker = subprocess.Popen(
                 [sys.executable, "-m", "selfplay.data.prefetch"],
                 stdin=subprocess.PIPE,
@@ -77,7 +77,7 @@ class Prefetcher:
                 env=os.environ | ONE_THREAD,
             )
             self._workers.append(worker)
-            self._send(worker, self._config)
+            self._send(worker, self._seed)
 
     def _send(self, worker: subprocess.Popen[bytes], what: object) -> None:
         assert worker.stdin is not None
@@ -107,14 +107,14 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
     jobs, instances = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # what anything prints must not mix with instances
-    config = cast(Config, pickle.load(jobs))
+    seed = cast(int, pickle.load(jobs))
     while True:
         try:
             asked = pickle.load(jobs)
         except EOFError:
             return
         drawn = {
-            (source, number): generated(config, source, start=number, num=1, game=game)[0]
+            (source, number): generated(source, game=game, seed=seed, start=number, num=1)[0]
             for (source, number), game in asked
         }
         pickle.dump(drawn, instances)

@@ -23,7 +23,7 @@ from typing import Any
 from dialop.collab.published import instances_of
 from dialop.collab.store import write_instances
 from dialop.collab.task import TASKS, CollabInstance
-from dialop.matching.store import parse_json, read_rows
+from dialop.rows import parse_json, read_rows
 from selfplay.data.seeds import named_seed
 
 SPLITS = ("train", "validation", "test")

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from dialop.game import Instance
 from dialop.matching.starts import checked_entries
-from selfplay.config import Config, GameConfig
+from selfplay.config import Config, GameConfig, StageConfig
 from selfplay.config.settings import SettingsError
 from selfplay.data.instances import (
     GENERATED,
@@ -43,15 +43,16 @@ class TrainStream:
     def __init__(self, config: Config) -> None:
         self._config = config
         self.priorities: Priorities = {}
-        self._drawn: dict[str, Origin] = {}
+        self._drawn: dict[str, Origin] = {}  # the instances of the step in play, by key
+        self._step = -1
         self._shuffled: tuple[int, list[int]] = (-1, [])
         self._file: Sequence[Instance] | None = None
-        check_files(config)
+        check_files(config.game, config.data)
         self._prefetcher: Prefetcher | None = None
         if config.data.train != GENERATED:
             self._file = _read(config)
         elif config.data.processes > 1:
-            self._prefetcher = Prefetcher(config)
+            self._prefetcher = Prefetcher(seed=config.seed, processes=config.data.processes)
         self._recorded: Sequence[Recorded] = ()
         if config.data.start.entries != 0:
             self._recorded = read_recorded(config.game, "data.start", config.data.train)
@@ -62,6 +63,8 @@ class TrainStream:
         No step holds an instance twice. An epoch of a file is whole steps; each epoch's shuffle
         leaves out another rest.
         """
+        if step != self._step:
+            self._drawn, self._step = {}, step
         batch, places = self._config.rollout.instances, list(places)
         again = self._again(step)
         origins = [
@@ -82,13 +85,12 @@ class TrainStream:
         if self._prefetcher is not None:
             self._prefetcher.close()
 
-    def spreads(self, by_key: Mapping[str, float]) -> Priorities:
+    def by_origin(self, by_key: Mapping[str, float]) -> Priorities:
         """How far the groups' rewards of this rank's instances of the step spread, by their origin;
         what every rank says goes into `remember`."""
-        drawn, self._drawn = self._drawn, {}
         if not self._config.data.prioritized_replay:
             return {}
-        return {origin: by_key[key] for key, origin in drawn.items() if key in by_key}
+        return {origin: by_key[key] for key, origin in self._drawn.items() if key in by_key}
 
     def remember(self, parts: Sequence[Priorities]) -> None:
         """Take in a step's spreads of all ranks. The instances that spread most are kept; one that
@@ -112,7 +114,10 @@ class TrainStream:
         num = round(config.data.prioritized_replay * config.rollout.instances)
         if not num or not self.priorities:
             return []
-        fresh = {self._fresh(step, p) for p in range(config.rollout.instances + _spare(config))}
+        fresh = {
+            self._fresh(step, p)
+            for p in range(config.rollout.instances + config.algorithm.resample)
+        }
         open_to_draw = [
             origin for origin in self.priorities if self._file is None or origin not in fresh
         ]
@@ -124,7 +129,7 @@ class TrainStream:
         return sorted(open_to_draw, key=chance, reverse=True)[:num]
 
     def _fresh(self, step: int, place: int) -> Origin:
-        batch, spare = self._config.rollout.instances, _spare(self._config)
+        batch, spare = self._config.rollout.instances, self._config.algorithm.resample
         if self._file is not None:
             epoch, step_of_epoch = divmod(step, len(self._file) // batch)
             at = (step_of_epoch * batch + place) % len(self._file)
@@ -144,14 +149,23 @@ class TrainStream:
             assert self._file is not None
             return self._file[number]
         (game,) = self._games([origin]).values()
-        (instance,) = generated(self._config, source, start=number, num=1, game=game)
+        (instance,) = generated(source, game=game, seed=self._config.seed, start=number, num=1)
         return instance
 
     def _games(self, origins: Iterable[Origin]) -> dict[Origin, GameConfig]:
         """What to draw at each of these places of a generated stream."""
-        batches = {TRAIN: self._config.rollout.instances, RESAMPLED: _spare(self._config)}
+        batches = {
+            TRAIN: self._config.rollout.instances,
+            RESAMPLED: self._config.algorithm.resample,
+        }
         return {
-            (source, number): game_at(self._config, number // batches[source], (source, number))
+            (source, number): game_at(
+                self._config.game,
+                number // batches[source],
+                (source, number),
+                curriculum=self._config.data.curriculum,
+                seed=self._config.seed,
+            )
             for source, number in origins
         }
 
@@ -165,31 +179,32 @@ class TrainStream:
         return self._shuffled[1]
 
 
-def game_at(config: Config, step: int, origin: Origin) -> GameConfig:
+def game_at(
+    game: GameConfig,
+    step: int,
+    origin: Origin,
+    *,
+    curriculum: Sequence[StageConfig],
+    seed: int,
+) -> GameConfig:
     """The game's settings for a fresh instance of a step: those of the curriculum's stage, or for
     the rest of its batch the run's own."""
-    for stage in config.data.curriculum:
+    for stage in curriculum:
         if step < stage.until_step:
-            uniform = named_seed(config.seed, "curriculum", *origin) / 2**63
+            uniform = named_seed(seed, "curriculum", *origin) / 2**63
             if uniform >= stage.share:
                 break
-            game = config.game
             return replace(
                 game,
                 size=game.size if stage.size is None else stage.size,
                 p_observed=game.p_observed if stage.p_observed is None else stage.p_observed,
                 keep=stage.keep or game.keep,
             )
-    return config.game
-
-
-def _spare(config: Config) -> int:
-    """Places a step may use beyond its batch."""
-    return config.algorithm.resample
+    return game
 
 
 def _read(config: Config) -> Sequence[Instance]:
-    path, places = config.data.train, config.rollout.instances + _spare(config)
+    path, places = config.data.train, config.rollout.instances + config.algorithm.resample
     instances: Sequence[Instance] = read_file(config.game, "data.train", path)
     if len(instances) < config.rollout.instances:
         raise SettingsError(
@@ -199,6 +214,6 @@ def _read(config: Config) -> Sequence[Instance]:
     if len(instances) < places:
         raise SettingsError(
             f"algorithm.resample must be at most {len(instances) - config.rollout.instances} "
-            f"(the {len(instances)} instances of {path} less a batch), got {_spare(config)}"
+            f"(the {len(instances)} instances of {path} less a batch), got {config.algorithm.resample}"
         )
     return instances

@@ -20,7 +20,7 @@ from selfplay.distributed import World
 from selfplay.engines.base import Engine
 from selfplay.evaluation.crossplay_report import Matrix
 from selfplay.evaluation.crossplay_sources import MatrixPlayer
-from selfplay.evaluation.evaluate import Evaluation, evaluate, evaluate_scripted
+from selfplay.evaluation.evaluate import Evaluation, EvaluationContext, evaluate, evaluate_scripted
 from selfplay.partners.partners import Partners
 
 Pair = tuple[str, str]
@@ -95,19 +95,17 @@ def _beside(
 ) -> Cells:
     """The games of a policy with itself, or with another in both seats; the other's model goes
     when they are played."""
-    shared: dict[str, Any] = {
-        "rendering": voice.rendering,
-        "config": voice.config,
-        "world": world,
-        "temperature": temperature,
-    }
     if one is other:
-        return {(one.label, one.label): evaluate(instances, engine, **shared)}
+        context = EvaluationContext.of(voice.config, engine, rendering=voice.rendering, world=world)
+        return {(one.label, one.label): evaluate(instances, context, temperature=temperature)}
     partners = Partners([(other.spec, 1.0)], voice.config, rendering=voice.rendering, world=world)
-    partner, router = partners.partners(0)[0][0], partners.beside(engine)
+    partner, router = partners.for_step(0)[0][0], partners.beside(engine)
+    context = EvaluationContext.of(
+        voice.config, router, rendering=voice.rendering, world=world, partner=partner
+    )
     try:
         first, second = (
-            evaluate(instances, router, partner=partner, seat=seat, **shared) for seat in (0, 1)
+            evaluate(instances, context, temperature=temperature, seat=seat) for seat in (0, 1)
         )
     finally:
         partners.close()
@@ -120,7 +118,11 @@ def _scripts(
     """The games of two scripted players in both seats."""
     return {
         (a.label, b.label): evaluate_scripted(
-            instances, spec=a.spec.argument, other=b.spec.argument, config=config
+            instances,
+            spec=a.spec.argument,
+            other=b.spec.argument,
+            game=config.game,
+            rollout=config.rollout,
         )
         for a, b in ((one, other), (other, one))
     }

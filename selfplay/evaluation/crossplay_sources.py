@@ -120,7 +120,7 @@ def read_players(entries: Sequence[str], config: Config, *, what: str) -> list[M
             spec = Spec(CHECKPOINT, str(source.weights), text)
             found.setdefault(text, MatrixPlayer(named[source.weights], spec, source))
             continue
-        spec = read_spec(entry, config, what=what)
+        spec = read_spec(entry, config.game, what=what)
         if spec.kind in (SELF, POOL, PERSON):
             raise ValueError(
                 f"{what} must name folders, scripted players and endpoints, got {entry!r}; "

@@ -145,7 +145,7 @@ def make_drift_monitor(config: Config, weights: Path, partners: Partners) -> Dri
     if settings.partner == WARM_START:
         spec = Spec(CHECKPOINT, str(weights), WARM_START)
     else:
-        spec = read_spec(settings.partner, config, what="eval.drift_monitor.partner")
+        spec = read_spec(settings.partner, config.game, what="eval.drift_monitor.partner")
     return DriftMonitor(config, partners.invite(spec))
 
 
@@ -162,4 +162,6 @@ def check_watch(config: Config) -> None:
             f"himself, got {settings.action}"
         )
     if settings.partner != WARM_START:
-        check_spec(read_spec(settings.partner, config, what="eval.drift_monitor.partner"), config)
+        check_spec(
+            read_spec(settings.partner, config.game, what="eval.drift_monitor.partner"), config
+        )

@@ -15,14 +15,14 @@ from dialop.game import Instance
 from dialop.matching.game import MatchingInstance
 from dialop.matching.recorded import agreed, said_in
 from selfplay.chat.rendering import Rendering
-from selfplay.config import Config
+from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.distributed import World, gather_objects
 from selfplay.engines.base import Engine, Sampling
 from selfplay.games import kit_of
 from selfplay.metrics.bootstrap import bootstrap_interval
 from selfplay.metrics.log import progress
 from selfplay.metrics.step import add_up, game_measures, game_record, tally
-from selfplay.rollout import driver as rollout
+from selfplay.rollout.driver import play_games, play_scripted
 from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.seating import SELF_PLAY, Partner, evaluation_games, scripted_games
 
@@ -49,14 +49,39 @@ class Evaluation:
     examples: dict[str, dict[str, Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluationContext:
+    """Where held-out games are played: the engine, who sits beside the policy, the ranks that
+    share the games, and the settings of game and play. `max_batch` is the engine's, in games."""
+
+    engine: Engine | None
+    partner: Partner
+    rendering: Rendering
+    world: World
+    game: GameConfig
+    rollout: RolloutConfig
+    max_batch: int
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        engine: Engine | None,
+        *,
+        rendering: Rendering,
+        world: World,
+        partner: Partner = SELF_PLAY,
+    ) -> EvaluationContext:
+        """The context of a run's settings."""
+        return cls(
+            engine, partner, rendering, world, config.game, config.rollout, config.engine.max_batch
+        )
+
+
 def evaluate(
     instances: Sequence[Instance],
-    engine: Engine | None,
+    context: EvaluationContext,
     *,
-    rendering: Rendering,
-    config: Config,
-    world: World,
-    partner: Partner = SELF_PLAY,
     temperature: float | None = None,
     seat: int | None = None,
 ) -> Evaluation:
@@ -69,17 +94,8 @@ def evaluate(
     Raises:
         AllVoid: when no game is left.
     """
-    played = play_kept_back(
-        instances,
-        engine,
-        rendering=rendering,
-        config=config,
-        world=world,
-        partner=partner,
-        temperature=temperature,
-        seat=seat,
-    )
-    return summed(played, partner=partner, world=world)
+    played = play_kept_back(instances, context, temperature=temperature, seat=seat)
+    return summed(played, partner=context.partner, world=context.world)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,28 +114,30 @@ def summed(played: Kept, *, partner: Partner, world: World) -> Evaluation:
 
 def play_kept_back(
     instances: Sequence[Instance],
-    engine: Engine | None,
+    context: EvaluationContext,
     *,
-    rendering: Rendering,
-    config: Config,
-    world: World,
-    partner: Partner = SELF_PLAY,
     temperature: float | None = None,
     seat: int | None = None,
 ) -> Kept:
     """This rank's share of the games that `evaluate` scores."""
     tables = evaluation_games(
-        instances, partner=partner, config=config, rendering=rendering, seat=seat
+        instances,
+        partner=context.partner,
+        game=context.game,
+        rollout=context.rollout,
+        rendering=context.rendering,
+        seat=seat,
     )
     sampling = Sampling(
-        temperature=config.rollout.temperature if temperature is None else temperature,
-        stop_ids=rendering.stop_ids,
+        temperature=context.rollout.temperature if temperature is None else temperature,
+        stop_ids=context.rendering.stop_ids,
     )
+    engine, partner, world = context.engine, context.partner, context.world
     mine = world.replica.share(len(tables))
     # A wave engine reads at most max_batch prompts at once anyway, so waiting for that many games
     # to end costs little.
     in_waves = engine is not None and not engine.streaming
-    at_once = config.engine.max_batch if in_waves else max(1, len(mine))
+    at_once = context.max_batch if in_waves else max(1, len(mine))
     at_once = 1 if partner.alone else at_once
     played: dict[int, Episode] = {}
     num_void = 0
@@ -128,11 +146,11 @@ def play_kept_back(
     with progress(len(mine), "evaluation", rank=silent) as bar:
         for start in range(0, len(mine), at_once):
             places = mine[start : start + at_once]
-            episodes, stats = rollout.run(
+            episodes, stats = play_games(
                 [tables[place] for place in places],
                 engine,
                 sampling=sampling,
-                limits=limits_of(config),
+                limits=limits_of(context.rollout),
                 ended=bar.update,
             )
             kept = [place for number, place in enumerate(places) if number not in stats.void]
@@ -145,12 +163,17 @@ def play_kept_back(
 
 
 def evaluate_scripted(
-    instances: Sequence[Instance], *, spec: str, config: Config, other: str | None = None
+    instances: Sequence[Instance],
+    *,
+    spec: str,
+    game: GameConfig,
+    rollout: RolloutConfig,
+    other: str | None = None,
 ) -> Evaluation:
     """Two scripted players on the same instances, of one kind or `spec` in seat 0 and `other` in
     seat 1; every rank plays them all."""
-    tables = scripted_games(instances, spec=spec, config=config, other=other)
-    episodes = rollout.run_scripted(tables, limits=limits_of(config))
+    tables = scripted_games(instances, spec=spec, game=game, other=other)
+    episodes = play_scripted(tables, limits=limits_of(rollout))
     return _evaluation(spec, dict(enumerate(episodes)), world=None)
 
 
@@ -193,7 +216,8 @@ def check_room(
     instances: Iterable[Instance],
     *,
     rendering: Rendering,
-    config: Config,
+    game: GameConfig,
+    rollout: RolloutConfig,
     max_positions: int | None,
 ) -> None:
     """Refuse, before anything is played, boards whose opening prompt leaves no token to speak with.
@@ -203,7 +227,7 @@ def check_room(
     Raises:
         ValueError: names the longest prompt, the limit and what to set.
     """
-    room = config.rollout.max_game_tokens
+    room = rollout.max_game_tokens
     if max_positions is not None and room > max_positions:
         raise ValueError(
             f"rollout.max_game_tokens must be at most {max_positions}, the positions the model "
@@ -211,9 +235,9 @@ def check_room(
         )
     longest, where = 0, ""
     for instance in instances:
-        game = kit_of(config.game).new_game(instance, config.game)
-        for seat in range(game.num_seats):
-            prompt = game.prompt(seat)
+        new_game = kit_of(game).new_game(instance, game)
+        for seat in range(new_game.num_seats):
+            prompt = new_game.prompt(seat)
             length = len(rendering.first(system=prompt.system, user=prompt.user))
             if length > longest:
                 longest, where = length, f"instance {instance.key}, seat {seat}"
@@ -224,7 +248,7 @@ def check_room(
         advice = f"give rollout.max_game_tokens={roomy}"
     else:
         advice = f"the model reads at most {max_positions}, so give it smaller boards"
-        advice += "" if config.game.brief else " or game.brief=true"
+        advice += "" if game.brief else " or game.brief=true"
     raise ValueError(
         f"rollout.max_game_tokens must be above the longest prompt, which has {longest} tokens "
         f"({where}), got {room}; {advice}"

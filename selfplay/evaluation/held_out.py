@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
 from selfplay.config.settings import SettingsError
 from selfplay.data.instances import HELD_OUT, VALIDATION, kept_back
-from selfplay.distributed import World
-from selfplay.engines.base import Engine
 from selfplay.evaluation.evaluate import (
-    Evaluation,
+    EvaluationContext,
     evaluate,
     evaluate_scripted,
     play_kept_back,
@@ -31,18 +26,6 @@ from selfplay.evaluation.word_drift import read_people, word_drift
 from selfplay.games import kit_of
 from selfplay.metrics.bootstrap import show_interval
 from selfplay.metrics.log import write_atomically
-from selfplay.rollout.seating import Partner
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationContext:
-    """Where a run's held-out games are played: through which engine, beside whom, by which
-    ranks."""
-
-    engine: Engine | None
-    partner: Partner
-    rendering: Rendering
-    world: World
 
 
 def held_out(stage: str, config: Config, *, context: EvaluationContext, folder: Path) -> None:
@@ -54,17 +37,19 @@ def held_out(stage: str, config: Config, *, context: EvaluationContext, folder: 
     path = folder / f"held_out_{stage}.json"
     if path.exists():
         return
-    instances = kept_back(config, HELD_OUT, num=config.eval.final_games)
+    instances = kept_back(HELD_OUT, num=config.eval.final_games, game=config.game, data=config.data)
     temperatures = {"sampled": None, "greedy": 0.0}
     found = {
-        name: _evaluate(instances, config, context=context, temperature=temperature)
+        name: evaluate(instances, context, temperature=temperature)
         for name, temperature in temperatures.items()
     }
     if context.world.rank:
         return
     if stage == "after":
         for spec in kit_of(config.game).BASELINES:
-            found[spec] = evaluate_scripted(instances, spec=spec, config=config)
+            found[spec] = evaluate_scripted(
+                instances, spec=spec, game=config.game, rollout=config.rollout
+            )
     write_atomically(path, json.dumps(rows_json(found), indent=1) + "\n")
     print(f"held-out games {stage} self-play ({len(instances)} instances):")
     print(table_text(found), flush=True)
@@ -117,15 +102,8 @@ def learnt(folder: Path) -> str:
 def validation(config: Config, context: EvaluationContext) -> dict[str, float]:
     """Scores on the validation instances, sampling as in training: metrics with the prefix
     `eval_`."""
-    instances = kept_back(config, VALIDATION, num=config.eval.num_games)
-    played = play_kept_back(
-        instances,
-        context.engine,
-        rendering=context.rendering,
-        config=config,
-        world=context.world,
-        partner=context.partner,
-    )
+    instances = kept_back(VALIDATION, num=config.eval.num_games, game=config.game, data=config.data)
+    played = play_kept_back(instances, context)
     found = summed(played, partner=context.partner, world=context.world)
     names = [measure for measure, _, _ in COLUMNS if measure in found.measures]
     measured = {name: found.measures[name] for name in names}
@@ -139,23 +117,5 @@ def validation(config: Config, context: EvaluationContext) -> dict[str, float]:
 
 def validation_score(config: Config, context: EvaluationContext) -> float:
     """The mean score alone of the games that `validation` plays."""
-    instances = kept_back(config, VALIDATION, num=config.eval.num_games)
-    return _evaluate(instances, config, context=context, temperature=None).interval[0]
-
-
-def _evaluate(
-    instances: Sequence[Any],
-    config: Config,
-    *,
-    context: EvaluationContext,
-    temperature: float | None,
-) -> Evaluation:
-    return evaluate(
-        instances,
-        context.engine,
-        rendering=context.rendering,
-        config=config,
-        world=context.world,
-        partner=context.partner,
-        temperature=temperature,
-    )
+    instances = kept_back(VALIDATION, num=config.eval.num_games, game=config.game, data=config.data)
+    return evaluate(instances, context).interval[0]

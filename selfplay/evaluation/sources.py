@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dialop.matching.starts import Entries, checked_entries
-from dialop.matching.store import read_records
-from selfplay.config import Config, load_config
+from dialop.rows import read_records
+from selfplay.config import Config, GameConfig, RolloutConfig, load_config
 from selfplay.config.play import MAX_GAMES
 from selfplay.config.player_spec import CHECKPOINT, POOL, SELF, Spec, parse_shares
 from selfplay.data.instances import GENERATED, HELD_OUT, begun, kept_back
@@ -73,7 +73,7 @@ def find_games(
         raise ValueError("--start needs --games FILE.jsonl with recorded games, got generated")
     if games == GENERATED:
         num = num or config.eval.final_games
-        return Games(kept_back(config, HELD_OUT, num=num), [])
+        return Games(kept_back(HELD_OUT, num=num, game=config.game, data=config.data), [])
     path = Path(games)
     if not path.is_file():
         files = _beside(path, lambda other: other.suffix in (".parquet", ".jsonl"))
@@ -114,7 +114,7 @@ def find_partner(
     partner: str, config: Config, *, played: Path | str, overrides: Sequence[str]
 ) -> Spec:
     """What --partner names. Raises ValueError for one that cannot be asked for here."""
-    spec = read_spec(partner, config, what="--partner")
+    spec = read_spec(partner, config.game, what="--partner")
     if spec.kind == CHECKPOINT:
         what = f"--partner {spec.text}"
         found = find_source(Path(spec.argument), what=what)
@@ -126,12 +126,12 @@ def find_partner(
     return spec
 
 
-def usual_partner(config: Config) -> str:
+def usual_partner(game: GameConfig, rollout: RolloutConfig) -> str:
     """Whom a policy is evaluated with unless asked otherwise: itself, or in a game of unequal seats
     the first partner of its training."""
-    if kit_of(config.game).LEARNER_SEAT is None:
+    if kit_of(game).LEARNER_SEAT is None:
         return SELF
-    return parse_shares(config.rollout.partners)[0][0].text
+    return parse_shares(rollout.partners)[0][0].text
 
 
 def report_folder(source: Source, games: str, partner: str) -> Path:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from dialop.matching.recorded import said_in
-from dialop.matching.store import read_records
+from dialop.rows import read_records
 from selfplay.config import Config
 from selfplay.config.settings import SettingsError
 from selfplay.distributed import World, gather_objects

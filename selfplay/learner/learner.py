@@ -12,12 +12,42 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from selfplay.config import AlgorithmConfig, Config, CriticConfig, LoraConfig, OptimConfig
 from selfplay.credit.sample import Sample
 from selfplay.distributed import World, all_reduce_max
 from selfplay.learner.batch import MicroBatch, pack
 from selfplay.learner.critic import Critic, head_values
 from selfplay.model.lora import Adapters, without_adapters
 from selfplay.model.policy import hidden_states, policy_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSettings:
+    """What an update reads of a run's settings. `temperature` is the one of play, `max_mismatch` in
+    nats a token, `num_steps` the self-play steps of the run."""
+
+    algorithm: AlgorithmConfig
+    critic: CriticConfig
+    optim: OptimConfig
+    lora: LoraConfig | None
+    temperature: float
+    max_mismatch: float
+    seed: int
+    num_steps: int
+
+    @classmethod
+    def of(cls, config: Config) -> UpdateSettings:
+        """The update's part of a run's settings."""
+        return cls(
+            algorithm=config.algorithm,
+            critic=config.critic,
+            optim=config.optim,
+            lora=config.model.lora,
+            temperature=config.rollout.temperature,
+            max_mismatch=config.engine.max_mismatch,
+            seed=config.seed,
+            num_steps=config.steps,
+        )
 
 
 @dataclass(slots=True)

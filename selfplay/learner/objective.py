@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from selfplay.config import AlgorithmConfig, Config
+from selfplay.config import AlgorithmConfig
 from selfplay.credit.sample import Sample
 from selfplay.learner.batch import MicroBatch, num_trained_tokens
 from selfplay.learner.critic import clipped_value_loss
 from selfplay.learner.learner import (
     Learner,
+    UpdateSettings,
     batch_logprobs,
     batch_values,
     is_filler,
@@ -55,7 +56,7 @@ def denominator(part: Part, algorithm: AlgorithmConfig) -> float:
 
 
 def part_loss(
-    learner: Learner, part: Part, batch: MicroBatch, *, config: Config, tally: TokenMeans
+    learner: Learner, part: Part, batch: MicroBatch, *, settings: UpdateSettings, tally: TokenMeans
 ) -> Tensor:
     """The sum of a micro-batch's weighed token losses; counts its metrics."""
     if part.objective == "imitation":
@@ -65,18 +66,20 @@ def part_loss(
         losses_M = imitation(logprobs_M, batch.advantages_M)
         tally.add({"imitation_loss": losses_M}, batch)
     elif part.objective == "value":
-        losses_M = _value_loss(learner, batch, config=config, tally=tally)
+        losses_M = _value_loss(learner, batch, clip=settings.critic.clip, tally=tally)
     else:
-        losses_M = _surrogate(learner, batch, config=config, tally=tally)
+        losses_M = _surrogate(learner, batch, settings=settings, tally=tally)
     _check_finite(losses_M, batch, kind=part.objective)
     # A filler's advantage is 0, but its KL term is not.
     return losses_M.sum() * (0.0 if is_filler(batch) else 1.0)
 
 
-def _surrogate(learner: Learner, batch: MicroBatch, *, config: Config, tally: TokenMeans) -> Tensor:
+def _surrogate(
+    learner: Learner, batch: MicroBatch, *, settings: UpdateSettings, tally: TokenMeans
+) -> Tensor:
     """Policy loss, weighed where engine and trainer disagree, with its KL and entropy terms, each
     token's times its weight in the aggregation [M]."""
-    algorithm, temperature = config.algorithm, config.rollout.temperature
+    algorithm, temperature = settings.algorithm, settings.temperature
     logprobs_M, entropies_M = batch_logprobs(
         learner,
         learner.model,
@@ -156,13 +159,9 @@ def kl_losses(
     return kl_M * ratio(logprobs_M - batch.old_logprobs_M) if algorithm.kl_ratio else kl_M
 
 
-def _value_loss(
-    learner: Learner, batch: MicroBatch, *, config: Config, tally: TokenMeans
-) -> Tensor:
+def _value_loss(learner: Learner, batch: MicroBatch, *, clip: float, tally: TokenMeans) -> Tensor:
     values_M = batch_values(learner, batch)
-    losses_M, cut_M = clipped_value_loss(
-        values_M, batch.values_M, batch.returns_M, clip=config.critic.clip
-    )
+    losses_M, cut_M = clipped_value_loss(values_M, batch.values_M, batch.returns_M, clip=clip)
     tally.add({"value_loss": losses_M, "value_clip_share": cut_M}, batch)
     return losses_M
 

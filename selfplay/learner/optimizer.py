@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from selfplay.config import Config, OptimConfig
+from selfplay.config import OptimConfig
 from selfplay.learner.rounding import RoundedAdamW
 
 
@@ -46,13 +46,13 @@ def learning_rate(
     return peak * (left if schedule == "constant" else final_share + (1.0 - final_share) * left)
 
 
-def self_play_rate(step: int, config: Config) -> float:
+def self_play_rate(step: int, optim: OptimConfig, *, num_steps: int) -> float:
     """The learning rate of a self-play step."""
     return learning_rate(
         step,
-        peak=config.optim.lr,
-        num_steps=config.steps,
-        warmup_steps=config.optim.warmup_steps,
-        schedule=config.optim.schedule,
-        final_share=config.optim.final_share,
+        peak=optim.lr,
+        num_steps=num_steps,
+        warmup_steps=optim.warmup_steps,
+        schedule=optim.schedule,
+        final_share=optim.final_share,
     )

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from selfplay.config import Config, OptimConfig
+from selfplay.config import OptimConfig
 from selfplay.credit.sample import Sample
 from selfplay.distributed import World, all_reduce_sum, clip_grad_norm
 from selfplay.learner.batch import MicroBatch, micro_batches, num_weighed_tokens
-from selfplay.learner.learner import Learner, even_out
+from selfplay.learner.learner import Learner, UpdateSettings, even_out
 from selfplay.learner.mismatch import EngineDisagrees, mismatch_metrics
 from selfplay.learner.objective import Part, denominator, part_loss
 from selfplay.learner.token_means import TokenMeans
@@ -25,7 +25,7 @@ def optimizer_step(
     parts: Sequence[Part],
     *,
     lr: float,
-    config: Config,
+    settings: UpdateSettings,
     before_step: Callable[[Mapping[str, float]], None] | None = None,
 ) -> dict[str, float]:
     """One gradient step on the sum of the parts' losses.
@@ -40,7 +40,7 @@ def optimizer_step(
     """
     world = learner.world
     counts = [float(num_weighed_tokens(part.samples)) for part in parts]
-    sizes = [denominator(part, config.algorithm) for part in parts]
+    sizes = [denominator(part, settings.algorithm) for part in parts]
     # tp ranks hold the same tokens
     sums = [total / world.tp for total in all_reduce_sum([*counts, *sizes], world)]
     counts, sizes = sums[: len(parts)], sums[len(parts) :]
@@ -55,8 +55,8 @@ def optimizer_step(
     for part, count, size in zip(parts, counts, sizes, strict=True):
         if count == 0.0:
             continue
-        for batch in _even_micro_batches(part.samples, config.optim, world):
-            loss = part_loss(learner, part, batch, config=config, tally=tally)
+        for batch in _even_micro_batches(part.samples, settings.optim, world):
+            loss = part_loss(learner, part, batch, settings=settings, tally=tally)
             (loss * (part.weight / size)).backward()
     seen = mismatch_metrics(tally.means())
     if before_step is not None:
@@ -67,7 +67,7 @@ def optimizer_step(
             learner.model.eval()
             raise
     train_policy = any(part.objective != "value" for part in parts)
-    norms = _step(learner, config=config, train_policy=train_policy)
+    norms = _step(learner, max_norm=settings.optim.max_grad_norm, train_policy=train_policy)
     learner.model.eval()  # elsewhere dropout would be noise in what is measured
     # The critic's part looks at the very tokens that the surrogate counts.
     spoken = sum(n for part, n in zip(parts, counts, strict=True) if part.objective != "value")
@@ -75,9 +75,9 @@ def optimizer_step(
     return {"num_trained_tokens": spoken, **norms, "lr": lr, **seen}
 
 
-def _step(learner: Learner, *, config: Config, train_policy: bool) -> dict[str, float]:
+def _step(learner: Learner, *, max_norm: float, train_policy: bool) -> dict[str, float]:
     """End the backward passes and step; the norms that the gradients had."""
-    max_norm, world, critic = config.optim.max_grad_norm, learner.world, learner.critic
+    world, critic = learner.world, learner.critic
     norms = {"grad_norm": clip_grad_norm(learner.model, max_norm, world)}
     if critic is not None:
         norms["critic_grad_norm"] = clip_grad_norm(critic.module, max_norm, world)

@@ -8,10 +8,9 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from selfplay.config import Config
 from selfplay.credit.sample import Sample
 from selfplay.data.seeds import named_seed
-from selfplay.learner.learner import Learner
+from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import self_play_rate
 from selfplay.learner.optimizer_step import optimizer_step
@@ -28,7 +27,7 @@ def update_policy(
     auxiliary: Sequence[Part],
     *,
     step: int,
-    config: Config,
+    settings: UpdateSettings,
 ) -> dict[str, float]:
     """All optimizer steps of one rollout: `epochs` passes, each cut into `minibatches` by a named
     shuffle.
@@ -37,28 +36,29 @@ def update_policy(
     before any weight moved. Raises EngineDisagrees then, with all weights as they were, when the
     engine did not speak with them.
     """
-    algorithm, world = config.algorithm, learner.world
+    algorithm, world = settings.algorithm, learner.world
     judged: dict[str, float] = {}
     if learner.critic is not None:
-        samples, judged = estimate_values(learner, samples, config=config)
+        samples, judged = estimate_values(learner, samples, settings=settings)
     seen: list[dict[str, float]] = []
 
     def in_agreement(metrics: Mapping[str, float]) -> None:
-        check_mismatch(metrics, config)
+        check_mismatch(metrics, settings.max_mismatch)
 
     for epoch in range(algorithm.epochs):
         order = list(range(len(samples)))
         if algorithm.minibatches > 1:
-            random.Random(named_seed(config.seed, "minibatches", step, epoch)).shuffle(order)
+            random.Random(named_seed(settings.seed, "minibatches", step, epoch)).shuffle(order)
         for place in range(algorithm.minibatches):
             share = [samples[i] for i in order[place :: algorithm.minibatches]]
             parts = [Part(share, "surrogate"), *auxiliary]
             if learner.critic is not None:
-                parts = with_values(parts, share, step=step, config=config)
-            draw = (config.seed, step, len(seen))
-            with named_dropout(*draw, config=config.model.lora, world=world):
-                rate, check = self_play_rate(step, config), None if seen else in_agreement
-                one = optimizer_step(learner, parts, lr=rate, config=config, before_step=check)
+                parts = with_values(parts, share, step=step, critic=settings.critic)
+            lr = self_play_rate(step, settings.optim, num_steps=settings.num_steps)
+            check = None if seen else in_agreement
+            draw = (settings.seed, step, len(seen))
+            with named_dropout(*draw, config=settings.lora, world=world):
+                one = optimizer_step(learner, parts, lr=lr, settings=settings, before_step=check)
             seen.append(one)
     names = {name for metrics in seen for name in metrics}
     means = {}

@@ -9,11 +9,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from selfplay.config import Config
+from selfplay.config import CriticConfig
 from selfplay.credit.gae import with_gae
 from selfplay.credit.sample import Sample
 from selfplay.distributed import World, all_reduce_sum
-from selfplay.learner.learner import Learner, batch_values
+from selfplay.learner.learner import Learner, UpdateSettings, batch_values
 from selfplay.learner.objective import Part
 from selfplay.learner.recompute import token_values
 
@@ -21,15 +21,15 @@ WHITE_EPS = 1e-8  # added to the variance, so that advantages that are all equal
 
 
 def estimate_values(
-    learner: Learner, samples: Sequence[Sample], *, config: Config
+    learner: Learner, samples: Sequence[Sample], *, settings: UpdateSettings
 ) -> tuple[list[Sample], dict[str, float]]:
     """The samples with values, returns and advantages, and how well the values foretold.
 
     Once a rollout, before any weight moves; every rank must call. `explained_variance` is
     1 - Var(return - value) / Var(return) and absent where all returns are equal.
     """
-    critic, world = config.critic, learner.world
-    values = token_values(learner, samples, lambda b: batch_values(learner, b), config=config)
+    critic, world = settings.critic, learner.world
+    values = token_values(learner, samples, lambda b: batch_values(learner, b), settings=settings)
     judged = [
         with_gae(sample, of_sample, gamma=critic.gamma, lam=critic.lam)
         for sample, of_sample in zip(samples, values, strict=True)
@@ -70,9 +70,9 @@ def moments(values_K: Sequence[float], world: World) -> tuple[float, float]:
 
 
 def with_values(
-    parts: Sequence[Part], samples: Sequence[Sample], *, step: int, config: Config
+    parts: Sequence[Part], samples: Sequence[Sample], *, step: int, critic: CriticConfig
 ) -> list[Part]:
     """The parts of an optimizer step and the value loss of its samples; during the critic's warm-up
     the value loss alone, so that the policy stays as it is."""
-    values = Part(samples, "value", weight=config.critic.coefficient)
-    return [values] if step < config.critic.warmup_steps else [*parts, values]
+    values = Part(samples, "value", weight=critic.coefficient)
+    return [values] if step < critic.warmup_steps else [*parts, values]

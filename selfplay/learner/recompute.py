@@ -13,12 +13,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from selfplay.config import Config
 from selfplay.credit.sample import Sample
 from selfplay.distributed import World, all_reduce_sum
 from selfplay.learner.batch import MicroBatch, pack, split_by_tokens
 from selfplay.learner.learner import (
     Learner,
+    UpdateSettings,
     batch_logprobs,
     even_out,
     is_filler,
@@ -35,7 +35,7 @@ from selfplay.learner.token_means import TokenMeans
 
 
 def recompute_logprobs(
-    learner: Learner, samples: Sequence[Sample], *, config: Config
+    learner: Learner, samples: Sequence[Sample], *, settings: UpdateSettings
 ) -> tuple[list[Sample], dict[str, float]]:
     """The samples with all that this step's methods want to know before weights move, and metrics.
 
@@ -43,32 +43,32 @@ def recompute_logprobs(
     their importance, and the metrics say how far the engine's were off. With the divergence in the
     reward every trained token is charged with its own. Every rank must call.
     """
-    algorithm = config.algorithm
+    algorithm = settings.algorithm
     scored, found = list(samples), dict[str, float]()
     if algorithm.old_logprobs == "recomputed":
-        scored, found = _recomputed(learner, scored, config=config)
-        check_mismatch(found, config)
+        scored, found = _recomputed(learner, scored, settings=settings)
+        check_mismatch(found, settings.max_mismatch)
     if learner.reference is not None and algorithm.kl_in == "reward":
-        scored, seen = _kl_penalized(learner, scored, config=config)
+        scored, seen = _kl_penalized(learner, scored, settings=settings)
         found |= seen
     return scored, found
 
 
 def _recomputed(
-    learner: Learner, samples: Sequence[Sample], *, config: Config
+    learner: Learner, samples: Sequence[Sample], *, settings: UpdateSettings
 ) -> tuple[list[Sample], dict[str, float]]:
-    algorithm, tally = config.algorithm, TokenMeans(learner.world)
+    algorithm, tally = settings.algorithm, TokenMeans(learner.world)
 
     def policy(batch: MicroBatch) -> Tensor:
         logprobs_M, _ = batch_logprobs(
-            learner, learner.model, batch, temperature=config.rollout.temperature
+            learner, learner.model, batch, temperature=settings.temperature
         )
         seen = mismatch_values(logprobs_M, batch.old_logprobs_M)
         tally.add(seen, batch)
         tally.largest("mismatch_max", seen["mismatch_mean"], batch)
         return logprobs_M
 
-    olds = token_values(learner, samples, policy, config=config)
+    olds = token_values(learner, samples, policy, settings=settings)
     scored = []
     for sample, old in zip(samples, olds, strict=True):
         importance: list[float] = []
@@ -102,7 +102,7 @@ def _importance_metrics(samples: Sequence[Sample], world: World) -> dict[str, fl
 
 
 def _kl_penalized(
-    learner: Learner, samples: Sequence[Sample], *, config: Config
+    learner: Learner, samples: Sequence[Sample], *, settings: UpdateSettings
 ) -> tuple[list[Sample], dict[str, float]]:
     """Minus the weighed k1 of every trained token on its reward. Its sum over a sequence is the
     log-ratio of the whole, so the return's gradient is that of the divergence. Samples whose
@@ -110,12 +110,12 @@ def _kl_penalized(
     tally = TokenMeans(learner.world)
 
     def k1(batch: MicroBatch) -> Tensor:
-        reference_M = reference_logprobs(learner, batch, temperature=config.rollout.temperature)
+        reference_M = reference_logprobs(learner, batch, temperature=settings.temperature)
         shown_M = kl_estimate(batch.old_logprobs_M, reference_M, estimator="k3")
         tally.add({"kl_reference": shown_M}, batch)
         return kl_estimate(batch.old_logprobs_M, reference_M, estimator="k1")
 
-    scores = token_values(learner, samples, k1, config=config)
+    scores = token_values(learner, samples, k1, settings=settings)
     charged = [
         replace(s, rewards=[r - learner.kl * kl for r, kl in zip(s.rewards, kls, strict=True)])
         if s.rewards
@@ -130,13 +130,13 @@ def token_values(
     samples: Sequence[Sample],
     scorer: Callable[[MicroBatch], Tensor],
     *,
-    config: Config,
+    settings: UpdateSettings,
 ) -> list[list[float]]:
     """What `scorer` says, [M] a micro-batch, as one float a token of each sample; 0 where it is
     not trained. Runs without gradients; every rank must call, and meets the same number of
     micro-batches."""
     world = learner.world
-    budget = config.optim.tokens_per_microbatch
+    budget = settings.optim.tokens_per_microbatch
     plan = split_by_tokens([len(s.ids) for s in samples], budget=budget)
     packed = [pack([samples[i] for i in places], device=world.device) for places in plan]
     scores: list[list[float]] = [[] for _ in samples]
@@ -148,9 +148,8 @@ def token_values(
     return scores
 
 
-def check_mismatch(metrics: Mapping[str, float], config: Config) -> None:
-    """Compare engine and trainer over the whole rollout, as it was sampled; no weight has moved
-    since.
+def check_mismatch(metrics: Mapping[str, float], bound: float) -> None:
+    """Compare engine and trainer over the full rollout, before any weight moves.
 
     Raises EngineDisagrees when the mean gap is above `engine.max_mismatch`. A token's difference has a
     standard deviation near 0.05 in bf16, so the mean of 10,000 tokens is known to 0.0005, and a
@@ -158,9 +157,9 @@ def check_mismatch(metrics: Mapping[str, float], config: Config) -> None:
     as the bound ends wrongly; the first step shows it.
     """
     gap = metrics.get("mismatch_mean", 0.0)
-    if not gap <= config.engine.max_mismatch:  # NaN is no agreement either
+    if not gap <= bound:  # NaN is no agreement either
         raise EngineDisagrees(
             f"engine and trainer log-probs differ by {gap:.4f} nats a token on average over this "
-            f"step's games, engine.max_mismatch is {config.engine.max_mismatch:g}: the engine does not speak "
+            f"step's games, engine.max_mismatch is {bound:g}: the engine does not speak "
             "with the trainer's weights"
         )

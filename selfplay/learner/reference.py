@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-from selfplay.config import Config
+from selfplay.config import AlgorithmConfig
 from selfplay.learner.learner import Learner
 
 
@@ -25,14 +25,13 @@ def adapted_kl_weight(weight: float, measured: float, *, target: float, horizon:
 
 
 def update_reference(
-    learner: Learner, learnt: Mapping[str, float], *, step: int, config: Config
+    learner: Learner, learnt: Mapping[str, float], *, step: int, algorithm: AlgorithmConfig
 ) -> dict[str, float]:
     """After a step's updates: steer the weight of the divergence, and let the reference become the
     policy where the settings ask for it. Returns the weight that this step used, if it can move.
 
     A step that measured no divergence, because nothing was trained, leaves the weight.
     """
-    algorithm = config.algorithm
     used = learner.kl
     if algorithm.kl_target and "kl_reference" in learnt:
         learner.kl = adapted_kl_weight(

@@ -11,6 +11,7 @@ Shapes: N packed tokens, S sequences, M positions whose next token is scored, D 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

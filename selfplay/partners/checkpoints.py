@@ -13,6 +13,7 @@ import yaml
 from selfplay.checkpoint import policies
 from selfplay.config import Config, GameConfig
 from selfplay.config.settings import load
+from selfplay.model.hub import check_weights, is_hub_name, local_folder
 
 # What a run needed to train and an evaluation does not: a fixed number of ranks.
 ALONE = ("parallel.tp=1", "parallel.fsdp=null")

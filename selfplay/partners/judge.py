@@ -1,7 +1,7 @@
-"""A chat model that marks how interactive each conversation was, where the settings ask for one.
+"""A chat model marks how interactive each conversation was, if the settings name one.
 
-It replaces the rubric's mark in the outcome's facts, from which reward and measures read it; where
-the judge gave none, the rubric's stays. Marks lie in [0, 1]. Knows no torch and no gradients.
+Its mark in [0, 1] replaces the rubric's in the outcome's facts, which rewards and metrics read. If
+the judge gives no mark, the rubric's stays.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 from dialop.collab.task import NAMES
-from selfplay.config import Config
+from selfplay.config import EndpointConfig, RewardConfig
 from selfplay.config.player_spec import parse_spec
 from selfplay.credit.dynamic_sampling import Played
 from selfplay.data.seeds import named_seed
@@ -33,40 +34,62 @@ of reason and then, on a line of its own, JSON such as {"interactivity": 0.6}.""
 _MARK = re.compile(r"\{[^{}]*\}")
 
 
-def make_judge(config: Config, world: World, *, cleanup: ExitStack) -> Endpoint | None:
-    """The judge that the settings name, on a rank that plays; None for the rubric. `cleanup` will
-    end its threads."""
-    collab = config.reward.collab
-    if config.reward.kind != "collab" or collab.judge == "rubric":
+def make_judge(
+    reward: RewardConfig, endpoint: EndpointConfig, world: World, *, cleanup: ExitStack
+) -> Endpoint | None:
+    """The judge that `reward.collab.judge` names, on a rank that plays; None for the rubric.
+
+    `cleanup` ends its threads. Raises SettingsError when the key's variable is not set.
+    """
+    if reward.kind != "collab" or reward.collab.judge == "rubric":
         return None
-    key = endpoint_key(config.endpoint)
+    key = endpoint_key(endpoint)
     if not world.replica.leads:
         return None
-    model, url = parse_spec(collab.judge).address
-    judge = Endpoint(model, url, settings=config.endpoint, key=key)
+    model, url = parse_spec(reward.collab.judge).address
+    judge = Endpoint(model, url, settings=endpoint, key=key)
     cleanup.callback(judge.close)
     return judge
 
 
 def judge_interactivity(played: Played, judge: Endpoint | None) -> Played:
-    """The same games, all marked at once, and with them the futures of their branch points: facts
-    get the judge's `interactivity` and whether it was `judged` (1.0 or 0.0)."""
+    """The games with the judge's marks, continuations of branch points included.
+
+    The outcome's facts get `judged` (1.0 or 0.0) and, where the judge gave a mark, `interactivity`.
+    All games are judged at once.
+    """
     if judge is None:
         return played
-    games = [game for episode in played[0] for game in _with_continuations(episode)]
-    waiting = [judge.submit(_question(episode)) for episode in games]
-    for episode, answer in zip(games, waiting, strict=True):
-        said = answer.result()
-        found = read_mark(said.text) if said.finish == "stop" else None
-        facts = episode.outcome.facts
-        facts["judged"] = float(found is not None)
-        if found is not None:
-            facts["interactivity"] = found
-    return played
+    episodes, stats = played
+    answers = {
+        id(game): judge.submit(_question(game))
+        for episode in episodes
+        for game in (episode, *_continuations(episode))
+    }
+
+    def with_mark(game: Episode) -> Episode:
+        answer = answers[id(game)].result()
+        mark = read_mark(answer.text) if answer.finish == "stop" else None
+        facts = {**game.outcome.facts, "judged": float(mark is not None)}
+        if mark is not None:
+            facts["interactivity"] = mark
+        branches = tuple(
+            replace(
+                point,
+                continuations={
+                    place: with_mark(continuation)
+                    for place, continuation in point.continuations.items()
+                },
+            )
+            for point in game.branches
+        )
+        return replace(game, outcome=replace(game.outcome, facts=facts), branches=branches)
+
+    return [with_mark(episode) for episode in episodes], stats
 
 
 def read_mark(text: str) -> float | None:
-    """The last mark in an answer, None where there is none or it lies outside [0, 1]."""
+    """The last mark in an answer; None without a mark in [0, 1]."""
     for found in reversed(_MARK.findall(text)):
         try:
             value = json.loads(found).get("interactivity")
@@ -77,8 +100,7 @@ def read_mark(text: str) -> float | None:
     return None
 
 
-def _with_continuations(episode: Episode) -> Iterator[Episode]:
-    yield episode
+def _continuations(episode: Episode) -> Iterator[Episode]:
     for point in episode.branches:
         yield from point.continuations.values()
 

@@ -154,7 +154,7 @@ class Partners:
             return Partner(spec.text, _sit_down, alone=True)
         return Partner(
             spec.text,
-            lambda names, seat: scripted_partner(spec.argument, names, seat, self._config),
+            lambda names, seat: scripted_partner(spec.argument, names, seat, self._config.game),
         )
 
     def _checkpoint(self, spec: Spec) -> Partner:

@@ -82,9 +82,10 @@ def _without_room(config: Config, described: PretrainedConfig, rendering: Render
     """Why transcripts do not fit the model, or the first held-out prompts the transcripts."""
     try:
         check_room(
-            kept_back(config, HELD_OUT, num=NUM_BOARDS),
+            kept_back(HELD_OUT, num=NUM_BOARDS, game=config.game, data=config.data),
             rendering=rendering,
-            config=config,
+            game=config.game,
+            rollout=config.rollout,
             max_positions=getattr(described.get_text_config(), "max_position_embeddings", None),
         )
     except ValueError as error:

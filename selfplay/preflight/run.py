@@ -129,8 +129,10 @@ def _tokenizer(config: Config) -> PreTrainedTokenizerBase:
     path, scratch = config.model.path, config.model.scratch
     if path is None:
         assert scratch is not None
-        instances = generated(config, TOKENIZER, start=0, num=1)
-        phrases = kit_of(config.game).phrases(instances, config.game)
+        instances = generated(TOKENIZER, game=config.game, seed=config.seed, start=0, num=1)
+        phrases = kit_of(config.game).phrases(
+            instances, config.game, split_lines=scratch.split_lines
+        )
         try:
             return train_tokenizer([], vocab_size=scratch.vocab_size, phrases=phrases)
         except ValueError as error:

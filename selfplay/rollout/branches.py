@@ -1,11 +1,10 @@
-"""Branches: at chosen turns a game is forked before its seat moves, other turns are tried from the
-same state, and each is played on to its end.
+"""Branch points: the game is forked before chosen turns, sibling turns are sampled from the same
+state, and each sibling is played on to the end.
 
-The forked games are driven with all others, so one batch holds trunks and branches. Their draws are
-named (…, episode, "branch", turn, sibling, future), which leaves every draw of the trunk as it is:
-the trunk's episode is the one it would be without branches. Whether a turn is chosen never depends
-on what follows it, else the turns compared would not be fair samples of the policy. Speaks of seats
-and turns; knows no torch and no rewards.
+The forked games run in the same batches as all others. Their draws are named (..., episode,
+"branch", turn, sibling, continuation), so the game itself is exactly what it would be without
+branches. Whether a turn becomes a branch point never depends on what follows it; otherwise the
+siblings would not be fair samples of the policy.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from selfplay.config import Config
+from selfplay.config import RolloutConfig
 from selfplay.data.seeds import named_seed
 from selfplay.rollout.episode import (
     VOID,
@@ -28,16 +27,16 @@ from selfplay.rollout.episode import (
 )
 
 
-def branching_of(config: Config, names: tuple[object, ...]) -> Branching | None:
-    """A game's branch plan from the settings; `names` are those of the game's draws."""
-    branch = config.rollout.branch
+def branching_of(rollout: RolloutConfig, names: tuple[object, ...]) -> Branching | None:
+    """The branch plan of a game whose draws have these names; None without branching."""
+    branch = rollout.branch
     if branch.turns == "none":
         return None
     drawn: frozenset[int] = frozenset()
     if branch.turns == "random":
         generator = random.Random(named_seed(*names, "branch turns"))
-        num = min(branch.per_game, config.rollout.max_turns)
-        drawn = frozenset(generator.sample(range(config.rollout.max_turns), num))
+        num = min(branch.per_game, rollout.max_turns)
+        drawn = frozenset(generator.sample(range(rollout.max_turns), num))
     return Branching(
         rule=branch.turns,
         most=branch.per_game,
@@ -48,10 +47,10 @@ def branching_of(config: Config, names: tuple[object, ...]) -> Branching | None:
 
 
 def play_branching(position: Position, branching: Branching) -> Playing:
-    """The trunk's game to its end, its branches started on the way.
+    """Play the game to its end and start its branches on the way.
 
-    Sibling 0 of a branch point is the trunk's own turn, and its future 0 the trunk itself. A turn
-    that ends the game has one future: there is nothing to draw.
+    Sibling 0 of a branch point is the turn that the game itself took, and its continuation 0 is the
+    game itself. A turn that ends the game has only that one.
     """
     points: list[BranchPoint] = []
     while position.ended is None:
@@ -68,13 +67,13 @@ def play_branching(position: Position, branching: Branching) -> Playing:
             for continuation in range(1, branching.continuations):
                 twin = position.fork("branch", point.turn, 0, continuation)
                 yield Spawn(named(twin.table, _continuation(twin, point, (0, continuation))))
-    # A seat out of tokens had no turn to compare.
-    took = tuple(point for point in points if point.turn < len(position.turns))
-    return replace(position.episode(), branches=took)
+    # A seat that ran out of tokens took no turn.
+    taken = tuple(point for point in points if point.turn < len(position.turns))
+    return replace(position.episode(), branches=taken)
 
 
 def siblings_of(episode: Episode, point: BranchPoint) -> list[list[Episode]]:
-    """The futures of each sibling turn, the trunk's own first."""
+    """The continuations of each sibling turn, those of the game's own turn first."""
     siblings: dict[int, list[Episode]] = {0: [episode]}
     for (sibling, _), continuation in sorted(point.continuations.items(), key=lambda item: item[0]):
         siblings.setdefault(sibling, []).append(continuation)
@@ -82,7 +81,7 @@ def siblings_of(episode: Episode, point: BranchPoint) -> list[list[Episode]]:
 
 
 def _sibling(twin: Position, point: BranchPoint, sibling: int, num_continuations: int) -> Playing:
-    """Another turn from the trunk's state, then its futures."""
+    """A sibling turn from the same state, then its continuations."""
     yield from twin.turn()
     if twin.ended is None:
         for continuation in range(1, num_continuations):
@@ -94,7 +93,7 @@ def _sibling(twin: Position, point: BranchPoint, sibling: int, num_continuations
 
 def _continuation(twin: Position, point: BranchPoint, place: tuple[int, int]) -> Playing:
     episode = yield from play(twin)
-    if episode.ended != VOID:  # such a future says nothing of the turn it came from
+    if episode.ended != VOID:  # a void game says nothing about its turn
         point.continuations[place] = episode
     return episode
 
@@ -106,7 +105,7 @@ def _point(position: Position) -> BranchPoint:
 
 
 def _chosen(position: Position, branching: Branching, num_points: int) -> bool:
-    """Whether the game is forked before the turn that is due; only a policy's turns are."""
+    """Whether the next turn is a branch point. Only the policy's turns can be."""
     game = position.table.game
     if game.seat_to_move is None or position.table.players[game.seat_to_move].transcript is None:
         return False

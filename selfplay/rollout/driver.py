@@ -46,7 +46,7 @@ class RolloutStats:
     void: tuple[int, ...] = ()
 
 
-def run(
+def play_games(
     tables: Sequence[GameSetup],
     engine: Engine | None,
     *,
@@ -208,7 +208,7 @@ def _drive_stream(
     return episodes
 
 
-def run_scripted(tables: Sequence[GameSetup], *, limits: Limits) -> list[Episode]:
+def play_scripted(tables: Sequence[GameSetup], *, limits: Limits) -> list[Episode]:
     """Play tables at which nobody asks an engine (teachers, scripted baselines)."""
     episodes = []
     for table in tables:

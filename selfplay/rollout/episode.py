@@ -1,7 +1,4 @@
-"""One game: its records, and how it is played turn by turn. A game under way can be forked.
-
-Speaks of seats, turns and episodes; knows no torch and no rewards.
-"""
+"""One game: its records, and how it is played turn by turn. A running game can be forked."""
 
 from __future__ import annotations
 
@@ -12,17 +9,17 @@ from typing import Any
 
 from dialop.game import Game, Outcome, Prompt
 from selfplay.chat.transcript import Transcript
-from selfplay.config import Config
+from selfplay.config import RolloutConfig
 from selfplay.engines.base import Completion, Request
 from selfplay.rollout.players import Move, Player
 
-VOID = "void"  # how a game ended that a partner left: it counts for nothing
+VOID = "void"  # a partner gave no answer: the game counts for nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One try at a move: who, the text, the legal action or the error and its kind, what each seat
-    then reads."""
+    """One try at a move: the seat, its text, the legal action or the error, and the observation that
+    each seat gets."""
 
     seat: int
     text: str
@@ -37,8 +34,8 @@ class Turn:
 class Episode:
     """One played game. `ended` is "agreed", "turns", "retries", "tokens" or "void".
 
-    Transcripts are None for partners. `views[seat]` is what the seat knew at the end, for measures
-    and reports.
+    Transcripts are None for partners. `views[seat]` is what the seat knew at the end; metrics and
+    reports read it.
     """
 
     instance: str
@@ -58,11 +55,10 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class BranchPoint:
-    """Turns that were tried from one state: `turn` counts the tries of the game before it.
+    """Sibling turns sampled from one state; `turn` is the number of tries before it.
 
-    `futures[sibling, future]` is the game that followed, told from its very beginning. Sibling 0 is
-    the turn that the game itself took, so (0, 0) is that game and not among them. Filled while the
-    rollout runs.
+    `continuations[sibling, number]` is the full episode that followed. Sibling 0 is the turn that
+    the game itself took, so (0, 0) is that game and is left out. Filled while the rollout runs.
     """
 
     turn: int
@@ -72,8 +68,8 @@ class BranchPoint:
 
 @dataclass(frozen=True, slots=True)
 class Branching:
-    """Where a game is forked: at turns by `rule` (`rollout.branch.turns`), at most `most` of them,
-    or at the drawn ones; into how many sibling turns, each played on in how many futures."""
+    """A branch plan: at which turns a game is forked (`rule` is `rollout.branch.turns`, at most
+    `most` of them, or the `drawn` ones), into how many siblings, with how many continuations."""
 
     rule: str
     most: int
@@ -84,7 +80,7 @@ class Branching:
 
 @dataclass(frozen=True, slots=True)
 class GameSetup:
-    """A game about to be played: the game, who sits in each seat, and its place in the step."""
+    """A game that is ready to be played: its rules and state, its players, its index in the group."""
 
     game: Game
     players: tuple[Player, ...]
@@ -95,19 +91,19 @@ class GameSetup:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a game ends without agreement: legal moves a game, refused moves a turn."""
+    """When a game ends without agreement: legal moves of a game, refused tries of a turn."""
 
     max_turns: int
     max_retries: int
 
 
-def limits_of(config: Config) -> Limits:
-    return Limits(max_turns=config.rollout.max_turns, max_retries=config.rollout.max_retries)
+def limits_of(rollout: RolloutConfig) -> Limits:
+    return Limits(max_turns=rollout.max_turns, max_retries=rollout.max_retries)
 
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """What a game yields to have another one played beside it; it is sent nothing back."""
+    """A game yields this to start another game; nothing is sent back."""
 
     playing: Playing
 
@@ -116,10 +112,10 @@ Playing = Generator[Request | Spawn, Completion, Episode]
 
 
 class Position:
-    """A game under way: what was said, what each seat has yet to read, why it ended.
+    """A running game: its turns, what each seat has not read yet, why it ended.
 
-    `ended` is None while the game goes on. `fork` gives an independent game from this very turn
-    with the transcripts copied, so nothing that was said is rendered or sampled again.
+    `ended` is None while the game runs. `fork` copies the game and its transcripts at this turn, so
+    nothing is rendered or sampled twice.
     """
 
     __slots__ = (
@@ -144,11 +140,9 @@ class Position:
         self._close()
 
     def turn(self) -> Generator[Request, Completion, None]:
-        """One try of the seat to move: yields its prompt where a model speaks, is sent the
-        completion.
+        """One try at a move: yields the request if a model moves, and is sent its completion.
 
-        A move that was cut off at its token limit is refused before the game sees it, like any
-        other error.
+        A move that hit its token limit is refused before the game sees it, like any other error.
         """
         game = self.table.game
         seat = game.seat_to_move
@@ -171,8 +165,7 @@ class Position:
         self._close()
 
     def fork(self, *names: object) -> Position:
-        """The same game from here on, its draws named further; the two know nothing of each
-        other."""
+        """An independent copy of the game, whose draws have these names as well."""
         twin, table = copy.copy(self), self.table
         players = tuple(player.fork(*names) for player in table.players)
         twin.table = replace(table, game=table.game.clone(), players=players)
@@ -180,7 +173,7 @@ class Position:
         return twin
 
     def episode(self) -> Episode:
-        """The record of the game as it stands."""
+        """The record of the game so far."""
         table, game = self.table, self.table.game
         return Episode(
             instance=table.instance,
@@ -204,25 +197,17 @@ class Position:
 
 
 def play(position: Position) -> Playing:
-    """One game to its end: yields each prompt, is sent its completion, returns the episode."""
+    """Play a game to its end: yields requests, is sent completions, returns the episode."""
     while position.ended is None:
         yield from position.turn()
     return position.episode()
 
 
 def named(table: GameSetup, playing: Playing) -> Playing:
-    """Whatever goes wrong in a game is a bug: let it crash, but say in which game."""
+    """Run a game; an exception gets a note that names the game."""
     try:
         return (yield from playing)
-    except (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except Exception as error:
         error.add_note(
             f"in instance {table.instance}, episode {table.index}, seat {table.game.seat_to_move}"
         )
@@ -230,11 +215,11 @@ def named(table: GameSetup, playing: Playing) -> Playing:
 
 
 def _tried(game: Game, seat: int, move: Move) -> Turn:
-    """What became of one try at a move."""
+    """Apply one try at a move to the game."""
     if not move.complete:
         error = "Error: your move was cut off; be shorter."
-        nothing = ("",) * game.num_seats
-        return Turn(seat, move.text, None, error, "cut_off", nothing, move.num_tokens)
+        no_text = ("",) * game.num_seats
+        return Turn(seat, move.text, None, error, "cut_off", no_text, move.num_tokens)
     step = game.step(seat, move.text)
     return Turn(
         seat,

@@ -1,7 +1,7 @@
-"""Who sits where: the tables of a self-play step, of an evaluation and of the teachers' games.
+"""Which players sit in which game: self-play, evaluation, scripted games and teachers' games.
 
-Every table's draws are named (run seed, purpose, step, instance, episode), so any single game can
-be played again.
+Every random draw of a game is named (run seed, purpose, step, instance, episode), so any single
+game can be played again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dialop.game import Instance
 from selfplay.chat.rendering import Rendering
-from selfplay.config import Config
+from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.config.player_spec import POOL, SCRIPTED, SELF, Spec, parse_shares, parse_spec
 from selfplay.config.settings import SettingsError
 from selfplay.data.seeds import named_seed, pick
@@ -26,9 +26,9 @@ Sit = Callable[[tuple[object, ...], int], Player]
 
 @dataclass(frozen=True, slots=True)
 class Partner:
-    """Who sits beside the policy: `sit(names of the table's draws, seat)` makes the player.
+    """Who plays with the policy. `sit(names of the game's draws, seat)` makes the player.
 
-    Without `sit` it is the policy itself. `alone` asks for one game at a time.
+    Without `sit` the policy plays with itself. `alone` asks for one game at a time.
     """
 
     name: str
@@ -44,101 +44,116 @@ def self_play_games(
     partners: Sequence[tuple[Partner, float]] = ((SELF_PLAY, 1.0),),
     *,
     step: int,
-    config: Config,
+    game: GameConfig,
+    rollout: RolloutConfig,
+    seed: int,
     rendering: Rendering,
 ) -> list[GameSetup]:
-    """G episodes of each instance: the policy in both seats, or in each half the time beside a
-    guest. An instance meets one guest, so that a group's games differ in nothing but what was said;
-    `partners` with their shares of the instances are dealt out by the step's seed."""
-    tables = []
-    dealt = _deal(partners, instances, step=step, seed=config.seed)
-    for instance, partner in zip(instances, dealt, strict=True):
-        game = kit_of(config.game).new_game(instance, config.game)
-        for index in range(config.rollout.group_size):
-            names = (config.seed, "play", step, instance.key, index)
-            players = seat_players(names, partner, index=index, config=config, rendering=rendering)
-            branching = branching_of(config, names)
-            tables.append(GameSetup(game.clone(), players, instance.key, index, branching))
-    return tables
+    """`rollout.group_size` games of each instance.
+
+    The policy has both seats, or with a partner each seat half the time. `partners` are (partner,
+    share of the instances). An instance meets one partner, so the games of a group differ only in
+    what was sampled.
+    """
+    setups = []
+    chosen = _choose_partners(partners, instances, step=step, seed=seed)
+    for instance, partner in zip(instances, chosen, strict=True):
+        new_game = kit_of(game).new_game(instance, game)
+        for index in range(rollout.group_size):
+            names = (seed, "play", step, instance.key, index)
+            players = seat_players(
+                names, partner, index=index, game=game, rollout=rollout, rendering=rendering
+            )
+            branching = branching_of(rollout, names)
+            setups.append(GameSetup(new_game.clone(), players, instance.key, index, branching))
+    return setups
 
 
-def _deal(
+def _choose_partners(
     partners: Sequence[tuple[Partner, float]],
     instances: Sequence[Instance],
     *,
     step: int,
     seed: int,
 ) -> list[Partner]:
-    """A guest for each instance: systematic sampling, which is as near to the shares as whole games
-    can be and right on average."""
+    """A partner for each instance, by systematic sampling: as near to the shares as whole instances
+    allow, and exact on average."""
     if not instances:
         return []
     offset = named_seed(seed, "guests", step, instances[0].key) / 2**63
-    return [_at(partners, (place + offset) / len(instances)) for place in range(len(instances))]
+    points = [(place + offset) / len(instances) for place in range(len(instances))]
+    return [_partner_at(partners, point) for point in points]
 
 
-def _at(partners: Sequence[tuple[Partner, float]], point: float) -> Partner:
-    """The guest whose part of the shares, laid end to end from 0 to 1, holds the point."""
+def _partner_at(partners: Sequence[tuple[Partner, float]], point: float) -> Partner:
+    """The partner whose interval contains the point when the shares are laid out from 0 to 1."""
     for partner, share in partners:
         point -= share
         if point < 0:
             return partner
-    return max(partners, key=lambda pair: pair[1])[0]  # shares that add up to a hair under 1
+    return max(partners, key=lambda pair: pair[1])[0]  # the shares sum to slightly less than 1
 
 
 def evaluation_games(
     instances: Sequence[Instance],
     *,
     partner: Partner,
-    config: Config,
+    game: GameConfig,
+    rollout: RolloutConfig,
     rendering: Rendering,
     seat: int | None = None,
 ) -> list[GameSetup]:
-    """One game an instance; beside a guest the policy has this `seat`, or seat 0 and 1 by turns."""
-    tables = []
+    """One game of each instance. With a partner the policy has `seat`, or seats 0 and 1 in turn."""
+    setups = []
     for number, instance in enumerate(instances):
         names = ("evaluation", instance.key)
         index = number if seat is None else seat
-        players = seat_players(names, partner, index=index, config=config, rendering=rendering)
-        tables.append(_table(instance, players, 0, config))
-    return tables
+        players = seat_players(
+            names, partner, index=index, game=game, rollout=rollout, rendering=rendering
+        )
+        setups.append(_game_setup(instance, players, game))
+    return setups
 
 
 def scripted_games(
-    instances: Sequence[Instance], *, spec: str, config: Config, other: str | None = None
+    instances: Sequence[Instance], *, spec: str, game: GameConfig, other: str | None = None
 ) -> list[GameSetup]:
-    """One game an instance between two scripted players: of one kind, to compare figures with, or
-    `spec` in seat 0 and `other` in seat 1."""
-    seated = kit_of(config.game).seated(spec) if other is None else (spec, other)
+    """One game of each instance between scripted players: `spec` in both seats, or `spec` in seat 0
+    and `other` in seat 1."""
+    seated = kit_of(game).seated(spec) if other is None else (spec, other)
     return [
-        _table(
+        _game_setup(
             instance,
             tuple(
-                scripted_partner(each, ("evaluation", instance.key), seat, config)
+                scripted_partner(each, ("evaluation", instance.key), seat, game)
                 for seat, each in enumerate(seated)
             ),
-            0,
-            config,
+            game,
         )
         for instance in instances
     ]
 
 
 def teacher_games(
-    instances: Sequence[Instance], *, config: Config, rendering: Rendering
+    instances: Sequence[Instance],
+    *,
+    teachers: Sequence[str],
+    game: GameConfig,
+    seed: int,
+    rendering: Rendering,
 ) -> list[GameSetup]:
-    """One game an instance between two teachers, each drawn from the warm start's mixture."""
-    specs, weights = teacher_mixture(config)
-    kit, tables = kit_of(config.game), []
+    """One game of each instance between two teachers, each drawn from the warm start's mixture."""
+    specs, weights = teacher_mixture(teachers, game)
+    kit, setups = kit_of(game), []
     for instance in instances:
         players: list[Player] = []
         for seat in (0, 1):
-            spec = pick(specs, weights, named_seed(config.seed, "teacher", instance.key, seat))
+            spec = pick(specs, weights, named_seed(seed, "teacher", instance.key, seat))
             spec = kit.seated(spec)[seat]
             script = kit.make_script(
-                spec, seed=named_seed(config.seed, "teacher's words", instance.key, seat)
+                spec, seed=named_seed(seed, "teacher's words", instance.key, seat)
             )
-            # A seat that the policy never has is no one's to imitate.
+            # Only seats that the policy can have are imitated.
             imitated = kit.LEARNER_SEAT in (None, seat)
             name = f"{SCRIPTED}:{spec}"
             players.append(
@@ -146,23 +161,22 @@ def teacher_games(
                 if imitated
                 else ScriptedPartner(script, name=name)
             )
-        tables.append(_table(instance, tuple(players), 0, config))
-    return tables
+        setups.append(_game_setup(instance, tuple(players), game))
+    return setups
 
 
 def check_players(config: Config) -> None:
-    """Raise SettingsError for a teacher or scripted partner that does not exist, before anything
-    starts."""
+    """Raises SettingsError for a teacher or scripted partner that does not exist."""
     if config.warm_start.num_games or config.warm_start.auxiliary_weight or config.model.scratch:
-        teacher_mixture(config)
+        teacher_mixture(config.warm_start.teachers, config.game)
     for spec, _ in parse_shares(config.rollout.partners):
-        read_spec(spec.text, config, what="rollout.partners")
+        read_spec(spec.text, config.game, what="rollout.partners")
 
 
-def read_spec(text: str, config: Config, *, what: str) -> Spec:
-    """A partner as written. Raises SettingsError that begins with `what` for one that is none, a
-    script that the game does not have, or one that cannot have the seat beside the policy."""
-    kit = kit_of(config.game)
+def read_spec(text: str, game: GameConfig, *, what: str) -> Spec:
+    """Parse a partner spec. Raises SettingsError, which begins with `what`, for an invalid spec, a
+    script that the game does not have, or a partner that cannot have the other seat."""
+    kit = kit_of(game)
     try:
         spec = parse_spec(text, kit.SCRIPT_NAMES)
         if spec.kind == SCRIPTED:
@@ -172,22 +186,19 @@ def read_spec(text: str, config: Config, *, what: str) -> Spec:
     seat = kit.LEARNER_SEAT
     if seat is not None and spec.kind in (SELF, POOL):
         raise SettingsError(
-            f"{what} must be somebody else than the policy in {config.game.name}, where it has "
-            f"seat {seat} alone, got {text!r}"
+            f"{what} must not be the policy in {game.name}, where it can have only "
+            f"seat {seat}, got {text!r}"
         )
     if seat is not None and spec.kind == SCRIPTED:
         other = 1 - seat
         if kit.seated(spec.argument)[other] != spec.argument:
-            raise SettingsError(
-                f"{what}: partner {text!r} cannot have seat {other} of {config.game.name}"
-            )
+            raise SettingsError(f"{what}: partner {text!r} cannot have seat {other} of {game.name}")
     return spec
 
 
-def teacher_mixture(config: Config) -> tuple[list[str], list[float]]:
-    """Specs and weights of the warm start's "spec*weight" teachers; the weight is 1 where none
-    stands."""
-    teachers, kit = config.warm_start.teachers, kit_of(config.game)
+def teacher_mixture(teachers: Sequence[str], game: GameConfig) -> tuple[list[str], list[float]]:
+    """Specs and weights of "spec*weight" teachers; the weight defaults to 1."""
+    kit = kit_of(game)
     specs, weights = [], []
     for entry in teachers:
         spec, _, weight = entry.partition("*")
@@ -216,39 +227,45 @@ def teacher_mixture(config: Config) -> tuple[list[str], list[float]]:
 
 
 def seat_players(
-    names: tuple[object, ...], partner: Partner, *, index: int, config: Config, rendering: Rendering
+    names: tuple[object, ...],
+    partner: Partner,
+    *,
+    index: int,
+    game: GameConfig,
+    rollout: RolloutConfig,
+    rendering: Rendering,
 ) -> tuple[Player, ...]:
-    """Two players: the policy in both seats by itself; beside a guest in the only seat it can have,
-    or in seat 0 and 1 by turns of `index`."""
-    fixed = kit_of(config.game).LEARNER_SEAT
+    """Two players. Without a partner the policy has both seats; with one it has the only seat it can
+    have, or seat `index % 2`."""
+    fixed = kit_of(game).LEARNER_SEAT
     learner_seat = index % 2 if fixed is None else fixed
     return tuple(
-        _policy(names, config, rendering)
+        _policy(names, rollout, rendering)
         if partner.sit is None or seat == learner_seat
         else partner.sit(names, seat)
         for seat in (0, 1)
     )
 
 
-def _policy(names: tuple[object, ...], config: Config, rendering: Rendering) -> PolicyPlayer:
+def _policy(
+    names: tuple[object, ...], rollout: RolloutConfig, rendering: Rendering
+) -> PolicyPlayer:
     return PolicyPlayer(
         rendering,
         seed_names=names,
-        max_new_tokens=config.rollout.max_new_tokens,
-        max_game_tokens=config.rollout.max_game_tokens,
+        max_new_tokens=rollout.max_new_tokens,
+        max_game_tokens=rollout.max_game_tokens,
     )
 
 
 def scripted_partner(
-    spec: str, names: tuple[object, ...], seat: int, config: Config
+    spec: str, names: tuple[object, ...], seat: int, game: GameConfig
 ) -> ScriptedPartner:
-    """A scripted player such as "honest:tell=top", its draws named by table and seat."""
-    script = kit_of(config.game).make_script(spec, seed=named_seed(*names, "partner", seat))
+    """A scripted player such as "honest:tell=top", its draws named by game and seat."""
+    script = kit_of(game).make_script(spec, seed=named_seed(*names, "partner", seat))
     return ScriptedPartner(script, name=f"{SCRIPTED}:{spec}")
 
 
-def _table(
-    instance: Instance, players: tuple[Player, ...], index: int, config: Config
-) -> GameSetup:
-    game = kit_of(config.game).new_game(instance, config.game)
-    return GameSetup(game=game, players=players, instance=instance.key, index=index)
+def _game_setup(instance: Instance, players: tuple[Player, ...], game: GameConfig) -> GameSetup:
+    new_game = kit_of(game).new_game(instance, game)
+    return GameSetup(game=new_game, players=players, instance=instance.key, index=0)

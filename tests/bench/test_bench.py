@@ -1,0 +1,149 @@
+"""The benches run: each on its tiny shape on a CPU, by the path that the true shapes take."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import imitation_loss, plan_loss, table
+from selfplay.config import load_config
+from selfplay.config.settings import dump
+from selfplay.data.instances import TRAIN, generated
+from selfplay.metrics.step import game_record
+from selfplay.model.policy import export, scratch_model
+from selfplay.rollout.driver import play_scripted
+from selfplay.rollout.episode import limits_of
+from selfplay.rollout.seating import scripted_games
+from selfplay.warm_start import scratch_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_bench(name: str, *arguments: str) -> str:
+    """What `python -m bench.NAME --dry-run …` prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"bench.{name}", "--dry-run", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_loop_bench_measures_every_stage_of_a_step(tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    run_bench("loop", "--out", str(out))
+    [row] = [json.loads(line) for line in out.read_text().splitlines()]
+    stages = [row[f"{s}_s"] for s in ("play", "credit", "sleep", "score", "update", "push", "gate")]
+    assert all(seconds > 0 for seconds in stages)
+    assert row["step_s"] > sum(stages) * 0.95
+    assert row["num_games"] == 4
+    # Two tries of 8 tokens a game, all of them trained on, whatever the words.
+    assert row["num_generated_tokens"] == 4 * 2 * 8
+    assert row["num_packed_tokens"] > row["num_generated_tokens"]
+    assert row["mismatch_mean"] < 1e-4
+
+
+@pytest.mark.slow
+def test_the_table_has_a_line_for_each_case_and_names_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(sys, "argv", ["table", "--dry-run", "--out", str(tmp_path)])
+    table.main()
+    *_, columns, _, line = capsys.readouterr().out.splitlines()
+    assert line.startswith("| tiny | 1 | fsdp 1 x tp 1")
+    assert line.count("|") == columns.count("|")
+    sys.argv += ["--games", "one"]
+    with pytest.raises(SystemExit, match="failed: tiny_on_1; each one's output is in"):
+        table.main()
+    assert "invalid int value: 'one'" in (tmp_path / "tiny_on_1.log").read_text()
+    assert "| tiny" not in capsys.readouterr().out, "an earlier line stands for nothing"
+
+
+def test_a_table_leads_each_case_to_its_ranks_and_mesh() -> None:
+    alone = " ".join(table.Case("7B", 1).command(Path("out"), ["--games", "8"]))
+    assert "-m bench.loop --shape 7B --tp 1" in alone and "--games 8" in alone
+    spread = " ".join(table.Case("7B", 4).command(Path("out"), []))
+    assert "--nproc-per-node 4 -m bench.loop --shape 7B --tp 2" in spread
+    assert "--tp 1" in " ".join(table.Case("1.5B", 4).command(Path("out"), []))
+
+
+@pytest.mark.parametrize("think", ["levels", "trial"])
+def test_a_plans_loss_is_followed_from_the_cells_to_the_proposal(
+    think: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Teachers write every level right; in one game a level is altered, in another the table
+    lacks a line."""
+    model, rules = "model.scratch={max_positions: 8192}", "game={size: 4, brief: true}"
+    config = load_config(None, [model, rules, "game.private_reasoning=true"])
+    instances = generated(TRAIN, game=config.game, seed=config.seed, start=0, num=6)
+    tables = scripted_games(instances, spec=f"honest:tell=all,think={think}", game=config.game)
+    episodes = play_scripted(tables, limits=limits_of(config.rollout))
+    records = [game_record(e, step=step) for step, e in enumerate(episodes, start=1)]
+    first = next(turn for turn in records[0]["turns"] if "[propose]" in turn["text"])
+    level = first["text"].split()[2]
+    first["text"] = first["text"].replace(level, str((int(level) + 1) % 10), 1)
+    last = next(turn for turn in records[5]["turns"] if "[propose]" in turn["text"])
+    last["text"] = last["text"].partition("\n")[2]
+    (tmp_path / "config.yaml").write_text(dump(config))
+    (tmp_path / "games.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    plan_loss.main([str(tmp_path)])
+    *_, altered, whole, short, _, left_out = capsys.readouterr().out.splitlines()
+    assert altered.startswith("| 1–2 | 2 |") and altered.endswith(f"| {(15 / 16 + 1) / 2:.3f} |")
+    assert whole.startswith("| 3–4 | 2 |") and whole.endswith("| 1.000 |")
+    assert whole.split("|")[3] == whole.split("|")[4]
+    assert short.startswith("| 5–6 | 1 |")
+    assert left_out == "1 of 6 games without a legal proposal or a whole table: left out."
+    with pytest.raises(SystemExit, match="private_reasoning: true"):
+        (tmp_path / "config.yaml").write_text(dump(load_config(None, [model])))
+        plan_loss.main([str(tmp_path)])
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_the_loss_of_a_player_that_knows_nothing_is_that_of_uniform_tokens(
+    split: bool, tmp_path: Path
+) -> None:
+    """Weights of 0 give every token the same probability: a line costs ln V a token, and the k-th
+    line of a plan gives (k - 1) / 3 to reviewers who are taken."""
+    shape = (
+        "model.scratch={width: 8, layers: 1, heads: 1, kv_heads: 1, mlp_width: 8, vocab_size: 320"
+    )
+    config = load_config(
+        None,
+        [
+            f"{shape}, tokenizer_games: 20, max_positions: 512}}",
+            f"model.scratch.split_lines={str(split).lower()}",
+            "game={size: 3, brief: true, private_reasoning: true}",
+            'warm_start={num_games: 1, teachers: ["honest:think=trial,stray=0.5,slip=0.5"]}',
+            "rollout={max_new_tokens: 8, max_game_tokens: 400}",
+        ],
+    )
+    assert config.model.scratch is not None
+    tokenizer = scratch_tokenizer(config)
+    model = scratch_model(config.model.scratch, vocab_size=len(tokenizer), seed=0)
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    export(model, tokenizer, tmp_path / "warm_start")
+    (tmp_path / "config.yaml").write_text(dump(config))
+    found = imitation_loss.examine(tmp_path / "warm_start", num=6, device="cpu", temperatures=[1.0])
+    token = math.log(len(tokenizer))
+    near = {"rel": 1e-5}
+    assert found["loss"]["token"] == pytest.approx(token, **near)
+    assert found["loss"]["table"] == pytest.approx(2 * token, **near)  # a name and a level
+    for kind in ("trial first", "trial last", "plan first", "plan middle"):
+        assert found["loss"][kind] == pytest.approx((1 + split) * token, **near), kind
+    for part in ("trial", "plan"):
+        for shares in found[f"taken in {part}"].values():
+            assert shares == pytest.approx([0.0, 1 / 3, 2 / 3], rel=1e-5)
+    assert found["play at 1"]["games"] == 6 and found["play at 1"]["score"] == 0.0

@@ -1,0 +1,226 @@
+"""The reward of a conversation by its parts, a reply's value over its continuations, a judge's marks, and
+a run that learns to ask."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from collab_tasks import NUMBER, talked
+from tiny_run import metrics_of
+
+from dialop.game import Prompt
+from selfplay.chat.transcript import Transcript
+from selfplay.config import CollabConfig, Config, RewardConfig, load_config
+from selfplay.config.settings import SettingsError
+from selfplay.credit.returns import branch_samples
+from selfplay.credit.rewards import collab_parts, part_sums, seat_reward
+from selfplay.distributed import init_world
+from selfplay.metrics.games import game_sums
+from selfplay.partners.judge import judge_interactivity, make_judge, read_mark
+from selfplay.rollout.driver import RolloutStats
+from selfplay.rollout.episode import BranchPoint, Episode, Turn
+
+TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny_collab.yaml"
+STATS = RolloutStats(0, 0, 0, 0, 0, 0.0, 0.0)
+
+
+def conversation(*texts: str, tokens: int = 10) -> Episode:
+    """A conversation whose assistant sampled so many tokens a turn, as its transcript says."""
+    game, transcript, turns = talked(NUMBER, *texts), Transcript(), []
+    for place, text in enumerate(texts):
+        seat = 1 - place % 2
+        if seat == 1:
+            transcript.observe([1, 2])
+            transcript.act(list(range(tokens)), logprobs=[-1.0] * tokens, version=0, finish="stop")
+        action = game.view(0).log[place].kind
+        turns.append(Turn(seat, text, action, None, None, ("", ""), tokens * seat))
+    return Episode(
+        instance=NUMBER.key,
+        index=0,
+        players=("scripted:user", "policy"),
+        prompts=(Prompt("", ""), Prompt("", "")),
+        turns=tuple(turns),
+        transcripts=(None, transcript),
+        views=(game.view(0), game.view(1)),
+        outcome=game.outcome(),
+        ended="agreed",
+    )
+
+
+ASKED = ("What number?", "My number is 5.", "[answer] 8")
+WRONG = ("What number?", "My number is 5.", "[answer] 9")
+GUESSED = ("[answer] 4",)
+
+
+def test_parts_by_hand() -> None:
+    config = CollabConfig(accuracy=1.0, interactivity=0.5, token_cost=0.01, clamp=1.0)
+    assert collab_parts(conversation(*ASKED), 1, config=config) == pytest.approx(
+        {"accuracy": 1.0, "interactivity": 0.5, "token_cost": -0.2}
+    )
+    assert collab_parts(conversation(*GUESSED), 1, config=config) == pytest.approx(
+        {"accuracy": 0.0, "interactivity": 0.0, "token_cost": -0.1}
+    )
+
+
+def test_each_part_is_clamped_alone() -> None:
+    config = CollabConfig(accuracy=3.0, interactivity=0.5, token_cost=1.0, clamp=0.8)
+    assert collab_parts(conversation(*ASKED), 1, config=config) == pytest.approx(
+        {"accuracy": 0.8, "interactivity": 0.5, "token_cost": -0.8}
+    )
+
+
+def test_a_cost_may_take_the_reward_below_zero() -> None:
+    config = RewardConfig(kind="collab", collab=CollabConfig(token_cost=0.01))
+    assert seat_reward(conversation(*GUESSED), 1, config=config) == pytest.approx(-0.1)
+    assert seat_reward(conversation(*ASKED), 1, config=config) == pytest.approx(1 + 1 - 0.2)
+
+
+def test_parts_are_summed_for_the_log() -> None:
+    config = RewardConfig(kind="collab", collab=CollabConfig(token_cost=0.01))
+    episodes = [conversation(*ASKED), conversation(*GUESSED)]
+    assert part_sums(episodes, config=config) == pytest.approx(
+        {"accuracy": 1.0, "interactivity": 1.0, "token_cost": -0.3}
+    )
+    assert part_sums(episodes, config=RewardConfig()) == {}
+
+
+def test_measures_of_a_conversation_are_the_assistants() -> None:
+    episode = conversation(*ASKED)
+    turns = [turn for turn in episode.turns if turn.seat == 1]
+    assert game_sums(episode, turns) == {
+        "words": 2.0,
+        "questions": 1.0,
+        "tokens": 20.0,
+        "user_words": 4.0,
+        "interactivity": 1.0,
+    }
+
+
+def test_a_reply_is_worth_the_mean_of_its_futures() -> None:
+    """The question ends right once and wrong once, the guess is wrong: 1.0 and 2.0 against 0."""
+    reward = RewardConfig(kind="collab", collab=CollabConfig(token_cost=0.0))
+    point = BranchPoint(turn=0, seat=1)
+    point.continuations.update({(0, 1): conversation(*WRONG), (1, 0): conversation(*GUESSED)})
+    trunk = replace(conversation(*ASKED), branches=(point,))
+    algorithm = load_config(None, ["model.scratch={}", "rollout.max_game_tokens=1000"]).algorithm
+    found = branch_samples([trunk], algorithm=algorithm, reward=reward)
+    values = {
+        s.name.rpartition("turn 0 ")[2]: sum(s.rewards)
+        for s in found
+        if "continuation" not in s.name
+    }
+    assert values == pytest.approx({"sibling 0": 1.5, "sibling 1": 0.0})
+
+
+class Marks(BaseHTTPRequestHandler):
+    """A judge that gives 0.25 to whoever asked and no mark to others; as a user it says 5."""
+
+    asked: list[dict[str, Any]]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body)
+        asked = "What number?" in body["messages"][-1]["content"]
+        text = 'It asked.\n{"interactivity": 0.25}' if asked else "I would rather not."
+        if body["model"] == "user":
+            text = "My number is 5."
+        choice = {"message": {"content": text}, "finish_reason": "stop"}
+        answer = json.dumps({"choices": [choice]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *arguments: object) -> None: ...
+
+
+@contextmanager
+def judge_server() -> Iterator[str]:
+    Marks.asked = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Marks)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def judged_config(url: str) -> Config:
+    return load_config(TINY, [f"reward.collab.judge=endpoint:judge@{url}"])
+
+
+def test_a_judge_marks_games_and_their_futures() -> None:
+    asked, guessed = conversation(*ASKED), conversation(*GUESSED)
+    point = BranchPoint(turn=0, seat=1)
+    point.continuations[1, 0] = guessed
+    with judge_server() as url, ExitStack() as cleanup:
+        judge = make_judge(
+            judged_config(url).reward,
+            judged_config(url).endpoint,
+            init_world(device="cpu"),
+            cleanup=cleanup,
+        )
+        (judged,), _ = judge_interactivity(([replace(asked, branches=(point,))], STATS), judge)
+    (unmarked,) = judged.branches[0].continuations.values()
+    assert len(Marks.asked) == 2
+    texts = [body["messages"][-1]["content"] for body in Marks.asked]  # in no order: two threads
+    (told,) = [text for text in texts if "What number?" in text]
+    assert NUMBER.goal in told and "assistant: What number?\n\nuser: My number is 5." in told
+    assert judged.outcome.facts["interactivity"] == 0.25 and judged.outcome.facts["judged"] == 1.0
+    assert "judged" not in asked.outcome.facts, "the played game stays as it was"
+    assert unmarked.outcome.facts["interactivity"] == 0.0, "the rubric's mark stays"
+    assert unmarked.outcome.facts["judged"] == 0.0
+
+
+def test_marks_are_read_or_refused() -> None:
+    assert read_mark('Because of {"interactivity": 0} no:\n{"interactivity": 0.5}') == 0.5
+    for text in ("", "0.5", '{"interactivity": 2}', '{"interactivity": true}', '{"interactivity"}'):
+        assert read_mark(text) is None, text
+
+
+def test_what_settings_of_the_reward_are_refused() -> None:
+    def refused(*overrides: str) -> str:
+        with pytest.raises(SettingsError) as found:
+            load_config(TINY, overrides)
+        return str(found.value)
+
+    assert "reward.collab.judge must be rubric or endpoint" in refused("reward.collab.judge=self")
+    assert "reward.kind collab needs game.name collab" in refused("game.name=matching")
+    assert "game.messages must be true in collab" in refused("game.messages=false")
+
+
+def test_a_run_beside_a_user_and_a_judge_behind_an_address(tmp_path: Path) -> None:
+    import train
+
+    with judge_server() as url:
+        overrides = [
+            f"out={tmp_path / 'run'}",
+            "threads=1",
+            "device=cpu",
+            "steps=2",
+            "save_every=2",
+            "warm_start.num_games=640",
+            "rollout.instances=2",
+            "rollout.group_size=4",
+            "rollout.branch.turns=first",
+            "rollout.branch.siblings=2",
+            "eval.every=0",
+            "eval.final_games=4",
+            f"rollout.partners=[endpoint:user@{url}]",
+            f"reward.collab.judge=endpoint:judge@{url}",
+        ]
+        assert train.main(["--config", str(TINY), *overrides]) == 0
+    models = [body["model"] for body in Marks.asked]
+    assert models.count("judge") >= 2 * (2 * 4 + 2 * 4), "games and continuations, both steps"
+    assert "user" in models
+    for line in metrics_of(tmp_path / "run"):
+        assert 0 <= line["judged"] <= 1 and line["num_void"] == 0

@@ -1,0 +1,138 @@
+"""A batch is filled up with further instances: how many rounds, which places, the same on all
+ranks; and a step in which nothing differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from processes import two_ranks
+from safetensors.torch import load_file
+from test_advantages import episode, said
+from tiny_run import RUNS, finished, metrics_of, run_warm
+
+from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
+from selfplay.credit.advantages import assign_advantages, reward_samples
+from selfplay.credit.dynamic_sampling import Played, play_full
+from selfplay.distributed import init_world
+from selfplay.rollout.driver import RolloutStats
+from selfplay.rollout.episode import Episode
+
+METHODS = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "ema")
+
+
+def telling(place: int) -> bool:
+    """Rank 0, which plays the even ones of the first four, has none and rank 1 has both."""
+    return place in (1, 3) or place >= 5
+
+
+def config_of(resample: int, *more: str) -> Config:
+    words = ["model.scratch={}", "rollout.max_game_tokens=1000", "rollout.instances=4"]
+    return load_config(
+        None, [*words, "rollout.group_size=2", f"algorithm.resample={resample}", *more]
+    )
+
+
+def place_games(
+    telling: Callable[[int], bool], asked: list[list[int]], places: Sequence[int]
+) -> Played:
+    """Two games at each place; the groups of telling places differ, the later the place the
+    more."""
+    asked.append(list(places))
+    games: list[Episode] = []
+    for place in places:
+        for index in (0, 1):
+            reward = index / (1 + place) if telling(place) else 1.0
+            seats = (said(10, num=1 + place), said(20))
+            name = f"board {place}"
+            games.append(episode((reward, reward), index, instance=name, transcripts=seats))
+    num = len(games)
+    return games, RolloutStats(num, num, 0, 10 * num, num, 0.5, 0.25)
+
+
+def rounds(telling: Callable[[int], bool], *, resample: int) -> tuple[list[list[int]], Played]:
+    asked: list[list[int]] = []
+    played = play_full(
+        partial(place_games, telling, asked),
+        num_instances=config_of(resample).rollout.instances,
+        algorithm=config_of(resample).algorithm,
+        reward=config_of(resample).reward,
+        world=init_world(device="cpu"),
+    )
+    return asked, played
+
+
+def test_without_a_budget_a_batch_is_played_once() -> None:
+    asked, (games, _) = rounds(lambda place: False, resample=0)
+    assert asked == [[0, 1, 2, 3]] and len(games) == 8
+
+
+def test_missing_instances_are_drawn_anew_until_the_batch_is_full() -> None:
+    """Places 1 and 4 differ, and everything from 6 on: three are missing, then two."""
+    asked, (games, stats) = rounds(lambda place: place in (1, 4) or place >= 6, resample=20)
+    assert asked == [[0, 1, 2, 3], [4, 5, 6], [7]]
+    assert [len(games), stats.num_games, stats.engine_s] == [16, 16, 1.5]
+    assert [game.instance for game in games[::2]] == [f"board {place}" for place in range(8)]
+
+
+def test_a_budget_ends_the_search() -> None:
+    asked, _ = rounds(lambda place: False, resample=6)
+    assert asked == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_a_full_batch_asks_for_nothing_more() -> None:
+    assert rounds(lambda place: True, resample=6)[0] == [[0, 1, 2, 3]]
+
+
+def test_two_ranks_take_as_many_rounds_and_compare_as_one() -> None:
+    """Rank 0 finds nothing in its half of the first round; both draw until both have enough."""
+    ranks = two_ranks("filled up")
+    alone, (games, _) = rounds(telling, resample=20)
+    assert alone == [[0, 1, 2, 3], [4, 5], [6]]
+    assert [told["asked"] for told in ranks] == [[[0, 2], [4], [6]], [[1, 3], [5], []]], (
+        "as many rounds, none too many"
+    )
+    for method in METHODS:
+        algorithm = AlgorithmConfig(method=method)
+        samples, _ = reward_samples(games, algorithm=algorithm, reward=RewardConfig())
+        whole = assign_advantages(samples, algorithm=algorithm, baselines={"seat 0": 0.25})
+        told = [rank[method] for rank in ranks]
+        assert told[0]["baselines"] == told[1]["baselines"]
+        assert not told[0]["advantages"].keys() & told[1]["advantages"].keys()
+        wanted = {sample.name: sample.advantages[-1] for sample in whole}
+        assert told[0]["advantages"] | told[1]["advantages"] == pytest.approx(wanted)
+
+
+NOTHING_EARNED = ("rollout.max_turns=1", "steps=2")  # nobody can accept in one move
+
+
+@pytest.mark.parametrize("old", ["engine", "recomputed"])
+def test_a_step_in_which_every_group_is_flat_is_logged_and_changes_nothing(
+    tmp_path: Path, old: str
+) -> None:
+    folder = tmp_path / "run"
+    settings = ("algorithm.resample=2", f"algorithm.old_logprobs={old}")
+    run_warm(folder, *NOTHING_EARNED, *settings)
+    for line in metrics_of(folder):
+        assert (line["zero_variance_groups"], line["num_trained_tokens"], line["score"]) == (
+            1.0,
+            0.0,
+            0.0,
+        )
+        assert line["num_instances"] == 4 + 2 and line["num_games"] == 4 * 6
+        assert "non_finite" not in line and "policy_loss" not in line
+    first, last = (
+        load_file(folder / name / "model.safetensors") for name in ("warm_start", "final")
+    )
+    assert all(torch.equal(first[name], last[name]) for name in first)
+
+
+def test_a_checkpoint_holds_baselines_and_the_instances_to_draw_again() -> None:
+    run = finished(*RUNS["baselines and drawn instances"])
+    progress = json.loads((run / "checkpoints" / "step_000002" / "progress.json").read_text())
+    state = progress["state"]
+    assert set(state["baselines"]) == {"seat 0", "seat 1"} and state["prioritized_replay"]

@@ -1,0 +1,461 @@
+"""Whatever is wrong with a file of games ends in one line that names it, in status 2, and nothing
+is made.
+
+Each file of the tables goes through every door that reads such a file.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from collab_tasks import NUMBER
+from dialop_boards import SCALED, SMALL, human_games
+from test_starts import RECORD
+
+import eval as eval_door
+import train as train_door
+from dialop import cli
+from dialop.collab.store import write_instances as write_tasks
+from dialop.matching.generate import MatchingRecipe, generate_many
+from dialop.matching.store import read_instances, write_instances
+from dialop.rows import MAX_FILE_BYTES, MAX_LINE_BYTES
+from selfplay.config.settings import SettingsError
+from selfplay.data import prepare_collab as collab
+from selfplay.metrics.log import StepLog
+
+SETTINGS = """
+threads: 1
+device: cpu
+game: {size: 2, p_observed: 0.5, scale: false, max_value: 10, keep: exactly_one, brief: true}
+model: {scratch: {width: 32, layers: 2, heads: 2, kv_heads: 2, mlp_width: 48,
+                  max_positions: 1024, vocab_size: 400, tokenizer_games: 40}}
+rollout: {instances: 1, max_new_tokens: 6, max_game_tokens: 160}
+"""
+COLLAB = SETTINGS.replace("game: {", "game: {name: collab, ").replace(
+    "instances: 1, ", "instances: 1, partners: ['scripted:user'], "
+)
+COLLAB += """
+warm_start: {teachers: [ask]}
+reward: {kind: collab}
+"""
+
+Row = dict[str, Any]
+Write = Callable[[Path], object]
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def board_row() -> Row:
+    row: Row = {name: getattr(SMALL, name) for name in ("key", "size", "first_seat", "max_value")}
+    row["table"] = [list(r) for r in SMALL.table]
+    for seat in (0, 1):
+        row[f"mask_{seat}"] = [list(r) for r in SMALL.masks[seat]]
+        row[f"scale_{seat}"], row[f"solo_{seat}"] = SMALL.scales[seat], SMALL.solo[seat]
+    row["best"] = float(SMALL.best)
+    row["reviewers"], row["papers"] = list(SMALL.reviewers), list(SMALL.papers)
+    return row
+
+
+def put(row: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """A copy of nested values with one of them replaced; without a value it is taken out."""
+    row = copy.deepcopy(row)
+    inner = row
+    for name in path[:-1]:
+        inner = inner[name]
+    if value is GONE:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return row
+
+
+GONE = object()
+
+
+def parquet(*rows: Row) -> Write:
+    return lambda path: pq.write_table(pa.GameSetup.from_pylist(list(rows)), path)
+
+
+def board(*path: Any, to: Any) -> Write:
+    """A parquet file whose second board has one value replaced."""
+    return parquet({**board_row(), "key": "good"}, put(board_row(), path, to))
+
+
+def lines(*values: Any) -> Write:
+    return lambda path: path.write_text("".join(json.dumps(v) + "\n" for v in values))
+
+
+def record(*path: Any, to: Any) -> Write:
+    """A .jsonl whose second game has one value replaced."""
+    return lines(RECORD, put(RECORD, path, to))
+
+
+def content(data: bytes) -> Write:
+    return lambda path: path.write_bytes(data)
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+
+
+def damaged(change: Callable[[bytearray], bytes | bytearray]) -> Write:
+    """A parquet file as written here, its bytes changed."""
+
+    def write(path: Path) -> None:
+        boards = generate_many(MatchingRecipe(size=3, p_observed=0.5, keep="all"), seed=1, num=50)
+        write_instances(path, boards)
+        path.write_bytes(change(bytearray(path.read_bytes())))
+
+    return write
+
+
+def flipped(data: bytearray) -> bytearray:
+    """One bit of a cell: the table's page holds 450 numbers, found by its column's offset."""
+    column = pq.read_metadata(pa.BufferReader(bytes(data))).row_group(0).column(2)
+    data[column.data_page_offset + column.total_compressed_size // 2] ^= 1
+    return data
+
+
+BINARY = np.random.default_rng(0).bytes(4000)
+UNREADABLE: dict[str, tuple[str, Write]] = {
+    "parquet: empty": (".parquet", content(b"")),
+    "parquet: no rows": (".parquet", lambda path: write_instances(path, [])),
+    "parquet: a text": (".parquet", content(b"key,size\n")),
+    "parquet: binary": (".parquet", content(BINARY)),
+    "parquet: magic bytes alone": (".parquet", content(b"PAR1" + BINARY + b"PAR1")),
+    "parquet: cut off": (".parquet", damaged(lambda data: data[: len(data) // 2])),
+    "parquet: a bit flipped": (".parquet", damaged(flipped)),
+    "parquet: tail zeroed": (".parquet", damaged(lambda data: data[:-600] + bytes(600))),
+    "parquet: a folder": (".parquet", folder),
+    "parquet: too large": (".parquet", sparse),
+    "parquet: another schema": (".parquet", parquet({"a": 1, "b": "x"})),
+    "jsonl: empty": (".jsonl", content(b"")),
+    "jsonl: no JSON": (".jsonl", content(b'{"table": [[1, 2\n')),
+    "jsonl: cut off": (".jsonl", content((json.dumps(RECORD) + "\n" + '{"table": [[3,').encode())),
+    "jsonl: not UTF-8": (".jsonl", content(b'{"table": "\xff\xfe"}\n')),
+    "jsonl: UTF-16": (".jsonl", content(json.dumps(RECORD).encode("utf-16"))),
+    "jsonl: binary": (".jsonl", content(BINARY)),
+    "jsonl: too deep for Python": (".jsonl", content(b"[" * 100_000)),
+    "jsonl: too deep for a reader": (
+        ".jsonl",
+        content(b'{"table": ' + b"[" * 500 + b"]" * 500 + b"}"),
+    ),
+    "jsonl: digits": (".jsonl", content(b'{"table": ' + b"9" * 5000 + b"}\n")),
+    "jsonl: 1e400": (".jsonl", content(json.dumps(RECORD).replace("1.0", "1e400").encode())),
+    "jsonl: NaN": (".jsonl", content(json.dumps(RECORD).replace("1.0", "NaN").encode())),
+    "jsonl: half a character": (
+        ".jsonl",
+        content(json.dumps(RECORD).replace("I see 7", "\\ud800").encode()),
+    ),
+    "jsonl: a list": (".jsonl", content(b"[1, 2]\n")),
+    "jsonl: too long a line": (".jsonl", content(b'{"a": "' + b"x" * MAX_LINE_BYTES)),
+    "jsonl: too large": (".jsonl", sparse),
+    "jsonl: a folder": (".jsonl", folder),
+    "another ending": (".csv", content(b"key,size\n")),
+}
+BOARDS: dict[str, tuple[str, Write]] = {
+    "a null": (".parquet", board("best", to=None)),
+    "a null cell": (".parquet", board("table", 0, 1, to=None)),
+    "cells that are floats": (".parquet", board("table", to=[[3.5, 7.0], [1.0, 9.0]])),
+    "cells that are NaN": (".parquet", board("table", to=[[float("nan")] * 2] * 2)),
+    "cells that are text": (".parquet", parquet(put(board_row(), ("table",), [["3", "7"]] * 2))),
+    "a table that is a number": (".parquet", parquet(put(board_row(), ("table",), 3))),
+    "a ragged table": (".parquet", board("table", to=[[3, 7], [1]])),
+    "a cell below 0": (".parquet", board("table", 0, 0, to=-3)),
+    "a cell of max_value": (".parquet", board("table", 0, 0, to=10)),
+    "a huge max_value": (".parquet", board("max_value", to=2_000_000_000)),
+    "a size of 1": (".parquet", board("size", to=1)),
+    "a size of text": (".parquet", parquet(put(board_row(), ("size",), "two"))),
+    "a mask of 5": (".parquet", board("mask_0", 0, 0, to=5)),
+    "an unseen cell's value told": (".parquet", board("mask_0", 0, 0, to=0)),
+    "nothing to see": (
+        ".parquet",
+        parquet(
+            board_row()
+            | {"table": [[5, 5], [5, 5]], "mask_0": [[0, 0]] * 2, "mask_1": [[0, 0]] * 2}
+            | {"best": 10.0, "solo_0": 10.0, "solo_1": 10.0}
+        ),
+    ),
+    "a scale of 0": (".parquet", board("scale_0", to=0.0)),
+    "a scale below 0": (".parquet", board("scale_1", to=-2.0)),
+    "a scale of NaN": (".parquet", board("scale_1", to=float("nan"))),
+    "an infinite scale": (".parquet", board("scale_1", to=float("inf"))),
+    "a scale of 1e300": (".parquet", board("scale_1", to=1e300)),
+    "a third seat": (".parquet", board("first_seat", to=2)),
+    "a wrong best": (".parquet", board("best", to=11.0)),
+    "a best below 0": (".parquet", board("best", to=-12.0)),
+    "an infinite best": (".parquet", board("best", to=float("inf"))),
+    "a best of NaN": (".parquet", board("best", to=float("nan"))),
+    "a solo above the best": (".parquet", board("solo_0", to=13.0)),
+    "a solo of NaN": (".parquet", board("solo_1", to=float("nan"))),
+    "a key twice": (".parquet", parquet(board_row(), board_row())),
+    "a key of two lines": (".parquet", board("key", to="a\n\x1b[2J")),
+    "a name twice": (".parquet", board("reviewers", to=["Ava Li", "ava  li"])),
+    "a first name twice": (".parquet", board("reviewers", to=["Ava Li", "Ava Smith"])),
+    "a title's start twice": (".parquet", board("papers", to=["BLEU: a", "BLEU: b"])),
+    "a name that is no name": (".parquet", board("reviewers", to=["Ava: Li", "..."])),
+    "names too few": (".parquet", board("papers", to=["BLEU"])),
+    "a game without a table": (".jsonl", record("table", to=GONE)),
+    "a game's cell of text": (".jsonl", record("table", 0, 0, to="3")),
+    "a game's cell of 3.5": (".jsonl", record("table", 0, 0, to=3.5)),
+    "a game's mask of 5": (".jsonl", record("mask1", 0, 1, to=5)),
+    "a game's scale of 0": (".jsonl", record("scale1", to=0)),
+    "a game's scale of text": (".jsonl", record("scale1", to="1")),
+    "a game's wrong best": (".jsonl", record("best_assignment_reward", to=13)),
+    "a game's score above the best": (".jsonl", record("proposal_reward", to=10**12)),
+    "a game without a score": (".jsonl", record("proposal_reward", to=GONE)),
+    "a log that is an object": (".jsonl", record("action_log", to={})),
+    "an entry that is text": (".jsonl", record("action_log", 0, to="hi")),
+    "an entry without a player": (".jsonl", record("action_log", 3, "player", to=GONE)),
+    "a third player": (".jsonl", record("action_log", 0, "player", to=2)),
+    "a message without a text": (".jsonl", record("action_log", 0, "message", to=None)),
+    "an unknown entry": (".jsonl", record("action_log", 0, "type", to="dance")),
+    "a proposal without pairs": (".jsonl", record("action_log", 2, "proposal_ids", to=GONE)),
+    "an answer that is text": (".jsonl", record("action_log", 3, "response", "accept", to="no")),
+    "a board of 9": (".jsonl", record("table", to=[[1] * 9] * 9)),
+}
+TASK = asdict(NUMBER)
+TASKS: dict[str, tuple[str, Write]] = {
+    "no goal": (".jsonl", lines(put(TASK, ("goal",), GONE))),
+    "a goal of numbers": (".jsonl", lines({**TASK, "goal": [1, 2]})),
+    "an empty request": (".parquet", parquet({**TASK, "request": " "})),
+    "an unknown task": (".parquet", parquet({**TASK, "task": "art"})),
+    "a field too many": (".jsonl", lines({**TASK, "answer\n": "8"})),
+    "a key twice": (".parquet", parquet(TASK, TASK)),
+    "a key of two lines": (".jsonl", lines({**TASK, "key": "a\nb"})),
+    "a null": (".parquet", parquet(TASK, {**TASK, "key": "b", "target": None})),
+    "bytes for text": (".parquet", parquet({**TASK, "goal": b"\xff"})),
+    "code without tests": (".jsonl", lines({**TASK, "task": "code", "tests": ""})),
+}
+ROWS: dict[str, tuple[str, Write]] = {
+    "no known columns": (".jsonl", lines({"question": "?"})),
+    "a deep tests": (
+        ".jsonl",
+        lines({"prompt": "a", "completion": "b", "test": [[1]]}),
+    ),
+    "metadata of deep JSON": (
+        ".jsonl",
+        lines({"prompt": "a", "completion": "b", "metadata": '{"task": ' + "[" * 400}),
+    ),
+    "json: cut off": (".json", content(b'[{"prompt": "a"')),
+    "json: not UTF-8": (".json", content(b'[{"prompt": "\xff"}]')),
+    "json: a number": (".json", content(b"3")),
+    "json: digits": (".json", content(b"[" + b"9" * 5000 + b"]")),
+    "json: rows that are none": (".json", content(b"[1, 2]")),
+    "json: empty": (".json", content(b"")),
+}
+
+
+# --- doors --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with settings and two runs, whose weights nobody gets as far as to read."""
+    for name, text in (("matching", SETTINGS), ("collab", COLLAB)):
+        model = tmp_path / name / "final"
+        model.mkdir(parents=True)
+        (tmp_path / name / "config.yaml").write_text(text)
+        (model / "config.json").write_text("{}")
+        (model / "model.safetensors").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def train(name: str, *keys: str) -> Callable[[Path], int]:
+    def run(path: Path) -> int:
+        words = [f"{key}={json.dumps(str(path))}" for key in keys]
+        words += ["data.start.entries=2"] * ("data.start" in name)
+        kind = name.split()[0]
+        return train_door.main(["--config", f"{kind}/config.yaml", "out=made", *words])
+
+    return run
+
+
+def evaluation(kind: str) -> Callable[[Path], int]:
+    return lambda path: eval_door.main(["--checkpoint", kind, "--games", str(path)])
+
+
+def crossplay(path: Path) -> int:
+    words = ["--checkpoint", "matching", "--partners", "scripted:honest"]
+    return eval_door.main([*words, "--games", str(path)])
+
+
+def step(kind: str) -> Callable[[Path], int]:
+    return lambda path: cli.main(["step", "--game", kind, "--instances", str(path)])
+
+
+def replay(path: Path) -> int:
+    return cli.main(["replay", str(path)])
+
+
+def prepare(path: Path) -> int:
+    return collab.main(["prepare", "--dataset", str(path), "--out", "made"])
+
+
+MATCHING_DOORS = {
+    "train": train("matching", "data.train"),
+    "validation": train("matching", "data.validation"),
+    "test": train("matching", "data.test"),
+    "eval": evaluation("matching"),
+    "crossplay": crossplay,
+    "step": step("matching"),
+}
+COLLAB_DOORS = {
+    "train": train("collab", "data.train"),
+    "eval": evaluation("collab"),
+    "step": step("collab"),
+}
+
+
+def check(
+    doors: dict[str, Callable[[Path], int]],
+    case: tuple[str, Write],
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ending, write = case
+    path = home / f"the_games{ending}"
+    write(path)
+    before = sorted(home.rglob("*"))
+    for name, door in doors.items():
+        status = door(path)
+        shown = capsys.readouterr()
+        assert status == 2, f"{name}: status {status}, {shown}"
+        assert len(shown.err.splitlines()) == 1, f"{name}: {shown.err!r}"
+        assert path.name in shown.err, f"{name}: {shown.err!r}"
+        assert shown.err.rstrip("\n").isprintable() and len(shown.err) < 1000
+        assert not shown.out, f"{name}: {shown.out!r}"
+        assert sorted(home.rglob("*")) == before, name
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_file_that_cannot_be_read(
+    case: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines_alone = {"replay": replay, "people": train("matching", "eval.human_words")}
+    doors = {**MATCHING_DOORS, **{f"collab {k}": door for k, door in COLLAB_DOORS.items()}}
+    check({**doors, "prepare": prepare}, UNREADABLE[case], home, capsys)
+    if UNREADABLE[case][0] == ".jsonl":
+        check(lines_alone, ("_more.jsonl", UNREADABLE[case][1]), home, capsys)
+
+
+@pytest.mark.parametrize("case", BOARDS)
+def test_a_board_that_is_none(case: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # All of train.py's keys and of eval.py's ways lead to one reader, as the test above shows.
+    check(
+        {name: MATCHING_DOORS[name] for name in ("train", "eval", "step")},
+        BOARDS[case],
+        home,
+        capsys,
+    )
+    if BOARDS[case][0] == ".jsonl":
+        starts = {"data.start": train("matching data.start", "data.train")}
+        check(starts, ("_more.jsonl", BOARDS[case][1]), home, capsys)
+
+
+@pytest.mark.parametrize("case", TASKS)
+def test_a_task_that_is_none(case: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check(COLLAB_DOORS, TASKS[case], home, capsys)
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_rows_that_are_no_tasks(case: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check({"prepare": prepare}, ROWS[case], home, capsys)
+
+
+def test_the_good_files_are_read(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rows without the change: what the tables refuse is the change alone."""
+    parquet(board_row())(home / "good.parquet")
+    assert read_instances(home / "good.parquet") == [SMALL]
+    lines(RECORD, {**RECORD, "scale1": 2.5})(home / "good.jsonl")
+    assert [i.scales for i in read_instances(home / "good.jsonl")] == [(1.0, 1.0), (2.5, 1.0)]
+    write_instances(home / "two.parquet", [SMALL, SCALED])
+    assert read_instances(home / "two.parquet") == [SMALL, SCALED]
+    write_tasks(home / "task.parquet", [NUMBER])
+    for kind, name in (("matching", "good.parquet"), ("collab", "task.parquet")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+        assert cli.main(["step", "--game", kind, "--instances", str(home / name)]) == 0
+
+
+def test_no_seat_of_one_board_may_see_a_cell_where_others_do(home: Path) -> None:
+    """A draw at a low chance leaves such boards among others; they are boards like any other."""
+    recipe = MatchingRecipe(size=2, p_observed=0.05, keep="all")
+    drawn = generate_many(recipe, seed=0, num=60)
+    assert any(not any(map(any, (*i.masks[0], *i.masks[1]))) for i in drawn)
+    write_instances(home / "drawn.parquet", drawn)
+    assert read_instances(home / "drawn.parquet") == drawn
+
+
+def test_a_million_rows_of_nothing_end_at_once(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A column of one value is a few hundred bytes on disk however long it is."""
+    table = pa.table({"key": pa.array(np.zeros(20_000_000, np.int8))})
+    case = (".parquet", lambda path: pq.write_table(table, path))
+    check(MATCHING_DOORS, case, home, capsys)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_damage_ends_in_one_line_or_reads_true(seed: int, tmp_path: Path) -> None:
+    """Flipped bits and cuts anywhere: a board that is read is one that can be played."""
+    boards = generate_many(MatchingRecipe(size=3, p_observed=0.5, keep="all"), seed=1, num=20)
+    path = tmp_path / "games.parquet"
+    write_instances(path, boards)
+    data, rng = path.read_bytes(), np.random.default_rng(seed)
+    num_refused = 0
+    for _ in range(100):
+        bad = bytearray(data)
+        for place in rng.integers(len(bad), size=rng.integers(1, 4)):
+            bad[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(bad if rng.random() < 0.8 else bad[: rng.integers(len(bad))])
+        try:
+            for instance in read_instances(path):
+                instance.check()
+        except ValueError as error:
+            num_refused += 1
+            assert path.name in str(error) and "\n" not in str(error)
+    assert num_refused > 50
+
+
+def test_every_recorded_game_is_read() -> None:
+    assert len(read_instances(human_games())) == 67
+
+
+# --- what a run wrote itself --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tail", [b'{"step": 3, "sc', '{"step": 3, "text": "é'.encode()[:-1]])
+def test_a_torn_last_line_is_left_out(tail: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    good = b'{"step": 1}\n{"step": 2}\n'
+    path.write_bytes(good + tail)
+    StepLog(path, after_step=2).close()
+    assert path.read_bytes() == good
+
+
+@pytest.mark.parametrize(
+    "bad", [b"{", b"\xff", b"[1]", b"{}", b'{"step": "1"}', b"\0\0", b"[" * 9999]
+)
+def test_a_damaged_line_within_is_named(bad: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    before = b'{"step": 1}\n' + bad + b'\n{"step": 3}\n'
+    path.write_bytes(before)
+    with pytest.raises(SettingsError, match=r"metrics\.jsonl line 2"):
+        StepLog(path, after_step=3)
+    assert path.read_bytes() == before

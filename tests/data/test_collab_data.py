@@ -1,0 +1,174 @@
+"""Published rows become instances and splits; what is wrong with a row is said with its place."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from collab_tasks import DOUBLE, LETTER, NUMBER
+
+from dialop.collab.grading import grade
+from dialop.collab.published import instances_of
+from dialop.collab.script import content_words, sentences
+from dialop.collab.store import read_instances, write_instances
+from selfplay.data.prepare_collab import main, rows_of
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "collab" / "tasks.jsonl"
+MULTI: dict[str, Any] = {
+    "prompt": [{"role": "user", "content": "Help me with a sum."}],
+    "completion": "Which numbers?",
+    "conv_id": 3,
+    "turn_id": 1,
+    "score": 0.5,
+    "single_turn_prompt": "What is 2 plus 2?",
+    "single_turn_completion": "It is \\boxed{4}.",
+    "single_turn_metadata": {"level": "1"},
+}
+
+
+def of(*rows: dict[str, Any]) -> Any:
+    return instances_of([(f"row {i}", row) for i, row in enumerate(rows)], name="set")
+
+
+def test_a_multi_turn_row() -> None:
+    later = {**MULTI, "prompt": [*MULTI["prompt"], {"role": "assistant", "content": "?"}]}
+    (instance,) = of(MULTI, later)
+    assert (instance.key, instance.task) == ("set/0", "math")
+    assert instance.request == "Help me with a sum."
+    assert instance.goal == "What is 2 plus 2?"
+    assert grade(instance, "4") == 1.0 and grade(instance, "5") == 0.0
+
+
+def test_a_single_turn_row_and_what_kind_of_task_it_is() -> None:
+    (text,) = of({"prompt": "Write about owls.", "completion": "Owls fly at night."})
+    assert text.task == "writing" and "owls" not in text.request
+    (sum_,) = of({"prompt": "2 + 2?", "completion": " 4 ", "level": 1})
+    assert (sum_.task, sum_.target) == ("math", "4")
+    packed = json.dumps({"answer": "def f(): return 1", "test": "assert f() == 1"})
+    (code,) = of({"prompt": "Write f.", "completion": packed, "entry_point": "f"})
+    assert (code.task, code.entry_point, code.target) == ("code", "f", "def f(): return 1")
+    assert grade(code, code.target) == 1.0
+    as_text = {**MULTI, "single_turn_metadata": json.dumps({"test": "assert True"})}
+    assert of(as_text)[0].task == "code"
+
+
+@pytest.mark.parametrize(
+    ("row", "match"),
+    [
+        ({"question": "?"}, "row 0: a row needs single_turn_prompt .* got the columns question"),
+        ({**MULTI, "single_turn_completion": None}, "row 0: single_turn_completion must be a text"),
+        ({**MULTI, "prompt": [3]}, "row 0: prompt must be a list of messages"),
+        ({**MULTI, "single_turn_metadata": "x"}, "row 0: single_turn_metadata must be an object"),
+        ({**MULTI, "single_turn_metadata": {"task": "art"}}, "task must be one of math, writing"),
+    ],
+)
+def test_a_row_that_has_no_known_shape(row: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        of(row)
+
+
+def test_our_own_tasks_are_sound() -> None:
+    """Every reference solution is worth 1, and no request gives the goal away."""
+    instances = instances_of(rows_of(str(EXAMPLES)), name="tasks")
+    assert sorted({i.task for i in instances}) == ["code", "math", "writing"]
+    assert len(instances) == 40
+    for instance in instances:
+        assert grade(instance, instance.target) == pytest.approx(1.0), instance.key
+        assert len(sentences(instance.goal)) >= 2, instance.key
+        known = content_words(instance.request)
+        assert len(content_words(instance.goal) - known) >= 4, instance.key
+        if instance.task == "writing":
+            assert grade(instance, instance.request) < 0.2, instance.key
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
+def test_prepare_splits_a_local_file(tmp_path: Path, suffix: str) -> None:
+    rows = [json.loads(line) for line in EXAMPLES.read_text().splitlines()]
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".parquet":
+        for row in rows:
+            row["single_turn_metadata"] = json.dumps(row["single_turn_metadata"])
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        lines = EXAMPLES.read_text() if suffix == ".jsonl" else json.dumps({"train": rows})
+        path.write_text(lines)
+    out = tmp_path / "out"
+    assert main(["prepare", "--dataset", str(path), "--out", str(out), "--test", "0.2"]) == 0
+    parts = {
+        part: read_instances(out / f"{part}.parquet") for part in ("train", "validation", "test")
+    }
+    assert {part: len(found) for part, found in parts.items()} == {
+        "train": 28,
+        "validation": 4,
+        "test": 8,
+    }
+    goals = [instance.goal for found in parts.values() for instance in found]
+    assert len(set(goals)) == 40
+    again = tmp_path / "again"
+    path.with_suffix(".jsonl").write_text("\n".join(json.dumps(row) for row in reversed(rows)))
+    words = ["prepare", "--dataset", str(path.with_suffix(".jsonl")), "--out", str(again)]
+    assert main([*words, "--test", "0.2"]) == 0
+    assert {i.goal for i in read_instances(again / "test.parquet")} == {
+        i.goal for i in parts["test"]
+    }, "a task's split does not depend on the order of the rows"
+
+
+def test_what_prepare_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(dataset: Path | str, *more: str) -> str:
+        words = ["prepare", "--dataset", str(dataset), "--out", str(tmp_path / "out"), *more]
+        assert main(words) == 2
+        return capsys.readouterr().err
+
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(json.dumps(MULTI) + "\n{}\n")
+    assert f"{bad} line 2: a row needs" in said(bad)
+    bad.write_text(json.dumps(MULTI) + "\nno\n")
+    assert f"{bad} line 2: no JSON" in said(bad)
+    assert "must be a file or a hub id" in said(tmp_path / "missing.jsonl")
+    monkeypatch.setitem(sys.modules, "datasets", None)  # importing it says that it is not there
+    assert "pip install datasets" in said("owner/name")
+
+    def out_of_reach(name: str) -> None:
+        raise ConnectionError(f"no way to {name}")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=out_of_reach))
+    assert "could not be fetched from the hub: no way to owner/name" in said("owner/name")
+    assert "must leave a task to train on" in said(EXAMPLES, "--limit", "2")
+    assert "--test must lie between 0 and 1" in said(EXAMPLES, "--test", "1")
+
+
+def test_a_hub_id_is_read_by_the_datasets_package_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stand-in package of the same call: all splits are joined, places name split and row."""
+
+    def load(name: str) -> dict[str, list[dict[str, object]]]:
+        return {"train": [{"n": name}], "eval": [{}, {"n": 2}]}
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
+    assert rows_of("owner/name") == [
+        ("owner/name train row 0", {"n": "owner/name"}),
+        ("owner/name eval row 0", {}),
+        ("owner/name eval row 1", {"n": 2}),
+    ]
+
+
+def test_instances_survive_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.parquet"
+    write_instances(path, [NUMBER, LETTER, DOUBLE])
+    assert read_instances(path) == [NUMBER, LETTER, DOUBLE]
+    lines = tmp_path / "tasks.jsonl"
+    lines.write_text(json.dumps({"key": "a", "task": "math", "request": "r", "goal": "g"}) + "\n")
+    with pytest.raises(ValueError, match=r"tasks\.jsonl line 1: no target"):
+        read_instances(lines)
+    write_instances(path, [NUMBER, NUMBER])
+    with pytest.raises(ValueError, match=r"row 1: key 'number' stands already in .* row 0"):
+        read_instances(path)

@@ -1,0 +1,107 @@
+"""Instance streams: the same for the same names, shared out over ranks, never mixed by purpose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dialop.matching.game import MatchingInstance
+from dialop.matching.store import write_instances
+from selfplay.config import Config, load_config
+from selfplay.data.instances import HELD_OUT, TEACHERS, TOKENIZER, TRAIN, VALIDATION, generated
+from selfplay.data.seeds import named_seed
+from selfplay.data.stream import TrainStream
+from selfplay.distributed.replica import Replica
+
+BOARD = ["game.size=2", "game.scale=false", "game.keep=all", "rollout.max_game_tokens=1000"]
+
+
+def config_of(*overrides: str) -> Config:
+    return load_config(None, ["model.scratch={}", "rollout.instances=5", *BOARD, *overrides])
+
+
+def keys(instances: list[MatchingInstance]) -> list[str]:
+    return [instance.key for instance in instances]
+
+
+def content(instance: MatchingInstance) -> tuple[object, ...]:
+    return instance.table, instance.masks, instance.scales, instance.first_seat
+
+
+def test_a_named_seed_depends_on_every_name_and_its_place() -> None:
+    assert named_seed(0, "play", 1) == named_seed(0, "play", 1)
+    others = [(0, "play", 2), (1, "play", 0), (0, 1, "play"), (0, "play", "1"), (0, "play")]
+    assert len({named_seed(*names) for names in [(0, "play", 1), *others]}) == 6
+    assert 0 <= named_seed("x") < 2**63
+
+
+def test_a_step_is_the_same_whatever_was_drawn_before() -> None:
+    straight, jumped = TrainStream(config_of()), TrainStream(config_of())
+    steps = [straight.step(step, range(5)) for step in range(4)]
+    assert jumped.step(3, range(5)) == steps[3]
+    assert jumped.step(1, [4, 2]) == [steps[1][4], steps[1][2]]
+    all_keys = [key for step in steps for key in keys(step)]
+    assert len(set(all_keys)) == 20, "no instance comes twice"
+    assert keys(TrainStream(config_of("seed=1")).step(0, range(5))) != keys(steps[0])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 7])
+def test_ranks_share_a_step_without_overlap(num_ranks: int) -> None:
+    shares = [Replica(rank, num_ranks, 1, True, None).share(5) for rank in range(num_ranks)]
+    assert sorted(place for share in shares for place in share) == list(range(5))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_purposes_never_share_an_instance() -> None:
+    config = config_of("game.size=4")
+    drawn = {
+        purpose: generated(purpose, game=config.game, seed=config.seed, start=0, num=50)
+        for purpose in (TRAIN, VALIDATION, HELD_OUT, TEACHERS, TOKENIZER)
+    }
+    assert len({key for instances in drawn.values() for key in keys(instances)}) == 250
+    assert len({content(i) for instances in drawn.values() for i in instances}) == 250
+
+
+def test_held_out_instances_are_the_same_for_every_run_seed() -> None:
+    for purpose, same in ((HELD_OUT, True), (VALIDATION, True), (TRAIN, False), (TEACHERS, False)):
+        one, other = (
+            generated(
+                purpose,
+                game=config_of(f"seed={seed}").game,
+                seed=config_of(f"seed={seed}").seed,
+                start=0,
+                num=3,
+            )
+            for seed in (0, 1)
+        )
+        assert (one == other) == same, purpose
+
+
+def test_a_file_is_read_in_seeded_shuffled_epochs(tmp_path: Path) -> None:
+    """17 instances, 5 a step: an epoch is 3 whole steps and leaves out 2, others each time."""
+    path = tmp_path / "games.parquet"
+    write_instances(
+        path, generated(TRAIN, game=config_of().game, seed=config_of().seed, start=100, num=17)
+    )
+    config = config_of(f"data.train={path}")
+    stream = TrainStream(config)
+    steps = [keys(stream.step(step, range(5))) for step in range(9)]
+    epochs = [[*steps[first], *steps[first + 1], *steps[first + 2]] for first in (0, 3, 6)]
+    assert all(len(set(epoch)) == 15 for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert len({frozenset(epoch) for epoch in epochs}) > 1, "the rest differs"
+    assert keys(TrainStream(config).step(7, range(5))) == steps[7]
+    other = TrainStream(config_of(f"data.train={path}", "seed=1"))
+    assert keys(other.step(0, range(5))) != steps[0]
+
+
+def test_a_file_must_be_there_and_fill_a_step(tmp_path: Path) -> None:
+    path = tmp_path / "games.parquet"
+    with pytest.raises(ValueError, match=r"data\.train must be 'generated' or an existing file"):
+        TrainStream(config_of(f"data.train={path}"))
+    write_instances(
+        path, generated(TRAIN, game=config_of().game, seed=config_of().seed, start=0, num=4)
+    )
+    with pytest.raises(ValueError, match=r"rollout\.instances must be at most the 4 instances"):
+        TrainStream(config_of(f"data.train={path}"))

@@ -1,0 +1,92 @@
+"""Instances drawn by other processes: the same ones, and processes that end with the trainer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from processes import seconds_until_gone
+
+from selfplay.config import Config, load_config
+from selfplay.data.prefetch import Prefetcher
+from selfplay.data.stream import TrainStream
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGES = "data.curriculum=[{until_step: 2, size: 2, share: 0.5}]"
+
+
+def config_of(*overrides: str) -> Config:
+    board = ["game.size=3", "game.keep=all", "rollout.max_game_tokens=1000"]
+    return load_config(None, ["model.scratch={}", "rollout.instances=4", *board, *overrides])
+
+
+@pytest.fixture
+def stream() -> Iterator[TrainStream]:
+    drawing = TrainStream(config_of("data.processes=2", "algorithm.resample=3", STAGES))
+    yield drawing
+    drawing.close()
+
+
+def test_who_draws_an_instance_changes_nothing(stream: TrainStream) -> None:
+    """Batches in order, then more of a step's places, a leap as after a resume, another rank's."""
+    alone = TrainStream(config_of("algorithm.resample=3", STAGES))
+    asked = [(0, range(4)), (1, range(4)), (1, range(4, 7)), (2, range(4)), (9, range(4))]
+    for step, places in [*asked, (10, range(2)), (11, range(2, 4))]:
+        assert stream.step(step, places) == alone.step(step, places)
+
+
+def test_instances_worth_another_look_are_drawn_too() -> None:
+    edge = ["data.prioritized_replay=0.5", "data.replay_memory=4"]
+    streams = [TrainStream(config_of(*edge, f"data.processes={num}")) for num in (1, 2)]
+    for step in range(3):
+        one, two = (stream.step(step, range(4)) for stream in streams)
+        assert one == two
+        for stream, found in zip(streams, (one, two), strict=True):
+            stream.remember([stream.by_origin({i.key: 0.1 * n for n, i in enumerate(found)})])
+    assert streams[0].priorities == streams[1].priorities != {}
+    streams[1].close()
+
+
+def test_a_worker_that_fails_or_is_killed_stops_the_run(capfd: pytest.CaptureFixture[str]) -> None:
+    config = config_of("data.processes=2")
+    ahead = Prefetcher(seed=config.seed, processes=config.data.processes)
+    with pytest.raises(RuntimeError, match=r"exit code 1, see above \(data.processes\)"):
+        ahead.draw({("train", -1): config.game}, {})
+    assert "ValueError: seed and index must be at least 0" in capfd.readouterr().err
+    ahead.close()
+    ahead.draw({("train", 0): config.game}, {})
+    ahead._workers[0].kill()
+    ahead._workers[0].wait()
+    with pytest.raises(RuntimeError, match="exit code -9"):
+        ahead.draw({("train", n): config.game for n in range(4)}, {})
+    ahead.close()
+
+
+def test_workers_end_with_a_killed_trainer() -> None:
+    script = (
+        "import time\n"
+        "from test_prefetch import config_of\n"
+        "from selfplay.data.stream import TrainStream\n"
+        "stream = TrainStream(config_of('data.processes=2'))\n"
+        "stream.step(0, range(4))\n"
+        "print(*[worker.pid for worker in stream._ahead._workers], flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+    )
+    assert trainer.stdout is not None
+    workers = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]
+    assert len(workers) == 2 and all(worker.is_running() for worker in workers)
+    trainer.kill()
+    trainer.wait()
+    assert seconds_until_gone(workers) < 10

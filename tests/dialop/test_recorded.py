@@ -1,0 +1,160 @@
+"""The recorded human games: replayed from their text, cut and played on, read as instances."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from dialop_boards import BRIEF, FULL, human_games, play
+
+from dialop.matching.game import MatchingGame, MatchingOptions
+from dialop.matching.proposal import render_proposal
+from dialop.matching.recorded import instance_from_record, moves_from_record, replay
+from dialop.matching.roster import PAPERS, REVIEWERS
+from dialop.matching.solve import best_pairs
+from dialop.matching.store import read_instances
+from dialop.rows import read_records
+
+OTHER_ROSTER = 16  # line 17 of the file
+
+
+@pytest.fixture(scope="module")
+def records() -> list[dict[str, Any]]:
+    return list(read_records(human_games()))
+
+
+def test_66_of_67_games_agree_and_the_other_names_its_roster(records: list[dict[str, Any]]) -> None:
+    lines = [replay(record, index=i) for i, record in enumerate(records)]
+    assert [line["index"] for line in lines if not line["agrees"]] == [OTHER_ROSTER]
+    assert sum(line["agrees"] for line in lines) == 66
+    other = lines[OTHER_ROSTER]
+    assert "does not fit the roster" in other["error"] and "Alexander Hill" in other["error"]
+    assert other["score"] is None and other["best"] == other["recorded_best"] == 669
+    assert not any("error" in line for line in lines if line["agrees"])
+    assert lines[0] == {
+        "index": 0, "score": 599, "best": 599, "norm": 1.0,
+        "recorded_score": 599, "recorded_best": 599, "agrees": True,
+    }  # fmt: skip
+    assert sum(line["norm"] for line in lines if line["agrees"]) / 66 == pytest.approx(
+        0.92, abs=0.02
+    )
+
+
+def test_the_first_recorded_board_scores_as_specified(records: list[dict[str, Any]]) -> None:
+    instance = instance_from_record(records[0], key="first")
+    assert instance.table[0] == (37, 34, 50, 50, 50, 13, 20, 28)
+    best = best_pairs(instance.table)
+    straight = tuple((i, i) for i in range(8))
+    reverse = tuple((7 - i, i) for i in range(8))
+    for pairs, score in ((best, 599), (straight, 433), (reverse, 451)):
+        for text in _spellings(pairs):
+            game = MatchingGame(instance, FULL)
+            play(game, (instance.first_seat, text), (1 - instance.first_seat, "[accept]"))
+            assert game.outcome().score == score
+            assert game.outcome().score_norm == pytest.approx(score / 599)
+
+
+def _spellings(pairs: tuple[tuple[int, int], ...]) -> list[str]:
+    """The forms in which the released environment scored one matching four different ways."""
+    short = render_proposal(tuple(sorted(pairs)), REVIEWERS, papers=PAPERS).splitlines()[1:]
+    full = [f"{PAPERS[paper]}: {REVIEWERS[reviewer]}" for reviewer, paper in pairs]
+    orders = short, sorted(short), short[::-1], full
+    return ["[propose] Proposal:<br/>" + "<br/>".join(lines) for lines in orders]
+
+
+def test_every_spelling_of_a_full_line_to_one_reviewer_is_refused(
+    records: list[dict[str, Any]],
+) -> None:
+    game = MatchingGame(instance_from_record(records[0], key="first"), FULL)
+    everything_to_one = "\n".join(f"{paper}: Ava Li" for paper in PAPERS)
+    for body in (everything_to_one, "\n".join(["x: y"] * 8)):
+        assert (
+            game.step(game.instance.first_seat, "[propose]\n" + body).error_kind == "bad_proposal"
+        )
+
+
+def test_every_cut_of_every_game_has_the_right_speaker_and_proposal(
+    records: list[dict[str, Any]],
+) -> None:
+    for index, record in enumerate(records[:20]):
+        if index == OTHER_ROSTER:
+            continue
+        moves = moves_from_record(record)
+        games = [MatchingGame.from_recorded(record, k) for k in range(len(moves) + 1)]
+        assert games[0].seat_to_move == moves[0].seat
+        pending = None
+        for move, game in zip(moves, games[1:], strict=True):
+            if move.kind == "propose":
+                pending = move
+            elif move.kind in ("accept", "reject"):
+                pending = None
+            assert game.view(0).pending == (pending.pairs if pending else None)
+            if move.kind == "accept":
+                assert game.seat_to_move is None
+            elif pending is not None:
+                assert game.seat_to_move == 1 - pending.seat
+            elif move.kind == "reject":
+                assert game.seat_to_move == move.seat
+            else:
+                assert game.seat_to_move == 1 - move.seat
+        assert games[-1].outcome().score == record["proposal_reward"]
+        for before, after in pairwise(games):
+            assert len(after.view(0).log) == len(before.view(0).log) + 1
+
+
+def test_a_cut_game_shows_both_sides_of_the_talk_and_is_played_on(
+    records: list[dict[str, Any]],
+) -> None:
+    record = records[0]
+    game = MatchingGame.from_recorded(record, len(record["action_log"]) - 1)
+    users = [game.prompt(seat).user for seat in (0, 1)]
+    assert "\nPartner: [message] I want to make a case for Joseph being Llama\n" in users[0]
+    assert "\nYou: [message] I want to make a case for Joseph being Llama\n" in users[1]
+    assert "You: [propose]\nProposal:\nBLEU: Noah Wilson\n" in users[0]
+    assert users[1].endswith("It is your move.") and game.seat_to_move == 1
+    state = json.loads(json.dumps(game.state()))
+    for twin in (game.clone(), MatchingGame.from_state(state), game):
+        play(twin, (1, "[accept]"))
+        assert twin.outcome().score == 599
+
+
+def test_the_brief_style_cuts_too(records: list[dict[str, Any]]) -> None:
+    game = MatchingGame.from_recorded(records[0], 1, options=BRIEF)
+    assert game.prompt(0).user.endswith("\nPartner:\nI want to make a case for Joseph being Llama")
+
+
+def test_bad_cuts_and_another_roster_are_refused(records: list[dict[str, Any]]) -> None:
+    with pytest.raises(ValueError, match=r"num_entries must be 0 to \d+, got 999"):
+        MatchingGame.from_recorded(records[0], 999)
+    with pytest.raises(ValueError, match="does not fit the roster"):
+        MatchingGame.from_recorded(records[OTHER_ROSTER], 1, options=MatchingOptions())
+
+
+def test_recorded_games_are_instances(records: list[dict[str, Any]]) -> None:
+    instances = read_instances(human_games())
+    assert len(instances) == 67 and instances[OTHER_ROSTER].best == 669
+    for instance, record in zip(instances, records, strict=True):
+        assert [list(row) for row in instance.table] == record["table"]
+        assert instance.best == record["best_assignment_reward"]
+        assert instance.scales == (record["scale1"], record["scale2"])
+        assert instance.first_seat == record["action_log"][0]["player"]
+        assert max(instance.solo) <= instance.best
+    assert instances[3].key == "matching/3"
+
+
+def test_damaged_records_say_what_is_wrong(records: list[dict[str, Any]]) -> None:
+    good = records[0]
+    without = {k: v for k, v in good.items() if k != "mask1"}
+    assert replay(without, index=5)["error"] == "a recorded game needs the fields mask1"
+    ragged = {**good, "table": good["table"][:7]}
+    assert "squares of one size" in replay(ragged, index=5)["error"]
+    unfinished = {**good, "action_log": good["action_log"][:-1]}
+    assert replay(unfinished, index=5)["error"].startswith("no accepted proposal")
+    assert (
+        "log entry 0 is no move"
+        in replay({**good, "action_log": [{"player": 0}]}, index=5)["error"]
+    )
+    changed = {**good, "proposal_reward": 1}
+    assert replay(changed, index=5)["agrees"] is False

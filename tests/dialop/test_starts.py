@@ -1,0 +1,327 @@
+"""Games that start from what people said: how far, who is next, and that nothing later is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_families import tokenizer_of
+from dialop_boards import BRIEF, FULL, human_games
+from scripted_engine import WaveEngine
+from tiny_run import metrics_of, run_warm
+
+import eval as door
+from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.matching.recorded import begun, moves_from_record
+from dialop.matching.roster import PAPERS, REVIEWERS
+from dialop.matching.starts import RecordedGame, checked_entries, read_recorded, start_length
+from dialop.matching.store import read_instances
+from dialop.rows import read_records
+from selfplay.chat.rendering import make_rendering
+from selfplay.config import Config, load_config
+from selfplay.config.settings import SettingsError
+from selfplay.data.stream import TrainStream
+from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.evaluation.sources import find_games, find_start
+from selfplay.rollout.driver import play_games
+from selfplay.rollout.episode import Limits
+from selfplay.rollout.seating import self_play_games
+
+OTHER_ROSTER = 16  # line 17 of the published file's half names other reviewers
+
+
+def message(player: int, text: str) -> dict[str, Any]:
+    return {"type": "message", "player": player, "message": {"data": text}}
+
+
+def proposal(player: int, *papers: int) -> dict[str, Any]:
+    """`papers[reviewer]` is the reviewer's paper."""
+    lines = [f"{PAPERS[paper]}: {REVIEWERS[reviewer]}" for reviewer, paper in enumerate(papers)]
+    pairs = [[reviewer, paper] for reviewer, paper in enumerate(papers)]
+    text = "Proposal:\n" + "\n".join(lines)
+    return {"type": "proposal", "player": player, "proposal": text, "proposal_ids": pairs}
+
+
+def answer(player: int, accept: bool) -> dict[str, Any]:
+    return {"type": "proposal_response", "player": player, "response": {"accept": accept}}
+
+
+# Seat 1 begins; a rejected proposal, a note while one waits, an accepted one. 3 + 4 + 2 words.
+LOG = [
+    message(1, "I see 7"),
+    message(0, "my 9 is large"),
+    proposal(0, 1, 0),
+    answer(1, False),
+    proposal(1, 0, 1),
+    message(1, "final offer"),
+    answer(0, True),
+]
+RECORD = {
+    "table": [[3, 7], [1, 9]],
+    "mask1": [[1, 0], [0, 1]],
+    "mask2": [[0, 1], [1, 0]],
+    "scale1": 1.0,
+    "scale2": 1.0,
+    "action_log": LOG,
+    "proposal_reward": 12,
+    "best_assignment_reward": 12,
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Eight records of the same game on different boards."""
+    path = tmp_path / "games.jsonl"
+    records = [
+        {
+            **RECORD,
+            "table": [[3, 7], [1, 9 - n]],
+            "proposal_reward": 12 - n,
+            "best_assignment_reward": max(12 - n, 8),
+        }
+        for n in range(8)
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def the_game(tmp_path: Path, record: dict[str, Any] = RECORD) -> RecordedGame:
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    (game,) = read_recorded(path)
+    return game
+
+
+# --- how far ------------------------------------------------------------------------------------
+
+
+def test_a_start_is_a_number_a_draw_or_a_share() -> None:
+    assert [checked_entries(value) for value in (0, 3, "random", 0.5)] == [0, 3, "random", 0.5]
+    for bad in (-1, 1.0, 0.0, True, "half", None, float("nan")):
+        with pytest.raises(ValueError, match="a start must be a number of entries"):
+            checked_entries(bad)
+
+
+def test_lengths_by_hand(tmp_path: Path) -> None:
+    """Six entries may be played, for the seventh ends the game; 9 words, the first 3 a third."""
+    game = the_game(tmp_path)
+    assert game.num_words == (3, 4, 0, 0, 0, 2) and game.num_words_in_all == 9
+    assert [start_length(game, k, uniform=0.0) for k in (0, 1, 6, 7, 99)] == [0, 1, 6, 6, 6]
+    shares = {0.3: 0, 0.34: 1, 0.77: 1, 0.78: 5, 0.99: 5}
+    assert {s: start_length(game, s, uniform=0.0) for s in shares} == shares
+    drawn = [start_length(game, "random", uniform=(n + 0.5) / 70) for n in range(70)]
+    assert [drawn.count(k) for k in range(7)] == [10] * 7
+
+
+def test_each_start_has_the_right_speaker_and_the_same_prompt_as_the_game_itself(
+    tmp_path: Path,
+) -> None:
+    game = the_game(tmp_path)
+    movers = []
+    for k in range(7):
+        instance = game.begun(k, uniform=0.0)
+        assert instance.key == ("one/0" if k == 0 else f"one/0+{k}")
+        started = MatchingGame(instance, FULL)
+        movers.append(started.seat_to_move)
+        assert len(started.view(0).log) == k and not started.outcome().over
+    # Seat 0 answers the second proposal, also after the note that its proposer wrote meanwhile.
+    assert movers == [1, 0, 1, 1, 1, 0, 0]
+    started = MatchingGame(game.begun(6, uniform=0.0), BRIEF)
+    assert started.step(0, "[accept]").action == "accept"
+    assert started.outcome().score == 12
+
+
+def test_a_start_lasts_through_clones_and_states(tmp_path: Path) -> None:
+    started = MatchingGame(the_game(tmp_path).begun(5, uniform=0.0), FULL)
+    state = json.loads(json.dumps(started.state()))
+    twins = [started.clone(), MatchingGame.from_state(state)]
+    for twin in twins:
+        assert [twin.prompt(seat) for seat in (0, 1)] == [started.prompt(s) for s in (0, 1)]
+        assert twin.instance == started.instance and twin.seat_to_move == 0
+
+
+# --- what is told -------------------------------------------------------------------------------
+
+
+def prompts(instance: MatchingInstance, options: MatchingOptions) -> list[str]:
+    """Everything the two seats read before the first move."""
+    game = MatchingGame(instance, options)
+    return ["\n".join((game.prompt(seat).system, game.prompt(seat).user)) for seat in (0, 1)]
+
+
+def another_end(record: dict[str, Any], num: int) -> dict[str, Any]:
+    """The record with every entry from `num` on said otherwise, its kind and speaker kept."""
+    size, log = len(record["table"]), list(record["action_log"][:num])
+    for entry in record["action_log"][num:]:
+        if entry["type"] == "message":
+            log.append(message(entry["player"], "QUITE OTHER WORDS"))
+        elif entry["type"] == "proposal":
+            log.append(proposal(entry["player"], *reversed(range(size))))
+        else:
+            log.append(entry)
+    return {**record, "action_log": log, "proposal_reward": 0, "result": {"score": 0}}
+
+
+def other_cells(instance: MatchingInstance, seat: int) -> MatchingInstance:
+    """The board with every value that the seat does not see changed."""
+    rows = zip(instance.table, instance.masks[seat], strict=True)
+    table = tuple(
+        tuple(v if seen else (v + 13) % 100 for v, seen in zip(*row, strict=True)) for row in rows
+    )
+    return replace(instance, table=table, best=1, solo=(0.0, 0.0))
+
+
+def check_nothing_later_is_told(record: dict[str, Any], options: MatchingOptions) -> int:
+    """At every start of a record; returns the number of prompts that were looked at."""
+    log, num_checked = record["action_log"], 0
+    longest = next((i for i, e in enumerate(log) if e.get("response", {}).get("accept")), len(log))
+    for num in range(longest + 1):
+        instance = begun(record, num, key="r")
+        told = prompts(instance, options)
+        assert told == prompts(begun(another_end(record, num), num, key="r"), options)
+        said = " ".join(str(e["message"]["data"]) for e in log[:num] if e["type"] == "message")
+        for entry in log[num:]:
+            words = str(entry["message"]["data"]) if entry["type"] == "message" else ""
+            if len(words) > 15 and words not in said:
+                assert all(words not in text for text in told)
+        for seat in (0, 1):
+            assert prompts(other_cells(instance, seat), options)[seat] == told[seat]
+        num_checked += 2
+    return num_checked
+
+
+def test_nothing_that_came_later_is_told_in_a_record_by_hand() -> None:
+    assert check_nothing_later_is_told(RECORD, FULL) == 14
+    assert check_nothing_later_is_told(RECORD, BRIEF) == 14
+
+
+def test_the_check_would_see_a_leak() -> None:
+    """The attempt that failed: the whole log in the prompt, the accepted plan included."""
+    leaking = begun(RECORD, 6, key="r")
+    honest = begun(RECORD, 3, key="r")
+    assert prompts(leaking, FULL) != prompts(begun(another_end(RECORD, 3), 6, key="r"), FULL)
+    assert "final offer" in prompts(leaking, FULL)[0]
+    assert "final offer" not in prompts(honest, FULL)[0]
+    changed = replace(honest, table=((4, 7), (1, 9)))
+    assert prompts(changed, FULL)[0] != prompts(honest, FULL)[0], "seat 0 sees the 3"
+
+
+def test_nothing_that_came_later_is_told_in_any_recorded_game() -> None:
+    records = list(read_records(human_games()))
+    num_checked = 0
+    for index, record in enumerate(records):
+        if index != OTHER_ROSTER:
+            num_checked += check_nothing_later_is_told(record, FULL)
+    num_entries = sum(len(r["action_log"]) for i, r in enumerate(records) if i != OTHER_ROSTER)
+    assert num_checked == 2 * num_entries, "every start before the last entry, for both seats"
+
+
+def test_a_log_of_another_roster_is_started_at_its_beginning() -> None:
+    games = read_recorded(human_games())
+    boards = read_instances(human_games())
+    assert [game.board for game in games] == boards
+    assert games[OTHER_ROSTER].begun(3, uniform=0.0) == boards[OTHER_ROSTER]
+    for index, game in enumerate(games):
+        if index != OTHER_ROSTER:
+            moves = moves_from_record(game.record)
+            assert moves[-1].kind == "accept" and len(game.num_words) == len(moves) - 1
+            last = MatchingGame(game.begun(10**6, uniform=0.0), FULL)
+            assert last.seat_to_move == moves[-1].seat and last.answer_due
+
+
+# --- in training and evaluation -----------------------------------------------------------------
+
+
+class Accepts(WaveEngine):
+    """Whoever speaks accepts."""
+
+    def answer(self, request: Request) -> Completion:
+        self.asked.append(request)
+        ids = self.rendering.action_ids("[accept]")
+        return Completion(ids, [-1.0] * len(ids), "stop", 0)
+
+
+def config_of(file: Path, *overrides: str) -> Config:
+    rules = ["game.size=2", "game.brief=true", "rollout.max_game_tokens=1000", "game.scale=false"]
+    batch = ["rollout.instances=4", "rollout.group_size=4", f"data.train={file}"]
+    return load_config(None, ["model.scratch={}", *rules, *batch, *overrides])
+
+
+def test_both_transcripts_hold_the_start_and_train_nothing_of_it(file: Path) -> None:
+    config = config_of(file, "data.start.entries=5")
+    rendering = make_rendering(tokenizer_of("no template"))
+    instances = TrainStream(config).step(0, range(4))
+    assert all(len(instance.opening) == 5 for instance in instances)  # type: ignore[attr-defined]
+    tables = self_play_games(
+        instances,
+        step=0,
+        game=config.game,
+        rollout=config.rollout,
+        seed=config.seed,
+        rendering=rendering,
+    )
+    engine = Accepts(rendering, {})
+    episodes, _ = play_games(tables, engine, sampling=Sampling(1.0, ()), limits=Limits(8, 1))
+    assert len(episodes) == 16 and len(engine.asked) == 16
+    for episode in episodes:
+        assert [(turn.seat, turn.action) for turn in episode.turns] == [(0, "accept")]
+        transcript = episode.transcripts[0]
+        assert transcript is not None
+        said = [i for i, m in zip(transcript.ids, transcript.mask, strict=True) if m]
+        assert said == rendering.action_ids("[accept]"), "people's words do not train"
+        prompt = rendering.decode(transcript.ids[: transcript.spans[0].start])
+        assert "my 9 is large" in prompt and "I see 7" in prompt and "final offer" not in prompt
+
+
+def test_random_starts_are_draws_with_names(file: Path) -> None:
+    def lengths(*overrides: str) -> list[list[int]]:
+        stream = TrainStream(config_of(file, "data.start.entries=random", *overrides))
+        return [
+            [len(instance.opening) for instance in stream.step(step, range(4))]  # type: ignore[attr-defined]
+            for step in range(20)
+        ]
+
+    drawn = lengths()
+    assert drawn == lengths() and drawn != lengths("seed=1")
+    assert {length for step in drawn for length in step} == set(range(7))
+
+
+def test_starts_need_recorded_games(file: Path) -> None:
+    with pytest.raises(SettingsError, match=r"data.start needs data.train to be a .jsonl"):
+        config_of(file, "data.start.entries=3", "data.train=generated")
+    with pytest.raises(SettingsError, match=r"data\.start\.entries: a start must be"):
+        config_of(file, "data.start.entries=half")
+
+
+def test_a_run_that_starts_from_what_people_said(file: Path, tmp_path: Path) -> None:
+    settings = (
+        f"data.train={file}",
+        "data.start.entries=0.5",
+        "eval.final_games=4",
+        "steps=2",
+    )
+    folder = tmp_path / "run"
+    run_warm(folder, *settings)
+    assert [line["step"] for line in metrics_of(folder)] == [1, 2]
+    shown = [json.loads(line) for line in (folder / "games.jsonl").read_text().splitlines()]
+    assert all("I see 7" in game["seats"][0]["user"] for game in shown)
+
+    words = ["--checkpoint", str(folder), "--games", str(file), "--out"]
+    assert door.main([*words, str(tmp_path / "begun"), "--start", "5"]) == 0
+    page = json.loads((tmp_path / "begun" / "evaluation.json").read_text())
+    assert page["start"] == "5" and page["rows"]["people"]["scores"]
+    assert "[propose]" in page["rows"]["policy"]["games"][0]["seats"][0]["user"]
+    assert door.main([*words, str(tmp_path / "whole")]) == 0
+    page = json.loads((tmp_path / "whole" / "evaluation.json").read_text())
+    assert "[propose]" not in page["rows"]["policy"]["games"][0]["seats"][0]["user"]
+
+
+def test_a_start_that_cannot_be_played_is_told(file: Path) -> None:
+    assert [find_start(text) for text in ("3", "0.5", "random")] == [3, 0.5, "random"]
+    with pytest.raises(ValueError, match="--start: a start must be a number of entries"):
+        find_start("half")
+    with pytest.raises(ValueError, match="--start needs --games FILE"):
+        find_games("generated", 1, config_of(file), start=2)

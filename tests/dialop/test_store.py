@@ -1,0 +1,72 @@
+"""Instances on disk come back as they were; damaged files are named with their line or row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from dialop_boards import SCALED, SMALL
+
+from dialop.matching.generate import MatchingRecipe, generate_many
+from dialop.matching.store import read_instances, write_instances
+from dialop.rows import read_records
+
+
+def test_parquet_round_trip(tmp_path: Path) -> None:
+    recipe = MatchingRecipe(size=3, max_value=10)
+    instances = [SMALL, SCALED, *generate_many(recipe, seed=4, num=20)]
+    path = tmp_path / "new" / "games.parquet"
+    write_instances(path, instances)
+    assert read_instances(path) == instances
+    assert type(read_instances(path)[0].best) is int
+    write_instances(path, [])
+    assert read_instances(path) == []
+
+
+def test_only_known_endings(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"written as \.parquet, got games\.csv"):
+        write_instances("games.csv", [SMALL])
+    with pytest.raises(ValueError, match=r"read from \.parquet or \.jsonl, got games\.csv"):
+        read_instances("games.csv")
+    with pytest.raises(OSError, match=r"absent\.parquet"):
+        read_instances(tmp_path / "absent.parquet")
+
+
+def test_damaged_files_are_named_with_their_place(tmp_path: Path) -> None:
+    path = tmp_path / "games.parquet"
+    path.write_bytes(b"no parquet")
+    with pytest.raises(ValueError, match=r"games\.parquet: no parquet file"):
+        read_instances(path)
+    write_instances(path, [SMALL, SCALED])
+    table = pq.read_table(path)
+    pq.write_table(table.drop_columns(["solo_0", "best"]), path)
+    with pytest.raises(ValueError, match=r"games\.parquet row 0: no best, solo_0"):
+        read_instances(path)
+    column = pa.array([2, 5], pa.int32())
+    pq.write_table(table.set_column(table.schema.get_field_index("size"), "size", column), path)
+    with pytest.raises(ValueError, match=r"games\.parquet row 1: table must be 5x5 in hand/1"):
+        read_instances(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1}\nnot json', "games.jsonl line 2: no JSON"),
+        ('{"a": 1}\n[1]', "games.jsonl line 2: no JSON object"),
+        ("{}\n" + "[" * 100_000, "games.jsonl line 2: no JSON"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "games.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        list(read_records(path))
+
+
+def test_a_line_that_is_no_game_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "games.jsonl"
+    path.write_text('{"table": []}')
+    with pytest.raises(ValueError, match=r"games\.jsonl line 1: a recorded game needs the fields"):
+        read_instances(path)

@@ -1,0 +1,322 @@
+"""Endpoints as partners, against a server on this machine: answers, refusals, silence, death."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_server import Answer, chat_server
+from dialop_boards import FULL, SMALL
+from test_partners import Proposes, ProposesInAStream, boards, config_of
+from tiny_run import metrics_of, run_tiny, run_warm
+
+from dialop.matching.game import MatchingGame
+from selfplay.chat.rendering import Rendering
+from selfplay.config import Config, EndpointConfig
+from selfplay.config.player_spec import parse_spec
+from selfplay.config.settings import SettingsError
+from selfplay.data.seeds import named_seed
+from selfplay.distributed import init_world
+from selfplay.engines.base import Completion, Message, Request, Sampling
+from selfplay.engines.endpoint import Endpoint, _retry_after_s
+from selfplay.metrics.step import game_measures, tally
+from selfplay.partners.partners import Partners
+from selfplay.rollout.driver import play_games
+from selfplay.rollout.episode import Limits
+from selfplay.rollout.seating import self_play_games
+
+FAST = EndpointConfig(timeout_s=0.3, retries=2, backoff_s=0.01, max_backoff_s=0.05)
+
+
+def ask(endpoint: Endpoint, text: str = "Hello", seed: int = 0) -> Completion:
+    messages = (Message("system", "Be kind."), Message("user", text))
+    request = Request((), 50, seed, speaker="endpoint:x", messages=messages)
+    return endpoint.submit(request).result()
+
+
+def test_an_answer_is_a_completion_and_its_tokens_are_counted() -> None:
+    settings = EndpointConfig(price_in=2.0, price_out=10.0, body={"top_p": 0.5}, temperature=0.7)
+    with chat_server(lambda body, number: Answer("[message] hi")) as server:
+        endpoint = Endpoint("small", server.url, settings=settings, key="sk-1")
+        said = ask(endpoint)
+        endpoint.close()
+    assert (said.text, said.finish, said.ids) == ("[message] hi", "stop", [])
+    assert server.bodies == [
+        {
+            "model": "small",
+            "messages": [
+                {"role": "system", "content": "Be kind."},
+                {"role": "user", "content": "Hello"},
+            ],
+            "max_tokens": 50,
+            "temperature": 0.7,
+            "top_p": 0.5,
+        }
+    ]
+    assert server.headers[0]["authorization"] == "Bearer sk-1"
+    usage = endpoint.take_usage()
+    assert (usage.num_requests, usage.num_prompt_tokens, usage.num_new_tokens) == (1, 100, 7)
+    assert usage.cost(settings) == pytest.approx((100 * 2.0 + 7 * 10.0) / 1e6)
+    assert endpoint.take_usage().num_requests == 0, "counted once"
+
+
+def test_a_cut_off_answer_says_so_and_without_a_key_none_is_sent() -> None:
+    with chat_server(lambda body, number: Answer("[propose] BL", finish="length")) as server:
+        endpoint = Endpoint("small", server.url, settings=FAST, key=None)
+        assert ask(endpoint).finish == "length"
+        endpoint.close()
+    assert "authorization" not in server.headers[0]
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        Answer(status=500),
+        Answer(status=503, body=b"busy"),
+        Answer(status=429, headers={"Retry-After": "0.05"}),
+        Answer(body=b"<html>"),
+        Answer(body=b'{"choices": []}'),
+        Answer(wait_s=5.0),
+    ],
+    ids=["500", "503", "429", "no JSON", "no choice", "silence"],
+)
+def test_trouble_that_passes_is_tried_again(trouble: Answer) -> None:
+    with chat_server(lambda body, number: trouble if number < 2 else Answer("ok")) as server:
+        endpoint = Endpoint("small", server.url, settings=FAST, key=None)
+        said = ask(endpoint)
+        endpoint.close()
+    assert (said.text, said.finish, len(server.bodies)) == ("ok", "stop", 3)
+    assert endpoint.take_usage().num_retries == 2
+
+
+def test_it_waits_as_long_as_it_is_asked_to() -> None:
+    slow = EndpointConfig(retries=1, backoff_s=0.0, max_backoff_s=5.0)
+    asks_for = Answer(status=429, headers={"Retry-After": "0.4"})
+    with chat_server(lambda body, number: Answer("ok") if number else asks_for) as server:
+        endpoint = Endpoint("small", server.url, settings=slow, key=None)
+        began_s = time.monotonic()
+        assert ask(endpoint).finish == "stop"
+        assert time.monotonic() - began_s >= 0.4
+        endpoint.close()
+    assert len(server.bodies) == 2
+
+
+def test_a_wait_may_be_asked_for_in_seconds_or_until_a_date() -> None:
+    assert [_retry_after_s(text) for text in (None, "", "soon", "-3", "2.5")] == [0, 0, 0, 0, 2.5]
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
+    assert 28 <= _retry_after_s(soon) <= 30
+    assert _retry_after_s("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+
+
+def test_waits_double_within_a_seeded_jitter() -> None:
+    endpoint = Endpoint("m", "http://127.0.0.1:9/v1", settings=EndpointConfig(), key=None)
+    waits = [endpoint._backoff_s(7, attempt) for attempt in range(8)]
+    for attempt, wait_s in enumerate(waits[:5]):
+        jitter = 0.5 + named_seed(7, "retry", attempt) / 2**63
+        assert wait_s == pytest.approx(2**attempt * jitter)
+        assert 0.5 * 2**attempt <= wait_s <= 1.5 * 2**attempt
+    assert max(waits) == 60.0
+    assert waits == [endpoint._backoff_s(7, attempt) for attempt in range(8)]
+    endpoint.close()
+
+
+@pytest.mark.parametrize("status", [400, 401, 404])
+def test_a_refusal_is_final(status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    refusal = Answer(status=status, body=b"no such model")
+    with chat_server(lambda body, number: refusal) as server:
+        endpoint = Endpoint("small", server.url, settings=FAST, key="sk-secret")
+        said = ask(endpoint)
+        endpoint.close()
+    assert said.finish == "void" and said.text == f"HTTP {status}: no such model"
+    assert len(server.bodies) == 1
+    told = capsys.readouterr().err
+    assert "its games end void: HTTP" in told and "sk-secret" not in told
+
+
+def test_a_dead_endpoint_is_left_alone_for_a_while_and_then_asked_again() -> None:
+    settings = EndpointConfig(retries=0, backoff_s=0.0, max_backoff_s=0.3)
+    with chat_server(lambda body, n: Answer("ok") if n >= 3 else Answer(status=500)) as server:
+        endpoint = Endpoint("small", server.url, settings=settings, key=None)
+        assert [ask(endpoint).finish for _ in range(5)] == ["void"] * 5
+        assert len(server.bodies) == 3, "two requests were not even sent"
+        time.sleep(0.35)
+        assert ask(endpoint).finish == "stop"
+        endpoint.close()
+    assert endpoint.take_usage().num_void == 5
+
+
+def test_no_more_requests_are_under_way_than_allowed() -> None:
+    settings = EndpointConfig(concurrency=3)
+    with chat_server(lambda body, number: Answer(wait_s=0.05)) as server:
+        endpoint = Endpoint("small", server.url, settings=settings, key=None)
+        request = Request((), 5, 0, messages=(Message("user", "hi"),))
+        waiting = [endpoint.submit(request) for _ in range(12)]
+        assert all(answer.result().finish == "stop" for answer in waiting)
+        endpoint.close()
+    assert (len(server.bodies), server.busiest) == (12, 3)
+
+
+# --- at the table -------------------------------------------------------------------------------
+
+
+def partners_of(url: str, rendering: Rendering, *overrides: str) -> tuple[Config, Partners]:
+    fast = ["endpoint.timeout_s=0.5", "endpoint.retries=1", "endpoint.backoff_s=0.01"]
+    config = config_of(*fast, "endpoint.max_backoff_s=0.05", "game.brief=false", *overrides)
+    shares = [(parse_spec(f"endpoint:small@{url}"), 1.0)]
+    world = init_world(device="cpu")
+    return config, Partners(shares, config, rendering=rendering, world=world)
+
+
+def plays(body: dict[str, Any], number: int) -> Answer:
+    """A partner who slips when it moves first, then lets the other propose, and accepts."""
+    told = body["messages"][-1]["content"]
+    if "You can only answer" in told:
+        return Answer("[accept]")
+    return Answer("[message] You propose." if "Error:" in told else "I propose")
+
+
+@pytest.mark.parametrize("kind", [Proposes, ProposesInAStream])
+def test_a_chat_model_plays_and_reads_what_any_seat_reads(
+    kind: type[Proposes], rendering: Rendering
+) -> None:
+    with chat_server(plays) as server:
+        config, partners = partners_of(server.url, rendering)
+        tables = self_play_games(
+            boards(2),
+            partners.for_step(0),
+            step=0,
+            game=config.game,
+            rollout=config.rollout,
+            seed=config.seed,
+            rendering=rendering,
+        )
+        engine = partners.beside(kind(rendering, {}))
+        episodes, stats = play_games(
+            tables, engine, sampling=Sampling(1.0, ()), limits=Limits(8, 1)
+        )
+        partners.close()
+    assert len(episodes) == 8 and stats.void == ()
+    assert [e.outcome.score_norm for e in episodes] == [1.0] * 8
+    for episode in episodes:
+        seat = episode.players.index("policy")
+        assert episode.transcripts[seat] is not None and episode.transcripts[1 - seat] is None
+        assert episode.players[1 - seat] == f"endpoint:small@{server.url}"
+    # A game in which it moves first: rules, its own table, its slip, what it was told of it.
+    longest = max((body["messages"] for body in server.bodies), key=len)
+    roles = ["system", "user", "assistant", "user", "assistant", "user"]
+    assert [message["role"] for message in longest] == roles
+    assert longest[0]["content"].startswith("You and a partner assign 2 reviewers")
+    assert "Ava Li,3," in longest[1]["content"] or "Daniel Nguyen,1," in longest[1]["content"]
+    assert longest[2]["content"] == "I propose" and longest[3]["content"].startswith("Error:")
+
+
+def test_games_of_a_dead_endpoint_are_void_and_in_no_score(
+    rendering: Rendering, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It refuses every fifth request; whoever gets no answer is left out, not beaten."""
+    with chat_server(lambda body, n: plays(body, n) if n % 5 else Answer(status=401)) as server:
+        config, partners = partners_of(server.url, rendering, "endpoint.concurrency=1")
+        tables = self_play_games(
+            boards(4),
+            partners.for_step(0),
+            step=0,
+            game=config.game,
+            rollout=config.rollout,
+            seed=config.seed,
+            rendering=rendering,
+        )
+        engine = partners.beside(Proposes(rendering, {}))
+        episodes, stats = play_games(
+            tables, engine, sampling=Sampling(1.0, ()), limits=Limits(8, 1)
+        )
+        partners.close()
+    assert 0 < len(stats.void) < 16 and len(episodes) + len(stats.void) == 16
+    assert stats.num_games == len(episodes)
+    void = {(tables[place].instance, tables[place].index) for place in stats.void}
+    assert void.isdisjoint((e.instance, e.index) for e in episodes)
+    assert tally(episodes)["games"] == len(episodes)
+    assert all(episode.outcome.score_norm == 1.0 for episode in episodes)
+    assert "HTTP 401" in capsys.readouterr().err
+
+
+def test_a_void_future_says_nothing_of_its_turn(rendering: Rendering) -> None:
+    """Branches beside an endpoint that fails now and then: only futures that ended are compared."""
+    branch = ("rollout.branch.turns=first", "rollout.branch.siblings=4")
+    with chat_server(lambda body, n: plays(body, n) if n % 4 else Answer(status=401)) as server:
+        config, partners = partners_of(server.url, rendering, "endpoint.concurrency=1", *branch)
+        tables = self_play_games(
+            boards(4),
+            partners.for_step(0),
+            step=0,
+            game=config.game,
+            rollout=config.rollout,
+            seed=config.seed,
+            rendering=rendering,
+        )
+        engine = partners.beside(Proposes(rendering, {}))
+        episodes, stats = play_games(
+            tables, engine, sampling=Sampling(1.0, ()), limits=Limits(8, 1)
+        )
+        partners.close()
+    points = [point for episode in episodes for point in episode.branches]
+    futures = [future for point in points for future in point.continuations.values()]
+    assert stats.void and points and 0 < len(futures) < 3 * len(points)
+    assert all(episode.ended != "void" for episode in [*episodes, *futures])
+
+
+def test_a_key_that_is_not_there_is_told_at_once(
+    rendering: Rendering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    with pytest.raises(SettingsError, match="variable that is set, got NO_SUCH_KEY"):
+        partners_of("http://127.0.0.1:9/v1", rendering, "endpoint.key_variable=NO_SUCH_KEY")
+    monkeypatch.setenv("NO_SUCH_KEY", "sk-2")
+    with chat_server(lambda body, number: Answer()) as server:
+        _, partners = partners_of(server.url, rendering, "endpoint.key_variable=NO_SUCH_KEY")
+        (endpoint,) = partners._endpoints.values()
+        ask(endpoint)
+        partners.close()
+    assert server.headers[0]["authorization"] == "Bearer sk-2"
+
+
+def test_a_run_beside_an_endpoint_that_dies(tmp_path: Path) -> None:
+    """The first step is played; in the second nobody answers, and only what the policy lost by
+    itself before its partner's turn counts."""
+    with chat_server(lambda body, n: Answer("[accept]")) as server:
+        settings = (
+            f"rollout.partners=[endpoint:small@{server.url}]",
+            "endpoint.retries=0",
+            "endpoint.max_backoff_s=0.0",
+            "endpoint.price_out=1000",
+            "eval.final_games=4",
+            "save_every=1",
+        )
+        folder = tmp_path / "run"
+        run_warm(folder, *settings, "steps=1")
+    assert run_tiny(folder, *settings, "steps=2", "optim.schedule=linear") == 0
+    first, second = metrics_of(folder)
+    assert first["num_void"] == 0 and first["num_games"] == 16
+    assert first["num_endpoint_requests"] > 0
+    assert first["endpoint_cost"] == pytest.approx(first["num_endpoint_tokens"] / 1000)
+    assert second["num_void"] > 8 and second["num_games"] + second["num_void"] == 16
+    assert second["num_endpoint_retries"] == 0 and second["endpoint_cost"] == 0.0
+
+
+def test_a_step_of_void_games_alone_has_no_means() -> None:
+    assert game_measures(tally([])) == {}
+
+
+def test_the_first_seat_s_cells_are_what_it_is_shown(rendering: Rendering) -> None:
+    """What an endpoint reads of a board is its own seat's view and no more."""
+    game = MatchingGame(SMALL, FULL)
+    with chat_server(plays) as server:
+        _, partners = partners_of(server.url, rendering)
+        player = partners.for_step(0)[0][0].sit(("x",), 0)  # type: ignore[misc]
+        request = next(player.move(game, 0, ""))
+        partners.close()
+    assert request.messages[1].content.endswith("You move first.")
+    assert "7" not in request.messages[1].content, "seat 1 alone sees the 7"

@@ -1,0 +1,291 @@
+"""The guard against a private language: what it decides, what it does to a run, what trips it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from chat_families import tokenizer_of
+from dialop_boards import BEST, SMALL, WORST
+from scripted_engine import WaveEngine
+from tiny_run import RUNS, finished, go_on_from, metrics_of, run_tiny
+
+from bench import tiny_report
+from dialop.matching.store import write_instances
+from selfplay.chat.rendering import Rendering, make_rendering
+from selfplay.config import Config, load_config
+from selfplay.config.settings import SettingsError
+from selfplay.distributed import init_world
+from selfplay.engines.base import Completion, Request
+from selfplay.engines.router import EngineRouter, Frozen
+from selfplay.evaluation.drawings import drift_svg
+from selfplay.evaluation.drift_monitor import DriftMonitor, LanguageDrift, judged, told
+from selfplay.evaluation.held_out import EvaluationContext, validation
+from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
+from selfplay.rollout.seating import Partner
+
+# --- the decision -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("alone", "beside", "num_apart"),
+    [
+        # Both rise, both fall, or the partner loses less than the tolerance: nothing.
+        ((0.5, 0.6, 0.7), (0.5, 0.6, 0.7), 0),
+        ((0.5, 0.4, 0.3), (0.5, 0.4, 0.3), 0),
+        ((0.5, 0.6, 0.7), (0.50, 0.46, 0.45), 0),
+        # Self-play rises, the partner falls: from the second evaluation, from the third.
+        ((0.5, 0.6, 0.7), (0.5, 0.4, 0.3), 2),
+        ((0.5, 0.6, 0.7), (0.5, 0.6, 0.5), 1),
+        # In a row: one evaluation that is not apart begins the count anew.
+        ((0.5, 0.6, 0.6, 0.6), (0.5, 0.4, 0.48, 0.4), 1),
+        # Measured from the best evaluation with the partner, the self-play score of the same one.
+        ((0.5, 0.9, 0.8), (0.5, 0.8, 0.6), 0),
+        ((0.5, 0.7, 0.8), (0.5, 0.8, 0.6), 1),
+    ],
+)
+def test_the_verdict_on_scores_one_can_read(
+    alone: Sequence[float], beside: Sequence[float], num_apart: int
+) -> None:
+    history = [(10 * i, *pair) for i, pair in enumerate(zip(alone, beside, strict=True))]
+    assert judged(history, tolerance=0.06).num_apart == num_apart
+
+
+def test_the_warning_tells_both_numbers_then_and_now() -> None:
+    verdict = judged([(0, 0.8, 0.8), (10, 0.81, 0.85), (20, 0.97, 0.7)], tolerance=0.05)
+    said = told(verdict, "warm_start")
+    assert re.findall(r"[0-9.]+", said) == ["10", "20", "0.810", "0.970", "0.850", "0.700", "1"]
+    assert "warm_start" in said
+    with pytest.raises(ValueError, match="at least 1 evaluation"):
+        judged([], tolerance=0.1)
+
+
+def test_the_page_holds_both_curves() -> None:
+    drawing = ElementTree.fromstring(
+        drift_svg([(0, 0.8, 0.8), (5, 0.9, 0.6)], partner="warm_start")
+    )
+    texts = [node.text for node in drawing.iter() if node.tag.endswith("text")]
+    assert {"by itself", "with warm_start", "step"} <= set(texts)
+    assert len([n for n in drawing.iter() if n.tag.endswith("polyline")]) == 2
+
+
+# --- a private code -----------------------------------------------------------------------------
+
+
+CROSSED = replace(SMALL, key="crossed/0", table=((7, 3), (9, 1)), solo=(8.0, 12.0))
+
+
+class Speaks(WaveEngine):
+    """A pair with a language: who moves first says which plan is best, who understands proposes it,
+    who does not asks what that meant until nobody may move any more; every proposal is accepted.
+
+    Version 0 knows one plain word and uses it for every board; later versions have a code with a
+    word for each of the two plans, and understand nothing else.
+    """
+
+    def answer(self, request: Request) -> Completion:
+        read = self.rendering.decode(list(request.prompt_ids))
+        straight = "Electra 9" in read or "Electra 7" in read
+        plans = {"zug": BEST, "zag": WORST} if self.version else {"hello": BEST}
+        _, partner, said = read.rpartition("Partner:")
+        heard = [plan for word, plan in plans.items() if word in said]
+        if partner and "[propose]" in said:
+            text = "[accept]"
+        elif partner:
+            text = heard[0] if heard else "[message] what"
+        else:
+            text = f"[message] {list(plans)[0 if straight else -1]}"
+        ids = self.rendering.action_ids(text)
+        return Completion(ids, [0.0] * len(ids), "stop", self.version)
+
+
+def guard_at(
+    folder: Path, *overrides: str
+) -> tuple[DriftMonitor, EvaluationContext, Speaks, Config]:
+    """A guard whose warm start speaks plainly for ever, beside a policy that can learn a code."""
+    rendering: Rendering = make_rendering(tokenizer_of("no template"))
+    boards = [
+        replace(board, key=f"{board.key}/{seat}", first_seat=seat)
+        for seat in (0, 1)
+        for board in (SMALL, CROSSED)
+    ]
+    write_instances(folder / "boards.parquet", boards)
+    rules = ["game.size=2", "game.brief=true", "game.scale=false", "rollout.max_turns=6"]
+    settings = [
+        "rollout.max_game_tokens=1000",
+        "eval.num_games=4",
+        "eval.every=10",
+        f"out={folder}",
+    ]
+    file = f"data.validation={folder / 'boards.parquet'}"
+    config = load_config(None, ["model.scratch={}", *rules, *settings, file, *overrides])
+    policy, warm_start = Speaks(rendering, {}), Speaks(rendering, {})
+    policy.version = warm_start.version = 0
+    voices = EngineRouter(policy, frozen={"warm_start": Frozen(warm_start, ())}, endpoints={})
+
+    def sit(names: tuple[object, ...], seat: int) -> FrozenPlayer:
+        player = PolicyPlayer(
+            rendering,
+            seed_names=names,
+            max_new_tokens=60,
+            max_game_tokens=900,
+            speaker="warm_start",
+        )
+        return FrozenPlayer(player, name="warm_start")
+
+    context = EvaluationContext.of(
+        config, voices, rendering=rendering, world=init_world(device="cpu")
+    )
+    return DriftMonitor(config, Partner("warm_start", sit)), context, policy, config
+
+
+def test_a_private_code_trips_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stop = ["eval.drift_monitor.action=stop", "eval.drift_monitor.patience=2"]
+    drift_monitor, context, policy, config = guard_at(tmp_path, *stop)
+    drift_monitor.begin({}, 0, context)
+    measured = drift_monitor.watch(10, validation(config, context))
+    # One word for all boards: two are played best, two at 8 of 12.
+    assert measured["eval_score"] == measured["eval_drift_score"] == pytest.approx(10 / 12)
+    policy.version = 1
+    measured = drift_monitor.watch(20, validation(config, context))
+    assert measured["eval_score"] == pytest.approx(1.0)
+    assert (measured["eval_drift_score"], measured["num_drift_apart"]) == (0.0, 1.0)
+    assert measured["eval_drift_fall"] == pytest.approx(10 / 12)
+    assert not drift_monitor.stops(20) and capsys.readouterr().err == ""
+    drift_monitor.watch(30, validation(config, context))
+    assert drift_monitor.stops(30) and not drift_monitor.stops(31)
+    drift_monitor.hold(31)
+    with pytest.raises(LanguageDrift, match=r"0\.833 .*1\.000.*warm_start"):
+        drift_monitor.hold(30)
+    assert "guard:" in capsys.readouterr().err
+    assert (tmp_path / "drift_monitor.svg").read_text().startswith("<svg")
+
+
+def test_one_that_warns_never_stops_and_one_that_speaks_plainly_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drift_monitor, context, policy, config = guard_at(
+        tmp_path, "eval.drift_monitor.action=warn", "eval.drift_monitor.patience=1"
+    )
+    drift_monitor.begin({}, 0, context)
+    for step in (10, 20):
+        drift_monitor.watch(step, validation(config, context))
+    assert capsys.readouterr().err == ""
+    policy.version = 1
+    drift_monitor.watch(30, validation(config, context))
+    assert capsys.readouterr().err.count("guard:") == 1
+    drift_monitor.hold(30)
+    # Whoever goes on from the checkpoint counts on; with another partner it begins anew.
+    resumed, context, policy, config = guard_at(tmp_path, "eval.drift_monitor.action=warn")
+    policy.version = 1
+    state = json.loads(json.dumps(drift_monitor.state()))
+    resumed.begin(state, 30, context)
+    assert resumed.watch(40, validation(config, context))["num_drift_apart"] == 2.0
+    resumed.begin({**state, "partner": "scripted:solo"}, 40, context)
+    assert resumed.watch(50, validation(config, context))["num_drift_apart"] == 0.0
+
+
+# --- in a run -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Path:
+    return finished(*RUNS["guard"])
+
+
+def test_a_run_measures_both_and_trains_as_without_it(guarded: Path, tmp_path: Path) -> None:
+    lines = metrics_of(guarded)
+    assert ["eval_drift_score" in line for line in lines] == [False, True, False, True]
+    assert lines[1]["num_drift_apart"] == 0.0 and 0.0 < lines[1]["eval_drift_score"] < 1.0
+    progress = guarded / "checkpoints" / "step_000004" / "progress.json"
+    seen = json.loads(progress.read_text())["state"]["drift_monitor"]["seen"]
+    assert [step for step, _, _ in seen] == [0, 2, 4]
+    # Before the first step the warm start plays with itself, whatever it is called.
+    assert seen[0][1] == seen[0][2]
+    assert [line["eval_drift_score"] for line in lines[1::2]] == [
+        beside for _, _, beside in seen[1:]
+    ]
+
+    figures = ["--out", str(tmp_path / "figures"), "--name", "t"]
+    assert tiny_report.main([str(guarded), *figures]) == 0
+    drawing = (tmp_path / "figures" / "t_guard_0.svg").read_text()
+    assert "with warm_start" in drawing
+
+    watched = ("eval_drift_score", "eval_drift_fall", "num_drift_apart")
+    bare = [{n: v for n, v in line.items() if n not in watched} for line in lines]
+    assert bare == metrics_of(finished("eval.every=2"))
+
+
+def test_a_guarded_run_that_goes_on_draws_the_same_page(guarded: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    go_on_from(guarded, folder, *RUNS["guard"])
+    assert (folder / "drift_monitor.svg").read_text() == (guarded / "drift_monitor.svg").read_text()
+
+
+def test_a_run_that_drifted_is_stopped_with_its_checkpoint_saved(
+    guarded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its past is rewritten: it once had 0 by itself and all with its warm start."""
+    folder = tmp_path / "run"
+    shutil.copytree(guarded, folder)
+    shutil.rmtree(folder / "checkpoints" / "step_000004")
+    progress = folder / "checkpoints" / "step_000002" / "progress.json"
+    state = json.loads(progress.read_text())
+    state["state"]["drift_monitor"]["seen"] = [[0, 0.0, 1.0], [2, 0.0, 1.0]]
+    progress.write_text(json.dumps(state))
+    drifted = (
+        "eval.every=1",
+        "eval.drift_monitor.action=stop",
+        "eval.drift_monitor.patience=1",
+        "save_every=50",
+    )
+    assert run_tiny(folder, *drifted) == 1
+    told_so = capsys.readouterr().err
+    assert "eval.drift_monitor" in told_so and "step 3" in told_so
+    assert (folder / "checkpoints" / "step_000003" / "hf" / "model.safetensors").exists()
+    assert [line["step"] for line in metrics_of(folder)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rule"),
+    [
+        (
+            ("eval.drift_monitor.action=warn",),
+            "eval.every must be at least 1 with eval.drift_monitor.action",
+        ),
+        (("eval.drift_monitor.partner=honest",), "eval.drift_monitor.partner: a partner must be"),
+        (
+            ("eval.drift_monitor.partner=self",),
+            "must be warm_start, scripted:NAME or checkpoint:PATH",
+        ),
+        (
+            ("eval.drift_monitor.action=halt",),
+            "eval.drift_monitor.action must be one of off, warn, stop",
+        ),
+    ],
+)
+def test_settings_that_make_no_guard_are_refused(overrides: tuple[str, ...], rule: str) -> None:
+    with pytest.raises(SettingsError, match=rule):
+        load_config(None, ["model.scratch={}", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("partner", "rule"),
+    [
+        ("scripted:honst", "eval.drift_monitor.partner: .*did you mean 'honest'"),
+        ("checkpoint:/nowhere/tiny", "must be a run folder or a Hugging Face folder"),
+    ],
+)
+def test_a_partner_that_is_not_there_is_told_before_anything_starts(
+    partner: str, rule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on = ("eval.every=2", "eval.drift_monitor.action=warn", f"eval.drift_monitor.partner={partner}")
+    assert run_tiny(tmp_path / "run", *on) == 2
+    assert re.search(rule, capsys.readouterr().err)
+    assert not (tmp_path / "run").exists()

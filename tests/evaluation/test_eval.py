@@ -1,0 +1,376 @@
+"""The evaluation door: what it plays, what it counts, what it refuses, what it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import eval as door
+from bench import tiny_report
+from dialop.matching.recorded import instance_from_record
+from dialop.matching.roster import PAPERS
+from dialop.matching.store import read_instances, write_instances
+from dialop.rows import read_records
+from selfplay.chat.rendering import make_rendering
+from selfplay.config import Config, load_config
+from selfplay.config.settings import dump
+from selfplay.data.instances import HELD_OUT, generated
+from selfplay.distributed import init_world
+from selfplay.engines.hf import HFEngine
+from selfplay.evaluation.evaluate import evaluate_people, evaluate_scripted, example_places
+from selfplay.evaluation.held_out import EvaluationContext, held_out
+from selfplay.evaluation.report import Page, fenced, markdown, rows_json, table_text
+from selfplay.evaluation.sources import find_config, find_games, report_folder
+from selfplay.model.policy import export, scratch_model
+from selfplay.partners.checkpoints import find_source
+from selfplay.setup import make_learner, make_tokenizer
+from selfplay.warm_start import scratch_tokenizer
+
+HUMAN_GAMES = Path(
+    os.environ.get(
+        "SELFPLAY_HUMAN_GAMES", Path(__file__).resolve().parents[3] / "shared" / "human-games"
+    )
+)
+RECORDED = HUMAN_GAMES / "matching.jsonl"
+needs_recorded = pytest.mark.skipif(
+    not RECORDED.exists(), reason=f"no recorded human games at {RECORDED}"
+)
+SETTINGS = """
+threads: 1
+device: cpu
+game: {size: 2, p_observed: 0.5, scale: false, max_value: 10, keep: exactly_one, brief: true}
+model: {scratch: {width: 32, layers: 2, heads: 2, kv_heads: 2, mlp_width: 48,
+                  max_positions: 1024, vocab_size: 400, tokenizer_games: 40}}
+rollout: {max_turns: 4, max_retries: 1, max_new_tokens: 6, max_game_tokens: 160}
+eval: {final_games: 12}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder whose policy has random weights."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    folder.mkdir()
+    (folder / "given.yaml").write_text(SETTINGS, encoding="utf-8")
+    config = load_config(folder / "given.yaml", [f"out={folder}"])
+    (folder / "config.yaml").write_text(dump(config), encoding="utf-8")
+    scratch = config.model.scratch
+    assert scratch is not None
+    tokenizer = scratch_tokenizer(config)
+    shape = replace(scratch, init_range=0.1)
+    model = scratch_model(shape, seed=0, vocab_size=len(tokenizer))
+    export(model, tokenizer, folder / "final", world=init_world(device="cpu"))
+    return folder
+
+
+def evaluated(out: Path) -> dict[str, Any]:
+    page: dict[str, Any] = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
+    return page
+
+
+# --- what is played and counted -----------------------------------------------------------------
+
+
+def test_it_measures_what_the_run_measured_of_itself(run: Path, tmp_path: Path) -> None:
+    config = load_config(run / "config.yaml")
+    world = init_world(device="cpu")
+    tokenizer = make_tokenizer(find_config(find_source(run), None, []), run, world)
+    rendering = make_rendering(tokenizer, template_kwargs={})
+    learner = make_learner(config, run / "final", world, reference=False)
+    engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
+    context = EvaluationContext.of(config, engine, rendering=rendering, world=world)
+    held_out("after", config, context=context, folder=tmp_path)
+    saved = json.loads((tmp_path / "held_out_after.json").read_text(encoding="utf-8"))
+
+    words = ["--checkpoint", str(run), "--games", "generated", "--out", str(tmp_path / "out")]
+    assert door.main([*words, "--temperature", "1", "--temperature", "0"]) == 0
+    page = evaluated(tmp_path / "out")
+
+    assert page["num_games"] == 12
+    rows = page["rows"]
+    assert list(rows) == ["policy", "policy, greedy", "honest", "solo", "random"]
+    for here, there in (("policy", "sampled"), ("policy, greedy", "greedy"), ("solo", "solo")):
+        assert rows[here]["scores"] == saved[there]["scores"]
+        assert rows[here]["measures"] == saved[there]["measures"]
+    # Random weights say nothing legal: two tries, both refused, and every refusal has its kind.
+    assert rows["policy"]["interval"] == [0.0, 0.0, 0.0]
+    assert rows["policy"]["measures"]["errors"] == 2.0
+    kinds = [v for name, v in rows["policy"]["measures"].items() if name.startswith("errors_")]
+    assert sum(kinds) == pytest.approx(2.0)
+    assert load_config(tmp_path / "out" / "config.yaml").game == config.game
+
+
+def test_a_scripted_partner_sits_in_both_seats_by_turns(run: Path, tmp_path: Path) -> None:
+    words = ["--checkpoint", str(run), "--games", "generated", "--num", "4"]
+    assert door.main([*words, "--out", str(tmp_path), "--partner", "scripted:honest"]) == 0
+    games = evaluated(tmp_path)["rows"]["policy with scripted:honest"]["games"]
+    assert [[seat["player"] for seat in game["seats"]] for game in games] == [
+        ["policy", "scripted:honest"],
+        ["scripted:honest", "policy"],
+    ] * 2
+
+
+@needs_recorded
+def test_it_plays_the_tables_that_people_played(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--checkpoint", str(run), "--games", str(RECORDED), "--num", "18"]
+    assert door.main([*words, "--out", str(tmp_path), "rollout.max_game_tokens=1000"]) == 0
+    page = evaluated(tmp_path)
+    assert (page["num_games"], page["board_sizes"]) == (18, [8])
+    records = list(read_records(RECORDED))[:18]
+    people = page["rows"]["people"]
+    # Line 17 has another roster of reviewers; its table and its recorded score count all the same.
+    assert people["scores"] == [record["result"]["norm"] for record in records]
+    texts = [
+        entry["message"]["data"]
+        for record in records
+        for entry in record["action_log"]
+        if entry["type"] == "message"
+    ]
+    assert people["measures"]["messages"] == pytest.approx(len(texts) / 18)
+    assert people["measures"]["words"] == pytest.approx(sum(len(t.split()) for t in texts) / 18)
+    assert page["rows"]["honest"]["interval"][0] > 0.9
+    shown = capsys.readouterr().out
+    assert "people" in shown and "policy: best game" in shown
+
+
+def test_people_are_counted_by_hand() -> None:
+    record = {
+        "table": [[9, 5], [1, 4]],
+        "mask1": [[1, 1], [0, 0]],
+        "mask2": [[0, 0], [1, 1]],
+        "scale1": 1.0,
+        "scale2": 1.0,
+        "action_log": [
+            {"type": "message", "player": 0, "message": {"data": "Ava BLEU 9"}},
+            {"type": "message", "player": 1, "message": {"data": "Daniel BLEU 8, and you?"}},
+            {
+                "type": "proposal",
+                "player": 0,
+                "proposal": f"Proposal:\n{PAPERS[0]}: Ava Li\n{PAPERS[1]}: Daniel Nguyen",
+                "proposal_ids": [[0, 0], [1, 1]],
+            },
+            {"type": "proposal_response", "player": 1, "response": {"accept": True}},
+        ],
+        "proposal_reward": 13,
+        "best_assignment_reward": 13,
+    }
+    given_up = {**record, "action_log": record["action_log"][:2]}
+    games = [record, given_up]
+    instances = [instance_from_record(game, key=str(i)) for i, game in enumerate(games)]
+    found = evaluate_people(games, instances)
+    assert found.scores == (1.0, 0.0)
+    assert found.interval[0] == 0.5
+    measures = found.measures
+    assert (measures["agreement"], measures["optimal"]) == (0.5, 0.5)
+    assert (measures["messages"], measures["turns"], measures["words"]) == (2.0, 3.0, 8.0)
+    assert not {"errors", "honesty"} & set(measures)
+
+
+def test_examples_are_the_best_the_middle_and_the_worst() -> None:
+    assert example_places([0.5, 1.0, 0.0, 1.0, 0.7]) == {"best": 1, "typical": 4, "worst": 2}
+    # None is shown twice, even where all are alike.
+    assert example_places([1.0, 1.0, 1.0]) == {"best": 0, "typical": 2, "worst": 1}
+    assert example_places([1.0]) == {"best": 0}
+
+
+def test_a_file_of_instances_is_played_in_its_order(run: Path, tmp_path: Path) -> None:
+    config = load_config(run / "config.yaml")
+    instances = generated(HELD_OUT, game=config.game, seed=config.seed, start=0, num=5)
+    write_instances(tmp_path / "some.parquet", instances)
+    games = find_games(str(tmp_path / "some.parquet"), 3, config)
+    assert games.instances == read_instances(tmp_path / "some.parquet")[:3] == instances[:3]
+    assert games.records == []
+
+
+# --- where the policy lies ----------------------------------------------------------------------
+
+
+def test_a_run_gives_its_final_model_else_its_newest_checkpoint_else_its_warm_start(
+    run: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    assert find_source(folder).weights == folder / "final"
+    assert report_folder(find_source(folder), "generated", "self") == folder / "eval_generated"
+    for step in (1, 12):
+        part = folder / "checkpoints" / f"step_{step:06d}"
+        shutil.copytree(run / "final", part / "hf")
+        (part / "progress.json").write_text(json.dumps({"step": step}))
+    shutil.move(folder / "final", folder / "warm_start")
+    newest = find_source(folder)
+    assert newest.weights == folder / "checkpoints" / "step_000012" / "hf"
+    name = report_folder(newest, "a/matching.jsonl", "scripted:honest").name
+    assert name == "eval_step_000012_matching_scripted_honest"
+    # A part of a run knows its run; a checkpoint need not be named down to its hf folder.
+    assert find_source(folder / "checkpoints" / "step_000001").settings == folder / "config.yaml"
+    shutil.rmtree(folder / "checkpoints")
+    assert find_source(folder).weights == folder / "warm_start"
+
+
+def test_a_plain_folder_takes_its_game_from_config(run: Path, tmp_path: Path) -> None:
+    model = tmp_path / "elsewhere" / "model"
+    shutil.copytree(run / "final", model)
+    words = ["--checkpoint", str(model), "--games", "generated", "--num", "2"]
+    assert door.main(words) == 2
+    assert door.main([*words, "--config", str(run / "given.yaml"), "game.size=3"]) == 0
+    page = evaluated(model / "eval_generated")
+    assert (page["weights"], page["board_sizes"]) == (str(model), [3])
+
+
+def test_settings_of_training_on_many_ranks_do_not_bind_an_evaluation(run: Path) -> None:
+    folder = run.parent / "wide"
+    folder.mkdir()
+    shutil.copytree(run / "final", folder / "final")
+    charged = ["algorithm.kl=0.1", "algorithm.kl_in=reward", "algorithm.kl_estimator=k1"]
+    config = load_config(run / "given.yaml", ["parallel.tp=2", "parallel.fsdp=4", *charged])
+    (folder / "config.yaml").write_text(dump(config), encoding="utf-8")
+    found = find_config(find_source(folder), None, [])
+    assert (found.parallel.tp, found.parallel.fsdp) == (1, None)
+    assert found.model.path == str(folder / "final")
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+BAD = {
+    "--checkpoint /nowhere/tiny": "--checkpoint must be a run folder or a Hugging Face folder",
+    "--checkpoint {run}x": "nearest is tiny",
+    "--checkpoint {run}/..": "holds neither a run (config.yaml) nor a Hugging Face model",
+    "--games generatd": "nearest is generated",
+    "--games {run}/given.yml": "must be 'generated' or a .parquet or .jsonl file",
+    "--num 0": "--num must be at least 1",
+    "--partner scripted:honst": "did you mean 'honest'",
+    "--partner solo": "nearest is scripted:solo",
+    "--temperature -0.5": "--temperature must be 0 (greedy)",
+    "--temperature nan": "got [nan]",
+    "--patner self": "unknown argument '--patner'; nearest is --partner",
+    "stray": "unknown argument 'stray'",
+    "game.sise=3": "nearest is game.size",
+    "game.size=9": "game.size must be at least 2 and at most 8",
+    "--config nowhere.yaml": "nowhere.yaml: cannot be read",
+    "game.size=8": "must be above the longest prompt, which has",
+    "rollout.max_game_tokens=2000": "must be at most 1024, the positions the model has, got 2000",
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_argument_is_answered_with_the_rule(
+    bad: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = ["--games", "generated", "--num", "2", "--out", str(tmp_path)]
+    good += [] if "--checkpoint" in bad else ["--checkpoint", str(run)]
+    assert door.main([*good, *bad.format(run=run).split()]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("eval.py: ") and BAD[bad] in told
+    assert told.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_games_than_the_file_holds_are_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "some.parquet"
+    write_instances(
+        file,
+        generated(
+            HELD_OUT,
+            game=load_config(run / "config.yaml").game,
+            seed=load_config(run / "config.yaml").seed,
+            start=0,
+            num=3,
+        ),
+    )
+    words = ["--checkpoint", str(run), "--games", str(file), "--out", str(tmp_path / "out")]
+    assert door.main([*words, "--num", "4"]) == 2
+    assert "--num must be at most 3" in capsys.readouterr().err
+
+
+# --- what is written ----------------------------------------------------------------------------
+
+
+def test_the_page_shows_every_pair_and_its_games() -> None:
+    config = Config()
+    small = replace(config, game=replace(config.game, size=2, scale=False, keep="exactly_one"))
+    instances = generated(HELD_OUT, game=small.game, seed=small.seed, start=0, num=6)
+    rows = {
+        "policy": replace(
+            evaluate_scripted(instances, spec="honest", game=small.game, rollout=small.rollout),
+            name="policy",
+        ),
+        "solo": evaluate_scripted(instances, spec="solo", game=small.game, rollout=small.rollout),
+    }
+    table = table_text(rows).splitlines()
+    assert len({len(line) for line in table}) == 1, "columns must line up"
+    page = markdown(Page(title="A page", facts={"games": "a_b"}, rows=rows))
+    assert "- games: a\\_b" in page
+    assert page.count("\n| ") == 4
+    assert "## Typical game of policy" in page and "game of solo" not in page
+    assert fenced("a ``` b") == "````text\na ``` b\n````"
+
+
+def test_the_report_of_several_runs(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load_config(run / "config.yaml")
+    instances = generated(HELD_OUT, game=config.game, seed=config.seed, start=0, num=12)
+    folders = []
+    for name, overrides in (("control", ["game.messages=false"]), ("talk", ["seed=3"])):
+        folder = tmp_path / name
+        folder.mkdir()
+        own = load_config(run / "config.yaml", overrides)
+        (folder / "config.yaml").write_text(dump(own), encoding="utf-8")
+        for stage, spec in (("before", "solo"), ("after", "honest")):
+            found = {"sampled": spec, "greedy": spec, "honest": "honest", "solo": "solo"}
+            found |= {"random": "random"}
+            rows = {
+                row: evaluate_scripted(instances, spec=which, game=own.game, rollout=own.rollout)
+                for row, which in found.items()
+            }
+            path = folder / f"held_out_{stage}.json"
+            path.write_text(json.dumps(rows_json(rows)), encoding="utf-8")
+        steps = [
+            {"step": 1, "score": 0.5, "step_s": 40.0},
+            {"step": 2, "eval_score": 0.9, "eval_messages": 1.0, "step_s": 35.0},
+        ]
+        lines = "".join(json.dumps(step) + "\n" for step in steps)
+        (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
+        folders.append(str(folder))
+    assert tiny_report.main([*folders, "--out", str(tmp_path / "figures"), "--name", "t"]) == 0
+    shown = capsys.readouterr().out
+    rows = [line for line in shown.splitlines() if line.startswith("| ")]
+    assert len(rows) == 4
+    assert rows[2].startswith("| talk, seed 3 |") and "1.000 [1.000, 1.000]" in rows[2]
+    assert "0.00 → 1.08" in rows[2] and "1m15s" in rows[2]
+    # Without messages an honest player can only plan alone, so this control gains nothing.
+    assert rows[3].startswith("| no messages, seed 0 |") and "+0.000 | no |" in rows[3]
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        "t_score.svg",
+        "t_messages.svg",
+    }
+    assert shown.count("```text") == 2 and "Before self-play" in shown
+
+
+def test_the_report_refuses_what_cannot_be_compared(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tiny_report.main([str(run)]) == 2
+    assert "has no held_out_before.json" in capsys.readouterr().err
+    folders = []
+    for size in (2, 3):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        config = load_config(run / "config.yaml", [f"game.size={size}"])
+        (folder / "config.yaml").write_text(dump(config), encoding="utf-8")
+        for name in ("held_out_before.json", "held_out_after.json"):
+            (folder / name).write_text("{}", encoding="utf-8")
+        (folder / "metrics.jsonl").write_text("", encoding="utf-8")
+        folders.append(str(folder))
+    assert tiny_report.main(folders) == 2
+    assert "different held-out games: game.size: 2 -> 3" in capsys.readouterr().err

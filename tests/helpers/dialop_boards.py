@@ -1,0 +1,57 @@
+"""Hand-sized boards and helpers that the dialop tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
+
+# Seat 0 sees the diagonal (3 + 9 = 12), seat 1 the other one (7 + 1 = 8). The best is 12.
+SMALL = MatchingInstance(
+    key="hand/0",
+    size=2,
+    table=((3, 7), (1, 9)),
+    masks=(((1, 0), (0, 1)), ((0, 1), (1, 0))),
+    scales=(1.0, 1.0),
+    first_seat=0,
+    best=12,
+    solo=(12.0, 8.0),
+    max_value=10,
+)
+# The same board with hidden scales; seat 1 moves first. 3 x 2.5 = 7.5 is shown as 7.
+SCALED = MatchingInstance(
+    key="hand/1",
+    size=2,
+    table=((3, 7), (1, 9)),
+    masks=(((1, 0), (0, 1)), ((0, 1), (1, 0))),
+    scales=(2.5, 4.0),
+    first_seat=1,
+    best=12,
+    solo=(12.0, 8.0),
+    max_value=10,
+)
+FULL = MatchingOptions()
+BRIEF = MatchingOptions(brief=True)
+SILENT = MatchingOptions(messages=False)
+BEST = "[propose]\nBLEU: Ava\nElectra: Daniel"
+WORST = "[propose]\nBLEU: Daniel\nElectra: Ava"
+
+
+def play(game: MatchingGame, *moves: tuple[int, str]) -> MatchingGame:
+    """Make legal moves and return the game."""
+    for seat, text in moves:
+        step = game.step(seat, text)
+        assert step.error is None, step.error
+    return game
+
+
+def human_games() -> Path:
+    """The recorded games' file; skips the calling test where it is absent."""
+    default = Path(__file__).resolve().parents[3] / "shared" / "human-games"
+    path = Path(os.environ.get("SELFPLAY_HUMAN_GAMES", default)) / "matching.jsonl"
+    if not path.exists():
+        pytest.skip(f"no recorded human games at {path} (set SELFPLAY_HUMAN_GAMES)")
+    return path

@@ -1,0 +1,288 @@
+"""Run by two_ranks.py, or under torchrun by itself: a model on a mesh against the same model whole.
+
+Usage: torchrun --nproc-per-node N tests/mesh_worker.py TP FOLDER [DEVICE]. Rank 0 writes
+FOLDER/report.json: for each case the largest differences from one process, in fp32. Knows how to
+measure; what may be claimed of it stands in the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from selfplay.config import OptimConfig, ScratchConfig, load_config
+from selfplay.credit.sample import Sample
+from selfplay.distributed import (
+    World,
+    all_reduce_max,
+    all_reduce_sum,
+    broadcast_object,
+    clip_grad_norm,
+    close_world,
+    gather_flat,
+    gather_objects,
+    init_world,
+    local_part,
+    shard,
+)
+from selfplay.learner.batch import share_by_tokens
+from selfplay.learner.learner import Learner, UpdateSettings
+from selfplay.learner.objective import Part
+from selfplay.learner.optimizer import make_optimizer
+from selfplay.learner.optimizer_step import optimizer_step
+from selfplay.model.attention import register_packed_attention
+from selfplay.model.policy import export, load_sharded, policy_logprobs, scratch_model
+
+# 54 words over 2 x 2 ranks leave 27 rows to a pair: FSDP has to cope with 14 and 13.
+VOCAB = 54
+LENGTHS = (5, 9, 3)
+PREDICT = (1, 2, 3, 5, 6, 9, 12, 14)
+AGGREGATIONS = {
+    "token_mean": ["algorithm.entropy=0.1"],
+    "sequence_mean": ["algorithm.loss=gspo", "algorithm.aggregation=sequence_mean"],
+    "constant": ["algorithm.aggregation=constant", "algorithm.constant_length=9"],
+}
+
+
+def build(arch: str, tied: bool) -> PreTrainedModel:
+    """The same small model in every process. Qwen3 has a norm over each head."""
+    if arch != "qwen3":
+        shape = ScratchConfig(
+            arch=arch, width=32, layers=2, heads=4, kv_heads=2, mlp_width=64,
+            max_positions=64, tie_embeddings=tied, vocab_size=VOCAB,
+        )  # fmt: skip
+        return scratch_model(shape, seed=1)
+    register_packed_attention()
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
+        tie_word_embeddings=tied, initializer_range=0.08,
+    )  # fmt: skip
+    config._attn_implementation = "packed"
+    torch.manual_seed(1)
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:  # all ones would hide a weight that is used in the wrong place
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def score(model: PreTrainedModel, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Log-probs and entropies of one packed batch of three sequences."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, VOCAB, (sum(LENGTHS),), generator=generator)
+    predict = torch.tensor(PREDICT)
+    positions = torch.cat([torch.arange(n) for n in LENGTHS])
+    bounds = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
+    tensors = [t.to(device) for t in (ids, positions, bounds, predict, ids[predict + 1])]
+    return policy_logprobs(model, *tensors[:3], max(LENGTHS), *tensors[3:], temperature=0.8)
+
+
+def backward(model: PreTrainedModel, seeds: list[int], total: int, device: torch.device) -> None:
+    for seed in seeds:
+        logprobs, _ = score(model, seed, device)
+        (logprobs.sum() / total).backward()
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full.detach().cpu()
+
+
+def gathers_exactly(model: PreTrainedModel) -> bool:
+    """One gather of all parameters against `full_tensor()` of each, as they are and in bf16."""
+    parameters = list(model.parameters())
+    same = []
+    for dtype in (torch.float32, torch.bfloat16):
+        flat = gather_flat(parameters, dtype=dtype, device=parameters[0].device)
+        parts = flat.split([p.numel() for p in parameters])
+        same += [
+            torch.equal(part.view(p.shape).cpu(), whole(p).to(dtype))
+            for part, p in zip(parts, parameters, strict=True)
+        ]
+    return all(same)
+
+
+def watch_norms(model: PreTrainedModel) -> list[type]:
+    """A list to which every norm adds the type of what it reads, forward and backward."""
+    seen: list[type] = []
+
+    def look(_norm: torch.nn.Module, args: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        seen.append(type(args[0]))
+        if out.grad_fn is not None:
+            out.grad_fn.register_prehook(lambda grads: seen.append(type(grads[0])))
+
+    for name, module in model.named_modules():
+        if name.endswith("norm"):
+            module.register_forward_hook(look)
+    return seen
+
+
+def compare(arch: str, tied: bool, checkpointing: str, world: World) -> dict[str, float]:
+    """Two micro-batches a rank on the mesh; the same in one process, one after the other."""
+    seeds = [list(range(10 * r, 10 * r + 2)) for r in range(world.dp_size)]
+    total = 2 * world.dp_size * len(PREDICT)
+    lone = build(arch, tied)
+    backward(lone, [s for row in seeds for s in row], total, torch.device("cpu"))
+    reference = dict(lone.named_parameters())
+    expected = score(lone, 99, torch.device("cpu"))
+    model = shard(build(arch, tied), world, activation_checkpointing=checkpointing)
+    model.train()
+    with torch.no_grad():
+        seen = score(model, 99, world.device)
+    read_by_norms = watch_norms(model)
+    backward(model, seeds[world.dp_rank], total, world.device)
+    squares = sum(p.grad.double().square().sum().item() for p in reference.values())
+    norm = clip_grad_norm(model, squares**0.5 / 2, world)
+    gaps = {
+        name: (whole(p.grad) * 2 - reference[name].grad).abs().max()
+        / reference[name].grad.abs().max()
+        for name, p in model.named_parameters()
+    }  # fmt: skip
+    same = [torch.equal(whole(p), reference[name]) for name, p in model.named_parameters()]
+    return {
+        "gathered": float(gathers_exactly(model)),
+        "plain": float(bool(read_by_norms) and set(read_by_norms) == {torch.Tensor}),
+        "logprob": (seen[0].cpu() - expected[0]).abs().max().item(),
+        "entropy": (seen[1].cpu() - expected[1]).abs().max().item(),
+        "gradient": max(gap.item() for gap in gaps.values()),
+        "norm": abs(norm / squares**0.5 - 1),
+        "values_kept": float(all(same)),
+        "names_kept": float(set(gaps) == set(reference)),
+    }
+
+
+def round_trip(tied: bool, world: World, folder: Path) -> dict[str, float]:
+    """Export from shards, read back whole and in shards, both bit for bit."""
+    lone = build("qwen2", tied)
+    out = folder / f"export_{tied}"
+    export(shard(build("qwen2", tied), world), None, out, world=world)
+    broadcast_object(None, world)
+    back = AutoModelForCausalLM.from_pretrained(out)
+    exported = [torch.equal(p, back.get_parameter(n)) for n, p in lone.named_parameters()]
+    again = load_sharded(str(out), world, dtype=torch.float32, param_dtype=torch.float32)
+    loaded = [torch.equal(whole(p), lone.get_parameter(n)) for n, p in again.named_parameters()]
+    with torch.no_grad():
+        seen = score(again, 5, world.device)[0].cpu()
+    gap = (seen - score(lone, 5, torch.device("cpu"))[0]).abs()
+    mine = sum(p.to_local().numel() for p in again.parameters())
+    return {
+        "exported": float(all(exported) and type(back) is type(lone)),
+        "loaded": float(all(loaded) and len(loaded) == len(exported)),
+        "logprob": gap.max().item(),
+        "share": mine / sum(p.numel() for p in lone.parameters()),
+    }
+
+
+def play(num: int) -> list[Sample]:
+    """Samples of 6, 9, 12 and more tokens, some of which are not trained."""
+    generator = torch.Generator().manual_seed(7)
+    samples = []
+    for index in range(num):
+        length = 6 + 3 * index
+        ids = torch.randint(0, VOCAB, (length,), generator=generator).tolist()
+        noise = torch.randn(2 * length, generator=generator).tolist()
+        mask = [0, 0, *(int(x > -0.5) for x in noise[2 : length - 1]), 1]
+        old = [-4.0 + 0.3 * x for x in noise[length:]]
+        advantage = noise[0] + 1.0
+        samples.append(Sample(f"{index}", ids, mask, old, [advantage * m for m in mask]))
+    return samples
+
+
+def aggregate(overrides: list[str], world: World) -> dict[str, float]:
+    """One step of plain descent on seven samples, dealt unevenly, against one process's step."""
+    free = ["model.scratch={}", "rollout.max_game_tokens=1000", "optim.max_grad_norm=1e9"]
+    config = load_config(None, [*free, "optim.tokens_per_microbatch=24", *overrides])
+    samples = play(7)
+    alone = replace(world, rank=0, world_size=1, device=torch.device("cpu"), mesh=None,
+                    dp_rank=0, dp_size=1, tp_rank=0, tp=1, control=None)  # fmt: skip
+    mine = samples[world.dp_rank :: world.dp_size]
+    moved = []
+    for place, share in ((alone, samples), (world, mine)):
+        model = shard(build("qwen2", True), place)
+        learner = Learner(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+            world=place,
+            compute_dtype=torch.float32,
+        )
+        optimizer_step(
+            learner, [Part(share, "surrogate")], lr=1.0, settings=UpdateSettings.of(config)
+        )
+        start = dict(build("qwen2", True).named_parameters())
+        moved.append({n: whole(p) - start[n].detach() for n, p in model.named_parameters()})
+    lone, meshed = moved
+    gaps = [(meshed[n] - lone[n]).abs().max() / lone[n].abs().max() for n in lone]
+    return {"gradient": max(gap.item() for gap in gaps)}
+
+
+def rounded_step(world: World) -> dict[str, float]:
+    """One step on bf16 weights: ranks that hold the same norms must round them alike."""
+    model = shard(build("qwen2", True).bfloat16(), world)  # computing in fp32
+    before = [whole(p).clone() for p in model.parameters()]
+    backward(model, [world.dp_rank], 2 * len(PREDICT), world.device)
+    clip_grad_norm(model, 1.0, world)
+    make_optimizer(model, OptimConfig(lr=3e-3, master_dtype="bfloat16")).step()
+    moved = [not torch.equal(whole(p), b) for p, b in zip(model.parameters(), before, strict=True)]
+    norms = [local_part(p.detach()) for name, p in model.named_parameters() if "norm" in name]
+    held = torch.cat([norm.float().cpu() for norm in norms]).tolist()
+    rows = gather_objects(held, world)
+    alike = [rows[rank] == rows[rank - rank % world.tp] for rank in range(world.world_size)]
+    return {"alike": float(all(alike)), "moved": float(all(moved))}
+
+
+def shared(world: World) -> list[tuple[str, bool]]:
+    """Whose samples each rank trains on after sharing, and whether they arrived as they were."""
+
+    def sample_of(name: str, length: int) -> Sample:
+        ids = [ord(name) * 10 + place for place in range(length)]
+        mask = [0] + [1] * (length - 1)
+        logprobs = [-token / 7 for token in ids]
+        penalties = ((0, length, 0.25),)
+        return Sample(name, ids, mask, logprobs, [0.0] * length, penalties=penalties, group=name)
+
+    played = [("a", 5), ("b", 3)], [], [("c", 4), ("d", 4)], [("e", 1)]
+    mine = share_by_tokens([sample_of(*one) for one in played[world.rank]], world)
+    whole = all(sample == sample_of(sample.name, len(sample.ids)) for sample in mine)
+    return gather_objects(("".join(sample.name for sample in mine), whole), world)
+
+
+def measured(world: World, folder: Path) -> dict[str, object]:
+    """For each case the largest differences from one process."""
+    report: dict[str, object] = {
+        "sum": all_reduce_sum([1.0, float(world.rank)], world),
+        "max": all_reduce_max(float(world.rank), world),
+        "gathered": gather_objects(world.rank, world),
+        "tp": world.tp,
+        "shared": shared(world),
+    }
+    cases = [("qwen2", True, "none"), ("llama", False, "every 2"), ("qwen3", True, "full")]
+    for arch, tied, checkpointing in cases:
+        report[f"{arch} {tied}"] = compare(arch, tied, checkpointing, world)
+    for tied in (True, False):
+        report[f"round trip {tied}"] = round_trip(tied, world, folder)
+    for name, overrides in AGGREGATIONS.items():
+        report[name] = aggregate(overrides, world)
+    report["rounded"] = rounded_step(world)
+    return report
+
+
+def main() -> None:
+    tp, folder = int(sys.argv[1]), Path(sys.argv[2])
+    world = init_world(tp, device=sys.argv[3] if len(sys.argv) > 3 else "cpu")
+    report = measured(world, folder)
+    if world.rank == 0:
+        (folder / "report.json").write_text(json.dumps(report, indent=1))
+    close_world(world)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Trainers run as processes of their own, to be read, killed and counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from shared_work import once
+
+if TYPE_CHECKING:
+    import psutil
+
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+FOLDERS = sorted(
+    path for path in TESTS.iterdir() if path.is_dir() and path.name not in ("sglang", "gpu")
+)
+
+
+def start(
+    script: pathlib.Path, *arguments: str, torchrun: int = 0, path: tuple[pathlib.Path, ...] = ()
+) -> subprocess.Popen[str]:
+    """Run a script, or its `torchrun` ranks, able to import the project, `path` and the tests."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={torchrun}"]
+    command = [sys.executable, *(launcher if torchrun else []), str(script), *arguments]
+    folders = [str(folder) for folder in (*path, TESTS.parent, *FOLDERS)]
+    if "PYTHONPATH" in os.environ:
+        folders.append(os.environ["PYTHONPATH"])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, env=environment, text=True, **output)  # type: ignore[call-overload]
+
+
+def measured_by(script: str, *arguments: str, torchrun: int) -> dict[str, Any]:
+    """What the ranks of `tests/SCRIPT ARGUMENTS FOLDER` wrote to FOLDER/report.json. They run once
+    in a whole test run."""
+
+    def make(folder: pathlib.Path) -> None:
+        ranks = start(TESTS / script, *arguments, str(folder), torchrun=torchrun)
+        said, _ = ranks.communicate(timeout=400)
+        assert ranks.returncode == 0, said[-4000:]
+
+    folder = once((script, arguments, torchrun), make)
+    return json.loads((folder / "report.json").read_text())
+
+
+def two_ranks(case: str) -> Any:
+    """What the one pair of ranks of a test run measured in this case."""
+    return measured_by("two_ranks.py", torchrun=2)[case]
+
+
+def say(case: str, **facts: object) -> None:
+    """Tell the test, from inside such a process."""
+    # In one write, the end of the line with it: several ranks write to one pipe.
+    print(f"MARK {case} {json.dumps(facts)}\n", end="", flush=True)
+
+
+def read_until(process: subprocess.Popen[str], mark: str) -> str:
+    """What the process printed up to the line with `mark`; fails with all of it if none comes."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if mark in line:
+            return "".join(lines)
+    raise AssertionError(f"the process ended without {mark!r}:\n{''.join(lines)}")
+
+
+def marks(output: str) -> dict[str, dict[str, Any]]:
+    """What a script said with lines `MARK case {facts as JSON}`."""
+    found = re.findall(r"^MARK ([a-z0-9 ]+) (\{.*\})$", output, re.MULTILINE)
+    return {case: json.loads(facts) for case, facts in found}
+
+
+def tree(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The process and all it started."""
+    import psutil
+
+    root = psutil.Process(process.pid)
+    return [root, *root.children(recursive=True)]
+
+
+def seconds_until_gone(processes: list[psutil.Process], *, limit_s: float = 15.0) -> float:
+    """Seconds until none of them runs; zombies, which hold nothing but a number, count as gone."""
+    import psutil
+
+    began_s = time.perf_counter()
+    while time.perf_counter() - began_s < limit_s:
+        if not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes):
+            break
+        time.sleep(0.05)
+    return time.perf_counter() - began_s

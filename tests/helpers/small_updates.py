@@ -1,0 +1,73 @@
+"""Samples with made-up advantages, and one plain gradient step on them whose change can be read."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import torch
+from tiny_run import GRADIENT, VOCAB, trainer_logprobs
+from tolerance import assert_all_near
+from transformers import PreTrainedModel
+
+from selfplay.config import Config, load_config
+from selfplay.credit.sample import Sample
+from selfplay.distributed import init_world
+from selfplay.learner.learner import Learner, UpdateSettings
+from selfplay.learner.objective import Part
+from selfplay.learner.optimizer_step import optimizer_step
+
+FREE = 1e9  # a bound on the gradient's norm that never binds
+
+
+def config_of(*overrides: str) -> Config:
+    free = ["model.scratch={}", "rollout.max_game_tokens=1000", f"optim.max_grad_norm={FREE}"]
+    return load_config(None, [*free, *overrides])
+
+
+def learner_of(
+    model: PreTrainedModel, *, reference: PreTrainedModel | None = None, kl: float = 0.0
+) -> Learner:
+    """Plain gradient descent: with rate 1 the change of the parameters is minus the gradient."""
+    return Learner(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        world=init_world(device="cpu"),
+        compute_dtype=torch.float32,
+        reference=reference,
+        kl=kl,
+    )
+
+
+def some_samples(model: PreTrainedModel, num: int = 8, *, shift: float = 0.1) -> list[Sample]:
+    """8 to 36 tokens each, with gaps in the mask; old log-probs lie off by up to `shift`."""
+    rng = random.Random(0)
+    samples = []
+    for index in range(num):
+        ids = [rng.randrange(VOCAB) for _ in range(8 + 4 * index)]
+        mask = [0, 0, 0, *(int(rng.random() < 0.5) for _ in ids[4:]), 1]
+        sample = Sample(f"sample {index}", ids, mask, [0.0] * len(ids), [0.0] * len(ids))
+        true = iter(trainer_logprobs(model, [sample], temperature=1.0).tolist())
+        old = [next(true) + rng.uniform(-shift, shift) if m else 0.0 for m in mask]
+        advantage = rng.uniform(-2, 2)
+        samples.append(replace(sample, old_logprobs=old, advantages=[advantage * m for m in mask]))
+    return samples
+
+
+def change(
+    model: PreTrainedModel,
+    parts: list[Part],
+    *overrides: str,
+    reference: PreTrainedModel | None = None,
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Minus the gradient of one update, and its metrics."""
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    config = config_of(*overrides)
+    learner = learner_of(model, reference=reference, kl=config.algorithm.kl)
+    metrics = optimizer_step(learner, parts, lr=1.0, settings=UpdateSettings.of(config))
+    return {name: p.detach() - before[name] for name, p in model.named_parameters()}, metrics
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    """Two gradients read off weights of at most 2 as a difference."""
+    assert_all_near(one, other, GRADIENT, held=2.0)

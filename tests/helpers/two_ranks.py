@@ -1,0 +1,253 @@
+"""Run by `processes.two_ranks`: every claim on two ranks, measured by one pair of them.
+
+Usage: torchrun --nproc-per-node 2 tests/two_ranks.py FOLDER. Rank 0 writes FOLDER/report.json.
+It measures; what may be claimed of the figures stands in the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import mesh_worker
+import torch
+from small_updates import config_of, some_samples
+from test_dynamic_sampling import METHODS, place_games, telling
+from test_dynamic_sampling import config_of as resampling
+from test_lora import SMALL
+from test_ppo import PPO, rewarded
+from tiny_run import CPU, tiny_model, trainer_logprobs
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import PreTrainedModel
+
+from selfplay.checkpoint import resume, save_checkpoint
+from selfplay.colocation import weight_sync as sync
+from selfplay.config import AlgorithmConfig, CriticConfig, OptimConfig, RewardConfig
+from selfplay.credit.advantages import compute_advantages, reward_samples
+from selfplay.credit.dynamic_sampling import play_full
+from selfplay.credit.sample import Sample
+from selfplay.distributed import (
+    World,
+    barrier,
+    close_world,
+    full_tensors,
+    gather_objects,
+    init_world,
+    shard,
+)
+from selfplay.distributed.replica import make_replica
+from selfplay.engines.hf import HFEngine
+from selfplay.learner.batch import share_by_tokens
+from selfplay.learner.critic import make_critic
+from selfplay.learner.learner import Learner, UpdateSettings
+from selfplay.learner.objective import Part
+from selfplay.learner.optimizer import make_optimizer
+from selfplay.learner.optimizer_step import optimizer_step
+from selfplay.learner.ppo import estimate_values, with_values
+from selfplay.model.lora import Adapters, full_weights, is_adapter
+from selfplay.model.policy import export, load_model, load_sharded
+
+ALONE = World(0, 1, 0, CPU, None, 0, 1, 0, 1, None, make_replica(0, 1, 1))
+
+
+def dealt(samples: Sequence[Sample], world: World) -> list[Sample]:
+    """Eight samples over the ranks: rank 1 has fewer tokens and micro-batches than rank 0."""
+    if world.world_size == 1:
+        return list(samples)
+    return [samples[i] for i in ((0, 2, 3, 5, 7) if world.rank == 0 else (1, 4, 6))]
+
+
+# --- the critic ---------------------------------------------------------------------------------
+
+
+def make_with_critic(kind: str, world: World, *, plain: bool) -> Learner:
+    """Policy and critic on this world; `plain` gradient descent shows the gradients themselves."""
+
+    def placed(seed: int) -> PreTrainedModel:
+        return shard(tiny_model(seed=seed), world)
+
+    model = placed(0)
+    critic = make_critic(
+        placed(3) if kind == "model" else None,
+        width=32,
+        config=CriticConfig(kind=kind),
+        optim=OptimConfig(),
+        world=world,
+    )
+    optimizer = make_optimizer(model, OptimConfig())
+    if plain:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        critic.optimizer = torch.optim.SGD(critic.module.parameters(), lr=0.3)
+    return Learner(model, optimizer, world, torch.float32, critic=critic)
+
+
+def critic_steps(
+    learner: Learner, samples: Sequence[Sample]
+) -> tuple[list[list[float]], dict[str, float]]:
+    """Three steps, the first of which gives the head something to hand down to its trunk."""
+    config = config_of(*PPO, "optim.tokens_per_microbatch=64", "critic.warmup_steps=2")
+    metrics: dict[str, float] = {}
+    judged = list(samples)
+    for step in range(3):
+        judged, found = estimate_values(learner, samples, settings=UpdateSettings.of(config))
+        parts = with_values([Part(judged, "surrogate")], judged, step=step, critic=config.critic)
+        metrics = found | optimizer_step(learner, parts, lr=0.1, settings=UpdateSettings.of(config))
+    return [s.advantages for s in judged], metrics
+
+
+def tensors(learner: Learner) -> dict[str, torch.Tensor]:
+    assert learner.critic is not None
+    modules = {"policy": learner.model, "critic": learner.critic.module}
+    return {
+        f"{kind}.{name}": tensor.clone()
+        for kind, module in modules.items()
+        for name, tensor in full_tensors(module)
+    }
+
+
+def critic(kind: str, world: World, folder: Path) -> dict[str, float]:
+    """The largest differences from one process, and whether a checkpoint comes back."""
+    samples = rewarded(some_samples(tiny_model()))
+    mine = dealt(samples, world)
+    lone = make_with_critic(kind, ALONE, plain=True)
+    advantages, expected = critic_steps(lone, samples)
+    shared = make_with_critic(kind, world, plain=True)
+    own, found = critic_steps(shared, mine)
+    parts = gather_objects({s.name: a for s, a in zip(mine, own, strict=True)}, world)
+    by_name = {name: a for part in parts for name, a in part.items()}
+    wanted = tensors(lone)
+    return {
+        "weights": max(float((t - wanted[n]).abs().max()) for n, t in tensors(shared).items()),
+        "moved": float((wanted["critic.head.weight"]).abs().max()),
+        "advantages": max(
+            abs(x - y)
+            for s, a in zip(samples, advantages, strict=True)
+            for x, y in zip(a, by_name[s.name], strict=True)
+        ),
+        "metrics": max(abs(found[name] - expected[name]) for name in expected),
+        "resumed": came_back(kind, world, mine, folder / kind),
+    }
+
+
+def came_back(kind: str, world: World, samples: Sequence[Sample], folder: Path) -> float:
+    """AdamW, a checkpoint, two more steps; and the two steps again from the checkpoint."""
+    learner = make_with_critic(kind, world, plain=False)
+    critic_steps(learner, samples)
+    save_checkpoint(folder, learner, None, step=1, keep=1, state={})
+    critic_steps(learner, samples)
+    again = make_with_critic(kind, world, plain=False)
+    assert resume(folder, again) == (1, {})
+    critic_steps(again, samples)
+    one, other = tensors(learner), tensors(again)
+    return float(all(torch.equal(one[name], other[name]) for name in one))
+
+
+# --- adapters -----------------------------------------------------------------------------------
+
+
+def make_adapted(base: Path, world: World) -> Learner:
+    model = load_sharded(
+        str(base), world, dtype=torch.float32, param_dtype=torch.float32, lora=SMALL, seed=3
+    )
+    # SGD shows the gradients themselves.
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+    return Learner(model, optimizer, world, torch.float32, adapters=Adapters(SMALL, base))
+
+
+def adapter_steps(learner: Learner, num: int) -> None:
+    samples = dealt(some_samples(tiny_model()), learner.world)
+    for _ in range(num):
+        optimizer_step(
+            learner, [Part(samples, "surrogate")], lr=1.0, settings=UpdateSettings.of(config_of())
+        )
+
+
+def weights(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in full_weights(learner.model)}
+
+
+def adapters(world: World, folder: Path) -> dict[str, float]:
+    """Three steps, merged weights and their export on shards, and adapters from a checkpoint."""
+    base = folder / "base"
+    if world.rank == 0:
+        export(tiny_model(), None, base)
+    barrier(world)
+    lone, shared = make_adapted(base, ALONE), make_adapted(base, world)
+    for learner in (lone, shared):
+        adapter_steps(learner, 3)
+    wanted, found, begin = weights(lone), weights(shared), dict(tiny_model().named_parameters())
+    engine = HFEngine(tiny_model(seed=9))
+    sync.push(shared.model, engine, version=1, dtype=torch.float32)
+    export(shared.model, None, folder / "merged", world=world)
+    save_checkpoint(folder, shared, None, step=3, keep=1, state={})
+    again = make_adapted(base, world)
+    resume(folder, again)
+    for learner in (shared, again):
+        adapter_steps(learner, 1)
+    one, other = weights(shared), weights(again)
+    exported = load_model(str(folder / "merged"), device="cpu", dtype=torch.float32)
+    said = [
+        trainer_logprobs(model.eval(), some_samples(tiny_model()), temperature=1.0)
+        for model in (lone.model, engine.model, exported)
+    ]
+    own = [(p, is_adapter(name)) for name, p in shared.model.named_parameters()]
+    return {
+        "weights": max(float((found[name] - wanted[name]).abs().max()) for name in wanted),
+        "moved": max(float((wanted[n] - begin[n]).detach().abs().max()) for n in wanted),
+        "logprobs": max(float((other - said[0]).abs().max()) for other in said[1:]),
+        "resumed": float(all(torch.equal(one[name], other[name]) for name in one)),
+        "frozen": float(all(p.grad is None and p.requires_grad is ours for p, ours in own)),
+    }
+
+
+# --- a batch that is filled up --------------------------------------------------------------------
+
+
+def filled_up(world: World) -> list[dict[str, object]]:
+    """For each rank the places it played and, for each method, its samples' advantages."""
+    asked: list[list[int]] = []
+    config = resampling(20)
+    episodes, _ = play_full(
+        partial(place_games, telling, asked),
+        num_instances=config.rollout.instances,
+        algorithm=config.algorithm,
+        reward=config.reward,
+        world=world,
+    )
+    told: dict[str, object] = {"asked": asked}
+    for method in METHODS:
+        algorithm = AlgorithmConfig(method=method)
+        samples, _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
+        mine = share_by_tokens(samples, world)
+        config = resampling(0, f"algorithm={method}")
+        found, baselines = compute_advantages(
+            mine, {"seat 0": 0.25}, algorithm=config.algorithm, world=world
+        )
+        advantages = {sample.name: sample.advantages[-1] for sample in found}
+        told[method] = {"advantages": advantages, "baselines": baselines}
+    return gather_objects(told, world)
+
+
+def main(folder: Path) -> None:
+    world = init_world(device="cpu")
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    pair = replace(world, mesh=mesh, dp_rank=0, dp_size=1, tp_rank=world.rank, tp=2)
+    report: dict[str, object] = {
+        "fsdp2": mesh_worker.measured(world, folder / "fsdp2"),
+        "tp2": mesh_worker.measured(pair, folder / "tp2"),
+        "adapters": adapters(world, folder / "adapters"),
+        "filled up": filled_up(world),
+    }
+    for kind in ("head", "shared_head", "model"):
+        report[f"critic {kind}"] = critic(kind, world, folder)
+    if world.rank == 0:
+        (folder / "report.json").write_text(json.dumps(report, indent=1))
+    close_world(world)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

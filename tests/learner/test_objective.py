@@ -1,0 +1,232 @@
+"""Every aggregation, KL and entropy term is the loop a reader would write, however it is cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_updates import assert_same, change, config_of, learner_of, some_samples
+from tiny_run import CPU, FORWARD, GRADIENT, LOGPROB, tiny_model
+from tolerance import near
+from transformers import PreTrainedModel
+
+from selfplay.config.settings import SettingsError
+from selfplay.credit.advantages import assign_advantages
+from selfplay.credit.sample import Sample
+from selfplay.learner.batch import micro_batches
+from selfplay.learner.learner import UpdateSettings
+from selfplay.learner.objective import Part
+from selfplay.learner.policy_update import update_policy
+from selfplay.learner.recompute import recompute_logprobs
+
+LENGTH = "algorithm.constant_length=10"
+# What is set, and the loss of a token by (log-prob, old, reference, advantage, entropy).
+VARIANTS = {
+    "sequence_mean": ("algorithm.aggregation=sequence_mean",),
+    "constant": ("algorithm.aggregation=constant", LENGTH),
+    "entropy": ("algorithm.entropy=0.3", "algorithm.aggregation=sequence_mean"),
+    "k2": ("algorithm.kl=0.4", "algorithm.kl_estimator=k2"),
+    "k1_ratio": ("algorithm.kl=0.4", "algorithm.kl_estimator=k1", "algorithm.kl_ratio=true"),
+    "vespo": ("algorithm.loss=vespo", "algorithm.aggregation=sequence_mean"),
+    "gspo": ("algorithm.loss=gspo", "algorithm.aggregation=sequence_mean"),
+}
+
+
+def token_loss(
+    variant: str,
+    logprob: torch.Tensor,
+    old: float,
+    reference: torch.Tensor,
+    advantage: float,
+    entropy: torch.Tensor,
+) -> torch.Tensor:
+    ratio = (logprob - old).exp()
+    loss = -torch.minimum(advantage * ratio, advantage * ratio.clamp(0.8, 1.2))
+    if variant == "entropy":
+        return loss - 0.3 * entropy
+    if variant == "k2":
+        return loss + 0.4 * 0.5 * (logprob - reference) ** 2
+    if variant == "k1_ratio":
+        return loss + 0.4 * ratio * (logprob - reference)
+    return loss
+
+
+def naive_gradient(
+    variant: str, model: PreTrainedModel, reference: PreTrainedModel, samples: list[Sample]
+) -> dict[str, torch.Tensor]:
+    """One transcript at a time through the plain model, its whole logits differentiated."""
+    total = torch.zeros(())
+    for sample in samples:
+        logprobs_TV = model(torch.tensor([sample.ids])).logits[0].log_softmax(-1)
+        with torch.no_grad():
+            reference_TV = reference(torch.tensor([sample.ids])).logits[0].log_softmax(-1)
+        losses = []
+        for t in (t for t, trained in enumerate(sample.mask) if trained):
+            row_V, word = logprobs_TV[t - 1], sample.ids[t]
+            held, entropy = reference_TV[t - 1, word], -(row_V.exp() * row_V).sum()
+            old, advantage = sample.old_logprobs[t], sample.advantages[t]
+            losses.append(token_loss(variant, row_V[word], old, held, advantage, entropy))
+        share = {"sequence_mean": len(losses), "entropy": len(losses), "constant": 10}
+        total = total + torch.stack(losses).sum() / share.get(variant, 1)
+    num_tokens = sum(sum(sample.mask) for sample in samples)
+    loss = total / (len(samples) if variant in share else num_tokens)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+def far_model() -> PreTrainedModel:
+    return tiny_model(seed=3).requires_grad_(False)
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in ("gspo", "vespo")])
+def test_the_gradient_is_the_naive_loops(variant: str) -> None:
+    model, reference = tiny_model(), far_model()
+    samples = some_samples(model, num=5, shift=0.4)
+    expected = naive_gradient(variant, model, reference, samples)
+    held = reference if variant in ("k2", "k1_ratio") else None
+    moved, metrics = change(model, [Part(samples, "surrogate")], *VARIANTS[variant], reference=held)
+    assert_same({name: -delta for name, delta in moved.items()}, expected)
+    assert metrics["num_trained_tokens"] == sum(sum(s.mask) for s in samples)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_gradient_does_not_depend_on_the_micro_batches(variant: str) -> None:
+    """Eight samples in one, two and eight micro-batches, and in another order."""
+    samples = some_samples(tiny_model(), shift=0.4)
+    part, settings = Part(samples, "surrogate"), VARIANTS[variant]
+    held = far_model() if "algorithm.kl=0.4" in settings else None
+    whole, metrics = change(tiny_model(), [part], *settings, reference=held)
+    for budget, num_batches in ((176, 1), (100, 2), (16, 8)):
+        assert len(micro_batches(samples, budget=budget, device=CPU)) == num_batches
+        cut, same = change(
+            tiny_model(),
+            [Part(samples[::-1], "surrogate")],
+            *settings,
+            f"optim.tokens_per_microbatch={budget}",
+            reference=held,
+        )
+        assert_same(cut, whole)
+        assert same == near(metrics, GRADIENT, scale=LOGPROB)
+
+
+def test_importance_weighs_the_policy_loss_alone() -> None:
+    """Weight 0.5 on every token is half the gradient; the entropy and the count stay."""
+    samples = some_samples(tiny_model())
+    halved = [replace(s, importance=[0.5 * m for m in s.mask]) for s in samples]
+    whole, metrics = change(tiny_model(), [Part(samples, "surrogate")])
+    half, same = change(tiny_model(), [Part(halved, "surrogate")])
+    assert_same(half, {name: 0.5 * delta for name, delta in whole.items()})
+    for name in ("entropy", "ratio_mean", "num_trained_tokens"):
+        assert same[name] == near(metrics[name], FORWARD)
+
+
+def test_rejected_tokens_stay_in_the_denominator() -> None:
+    """Of eight samples four are rejected: the gradient is that of the others, over all tokens."""
+    samples = some_samples(tiny_model())
+    some = [replace(s, importance=[0.0] * len(s.ids)) for s in samples[:4]] + samples[4:]
+    kept, _ = change(tiny_model(), [Part(samples[4:], "surrogate")])
+    got, metrics = change(tiny_model(), [Part(some, "surrogate")])
+    num_all, num_kept = (sum(sum(s.mask) for s in part) for part in (samples, samples[4:]))
+    assert_same(got, {name: delta * num_kept / num_all for name, delta in kept.items()})
+    assert metrics["num_trained_tokens"] == num_kept
+
+
+def test_a_step_in_which_all_is_rejected_is_no_step() -> None:
+    """Every token's old log-prob lies 0.2 to 0.5 off; nothing within a thousandth is left."""
+    model = tiny_model()
+    samples = some_samples(model, shift=0.5)
+    off = [
+        replace(s, old_logprobs=[p - 0.7 * m for p, m in zip(s.old_logprobs, s.mask, strict=True)])
+        for s in samples
+    ]
+    config = config_of(
+        "algorithm.old_logprobs=recomputed",
+        "algorithm.importance=token",
+        "algorithm.importance_low=0.999",
+        "algorithm.importance_high=1.001",
+        "algorithm.entropy=0.1",
+        "engine.max_mismatch=9",
+    )
+    learner = learner_of(model)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    scored, found = recompute_logprobs(learner, off, settings=UpdateSettings.of(config))
+    assert found["rejected_share"] == 1.0 and found["importance_mean"] == 0.0
+    assert found["mismatch_mean"] > 0.2 and 0 < found["mismatch_ess"] < 1
+    metrics = update_policy(learner, scored, [], step=0, settings=UpdateSettings.of(config))
+    assert metrics == {"num_trained_tokens": 0.0, "num_optimizer_steps": 1.0}
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_scored_importance_is_trainer_over_engine() -> None:
+    model = tiny_model()
+    samples = some_samples(model, num=3, shift=0.4)
+    config = config_of(
+        "algorithm.old_logprobs=recomputed", "algorithm.importance=token", "engine.max_mismatch=9"
+    )
+    scored, _ = recompute_logprobs(learner_of(model), samples, settings=UpdateSettings.of(config))
+    for before, after in zip(samples, scored, strict=True):
+        gaps = torch.tensor(after.old_logprobs) - torch.tensor(before.old_logprobs)
+        expected = gaps.exp() * torch.tensor(before.mask)
+        assert after.importance == near(expected.tolist(), FORWARD, scale=LOGPROB)
+
+
+def test_kl_in_the_reward_charges_each_token_before_advantages_are_assigned() -> None:
+    """Every token pays 0.5 (log pi - log pi_ref), and the group compares what is left."""
+    model, reference = tiny_model(), far_model()
+    names = ["algorithm.kl=0.5", "algorithm.kl_in=reward", "algorithm.kl_estimator=k1"]
+    config = config_of(*names, "algorithm.method=dr_grpo")
+    earned = [
+        replace(s, group="g", rewards=[0.0] * (len(s.ids) - 1) + [float(i)])
+        for i, s in enumerate(some_samples(model, num=3, shift=0.0))
+    ]
+    learner = learner_of(model, reference=reference, kl=0.5)
+    charged, found = recompute_logprobs(learner, earned, settings=UpdateSettings.of(config))
+    totals = []
+    for i, (before, after) in enumerate(zip(earned, charged, strict=True)):
+        with torch.no_grad():
+            held_TV = reference(torch.tensor([before.ids])).logits[0].log_softmax(-1)
+        total = float(i)
+        for t, m in enumerate(before.mask):
+            paid = before.rewards[t] - after.rewards[t]
+            gap = before.old_logprobs[t] - float(held_TV[t - 1, before.ids[t]]) if m else 0.0
+            assert paid == near(0.5 * gap, FORWARD, scale=LOGPROB)
+            total -= 0.5 * gap
+        totals.append(total)
+    assert found["kl_reference"] > 0.1
+    credited = assign_advantages(charged, algorithm=config.algorithm)
+    mean = sum(totals) / 3
+    assert [s.advantages[-1] for s in credited] == near(
+        [t - mean for t in totals], FORWARD, scale=36 * LOGPROB
+    )
+    # The loss itself has no such term left.
+    _, metrics = change(model, [Part(credited, "surrogate")], *names, reference=reference)
+    assert "kl_reference" not in metrics
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("dual_clip=0.5",), r"dual_clip must be above 1 .* got 0.5 with clip"),
+        (("dual_clip=3.0", "loss=cispo"), r"dual_clip .* got 3 with cispo"),
+        (("aggregation=constant",), r"constant_length must be at least 1 .* got 0 with constant"),
+        (("constant_length=9",), r"constant_length .* else 0, got 9 with token_mean"),
+        (("kl_target=0.1",), r"algorithm.kl must be above 0 .* got 0"),
+        (("kl=0.1", "kl_in=reward"), r"kl_estimator must be k1 .* got k3 and false"),
+        (("kl=0.1", "kl_estimator=k1"), r"must be k3 or k2 .* gradient is 0 on average"),
+        (("importance=token",), r"needs algorithm.old_logprobs recomputed, got engine"),
+        (
+            ("loss=vespo", "importance=token", "old_logprobs=recomputed"),
+            r"importance must be none with algorithm.loss vespo, got token",
+        ),
+        (("sapo_temperatures=[1.0]",), r"sapo_temperatures must be two numbers, got 1"),
+        (("importance_cap=3.0",), r"need algorithm.importance token or sequence, got none"),
+        (
+            ("importance=token", "old_logprobs=recomputed", "importance_cap=0.0"),
+            r"importance_cap or importance_high must be above 0",
+        ),
+    ],
+)
+def test_contradictions_are_refused(settings: tuple[str, ...], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        config_of(*[f"algorithm.{text}" for text in settings])

@@ -1,0 +1,297 @@
+"""PPO's critic: what it reads, what its loss moves, how it resumes and runs on two ranks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean, pvariance
+
+import pytest
+import torch
+from processes import two_ranks
+from small_updates import assert_same, config_of, learner_of, some_samples
+from tiny_run import (
+    CPU,
+    FORWARD,
+    GRADIENT,
+    LOGPROB,
+    RUNS,
+    finished,
+    metrics_of,
+    tiny_model,
+    trainer_logprobs,
+)
+from tolerance import assert_near, near, tolerance
+from transformers import PreTrainedModel
+
+from selfplay.config import CriticConfig, OptimConfig, load_config
+from selfplay.config.settings import SettingsError
+from selfplay.credit.sample import Sample
+from selfplay.distributed import init_world
+from selfplay.learner.batch import pack
+from selfplay.learner.critic import Critic, clipped_value_loss, make_critic
+from selfplay.learner.learner import Learner, UpdateSettings, batch_values
+from selfplay.learner.objective import Part
+from selfplay.learner.optimizer_step import optimizer_step
+from selfplay.learner.policy_update import update_policy
+from selfplay.learner.ppo import estimate_values, whitened, with_values
+from selfplay.learner.recompute import recompute_logprobs
+
+PPO = ("algorithm.method=ppo", "engine.max_mismatch=1")
+KINDS = ("head", "shared_head", "model")
+
+
+def test_a_value_is_clipped_by_hand() -> None:
+    """Old value 0.5, clip 0.2. Towards a return of 1: a value at 0.6 counts as it is; at 0.9 the
+    farther of itself and 0.7 counts, (0.7 - 1)^2 / 2, and has no gradient. Away from it, at 0.1,
+    the farther one is the value itself."""
+    values = torch.tensor([0.6, 0.9, 0.1], requires_grad=True)
+    losses, cut = clipped_value_loss(values, torch.full((3,), 0.5), torch.ones(3), clip=0.2)
+    assert losses.tolist() == pytest.approx([0.08, 0.045, 0.405])
+    assert cut.tolist() == [0.0, 1.0, 0.0]
+    losses.sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == pytest.approx([-0.4, 0.0, -0.9])
+    free, cut = clipped_value_loss(values, torch.full((3,), 0.5), torch.ones(3), clip=0.0)
+    assert free.tolist() == pytest.approx([0.08, 0.005, 0.405]) and not cut.any()
+
+
+def a_critic(kind: str, model: PreTrainedModel, *, seed: int = 5) -> Critic:
+    """With a head that is not zero any more, under plain gradient descent."""
+    critic = make_critic(
+        tiny_model(seed=3) if kind == "model" else None,
+        width=model.config.hidden_size,
+        config=CriticConfig(kind=kind),
+        optim=OptimConfig(),
+        world=init_world(device="cpu"),
+    )
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        critic.head.weight.copy_(0.2 * torch.randn(critic.head.weight.shape, generator=generator))
+        critic.head.bias.fill_(0.1)
+    critic.optimizer = torch.optim.SGD(critic.module.parameters(), lr=1.0)
+    return critic
+
+
+def a_learner(kind: str) -> Learner:
+    model = tiny_model()
+    learner = learner_of(model)
+    learner.critic = a_critic(kind, model)
+    return learner
+
+
+def rewarded(samples: Sequence[Sample]) -> list[Sample]:
+    """A reward at each sample's last token, which is trained."""
+    rng = random.Random(1)
+    return [replace(s, rewards=[0.0] * (len(s.ids) - 1) + [rng.uniform(0, 1)]) for s in samples]
+
+
+def naive_values(learner: Learner, sample: Sample) -> list[float]:
+    """One transcript through the plain trunk, then the head, at the token before each trained."""
+    assert learner.critic is not None
+    backbone = learner.critic.backbone or learner.model
+    with torch.no_grad():
+        hidden = backbone.base_model(torch.tensor([sample.ids])).last_hidden_state[0]
+        values = hidden @ learner.critic.head.weight[0] + learner.critic.head.bias
+    return [float(values[t - 1]) for t, trained in enumerate(sample.mask) if trained]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_of_a_packed_row_are_those_of_each_transcript_alone(kind: str) -> None:
+    learner, samples = a_learner(kind), some_samples(tiny_model())
+    found = batch_values(learner, pack(samples, device=CPU)).tolist()
+    assert found == near([v for s in samples for v in naive_values(learner, s)], FORWARD)
+
+
+def test_a_new_critic_expects_nothing() -> None:
+    learner = learner_of(tiny_model())
+    learner.critic = make_critic(
+        None, width=32, config=CriticConfig(), optim=OptimConfig(), world=learner.world
+    )
+    assert not batch_values(learner, pack(some_samples(tiny_model()), device=CPU)).any()
+
+
+def test_a_rollout_is_judged_once_and_white() -> None:
+    """Advantages are eq. 16's, then of mean 0 and variance 1 over all trained tokens."""
+    learner, samples = a_learner("model"), rewarded(some_samples(tiny_model()))
+    plain, found = estimate_values(
+        learner, samples, settings=UpdateSettings.of(config_of(*PPO, "critic.whiten=false"))
+    )
+    white, same = estimate_values(learner, samples, settings=UpdateSettings.of(config_of(*PPO)))
+    for one in (plain, white):
+        assert [[v for v, m in zip(s.values, s.mask, strict=True) if m] for s in one] == [
+            near(naive_values(learner, s), FORWARD) for s in samples
+        ]
+    last = [s.rewards[-1] - s.values[-1] for s in plain]
+    assert [s.advantages[-1] for s in plain] == pytest.approx(last)
+    flat = [a for s in white for a, m in zip(s.advantages, s.mask, strict=True) if m]
+    assert fmean(flat) == near(0.0, 176)
+    assert pvariance(flat) == near(1.0, 176)
+    assert found == same
+    returns = [g for s in plain for g, m in zip(s.returns, s.mask, strict=True) if m]
+    left = [g - v for s in plain for g, v, m in zip(s.returns, s.values, s.mask, strict=True) if m]
+    assert found["return_mean"] == pytest.approx(fmean(returns))
+    assert found["explained_variance"] == pytest.approx(1 - pvariance(left) / pvariance(returns))
+
+
+def test_a_divergence_in_the_reward_is_charged_where_it_arose() -> None:
+    """With lambda 1 a token's return is the reward less the divergences from the token on."""
+    model, reference = tiny_model(), tiny_model(seed=1).requires_grad_(False)
+    learner = learner_of(model, reference=reference)
+    learner.critic, learner.kl = a_critic("model", model), 0.1
+    samples = rewarded(some_samples(model))
+    config = config_of(
+        *PPO, "critic={lam: 1.0, whiten: false}", "algorithm={kl: 0.1, kl_in: reward}",
+        "algorithm.kl_estimator=k1",
+    )  # fmt: skip
+    charged, _ = recompute_logprobs(learner, samples, settings=UpdateSettings.of(config))
+    judged, _ = estimate_values(learner, charged, settings=UpdateSettings.of(config))
+    theirs = iter(trainer_logprobs(reference, samples, temperature=1.0).tolist())
+    for sample, found in zip(samples, judged, strict=True):
+        places = [place for place, m in enumerate(sample.mask) if m]
+        k1 = [sample.old_logprobs[place] - next(theirs) for place in places]
+        for k, place in enumerate(places):
+            expected = sample.rewards[-1] - 0.1 * sum(k1[k:])
+            assert found.returns[place] == near(expected, FORWARD, scale=LOGPROB)
+
+
+def test_equal_advantages_become_none() -> None:
+    sample = Sample("a", [7, 7, 7], [0, 1, 1], [0.0] * 3, [0.0, 0.4, 0.4])
+    assert whitened([sample], init_world(device="cpu"))[0].advantages == [0.0, 0.0, 0.0]
+
+
+def judged_samples(kind: str) -> list[Sample]:
+    samples = rewarded(some_samples(tiny_model()))
+    judged, _ = estimate_values(
+        a_learner(kind), samples, settings=UpdateSettings.of(config_of(*PPO))
+    )
+    return judged
+
+
+def moves(
+    kind: str, samples: Sequence[Sample], *overrides: str, step: int = 0
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]:
+    """What one optimizer step changes of the policy and of the critic, and its metrics."""
+    learner, config = a_learner(kind), config_of(*PPO, *overrides)
+    assert learner.critic is not None
+    modules = (learner.model, learner.critic.module)
+    before = [{n: p.detach().clone() for n, p in m.named_parameters()} for m in modules]
+    parts = with_values([Part(samples, "surrogate")], samples, step=step, critic=config.critic)
+    metrics = optimizer_step(learner, parts, lr=1.0, settings=UpdateSettings.of(config))
+    policy, critic = (
+        {name: p.detach() - was[name] for name, p in module.named_parameters()}
+        for module, was in zip(modules, before, strict=True)
+    )
+    return policy, critic, metrics
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_critics_gradient_is_the_naive_loops(kind: str) -> None:
+    """Half the squared error of every trained token, at the coefficient, over their number."""
+    samples = judged_samples(kind)
+    learner = a_learner(kind)
+    assert learner.critic is not None
+    backbone, head = learner.critic.backbone or learner.model, learner.critic.head
+    total = torch.zeros(())
+    for sample in samples:
+        hidden = backbone.base_model(torch.tensor([sample.ids])).last_hidden_state[0]
+        for t, trained in enumerate(sample.mask):
+            if trained:
+                total = total + 0.5 * (head(hidden[t - 1])[0] - sample.returns[t]) ** 2
+    loss = 0.3 * total / sum(sum(s.mask) for s in samples)
+    loss.backward()
+    policy, critic, metrics = moves(kind, samples, "critic.coefficient=0.3", "critic.clip=0")
+    for name, parameter in learner.critic.module.named_parameters():
+        assert parameter.grad is not None
+        assert_near(critic[name], -parameter.grad, GRADIENT, held=2.0, what=name)
+    count = sum(sum(s.mask) for s in samples)
+    assert metrics["num_trained_tokens"] == count
+    assert metrics["value_loss"] == near(loss.item() / 0.3, FORWARD)
+    without = moves(kind, samples, "critic.coefficient=0")[0]
+    if kind == "shared_head":
+        of_values = {n: p.grad for n, p in learner.model.named_parameters() if p.grad is not None}
+        assert_same(policy, {name: without[name] - grad for name, grad in of_values.items()})
+    else:
+        assert all(torch.equal(policy[name], without[name]) for name in policy)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_step_does_not_depend_on_the_micro_batches(kind: str) -> None:
+    samples = judged_samples(kind)
+    whole = moves(kind, samples)
+    cut = moves(kind, samples[::-1], "optim.tokens_per_microbatch=16")
+    assert_same(cut[0], whole[0])
+    assert_same(cut[1], whole[1])
+    assert cut[2] == near(whole[2], GRADIENT, scale=LOGPROB)
+    assert any(delta.any() for delta in whole[1].values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_during_the_warm_up_only_the_critic_moves(kind: str) -> None:
+    samples = judged_samples(kind)
+    for step, waits in ((1, True), (2, False)):
+        policy, critic, metrics = moves(kind, samples, "critic.warmup_steps=2", step=step)
+        assert any(delta.any() for delta in policy.values()) is not waits
+        assert critic["head.weight"].any()
+        assert (metrics["lr"] == 0.0) is waits and ("policy_loss" in metrics) is not waits
+
+
+def test_a_critic_learns_what_the_rollout_earns() -> None:
+    """The same rollout again and again: its returns are foretold ever better."""
+    model = tiny_model()
+    learner = learner_of(model)
+    learner.critic = make_critic(
+        tiny_model(),
+        width=32,
+        config=CriticConfig(kind="model", lr=3e-3),
+        optim=OptimConfig(),
+        world=learner.world,
+    )
+    samples = rewarded(some_samples(model))
+    settings = ("critic.lam=1", "critic.clip=0", "critic.warmup_steps=30", "critic.kind=model")
+    config = config_of(*PPO, *settings)
+    seen = [
+        update_policy(learner, samples, [], step=step, settings=UpdateSettings.of(config))
+        for step in range(30)
+    ]
+    assert seen[0]["explained_variance"] == pytest.approx(0.0)
+    assert seen[-1]["explained_variance"] > 0.8
+    assert seen[-1]["value_loss"] < 0.1 * seen[0]["value_loss"]
+
+
+def test_bad_combinations_are_refused_with_the_rule() -> None:
+    scratch = "model.scratch={}"
+    game = "rollout.max_game_tokens=1000"
+    with pytest.raises(SettingsError, match=r"group_size must be at least 2 for grpo, got 1"):
+        load_config(None, [scratch, game, "rollout.group_size=1"])
+    alone = [scratch, game, "algorithm.method=ppo", "rollout.group_size=1"]
+    assert load_config(None, alone).rollout.group_size == 1
+    beside = [scratch, game, "rollout.partners=[scripted:honest]", "rollout.group_size=2"]
+    assert load_config(None, [*beside, "algorithm.method=ppo"]).rollout.group_size == 2
+    with pytest.raises(SettingsError, match=r"at least 4 for grpo with another partner"):
+        load_config(None, beside)
+    with pytest.raises(SettingsError, match=r"parallel.tp must be 1 for algorithm.method ppo"):
+        load_config(None, [*alone, "parallel.tp=2"])
+    with pytest.raises(SettingsError, match=r"critic.* is read by algorithm.method ppo alone"):
+        load_config(None, [scratch, game, "critic.lam=0.5"])
+
+
+# --- whole runs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", ["critic's head", "critic"])
+def test_the_critic_learns_alone_for_its_first_steps(run: str) -> None:
+    lines = metrics_of(finished(*RUNS[run]))
+    assert [line["lr"] > 0 for line in lines] == [False, False, False, True]
+    assert all(line["critic_grad_norm"] > 0 and line["zero_variance_groups"] == 0 for line in lines)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_judge_and_learn_as_one(kind: str) -> None:
+    """Whitening, values, gradients of policy, trunk and head, and the critic's checkpoint."""
+    report = two_ranks(f"critic {kind}")
+    assert report["moved"] > 0.05
+    assert report["resumed"] == 1.0
+    for name in ("weights", "advantages", "metrics"):
+        assert report[name] < tolerance(3 * GRADIENT, scale=LOGPROB), (name, report)

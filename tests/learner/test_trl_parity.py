@@ -1,0 +1,261 @@
+"""The losses are TRL's, number for number: loss and every gradient within 1e-5 in fp32.
+
+TRL's own `_compute_loss` runs unchanged on a padded batch and its own scoring of it; this project's
+`part_loss` on the same samples packed into two micro-batches. What TRL reads from a trainer is set
+here, so nothing is trained, loaded or generated. Where the two count differently, docs/methods.md
+says so and the settings below translate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from small_updates import config_of, learner_of, some_samples
+from tiny_run import CPU, GRADIENT, LOGPROB, tiny_model
+from tolerance import tolerance
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from selfplay.credit.sample import Sample
+from selfplay.learner.batch import micro_batches
+from selfplay.learner.learner import UpdateSettings
+from selfplay.learner.mismatch import importance_weights
+from selfplay.learner.objective import Part, denominator, part_loss
+from selfplay.learner.token_means import TokenMeans
+
+pytest.importorskip("trl", reason="requirements-dev.txt is not installed in full")
+from accelerate import Accelerator
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import add_fused_lm_head
+
+PROMPT, TEMPERATURE, LENGTH = 3, 0.8, 24
+SEQUENCE = "algorithm.aggregation=sequence_mean"
+CONSTANT = ("algorithm.aggregation=constant", f"algorithm.constant_length={LENGTH}")
+HIGHER = ("algorithm.clip_low=0.1", "algorithm.clip_high=0.15")
+GSPO = ("algorithm.loss=gspo", "algorithm.clip_low=0.02", "algorithm.clip_high=0.03")
+
+# What TRL is told, and what this project is told for the same.
+VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "grpo": ({"loss_type": "grpo"}, (SEQUENCE,)),
+    "bnpo": ({"loss_type": "bnpo"}, ()),
+    "dapo": ({"loss_type": "dapo", "epsilon_low": 0.1, "epsilon_high": 0.15}, HIGHER),
+    "dr_grpo": ({"loss_type": "dr_grpo"}, CONSTANT),
+    "gspo": (
+        {
+            "loss_type": "grpo",
+            "importance_sampling_level": "sequence",
+            "epsilon_low": 0.02,
+            "epsilon_high": 0.03,
+        },
+        (SEQUENCE, *GSPO),
+    ),
+    "luspo": (
+        {
+            "loss_type": "luspo",
+            "importance_sampling_level": "sequence",
+            "epsilon_low": 0.02,
+            "epsilon_high": 0.03,
+        },
+        (*GSPO, "algorithm.aggregation=constant", "algorithm.constant_length=1"),
+    ),
+    # TRL's epsilon_high is the cap itself, and nothing bounds the weight from below.
+    "cispo": (
+        {"loss_type": "cispo", "epsilon_high": 1.15},
+        ("algorithm.loss=cispo", "algorithm.clip_low=1.0", "algorithm.clip_high=0.15"),
+    ),
+    "sapo": ({"loss_type": "sapo"}, ("algorithm.loss=sapo", SEQUENCE)),
+    "vespo": ({"loss_type": "vespo"}, ("algorithm.loss=vespo",)),
+    "delta": ({"loss_type": "bnpo", "delta": 1.25}, ("algorithm.dual_clip=1.25",)),
+    "beta": ({"loss_type": "bnpo", "beta": 0.3}, ("algorithm.kl=0.3",)),
+    "beta in grpo": ({"loss_type": "grpo", "beta": 0.3}, (SEQUENCE, "algorithm.kl=0.3")),
+    "unbiased beta": (
+        {"loss_type": "bnpo", "beta": 0.3, "use_bias_correction_kl": True},
+        ("algorithm.kl=0.3", "algorithm.kl_ratio=true"),
+    ),
+    "entropy": ({"loss_type": "bnpo", "entropy_coef": 0.2}, ("algorithm.entropy=0.2",)),
+}
+
+
+def plain(model: PreTrainedModel) -> PreTrainedModel:
+    """The same weights in a model that takes padded batches, scored TRL's way."""
+    config = Qwen2Config(**{**model.config.to_dict(), "attn_implementation": "eager"})
+    copy = Qwen2ForCausalLM(config)
+    copy.load_state_dict(model.state_dict())
+    add_fused_lm_head(copy, temperature=TEMPERATURE, outputs=("log_probs", "entropy"))
+    return copy.train()
+
+
+def trl_trainer(model: PreTrainedModel, *, weighed: bool, **told: Any) -> GRPOTrainer:
+    """All that `_compute_loss` reads of a trainer, at TRL's defaults unless told otherwise."""
+    trainer = GRPOTrainer.__new__(GRPOTrainer)
+    entropy = told.get("entropy_coef", 0.0)
+    args = {
+        "delta": told.get("delta"),
+        "use_bias_correction_kl": told.get("use_bias_correction_kl", False),
+        "steps_per_generation": 1,
+        "sapo_temperature_pos": 1.0,
+        "sapo_temperature_neg": 1.05,
+        "vespo_k_pos": 2.0,
+        "vespo_lambda_pos": 3.0,
+        "vespo_k_neg": 3.0,
+        "vespo_lambda_neg": 2.0,
+    }
+    vars(trainer).update(
+        args=SimpleNamespace(**args),
+        model=model,
+        accelerator=Accelerator(cpu=True),
+        loss_type=told["loss_type"],
+        importance_sampling_level=told.get("importance_sampling_level", "token"),
+        epsilon_low=told.get("epsilon_low", 0.2),
+        epsilon_high=told.get("epsilon_high", 0.2),
+        beta=told.get("beta", 0.0),
+        entropy_coef=entropy,
+        _entropy_bonus_enabled=entropy > 0,
+        use_adaptive_entropy=False,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        aux_loss_enabled=False,
+        use_vllm=weighed,
+        vllm_importance_sampling_correction=weighed,
+        max_completion_length=LENGTH,
+        current_gradient_accumulation_steps=1,
+        _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
+    )
+    return trainer
+
+
+def padded(samples: list[Sample]) -> dict[str, torch.Tensor]:
+    """A batch as TRL takes it: completions padded on the right, what was not sampled masked as a
+    tool's."""
+    longest = max(len(s.ids) for s in samples) - PROMPT
+
+    def completions(lists: list[list[Any]]) -> torch.Tensor:
+        return torch.tensor([row[PROMPT:] + [0] * (longest + PROMPT - len(row)) for row in lists])
+
+    num_tokens = sum(sum(s.mask) for s in samples)
+    return {
+        "prompt_ids": torch.tensor([s.ids[:PROMPT] for s in samples]),
+        "prompt_mask": torch.ones(len(samples), PROMPT, dtype=torch.long),
+        "completion_ids": completions([s.ids for s in samples]),
+        "completion_mask": completions([[1] * len(s.ids) for s in samples]),
+        "tool_mask": completions([s.mask for s in samples]),
+        "old_per_token_logps": completions([s.old_logprobs for s in samples]),
+        "advantages": torch.tensor([s.advantages[-1] for s in samples]),
+        "num_items_in_batch": torch.tensor(num_tokens),
+    }
+
+
+def theirs(
+    model: PreTrainedModel,
+    reference: PreTrainedModel,
+    samples: list[Sample],
+    *,
+    weights: torch.Tensor | None = None,
+    **told: Any,
+) -> tuple[float, dict[str, torch.Tensor]]:
+    copy, inputs = plain(model), padded(samples)
+    trainer = trl_trainer(copy, weighed=weights is not None, **told)
+    if weights is not None:
+        inputs["importance_sampling_ratio"] = weights
+    if "beta" in told:
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        with torch.no_grad():
+            inputs["ref_per_token_logps"], _, _ = trainer._get_per_token_logps_and_entropies(
+                plain(reference), ids, mask, inputs["completion_ids"].size(1)
+            )
+    loss = trainer._compute_loss(copy, inputs)
+    names, parameters = zip(*copy.named_parameters(), strict=True)
+    return float(loss.detach()), dict(
+        zip(names, torch.autograd.grad(loss, parameters), strict=True)
+    )
+
+
+def ours(
+    model: PreTrainedModel, reference: PreTrainedModel, samples: list[Sample], *settings: str
+) -> tuple[float, dict[str, torch.Tensor]]:
+    config = config_of(*settings, f"rollout.temperature={TEMPERATURE}")
+    algorithm = config.algorithm
+    learner = learner_of(model, reference=reference if algorithm.kl else None, kl=algorithm.kl)
+    part = Part(samples, "surrogate")
+    batches = micro_batches(samples, budget=100, device=CPU)
+    assert len(batches) == 2
+    tally = TokenMeans(learner.world)
+    losses = [
+        part_loss(learner, part, b, settings=UpdateSettings.of(config), tally=tally)
+        for b in batches
+    ]
+    loss = torch.stack(losses).sum() / denominator(part, algorithm)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    return float(loss.detach()), dict(
+        zip(names, torch.autograd.grad(loss, parameters), strict=True)
+    )
+
+
+def assert_equal(
+    one: tuple[float, dict[str, torch.Tensor]], other: tuple[float, dict[str, torch.Tensor]]
+) -> None:
+    assert abs(one[0] - other[0]) < tolerance(GRADIENT, scale=LOGPROB)
+    gap = sum(float((one[1][n] - g).square().sum()) for n, g in other[1].items())
+    size = sum(float(g.square().sum()) for g in other[1].values())
+    assert math.sqrt(gap / size) < tolerance(GRADIENT)
+
+
+@pytest.fixture(scope="module")
+def played() -> tuple[PreTrainedModel, PreTrainedModel, list[Sample]]:
+    """A model, another as reference, and eight samples whose ratios leave every clip range."""
+    model = tiny_model()
+    return model, tiny_model(seed=3).requires_grad_(False), some_samples(model, shift=0.4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_loss_and_gradients_are_those_of_trl(played: Any, variant: str) -> None:
+    told, settings = VARIANTS[variant]
+    assert_equal(ours(*played, *settings), theirs(*played, **told))
+
+
+def test_every_variant_differs_from_the_others(played: Any) -> None:
+    """Else equality would say little: no two of these settings share a gradient's norm."""
+    norms = [
+        math.sqrt(sum(float(g.square().sum()) for g in ours(*played, *settings)[1].values()))
+        for _, settings in VARIANTS.values()
+    ]
+    assert all(abs(a - b) > 1e-4 * a for i, a in enumerate(norms) for b in norms[i + 1 :])
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("mode", ["truncate", "mask"])
+def test_importance_weighs_the_loss_as_in_trl(played: Any, level: str, mode: str) -> None:
+    """TRL's `token_truncate`, `token_mask`, `sequence_truncate` and `sequence_mask`. It makes the
+    weights while it generates, by the clamp and the mask below."""
+    model, reference, samples = played
+    low, high = (0.85, 1.2) if level == "token" else (0.6, 1.8)
+    generator = torch.Generator().manual_seed(5)
+    gaps = [0.3 * torch.randn(len(s.ids), generator=generator) for s in samples]
+    masks = padded(samples)["tool_mask"]
+    gaps_BT = torch.zeros(masks.shape)
+    weighed = []
+    cut = {"cap": high, "low": 0.0, "high": 0.0}
+    bounds = cut if mode == "truncate" else {"cap": 0.0, "low": low, "high": high}
+    for row, (sample, gap) in enumerate(zip(samples, gaps, strict=True)):
+        gaps_BT[row, : len(sample.ids) - PROMPT] = gap[PROMPT:]
+        log_ratios_T = [g for g, m in zip(gap.tolist(), sample.mask, strict=True) if m]
+        left = iter(importance_weights(log_ratios_T, level=level, **bounds))
+        weights = [next(left) if m else 0.0 for m in sample.mask]
+        weighed.append(replace(sample, importance=weights))
+    logs = gaps_BT * masks
+    ratio = (logs.sum(-1, keepdim=True) if level == "sequence" else logs).exp()
+    if mode == "truncate":
+        ratio = ratio.clamp(max=high)
+        assert (ratio == high).any()
+    else:
+        outside = (ratio < low) | (ratio > high)
+        ratio = ratio.masked_fill(outside, 0.0)
+        assert outside.any() and not outside.all()
+    mine = ours(model, reference, weighed, "algorithm.kl=0.3")
+    assert_equal(mine, theirs(*played, weights=ratio, loss_type="bnpo", beta=0.3))

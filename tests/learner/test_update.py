@@ -1,0 +1,279 @@
+"""One optimizer step: the gradient is the one written on paper, however the batch is cut."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from small_updates import assert_same, change, config_of, learner_of, some_samples
+from tiny_run import CPU, FORWARD, GRADIENT, LOGPROB, VOCAB, tiny_model, trainer_logprobs
+from tolerance import near, tolerance
+from transformers import PreTrainedModel
+
+from selfplay.credit.sample import Sample
+from selfplay.learner.batch import micro_batches, pack
+from selfplay.learner.learner import UpdateSettings
+from selfplay.learner.objective import Part
+from selfplay.learner.optimizer import learning_rate, make_optimizer, self_play_rate
+from selfplay.learner.optimizer_step import optimizer_step
+from selfplay.learner.policy_update import update_policy
+from selfplay.learner.recompute import recompute_logprobs
+
+GAP = "engine.max_mismatch=1"  # made-up old log-probs are no sign of a broken engine
+
+
+def as_taught(samples: list[Sample]) -> list[Sample]:
+    """The same tokens as a teacher's, each worth 1."""
+    return [replace(s, advantages=[float(m) for m in s.mask]) for s in samples]
+
+
+def naive_gradient(model: PreTrainedModel, samples: list[Sample]) -> dict[str, torch.Tensor]:
+    """One transcript at a time through the plain model, every token's loss by the formula."""
+    total = torch.zeros(())
+    for sample in samples:
+        logprobs_TV = model(torch.tensor([sample.ids])).logits[0].log_softmax(-1)
+        for t, trained in enumerate(sample.mask):
+            if trained:
+                ratio = (logprobs_TV[t - 1, sample.ids[t]] - sample.old_logprobs[t]).exp()
+                a = sample.advantages[t]
+                total = total - torch.minimum(a * ratio, a * ratio.clamp(0.8, 1.2))
+    loss = total / sum(sum(sample.mask) for sample in samples)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "llama"])
+def test_the_gradient_is_the_naive_loops(arch: str) -> None:
+    model = tiny_model(arch)
+    samples = some_samples(model, shift=0.4)
+    expected = naive_gradient(model, samples)
+    moved, metrics = change(model, [Part(samples, "surrogate")])
+    assert_same({name: -delta for name, delta in moved.items()}, expected)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
+    assert metrics["grad_norm"] == near(norm, GRADIENT)
+    assert 0 < metrics["clip_share"] < 1
+    assert metrics["num_trained_tokens"] == sum(sum(s.mask) for s in samples)
+
+
+def test_the_step_does_not_depend_on_the_micro_batches() -> None:
+    """176 tokens in 1, 2 and 8 micro-batches, and in another order: one gradient, one tally."""
+    model = tiny_model()
+    samples = some_samples(model)
+    whole, metrics = change(tiny_model(), [Part(samples, "surrogate")])
+    for budget, num_batches in ((176, 1), (100, 2), (16, 8)):
+        assert len(micro_batches(samples, budget=budget, device=CPU)) == num_batches
+        cut, same = change(
+            tiny_model(),
+            [Part(samples[::-1], "surrogate")],
+            f"optim.tokens_per_microbatch={budget}",
+        )
+        assert_same(cut, whole)
+        assert same == near(metrics, GRADIENT)
+
+
+def test_metrics_are_means_over_trained_tokens() -> None:
+    model = tiny_model()
+    samples = some_samples(model, shift=0.1)
+    _, metrics = change(tiny_model(), [Part(samples, "surrogate")])
+    new = trainer_logprobs(model, samples, temperature=1.0)
+    old = pack(samples, device=CPU).old_logprobs_M
+    assert metrics["mismatch_mean"] == near(float((new - old).abs().mean()), FORWARD, scale=LOGPROB)
+    assert metrics["mismatch_max"] == near(float((new - old).abs().max()), FORWARD, scale=LOGPROB)
+    assert metrics["ratio_mean"] == near(float((new - old).exp().mean()), FORWARD, scale=LOGPROB)
+    assert 0 < metrics["entropy"] < math.log(VOCAB)
+
+
+def test_recomputed_old_logprobs_make_every_ratio_one() -> None:
+    model = tiny_model()
+    samples = some_samples(model, shift=0.5)
+    config = config_of("algorithm.old_logprobs=recomputed", "engine.max_mismatch=1")
+    learner = learner_of(model)
+    scored, found = recompute_logprobs(learner, samples, settings=UpdateSettings.of(config))
+    metrics = update_policy(learner, scored, [], step=0, settings=UpdateSettings.of(config))
+    assert (
+        metrics["ratio_mean"] == near(1.0, FORWARD, scale=LOGPROB) and metrics["clip_share"] == 0.0
+    )
+    assert found["mismatch_max"] > 0.4 and "mismatch_max" not in metrics, (
+        "the gap to the engine is still measured"
+    )
+
+
+def test_minibatches_share_a_rollout_out_and_epochs_repeat_it() -> None:
+    """Rate 0 keeps the weights, so the means over all steps are those of the rollout."""
+    model = tiny_model()
+    samples = some_samples(model)
+    whole = update_policy(
+        learner_of(model),
+        samples,
+        [],
+        step=0,
+        settings=UpdateSettings.of(config_of("optim.lr=0.0", GAP)),
+    )
+    cut = update_policy(
+        learner_of(model),
+        samples,
+        [],
+        step=0,
+        settings=UpdateSettings.of(
+            config_of("optim.lr=0.0", "algorithm.minibatches=4", "algorithm.epochs=3", GAP)
+        ),
+    )
+    assert (whole["num_optimizer_steps"], cut["num_optimizer_steps"]) == (1, 12)
+    # A mean over steps: four cuts of a rollout together hold each of its tokens once.
+    assert cut["num_trained_tokens"] * 4 == whole["num_trained_tokens"]
+
+
+def test_an_engine_with_other_weights_stops_the_run() -> None:
+    samples = some_samples(tiny_model(seed=0))
+    with pytest.raises(RuntimeError, match=r"differ by .* engine.max_mismatch is 0.05"):
+        update_policy(
+            learner_of(tiny_model(seed=1)),
+            samples,
+            [],
+            step=0,
+            settings=UpdateSettings.of(config_of()),
+        )
+
+
+def test_nothing_to_learn_changes_nothing() -> None:
+    """Every group was flat: a step that is logged and not taken."""
+    moved, metrics = change(tiny_model(), [Part([], "surrogate")])
+    assert metrics == {"num_trained_tokens": 0.0}
+    assert not any(delta.any() for delta in moved.values())
+
+
+def test_a_loss_that_is_not_finite_names_its_sample_and_takes_no_step() -> None:
+    model = tiny_model()
+    samples = some_samples(model)
+    bad = samples[5]
+    samples[5] = replace(
+        bad,
+        old_logprobs=[math.nan if m else 0.0 for m in bad.mask],
+        advantages=[-1.0 * m for m in bad.mask],
+    )
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    config = config_of("optim.tokens_per_microbatch=64")
+    with pytest.raises(FloatingPointError, match=r"surrogate loss of sample 5 is nan"):
+        optimizer_step(
+            learner_of(model),
+            [Part(samples, "surrogate")],
+            lr=1.0,
+            settings=UpdateSettings.of(config),
+        )
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_imitation_learns_the_plain_softmax_whatever_the_temperature_of_play() -> None:
+    samples = as_taught(some_samples(tiny_model()))
+    model = tiny_model()
+    expected = -trainer_logprobs(model, samples, temperature=1.0).mean()
+    _, metrics = change(model, [Part(samples, "imitation")], "rollout.temperature=0.5")
+    assert metrics["imitation_loss"] == near(float(expected), FORWARD, scale=LOGPROB)
+
+
+def test_parts_add_up_each_over_its_own_tokens() -> None:
+    """A replay of weight 0.25 adds a quarter of its own mean gradient."""
+    played = some_samples(tiny_model())[:5]
+    taught = as_taught(some_samples(tiny_model())[5:])
+    alone, _ = change(tiny_model(), [Part(played, "surrogate")])
+    replay, _ = change(tiny_model(), [Part(taught, "imitation")])
+    both, metrics = change(
+        tiny_model(), [Part(played, "surrogate"), Part(taught, "imitation", weight=0.25)]
+    )
+    assert_same(both, {name: alone[name] + 0.25 * replay[name] for name in alone})
+    assert {"policy_loss", "imitation_loss"} <= metrics.keys()
+
+
+def test_the_reference_pulls() -> None:
+    """Without any advantage the KL term alone brings the policy to the reference."""
+    model, reference = tiny_model(seed=0), tiny_model(seed=0).requires_grad_(False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.05)
+    samples = [replace(s, advantages=[0.0] * len(s.ids)) for s in some_samples(model)]
+    learner = learner_of(model, reference=reference, kl=0.5)
+    config = config_of("algorithm.kl=0.5")
+    seen = [
+        optimizer_step(
+            learner, [Part(samples, "surrogate")], lr=0.02, settings=UpdateSettings.of(config)
+        )["kl_reference"]
+        for _ in range(12)
+    ]
+    assert seen[0] > 0.001 and seen[-1] < 0.5 * seen[0]
+    assert all(p.grad is None for p in reference.parameters())
+    at_home, metrics = change(
+        tiny_model(seed=0), [Part(samples, "surrogate")], "algorithm.kl=0.5", reference=reference
+    )
+    assert metrics["kl_reference"] == near(0.0, FORWARD)
+    assert max(float(delta.abs().max()) for delta in at_home.values()) < tolerance(GRADIENT)
+
+
+def test_what_only_fills_a_rank_up_weighs_nothing() -> None:
+    """The weightless micro-batch that a rank with less to do gets has no KL term either; only its
+    token counts here, which on a rank it does not."""
+    reference = tiny_model(seed=1).requires_grad_(False)
+    samples = some_samples(tiny_model())[2:]
+    num_trained = sum(sum(s.mask) for s in samples)
+    filler = Sample(name="", ids=[0, 0], mask=[0, 1], old_logprobs=[0.0] * 2, advantages=[0.0] * 2)
+    settings = ("algorithm.kl=0.5", "optim.tokens_per_microbatch=16")
+    alone, metrics = change(
+        tiny_model(), [Part(samples, "surrogate")], *settings, reference=reference
+    )
+    filled, same = change(
+        tiny_model(), [Part([*samples, filler], "surrogate")], *settings, reference=reference
+    )
+    share = num_trained / (num_trained + 1)
+    assert_same(filled, {name: share * delta for name, delta in alone.items()})
+    for name in ("kl_reference", "entropy", "mismatch_max", "policy_loss"):
+        assert same[name] == near(metrics[name], FORWARD)
+
+
+def test_long_gradients_are_shortened() -> None:
+    samples = some_samples(tiny_model())
+    free, metrics = change(tiny_model(), [Part(samples, "surrogate")])
+    assert metrics["grad_norm"] > 0.1
+    bound, same = change(tiny_model(), [Part(samples, "surrogate")], "optim.max_grad_norm=0.1")
+    assert same["grad_norm"] == near(metrics["grad_norm"], GRADIENT)
+    share = 0.1 / metrics["grad_norm"]
+    assert_same(bound, {name: share * delta for name, delta in free.items()})
+
+
+def test_weight_decay_is_for_matrices() -> None:
+    matrices, vectors = make_optimizer(
+        tiny_model(), config_of("optim.weight_decay=0.1").optim
+    ).param_groups
+    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.1, 0.0)
+    assert {p.ndim for p in matrices["params"]} == {2} and {p.ndim for p in vectors["params"]} == {
+        1
+    }
+
+
+def test_learning_rates_by_hand() -> None:
+    def rates(schedule: str, final_share: float = 0.0) -> list[float]:
+        return [
+            learning_rate(
+                step,
+                peak=8.0,
+                num_steps=6,
+                warmup_steps=2,
+                schedule=schedule,
+                final_share=final_share,
+            )
+            for step in range(6)
+        ]
+
+    assert rates("constant") == [4, 8, 8, 8, 8, 8]
+    assert rates("linear") == [4, 8, 8, 6, 4, 2]
+    assert rates("linear", 0.5) == [4, 8, 8, 7, 6, 5]
+    assert rates("cosine") == pytest.approx(
+        [4, 8, 8, 4 + 4 / math.sqrt(2), 4, 4 - 4 / math.sqrt(2)]
+    )
+    config = config_of("steps=4", "optim.lr=8.0", "optim.schedule=linear")
+    assert [self_play_rate(step, config.optim, num_steps=config.steps) for step in range(4)] == [
+        8,
+        6,
+        4,
+        2,
+    ]

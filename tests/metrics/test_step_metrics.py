@@ -1,0 +1,133 @@
+"""What a set of games shows, counted by hand on the hand-sized board."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+
+import pytest
+from dialop_boards import BEST, BRIEF, SMALL, WORST
+
+from dialop.game import Game
+from dialop.matching.game import MatchingGame, MatchingOptions
+from selfplay.credit.advantages import CreditStats
+from selfplay.distributed import init_world
+from selfplay.engines.base import Completion, Request
+from selfplay.metrics.games import messages, talk_value
+from selfplay.metrics.step import add_up, game_measures, game_record, step_metrics, tally
+from selfplay.rollout.driver import RolloutStats, play_scripted
+from selfplay.rollout.episode import Episode, GameSetup, Limits
+from selfplay.rollout.players import Move
+
+
+class Lines:
+    """A player that reads its moves from a list."""
+
+    name, transcript = "lines", None
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = list(texts)
+
+    def move(
+        self, game: Game, seat: int, observation: str
+    ) -> Generator[Request, Completion, Move | None]:
+        return Move(self.texts.pop(0), complete=True, num_tokens=2)
+        yield  # a generator that never asks the engine
+
+    def refused(self) -> None: ...
+
+    def fork(self, *names: object) -> Lines:
+        return Lines(*self.texts)
+
+
+def played(
+    seat_0: list[str], seat_1: list[str], index: int = 0, options: MatchingOptions = BRIEF
+) -> Episode:
+    table = GameSetup(
+        MatchingGame(SMALL, options), (Lines(*seat_0), Lines(*seat_1)), SMALL.key, index
+    )
+    (episode,) = play_scripted([table], limits=Limits(max_turns=6, max_retries=1))
+    return episode
+
+
+# Seat 0 sees Ava BLEU 3 and Daniel Electra 9: one true statement, one false one. Best agreed.
+TALKED = played(["[message] Ava BLEU 3, Daniel Electra 8", "[accept]"], ["hm", BEST])
+# The other matching: 8 of 12. Nothing is said.
+SILENT = played([WORST], ["[accept]"])
+# Two refused moves in a row end the game.
+FAILED = played(["a", "[accept]"], [])
+
+
+def test_measures_by_hand() -> None:
+    means = game_measures(tally([TALKED, SILENT, FAILED]))
+    assert means["score"] == pytest.approx((1 + 8 / 12 + 0) / 3)
+    assert means["agreement"] == pytest.approx(2 / 3)
+    assert means["optimal"] == pytest.approx(1 / 3)
+    assert means["messages"] == pytest.approx(1 / 3)
+    assert means["proposals"] == pytest.approx(2 / 3)
+    assert means["turns"] == pytest.approx((4 + 2 + 2) / 3)
+    assert means["errors"] == pytest.approx(3 / 3)
+    assert means["errors_no_tag"] == pytest.approx(2 / 3)
+    assert means["errors_nothing_pending"] == pytest.approx(1 / 3)
+    assert means["statements"] == pytest.approx(2 / 3)
+    assert means["honesty"] == 0.5
+    assert "honesty" not in game_measures(tally([SILENT])), "nothing was stated"
+
+
+def test_what_is_written_in_private_is_no_statement_and_no_word() -> None:
+    thoughts = "Ava BLEU 5\nAva Electra 5 [sure]\n"
+    options = MatchingOptions(brief=True, private_reasoning=True)
+    told = played([thoughts + "[message] Ava BLEU 3", "[accept]"], [thoughts + BEST], 0, options)
+    means = game_measures(tally([told]))
+    assert (means["statements"], means["honesty"], means["words"]) == (1, 1, 3)
+    assert messages(told, [0, 1]) == [(0, "Ava BLEU 3")] and messages(told, [1]) == []
+
+
+def test_value_of_talk_is_over_the_better_lone_plan() -> None:
+    """Alone, seat 0 would reach 12 of 12 and seat 1 8 of 12."""
+    assert talk_value(TALKED) == pytest.approx(0.0)
+    assert talk_value(SILENT) == pytest.approx(8 / 12 - 1)
+    assert talk_value(FAILED) == pytest.approx(-1.0)
+
+
+def test_tallies_of_ranks_add_up() -> None:
+    """Means over all games do not depend on which rank played which."""
+    whole = game_measures(tally([TALKED, SILENT, FAILED]))
+    parts = (tally([TALKED]), tally([]), tally([SILENT, FAILED]))
+    assert game_measures(add_up(parts)) == pytest.approx(whole)
+
+
+def test_a_step_line_by_hand() -> None:
+    stats = RolloutStats(
+        num_games=2,
+        num_turns=6,
+        num_errors=1,
+        num_prompt_tokens=70,
+        num_generated_tokens=30,
+        engine_s=0.5,
+        games_s=0.1,
+    )
+    line = step_metrics(
+        [TALKED, SILENT],
+        stats,
+        CreditStats(num_groups=4, num_zero_variance_groups=1),
+        {"grad_norm": 2.0},
+        init_world(device="cpu"),
+    )
+    assert line["zero_variance_groups"] == 0.25 and line["grad_norm"] == 2.0
+    assert (line["num_games"], line["num_generated_tokens"], line["tokens_per_s"]) == (2, 30, 60.0)
+    assert "games" not in line and "num_zero_variance_groups" not in line
+    assert all(isinstance(value, int | float) for value in line.values())
+
+
+def test_a_recorded_game_is_json_with_both_views() -> None:
+    record = json.loads(json.dumps(game_record(TALKED, step=5)))
+    assert (record["step"], record["score_norm"], record["ended"]) == (5, 1.0, "agreed")
+    assert record["seats"][0]["user"].startswith("Ava BLEU 3")
+    assert record["seats"][1]["user"].startswith("Ava BLEU ?")
+    assert [(t["seat"], t["error"] is None) for t in record["turns"]] == [
+        (0, True),
+        (1, False),
+        (1, True),
+        (0, True),
+    ]

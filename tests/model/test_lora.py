@@ -1,0 +1,302 @@
+"""Adapters: what they change, what they leave alone, and that everybody speaks with them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from processes import two_ranks
+from safetensors.torch import load_file
+from small_updates import config_of, learner_of, some_samples
+from tiny_run import (
+    CPU,
+    FORWARD,
+    GRADIENT,
+    LOGPROB,
+    LORA,
+    RUN_GAP,
+    RUNS,
+    finished,
+    metrics_of,
+    run_tiny,
+    run_warm,
+    tiny_model,
+    trainer_logprobs,
+)
+from tolerance import assert_near, near, tolerance
+from torch.distributed.checkpoint import FileSystemReader
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import eval as door
+from selfplay import checkpoint
+from selfplay.colocation import start as engine_start
+from selfplay.colocation import weight_sync as sync
+from selfplay.colocation.start import merged_folder
+from selfplay.config import LoraConfig, load_config
+from selfplay.config.settings import SettingsError
+from selfplay.distributed import init_world
+from selfplay.engines.base import Request, Sampling
+from selfplay.engines.hf import HFEngine
+from selfplay.learner.batch import pack
+from selfplay.learner.learner import UpdateSettings, reference_logprobs
+from selfplay.learner.objective import Part
+from selfplay.learner.optimizer import make_optimizer
+from selfplay.learner.optimizer_step import optimizer_step
+from selfplay.model.lora import (
+    Adapters,
+    add_adapters,
+    export_adapters,
+    full_weights,
+    is_adapter,
+    plain_weights,
+    without_adapters,
+)
+from selfplay.model.policy import export, load_model
+from selfplay.partners.checkpoints import find_source
+
+SMALL = LoraConfig(rank=4, alpha=8)
+
+
+def adapted(config: LoraConfig = SMALL, *, trained: bool = True) -> PreTrainedModel:
+    """The tiny model with adapters; trained ones say something: B is not zero any more."""
+    model = tiny_model()
+    add_adapters(model, config, seed=7)
+    if trained:
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if is_adapter(name):
+                    parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def scores(model: PreTrainedModel) -> torch.Tensor:
+    return trainer_logprobs(model, some_samples(tiny_model()), temperature=1.0)
+
+
+def merged(model: PreTrainedModel) -> PreTrainedModel:
+    plain = tiny_model()
+    plain.load_state_dict(dict(full_weights(model)), strict=False)
+    return plain.eval()
+
+
+def test_new_adapters_change_nothing_and_are_the_seeds() -> None:
+    first, same, other = (tiny_model() for _ in range(3))
+    before = torch.get_rng_state()
+    for model, seed in ((first, 7), (same, 7), (other, 8)):
+        add_adapters(model, SMALL, seed=seed)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(scores(first.eval()), scores(tiny_model().eval()))
+    values = [dict(model.named_parameters()) for model in (first, same, other)]
+    assert all(torch.equal(values[0][name], values[1][name]) for name in values[0])
+    drawn = [name for name in values[0] if "lora_A" in name]
+    assert len(drawn) == 2 * 7 and len({values[0][n][0, 0].item() for n in drawn}) == 14
+    assert not any(torch.equal(values[0][name], values[2][name]) for name in drawn)
+    assert max(values[0][n].abs().max().item() for n in drawn if "down" not in n) < 32**-0.5
+
+
+def test_merged_weights_score_as_the_adapters_do() -> None:
+    """W + 8 / 4 * B A by hand for one matrix; then the whole model."""
+    model = adapted()
+    layer = model.base_model.layers[1].mlp.up_proj
+    by_hand = layer.base_layer.weight + 2.0 * layer.lora_B.default.weight @ (
+        layer.lora_A.default.weight
+    )
+    weights = dict(full_weights(model))
+    assert torch.equal(weights["model.layers.1.mlp.up_proj.weight"], by_hand)
+    assert weights.keys() == dict(tiny_model().named_parameters()).keys()
+    assert float((scores(model) - scores(tiny_model().eval())).abs().max()) > 0.05
+    assert_near(scores(merged(model)), scores(model), FORWARD)
+
+
+def test_the_reference_is_the_model_without_its_adapters() -> None:
+    model = adapted()
+    with without_adapters(model):
+        assert torch.equal(scores(model), scores(tiny_model().eval()))
+    assert not torch.equal(scores(model), scores(tiny_model().eval()))
+    learner = learner_of(model, reference=model)
+    batch = pack(some_samples(tiny_model()), device=CPU)
+    found = reference_logprobs(learner, batch, temperature=1.0)
+    assert torch.equal(found, scores(tiny_model().eval())) and not found.requires_grad
+
+
+def test_only_adapters_learn_and_only_they_are_counted() -> None:
+    """The norm is theirs, the optimizer holds no more, the base stays bit for bit."""
+    model = adapted(trained=False)
+    learner = learner_of(model)
+    learner.optimizer = make_optimizer(model, config_of().optim)
+    samples = some_samples(tiny_model())
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    metrics = optimizer_step(
+        learner, [Part(samples, "surrogate")], lr=0.01, settings=UpdateSettings.of(config_of())
+    )
+    changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    # With B zero no gradient reaches A yet.
+    assert changed == {name for name in before if "lora_B" in name}
+    held = sum(p.numel() for g in learner.optimizer.param_groups for p in g["params"])
+    assert held == sum(p.numel() for n, p in model.named_parameters() if is_adapter(n))
+    assert metrics["grad_norm"] > 0
+    optimizer_step(
+        learner, [Part(samples, "surrogate")], lr=0.01, settings=UpdateSettings.of(config_of())
+    )
+    changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    assert changed == {name for name in before if is_adapter(name)}
+
+
+def test_a_pushed_engine_and_one_that_shares_the_model_speak_alike() -> None:
+    """Log-probs of sampled turns: the engine with a copy, the engine on the model, the trainer."""
+    model = adapted()
+    copy, shared = HFEngine(tiny_model()), HFEngine(model)
+    for engine in (copy, shared):
+        sync.push(model, engine, version=3, dtype=torch.float32)
+        assert engine.version == 3
+    assert copy.model.state_dict().keys() == tiny_model().state_dict().keys()
+    asked = [Request((5, 6, 7), 12, seed) for seed in range(4)]
+    sampling = Sampling(temperature=1.0, stop_ids=(0,))
+    said = [engine.generate(asked, sampling) for engine in (copy, shared)]
+    for one, other in zip(*said, strict=True):
+        assert one.ids == other.ids
+        assert one.logprobs == near(other.logprobs, FORWARD, scale=LOGPROB)
+    before = HFEngine(tiny_model()).generate(asked, sampling)
+    assert any(a.logprobs != b.logprobs for a, b in zip(said[0], before, strict=True))
+
+
+def test_an_engine_is_told_the_names_and_shapes_it_knows() -> None:
+    weights = plain_weights(adapted())
+    plain = tiny_model().named_parameters()
+    assert {n: w.base.shape for n, w in weights.items()} == {n: p.shape for n, p in plain}
+
+
+def test_exports_reload_with_transformers_and_with_peft(tmp_path: Path) -> None:
+    model, world = adapted(), init_world(device="cpu")
+    export(tiny_model(), None, tmp_path / "base")
+    export(model, None, tmp_path / "merged", world=world)
+    export_adapters(model, Adapters(SMALL, tmp_path / "base"), tmp_path / "peft", world=world)
+    wanted = model(torch.tensor([[1, 2, 3, 4]])).logits
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    by_peft = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "peft"
+    )
+    by_name = load_model(str(tmp_path / "peft"), device="cpu", dtype=torch.float32)
+    for other in (whole, by_peft, by_name):
+        assert_near(other(torch.tensor([[1, 2, 3, 4]])).logits, wanted, FORWARD)
+    size = (tmp_path / "peft" / "adapter_model.safetensors").stat().st_size
+    assert size < 0.5 * (tmp_path / "merged" / "model.safetensors").stat().st_size
+
+
+def test_dropout_is_drawn_by_name_and_only_in_updates() -> None:
+    """The log-probs that a pass before the update finds have no noise; the update's own have."""
+    model = adapted(replace(SMALL, dropout=0.5))
+    assert torch.equal(scores(model), scores(model))
+    model.train()
+    assert not torch.equal(scores(model), scores(model))
+
+
+def test_bad_combinations_are_refused_with_the_rule() -> None:
+    lora = ["model.scratch={}", "rollout.max_game_tokens=1000", "model.lora={}"]
+    assert load_config(None, lora).model.lora == LoraConfig()
+    for setting, rule in (
+        ("parallel.tp=2", "parallel.tp must be 1 with model.lora, got 2"),
+        ("algorithm={kl: 0.1, reference_every: 5}", "reference_every must be 0 with model.lora"),
+        ("model.lora.dropout=0.1", "old_logprobs must be recomputed with model.lora.dropout"),
+    ):
+        with pytest.raises(SettingsError, match=rule):
+            load_config(None, [*lora, setting])
+    with pytest.raises(SettingsError, match=r"got 'query'; there are down_proj, gate_proj"):
+        add_adapters(tiny_model(), replace(SMALL, targets=("query",)), seed=0)
+
+
+# --- whole runs -----------------------------------------------------------------------------------
+
+
+def test_a_run_keeps_and_exports_its_adapters(tmp_path: Path) -> None:
+    """Checkpoints hold adapters alone; what a run exports is the policy that they make."""
+    straight = finished(*RUNS["adapters"])
+    lines = metrics_of(straight)
+    assert all(line["grad_norm"] > 0 and line["mismatch_max"] < RUN_GAP for line in lines)
+    assert lines[0]["kl_reference"] < lines[-1]["kl_reference"]
+    held = FileSystemReader(straight / "checkpoints/step_000004/state").read_metadata()
+    weights = [name for name in held.state_dict_metadata if name.startswith("model.")]
+    assert len(weights) == 2 * 2 * 7 and all("lora_" in name for name in weights)
+    base, final = (
+        load_file(straight / name / "model.safetensors") for name in ("warm_start", "final")
+    )
+    kept = {name for name in base if torch.equal(base[name], final[name])}
+    assert kept == {name for name in base if "_proj.weight" not in name}
+    # An unfinished run is evaluated as the adapters of its newest checkpoint on their base.
+    unfinished = tmp_path / "run"
+    shutil.copytree(straight, unfinished, ignore=shutil.ignore_patterns("final*"))
+    source = find_source(unfinished)
+    newest = load_model(str(source.weights), device="cpu", dtype=torch.float32)
+    last = AutoModelForCausalLM.from_pretrained(straight / "final")
+    ids = torch.tensor([[1, 2, 3, 4]])
+    assert_near(newest(ids).logits, last(ids).logits, FORWARD)
+
+
+def test_adapters_alone_are_evaluated_by_any_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As policy and as partner. SGLang reads no adapters: it is handed a whole folder, made once,
+    that holds what the run's end would export."""
+    run, folders = tmp_path / "run", []
+    run_warm(run, *LORA, "steps=1", "eval.final_games=4")
+    (run / "final").rename(tmp_path / "final")
+
+    class Whole(HFEngine):
+        """In place of SGLang: reads the folder it is given as one that needs no other."""
+
+        def __init__(self, folder: str, **_: object) -> None:
+            assert not (Path(folder) / "adapter_config.json").exists()
+            folders.append(Path(folder))
+            super().__init__(load_model(folder, device="cpu", dtype=torch.float32))
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(engine_start, "SGLangEngine", Whole)
+    found = []
+    for engine in ("hf", "sglang", "sglang"):
+        words = ["--checkpoint", str(run), "--partner", f"checkpoint:{run}", "--temperature", "0"]
+        out = ["--games", "generated", "--out", str(tmp_path), f"engine.kind={engine}"]
+        assert door.main([*words, *out]) == 0
+        rows = json.loads((tmp_path / "evaluation.json").read_text())["rows"]
+        found.append(rows[f"policy with checkpoint:{run}, greedy"]["scores"])
+    assert found[0] == found[1] == found[2]
+    own = run / "checkpoints" / "step_000001" / "hf"
+    told = [*LORA, f"model.path={own}", "model.scratch=null", "model.lora=null"]
+    assert run_tiny(tmp_path / "on", *told) == 2, "a run does not train on adapters"
+    assert f"got adapters: {own}; nearest: the final/" in capsys.readouterr().err
+    assert folders == [run / "checkpoints" / "step_000001" / "hf" / "merged"] * 2
+
+    def overtaken(model: Any, tokenizer: Any, folder: Path) -> None:
+        """Another evaluation of these adapters ends while this one still writes."""
+        export(model, tokenizer, folder)
+        shutil.copytree(folder, own / "merged")
+        (own / "merged" / "the other's").touch()
+
+    shutil.rmtree(own / "merged")
+    monkeypatch.setattr(checkpoint, "export", overtaken)
+    found_there = merged_folder(config_of(), own, init_world(device="cpu"))
+    (found_there / "the other's").unlink()  # fails where it was written over
+    assert sorted(own.glob(".merged*")) == []
+    merged, final = (
+        load_file(folder / "model.safetensors") for folder in (folders[0], tmp_path / "final")
+    )
+    assert merged.keys() == final.keys()
+    for name, value in merged.items():
+        assert_near(value, final[name], 8)
+    names = {path.name for path in (tmp_path / "final").iterdir()} - {"progress.json"}
+    assert {path.name for path in folders[0].iterdir()} == names
+
+
+def test_two_ranks_adapt_as_one() -> None:
+    """Three steps, merged weights and their export on shards, and adapters from a checkpoint."""
+    report = two_ranks("adapters")
+    assert report["moved"] > 0.01 and report["weights"] < tolerance(3 * GRADIENT)
+    assert report["logprobs"] < tolerance(FORWARD, scale=LOGPROB)
+    assert report["resumed"] == report["frozen"] == 1.0

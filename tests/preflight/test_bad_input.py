@@ -1,0 +1,474 @@
+"""Bad settings, flags and variables: one line that names what is wrong, status 2, nothing made."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+from tiny_run import TINY, tiny_model
+
+import eval as eval_door
+import train
+from selfplay.config import Config, load_config
+from selfplay.config.settings import dump
+from selfplay.model.hub import FETCHED, NOT_FETCHED
+from selfplay.model.policy import export
+from selfplay.warm_start import scratch_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+HUGE = "1" + "0" * 13
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder whose `final/` is a small Hugging Face model."""
+    folder = tmp_path_factory.mktemp("good") / "run"
+    folder.mkdir()
+    (folder / "given.yaml").write_text(TINY)
+    config = load_config(folder / "given.yaml", [f"out={folder}"])
+    (folder / "config.yaml").write_text(dump(config))
+    tokenizer = scratch_tokenizer(config)
+    export(tiny_model(vocab_size=len(tokenizer)), tokenizer, folder / "final")
+    return folder
+
+
+@pytest.fixture
+def place(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[], int]], None]:
+    """A folder of good and broken things, in which a door may be opened; it checks that a refusal
+    leaves the folder as it was."""
+    shutil.copytree(run, tmp_path / "good")
+    (tmp_path / "run.yaml").write_text(TINY)
+    for name, data in FILES.items():
+        (tmp_path / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+    for name, change in MODELS.items():
+        shutil.copytree(run / "final", tmp_path / name)
+        change(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+
+    def taken(*words: object, **more: object) -> NoReturn:
+        raise AssertionError("it was taken")
+
+    # What would start, once everything has been found right.
+    monkeypatch.setattr(train, "train", taken)
+    monkeypatch.setattr(eval_door, "load_engine", taken)
+    monkeypatch.setattr(eval_door, "play_matrix", taken)
+    # The same answers on a machine with a GPU and SGLang.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "sglang" else find(name)
+    )
+
+    def nothing_made(open_door: Callable[[], int]) -> None:
+        before = sorted(tmp_path.rglob("*"))
+        assert open_door() == 2
+        assert sorted(tmp_path.rglob("*")) == before
+
+    return nothing_made
+
+
+def one_line(told: str, door: str, named: str) -> None:
+    """Standard error holds one line of the door, with the name of the key or file."""
+    assert told.startswith(f"{door}: ") and told.count("\n") == 1, told
+    assert named in told, told
+    assert len(told) < 2000
+
+
+FILES: dict[str, str | bytes] = {
+    "file": "",
+    "empty.yaml": "",
+    "binary.yaml": bytes(range(256)),
+    "nul.yaml": "steps: 1\0\n",
+    "latin.yaml": "out: caf\xe9\n".encode("latin-1"),
+    "utf16.yaml": "steps: 1\n".encode("utf-16"),
+    "list.yaml": "[1, 2]\n",
+    "text.yaml": "steps\n",
+    "open.yaml": "game: {size: 2\n",
+    "deep.yaml": "game: " + "[" * 60 + "]" * 60 + "\n",
+    "deeper.yaml": "game: " + "[" * 5000 + "\n",
+    "circle.yaml": "game: &game {size: 2, more: *game}\n",
+    "bomb.yaml": BOMB,
+    "large.yaml": "# " + "x" * 1_000_000 + "\n",
+    "base.yaml": "base: nowhere.yaml\n",
+    "tag.yaml": "steps: !!python/object/apply:os.getcwd []\n",
+}
+
+
+def _removed(*patterns: str) -> Callable[[Path], None]:
+    return lambda folder: [file.unlink() for p in patterns for file in folder.glob(p)] and None
+
+
+def _written(name: str, text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_text(text) and None
+
+
+def _pickled(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": torch.zeros(2)}, folder / "pytorch_model.bin")
+
+
+def _cut(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+MODELS: dict[str, Callable[[Path], None]] = {
+    "hollow": _removed("*"),
+    "weightless": _removed("*.safetensors"),
+    "pickled": _pickled,
+    "cut": _cut,
+    "configless": _removed("config.json"),
+    "badconfig": _written("config.json", "{"),
+    "listconfig": _written("config.json", "[1]"),
+    "unknown": _written("config.json", '{"model_type": "nonesuch"}'),
+    "badindex": _written("model.safetensors.index.json", "[]"),
+    "badshard": _written("model.safetensors.index.json", '{"weight_map": {"a": "b.safetensors"}}'),
+    "mute": _removed("tokenizer*", "vocab*", "merges*", "*.jinja"),
+    "badtokenizer": _written("tokenizer.json", '{"version": 1}'),
+}
+
+# Words behind `train.py`, and what the line must name. `--config run.yaml` stands before key=value.
+TRAIN: list[tuple[str, str]] = [
+    ("", "--config"),
+    ("--config", "--config"),
+    ("--config nowhere.yaml", "nowhere.yaml"),
+    ("--config good", "good"),
+    *((f"--config {name}", name) for name in FILES if name.endswith(".yaml") and name[0] != "b"),
+    ("--config binary.yaml", "binary.yaml"),
+    ("--config bomb.yaml", "bomb.yaml"),
+    ("--config base.yaml", "nowhere.yaml"),
+    ("--config /dev/zero", "/dev/zero"),
+    ("--config run.yaml --confg x", "--confg"),
+    ("steps", "steps"),
+    ("=3", "=3"),
+    ("out=file", "out"),
+    ("out=file/run", "out"),
+    ("out=''", "out"),
+    ("out=.", "out"),
+    ("out=", "out"),
+    ("out=/proc/1/run", "out"),
+    (f"out={'x' * 300}", "out"),
+    ('out="a\\0b"', "out"),
+    ("steps=1e22", "steps"),
+    (f"steps={HUGE}", "steps"),
+    (f"steps={'9' * 5000}", "steps"),
+    ("steps=-1", "steps"),
+    ("steps=.nan", "steps"),
+    ("seed=-1", "seed"),
+    (f"seed={HUGE}", "seed"),
+    ("save_every=0", "save_every"),
+    ("threads=100000", "threads"),
+    ("threads=-1", "threads"),
+    ("model.scratch.layers=100000000", "model.scratch.layers"),
+    (f"model.scratch.width={HUGE}", "model.scratch.width"),
+    ("model.scratch={layers: 256, width: 32768, mlp_width: 131072}", "model.scratch.width"),
+    ("model.scratch.vocab_size=260", "model.scratch.vocab_size"),
+    ("model.scratch.init_range=.inf", "model.scratch.init_range"),
+    ("optim.lr=.inf", "optim.lr"),
+    ("optim.lr=-.inf", "optim.lr"),
+    ("optim.lr=.nan", "optim.lr"),
+    ("optim.lr=1e400", "optim.lr"),
+    (f"optim.lr={'9' * 400}", "optim.lr"),
+    ("optim.lr=-1e-3", "optim.lr"),
+    ("optim.betas=[2, 3]", "optim.betas"),
+    ("optim.betas=[0.9]", "optim.betas"),
+    ("optim.betas=[0.9, 0.95, 0.99]", "optim.betas"),
+    ("optim.betas=[1.0, 0.95]", "optim.betas"),
+    ("optim.betas=0.9", "optim.betas"),
+    ("optim.weight_decay=.inf", "optim.weight_decay"),
+    ("optim.max_grad_norm=.inf", "optim.max_grad_norm"),
+    ("warm_start.lr=.inf", "warm_start.lr"),
+    ("warm_start.auxiliary_weight=.inf", "warm_start.auxiliary_weight"),
+    (f"warm_start.num_games={HUGE}", "warm_start.num_games"),
+    ("warm_start.teachers=[nobody]", "warm_start.teachers"),
+    ("warm_start.teachers=[solo*inf]", "warm_start.teachers"),
+    ("warm_start.teachers=[solo*nan]", "warm_start.teachers"),
+    ("algorithm.kl=.inf", "algorithm.kl"),
+    ("algorithm.entropy=.inf", "algorithm.entropy"),
+    ("algorithm.clip_high=.inf", "algorithm.clip_high"),
+    ("algorithm.method=grppo", "grpo"),
+    ("reward.error_penalty=.inf", "reward.error_penalty"),
+    ("rollout.temperature=.inf", "rollout.temperature"),
+    ("rollout.temperature=0", "rollout.temperature"),
+    ("rollout.temperature=1e-300", "rollout.temperature"),
+    (f"rollout.group_size={HUGE}", "rollout.group_size"),
+    ("rollout={instances: 100000, group_size: 10000}", "rollout.instances"),
+    ("rollout.partners=[self*inf]", "rollout.partners"),
+    ("rollout.partners=[checkpoint:pickled]", "pickled"),
+    ("game.p_observed=0", "game.p_observed"),
+    ("game.p_observed=.nan", "game.p_observed"),
+    (f"game.max_value={HUGE}", "game.max_value"),
+    ("game.hardness=.inf", "game.hardness"),
+    (f"eval.final_games={HUGE}", "eval.final_games"),
+    ("data.processes=1000000", "data.processes"),
+    ("device=cuda", "device"),
+    ("device=gpu", "device"),
+    ("engine.kind=sglang", "engine.kind"),
+    ("parallel.tp=2", "parallel.tp"),
+    ("parallel.fsdp=0", "parallel.fsdp"),
+    ("rollout.partners=[endpoint:m@http://]", "rollout.partners"),
+    ("rollout.partners=['endpoint:m@http://[::1/v1']", "rollout.partners"),
+    ("rollout.partners=['endpoint:m@http://host:port/v1']", "rollout.partners"),
+    ("rollout.partners=['endpoint:m@http://host:99999/v1']", "rollout.partners"),
+    ("rollout.partners=['endpoint:m@http://a b/v1']", "rollout.partners"),
+    ("rollout.partners=['endpoint:m@ftp://host/v1']", "rollout.partners"),
+    ("endpoint.body={since: 2020-01-01}", "endpoint.body"),
+    ("endpoint.body={top_p: .inf}", "endpoint.body"),
+    ("model.chat_template={chat_template: '{{'}", "model.chat_template"),
+    ("model.chat_template={chat_template: 5}", "model.chat_template"),
+    ("model.chat_template={chat_template: '{{ nothing.here }}'}", "model.chat_template"),
+    ("model.chat_template={chat_template: '{{ raise_exception(1) }}'}", "model.chat_template"),
+    ("model={scratch: null, path: nowhere/at/all}", "model.path"),
+    ("model={scratch: null, path: file}", "model.path"),
+    ("model={scratch: null, path: ''}", "model.path"),
+    ("model={scratch: null, path: Nobody/nothing-of-this-name}", "Nobody/nothing-of-this-name"),
+    *((f"model={{scratch: null, path: {name}}}", name) for name in MODELS),
+]
+
+# Words behind `eval.py --games generated --num 2`; --checkpoint good stands before those without.
+EVAL: list[tuple[str, str]] = [
+    ("--checkpoint nowhere", "--checkpoint"),
+    ("--checkpoint file", "--checkpoint"),
+    ("--checkpoint good/../good/..", "--checkpoint"),
+    ("--checkpoint Nobody/nothing-of-this-name", "Nobody/nothing-of-this-name"),
+    *((f"--checkpoint {name} --config run.yaml", name) for name in MODELS),
+    ("--checkpoint good --checkpoint good", "--checkpoint"),
+    ("--checkpoint", "--checkpoint"),
+    ("--games nowhere.parquet", "--games"),
+    ("--games good", "--games"),
+    ("--games ''", "--games"),
+    ("--num 0", "--num"),
+    ("--num -1", "--num"),
+    (f"--num {HUGE}", "--num"),
+    ("--num 1e13", "--num"),
+    ("--num many", "--num"),
+    ("--temperature nan", "--temperature"),
+    ("--temperature inf", "--temperature"),
+    ("--temperature -1", "--temperature"),
+    ("--temperature 1e-300", "--temperature"),
+    ("--temperature 1e300", "--temperature"),
+    ("--temperature warm", "--temperature"),
+    ("--partner nobody", "--partner"),
+    ("--partner scripted:nobody", "--partner"),
+    ("--partner checkpoint:nowhere", "--partner"),
+    ("--partner checkpoint:pickled", "pickled"),
+    ("--partner endpoint:m@http://", "--partner"),
+    ("--partner endpoint:m@http://host:port", "--partner"),
+    ("--partner pool", "--partner"),
+    ("--partners nowhere --config run.yaml", "--partners"),
+    ("--partners scripted:nobody --config run.yaml", "--partners"),
+    ("--partners pickled --config run.yaml", "pickled"),
+    ("--partners person --config run.yaml", "--partners"),
+    ("--out file", "--out"),
+    ("--out file/here", "--out"),
+    ("--out /proc/1/here", "--out"),
+    ("--start often", "--start"),
+    ("--config nowhere.yaml", "nowhere.yaml"),
+    ("--config binary.yaml", "binary.yaml"),
+    ("--config circle.yaml", "circle.yaml"),
+    ("--nmu 3", "--num"),
+    ("device=cuda", "device"),
+    ("engine.kind=sglang", "engine.kind"),
+    ("model.chat_template={chat_template: '{{'}", "model.chat_template"),
+    ("threads=100000", "threads"),
+]
+
+# Environment variables, and the words of train.py beside them.
+ENVIRONMENT: list[tuple[dict[str, str], str, str]] = [
+    ({"WORLD_SIZE": "two"}, "steps=0", "WORLD_SIZE"),
+    ({"WORLD_SIZE": "0"}, "steps=0", "WORLD_SIZE"),
+    ({"RANK": "-1"}, "steps=0", "RANK"),
+    ({"RANK": "1"}, "steps=0", "RANK"),
+    ({"LOCAL_RANK": "9" * 30}, "steps=0", "LOCAL_RANK"),
+    ({"WORLD_SIZE": "2"}, "parallel.fsdp=2", "RANK"),
+    ({}, "endpoint.key_variable=NOT_SET_ANYWHERE", "NOT_SET_ANYWHERE"),
+    ({"BAD_KEY": "secret\nkey"}, "endpoint.key_variable=BAD_KEY", "BAD_KEY"),
+    ({"BAD_KEY": "secret\u00e9key"}, "endpoint.key_variable=BAD_KEY", "BAD_KEY"),
+]
+
+
+def _split(words: str) -> list[str]:
+    """Flags by blanks; key=value is one word, whatever it holds."""
+    if words.startswith("--"):
+        return [word.strip("'") for word in words.split(" ")]
+    return [words] if words else []
+
+
+@pytest.mark.parametrize(("words", "named"), TRAIN, ids=lambda text: text[:60])
+def test_train_refuses_in_one_line(
+    words: str,
+    named: str,
+    place: Callable[[Callable[[], int]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = _split(words)
+    if words and not words.startswith("--"):
+        given = ["--config", "run.yaml", "out=fresh/run", *given]
+    start_s = time.perf_counter()
+    place(lambda: train.main(given))
+    assert time.perf_counter() - start_s < 15
+    one_line(capsys.readouterr().err, "train.py", named)
+
+
+@pytest.mark.parametrize(("words", "named"), EVAL, ids=lambda text: text[:60])
+def test_eval_refuses_in_one_line(
+    words: str,
+    named: str,
+    place: Callable[[Callable[[], int]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["--games", "generated", "--num", "2", *_split(words)]
+    if not words.startswith(("--checkpoint", "--partners")):
+        given += ["--checkpoint", "good"]
+    place(lambda: eval_door.main(given))
+    one_line(capsys.readouterr().err, "eval.py", named)
+
+
+@pytest.mark.parametrize(("variables", "words", "named"), ENVIRONMENT, ids=lambda v: str(v)[:40])
+def test_a_bad_variable_is_named(
+    variables: dict[str, str],
+    words: str,
+    named: str,
+    place: Callable[[Callable[[], int]], None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    asked = ["rollout.partners=['endpoint:m@http://127.0.0.1:9/v1']"] * words.startswith("endpoint")
+    place(lambda: train.main(["--config", "run.yaml", "out=fresh", words, *asked]))
+    told = capsys.readouterr().err
+    one_line(told, "train.py", named)
+    assert "secret" not in told
+
+
+def test_good_settings_reach_the_run(
+    place: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The table's other half: what the cases start from is accepted, so nothing else refuses
+    them."""
+    path = ["model={scratch: null, path: good/final}", "rollout.max_game_tokens=160"]
+    for more in ([], path):
+        with pytest.raises(AssertionError, match="it was taken"):
+            train.main(["--config", "run.yaml", "out=fresh/run", *more])
+    with pytest.raises(AssertionError, match="it was taken"):
+        eval_door.main(["--checkpoint", "good", "--games", "generated", "--num", "2"])
+
+
+def test_a_hub_that_cannot_be_reached_is_told_in_seconds(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(TINY)
+    words = ["--config", "run.yaml", "out=fresh", "model={scratch: null, path: Nobody/nothing}"]
+    closed = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": "hub"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *words],
+        cwd=tmp_path,
+        env=os.environ | closed,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    one_line(done.stderr, "train.py", "Nobody/nothing")
+    assert not (tmp_path / "fresh").exists()
+
+
+def _numbers(cls: type, prefix: str = "") -> list[tuple[str, Any]]:
+    """Every key whose value is a number or a list of numbers, with its rules."""
+    found: list[tuple[str, Any]] = []
+    hints = get_type_hints(cls)
+    for entry in fields(cls):  # type: ignore[arg-type]
+        name, parts = f"{prefix}{entry.name}", [hints[entry.name]]
+        while any(get_args(part) for part in parts):
+            parts = [a for part in parts for a in (get_args(part) or (part,)) if a is not ...]
+            if get_origin(hints[entry.name]) is dict:
+                parts = []
+        for part in parts:
+            if is_dataclass(part):
+                found += _numbers(part, f"{name}.")  # type: ignore[arg-type]
+            elif part in (int, float):
+                found.append((name, entry.metadata))
+    return found
+
+
+def test_every_number_has_bounds() -> None:
+    numbers = _numbers(Config)
+    assert len(numbers) > 100
+    unbounded = [name for name, rules in numbers if None in (rules["low"], rules["high"])]
+    assert unbounded == []
+    for name, rules in numbers:
+        assert abs(rules["high"]) < 10**10 and rules["low"] <= rules["high"], name
+
+
+def test_a_download_takes_one_copy_of_the_weights_and_no_code() -> None:
+    from huggingface_hub.utils import filter_repo_objects
+
+    wanted = [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer.model",
+        "vocab.json",
+        "merges.txt",
+        "chat_template.jinja",
+        "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors",
+    ]
+    others = [
+        "pytorch_model.bin",
+        "consolidated.safetensors",
+        "original/consolidated.00.pth",
+        "onnx/model.onnx",
+        "onnx/config.json",
+        "modeling_own.py",
+        "tf_model.h5",
+        "model.gguf",
+        "figure.png",
+    ]
+    taken = filter_repo_objects(
+        wanted + others, allow_patterns=FETCHED, ignore_patterns=NOT_FETCHED
+    )
+    assert list(taken) == wanted
+
+
+def test_eval_takes_a_model_by_its_name_on_the_hub(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub's cache as a download leaves it, found without a network."""
+    cache = tmp_path / "hub" / "models--org--name"
+    shutil.copytree(run / "final", cache / "snapshots" / ("a" * 40))
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("a" * 40)
+    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", cache.parent)
+    monkeypatch.chdir(tmp_path)
+    words = ["--checkpoint", "org/name", "--games", "generated", "--num", "2"]
+    words += ["--config", str(run / "given.yaml")]
+    assert eval_door.main(words) == 2, "without --out reports would go into the cache"
+    assert eval_door.main([*words, "--out", "report"]) == 0
+    page = json.loads((tmp_path / "report" / "evaluation.json").read_text())
+    assert page["checkpoint"] == "org/name"
+
+
+def test_configs_that_help_texts_name_exist() -> None:
+    import re
+
+    for door in (train, eval_door):
+        named = re.findall(r"configs/[\w.]+\.yaml", door.__doc__ or "")
+        assert named and all((ROOT / name).is_file() for name in named), named

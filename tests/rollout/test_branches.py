@@ -1,0 +1,485 @@
+"""Games forked at hand-made turns: values, advantages, what trains, a trunk left as it was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from dialop_boards import BEST, BRIEF, SMALL, WORST
+from scripted_engine import StreamEngine, WaveEngine
+
+from dialop.game import Game
+from dialop.matching.game import MatchingGame
+from dialop.matching.scripted import make_scripted
+from selfplay.chat.rendering import Rendering
+from selfplay.chat.transcript import Transcript
+from selfplay.config import AlgorithmConfig, RewardConfig, load_config
+from selfplay.config.settings import SettingsError
+from selfplay.credit.advantages import CreditStats, assign_advantages, reward_samples
+from selfplay.credit.returns import branch_samples, episode_samples
+from selfplay.credit.sample import Sample
+from selfplay.data.seeds import named_seed
+from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.evaluation.drawings import game_text
+from selfplay.metrics.branches import branch_metrics, branch_records, branch_tally, turn_values
+from selfplay.metrics.step import game_record
+from selfplay.rollout.branches import branching_of, siblings_of
+from selfplay.rollout.driver import play_games
+from selfplay.rollout.episode import Branching, Episode, GameSetup, Limits
+from selfplay.rollout.players import Move, Player, PolicyPlayer, ScriptedPartner
+
+LIMITS = Limits(max_turns=8, max_retries=1)
+SAMPLING = Sampling(temperature=1.0, stop_ids=())
+TOLD = "[message] BLEU Ava 3"
+DECISIONS = Branching("decisions", most=1, drawn=frozenset(), siblings=3, continuations=1)
+SECOND = Branching("random", most=1, drawn=frozenset({1}), siblings=2, continuations=2)
+
+# Seat 0 tells, seat 1 proposes the best matching (12 of 12), seat 0 accepts.
+TRUNK = {(0, 0): TOLD, (1, 0): BEST, (0, 1): "[accept]"}
+# Other answers to the proposal: reject and settle for 8 of 12, or reject and fail to speak.
+ANSWERS: dict[tuple[object, ...], str] = {
+    ("branch", 2, 1, 0, 1): "[reject]",
+    ("branch", 2, 1, 0, 0, 2): WORST,
+    ("branch", 2, 1, 0, 1, 1): "[accept]",
+    ("branch", 2, 2, 0, 1): "[reject]",
+    ("branch", 2, 2, 0, 0, 2): "hm",
+    ("branch", 2, 2, 0, 0, 3): "hm",
+}
+# Another continuation of the trunk's proposal; another proposal, accepted once and left unanswered once.
+PROPOSALS: dict[tuple[object, ...], str] = {
+    ("branch", 1, 0, 1, 0, 1): "[reject]",
+    ("branch", 1, 0, 1, 0, 2): WORST,
+    ("branch", 1, 0, 1, 1, 1): "[accept]",
+    ("branch", 1, 1, 1, 0): WORST,
+    ("branch", 1, 1, 0, 0, 1): "[accept]",
+    ("branch", 1, 1, 1, 0, 1): "hm",
+    ("branch", 1, 1, 1, 0, 2): "hm",
+}
+
+
+def hand_table(rendering: Rendering, branching: Branching | None, number: int = 0) -> GameSetup:
+    """The hand-sized board with the policy in both seats; draws are named ("hand", …)."""
+    names = ("hand", number) if number else ("hand",)
+    players = tuple(
+        PolicyPlayer(rendering, seed_names=names, max_new_tokens=100, max_game_tokens=900)
+        for _ in (0, 1)
+    )
+    return GameSetup(MatchingGame(SMALL, BRIEF), players, SMALL.key, number, branching)
+
+
+def prepared(texts: Mapping[tuple[object, ...], str]) -> dict[int, str]:
+    """Seeds of draws to texts; keys are the names after the episode's: (…, seat, its turn)."""
+    return {named_seed("hand", *names): text for names, text in {**TRUNK, **texts}.items()}
+
+
+def played(
+    rendering: Rendering,
+    branching: Branching | None,
+    texts: Mapping[tuple[object, ...], str],
+    engine: type[WaveEngine] = WaveEngine,
+) -> tuple[Episode, WaveEngine]:
+    speaker = engine(rendering, prepared(texts))
+    (episode,), _ = play_games(
+        [hand_table(rendering, branching)], speaker, sampling=SAMPLING, limits=LIMITS
+    )
+    return episode, speaker
+
+
+def tokens(transcript: Transcript | None) -> tuple[object, ...]:
+    assert transcript is not None
+    return (transcript.ids, transcript.mask, transcript.logprobs, transcript.spans)
+
+
+def test_an_answer_is_worth_what_followed_it(rendering: Rendering) -> None:
+    """Accepting is worth 1; rejecting led to 8 of 12 once, to nothing once."""
+    episode, _ = played(rendering, DECISIONS, ANSWERS)
+    (point,) = episode.branches
+    assert (point.turn, point.seat) == (2, 0)
+    assert turn_values(episode, point) == pytest.approx([1.0, 8 / 12, 0.0])
+    taken, settled, lost = (continuations[0] for continuations in siblings_of(episode, point))
+    assert taken is episode
+    assert [turn.text for turn in settled.turns] == [TOLD, BEST, "[reject]", WORST, "[accept]"]
+    assert (settled.ended, lost.ended) == ("agreed", "retries")
+    (record,) = branch_records(episode)
+    assert (record["turn"], record["seat"]) == (2, 0)
+    assert [(s["text"], s["scores"]) for s in record["siblings"]] == [
+        ("[accept]", [1.0]),
+        ("[reject]", [pytest.approx(8 / 12)]),
+        ("[reject]", [0.0]),
+    ]
+
+
+def test_a_turn_is_worth_the_mean_of_its_futures(rendering: Rendering) -> None:
+    """The trunk's proposal: accepted (1) or settled (8 of 12); the other: 8 of 12 or nothing."""
+    episode, engine = played(rendering, SECOND, PROPOSALS)
+    (point,) = episode.branches
+    assert (point.turn, point.seat) == (1, 1)
+    assert sorted(point.continuations) == [(0, 1), (1, 0), (1, 1)]
+    assert turn_values(episode, point) == pytest.approx([(1 + 8 / 12) / 2, (8 / 12 + 0) / 2])
+    # Of the trunk; of its turn's other continuation; the other turn, once; of its two continuations.
+    seeds = [request.seed for request in engine.asked]
+    assert len(seeds) == len(set(seeds)) == 3 + 3 + 1 + (1 + 2)
+
+
+@pytest.mark.parametrize(("branching", "texts"), [(DECISIONS, ANSWERS), (SECOND, PROPOSALS)])
+def test_forking_leaves_the_trunk_as_it_was(
+    rendering: Rendering, branching: Branching, texts: Mapping[tuple[object, ...], str]
+) -> None:
+    plain, alone = played(rendering, None, {})
+    forked, engine = played(rendering, branching, texts)
+    assert replace(forked, branches=(), transcripts=()) == replace(plain, transcripts=())
+    for mine, yours in zip(forked.transcripts, plain.transcripts, strict=True):
+        assert tokens(mine) == tokens(yours)
+    assert [r for r in engine.asked if r in alone.asked] == alone.asked
+
+
+@pytest.mark.parametrize(("branching", "texts"), [(DECISIONS, ANSWERS), (SECOND, PROPOSALS)])
+def test_a_branch_reads_the_very_tokens_that_were_said(
+    rendering: Rendering, branching: Branching, texts: Mapping[tuple[object, ...], str]
+) -> None:
+    """Copied, not rendered or sampled anew: no prompt holds a token of another engine call."""
+    episode, engine = played(rendering, branching, texts)
+    (point,) = episode.branches
+    for (sibling, _), continuation in point.continuations.items():
+        assert continuation.turns[: point.turn] == episode.turns[: point.turn]
+        for seat in (0, 1):
+            trunk, twin = episode.transcripts[seat], continuation.transcripts[seat]
+            assert trunk is not None and twin is not None
+            said = point.turn + (
+                sibling == 0
+            )  # a continuation of the trunk's own turn shares that, too
+            num = sum(turn.seat == seat for turn in episode.turns[:said])
+            end = trunk.spans[num - 1].end if num else 0
+            assert twin.spans[:num] == trunk.spans[:num]
+            assert twin.ids[:end] == trunk.ids[:end]
+            assert twin.logprobs[:end] == trunk.logprobs[:end]
+    at_point = [r.prompt_ids for r in engine.asked if r.seed in _seeds_at(point.turn, point.seat)]
+    assert len(at_point) == branching.siblings and len(set(at_point)) == 1
+    said_ids = sum(len(rendering.action_ids(t)) for t in {**TRUNK, **texts}.values())
+    sums = branch_tally([episode], CreditStats(0, 0, 1, 0))
+    trunk_ids = sum(len(rendering.action_ids(text)) for text in TRUNK.values())
+    assert sums["branch_tokens"] == said_ids - trunk_ids
+
+
+def _seeds_at(turn: int, seat: int) -> list[int]:
+    """Seeds of the trunk's own try at this turn and of its siblings', which count its seat's."""
+    place = turn // 2
+    names = [(seat, place), *(("branch", turn, sibling, seat, place) for sibling in (1, 2))]
+    return [named_seed("hand", *name) for name in names]
+
+
+def credited(
+    episode: Episode, *, algorithm: AlgorithmConfig, penalty: float = 0.0
+) -> tuple[dict[str, Sample], CreditStats]:
+    """Samples by what follows the episode in their names."""
+    reward = RewardConfig(error_penalty=penalty)
+    samples, stats = reward_samples([episode], algorithm=algorithm, reward=reward)
+    samples = assign_advantages(samples, algorithm=algorithm)
+    return {s.name.removeprefix("instance hand/0 episode 0 "): s for s in samples}, stats
+
+
+def test_sibling_turns_are_compared_and_so_is_what_follows(rendering: Rendering) -> None:
+    """Worth 1, 2/3 and 0 against their mean 5/9, on the three answers' own tokens alone. After the
+    two rejections seat 0 settled for 2/3 or failed: 1/3 above and below their mean."""
+    episode, _ = played(rendering, DECISIONS, ANSWERS)
+    samples, stats = credited(episode, algorithm=AlgorithmConfig(method="dr_grpo"))
+    turns = [samples.pop(f"turn 2 sibling {k}") for k in (0, 1, 2)]
+    said = ("[accept]", "[reject]", "[reject]")
+    for sample, text, value in zip(turns, said, (1.0, 8 / 12, 0.0), strict=True):
+        ids = rendering.action_ids(text)
+        assert sample.ids[-len(ids) :] == ids, "nothing behind the turn has to be read"
+        before = len(sample.ids) - len(ids)
+        assert sample.mask == [0] * before + [1] * len(ids)
+        advantage = pytest.approx(value - 5 / 9)
+        assert sample.advantages == [0.0] * before + [advantage] * len(ids)
+    settled, lost = samples.values()
+    assert list(samples) == [f"turn 2 sibling {k} continuation 0 seat 0" for k in (1, 2)]
+    for sample, text, advantage in ((settled, WORST, 1 / 3), (lost, "hm", -1 / 3)):
+        ids = rendering.action_ids(text)
+        assert sample.ids[-len(ids) :] == ids and sample.mask[-len(ids) :] == [1] * len(ids)
+        assert sum(sample.mask) == len(ids) * (1 if text == WORST else 2)
+        assert sum(sample.advantages) == pytest.approx(advantage * sum(sample.mask))
+    # Flat: the trunk's two groups of one; seat 1 said something after only one rejection.
+    assert replace(stats, reward_stds={}) == CreditStats(
+        2, 2, num_branch_groups=3, num_zero_variance_branch_groups=1
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "advantages"),
+    [("grpo", [4 / 9, 1 / 9, -5 / 9]), ("rloo", [2 / 3, 1 / 6, -5 / 6])],
+)
+def test_siblings_are_compared_as_a_group_is(
+    rendering: Rendering, method: str, advantages: Sequence[float]
+) -> None:
+    """The same formulas: rloo against the others' mean, grpo over the standard deviation
+    sqrt((16 + 1 + 25) / 243)."""
+    episode, _ = played(rendering, DECISIONS, ANSWERS)
+    samples, _ = credited(episode, algorithm=AlgorithmConfig(method=method, advantage_eps=0.0))
+    divisor = (42 / 243) ** 0.5 if method == "grpo" else 1.0
+    found = [samples[f"turn 2 sibling {k}"].advantages[-1] for k in (0, 1, 2)]
+    assert found == pytest.approx([a / divisor for a in advantages])
+
+
+def test_a_refused_turn_is_charged_and_equal_turns_are_dropped(rendering: Rendering) -> None:
+    """Sibling 1 slips, then accepts. In turn credit its value is 1 - 1/4; the answers of the other
+    siblings lead to the same score and bear no charge."""
+    texts = {
+        ("branch", 2, 1, 0, 1): "hm",
+        ("branch", 2, 1, 0, 0, 2): "[accept]",
+        ("branch", 2, 2, 0, 1): "[accept]",
+    }
+    episode, _ = played(rendering, DECISIONS, texts)
+    for credit in ("turn", "episode"):
+        algorithm = AlgorithmConfig(method="dr_grpo", error_credit=credit)
+        samples, _ = credited(episode, algorithm=algorithm, penalty=0.25)
+        found = [samples[f"turn 2 sibling {k}"].advantages[-1] for k in (0, 1, 2)]
+        assert found == pytest.approx([1 / 12, -1 / 6, 1 / 12])
+    samples, stats = credited(episode, algorithm=AlgorithmConfig())
+    assert samples == {} and (stats.num_branch_groups, stats.num_zero_variance_branch_groups) == (
+        2,
+        2,
+    )
+
+
+def test_the_games_from_one_point_are_a_group(rendering: Rendering) -> None:
+    """Turns worth 5/6 and 1/3. After them seat 0 got 2/3 twice and nothing once, mean 4/9; seat 1
+    said something in one of the three games alone. The trunk's own rest is in neither group."""
+    episode, _ = played(rendering, SECOND, PROPOSALS)
+    samples, stats = credited(episode, algorithm=AlgorithmConfig(method="dr_grpo"))
+    assert {name: s.advantages[-1] for name, s in samples.items()} == {
+        "turn 1 sibling 0": pytest.approx(1 / 4),
+        "turn 1 sibling 1": pytest.approx(-1 / 4),
+        "turn 1 sibling 0 continuation 1 seat 0": pytest.approx(2 / 9),
+        "turn 1 sibling 1 continuation 0 seat 0": pytest.approx(2 / 9),
+        "turn 1 sibling 1 continuation 1 seat 0": pytest.approx(-4 / 9),
+    }
+    slips = samples["turn 1 sibling 1 continuation 1 seat 0"]
+    assert sum(slips.mask) == 2 * len(rendering.action_ids("hm"))
+    assert replace(stats, reward_stds={}) == CreditStats(
+        1, 1, num_branch_groups=3, num_zero_variance_branch_groups=1
+    )
+
+
+class Babbler(WaveEngine):
+    """Says something that its seed picks; every token has a log-prob of its own."""
+
+    SAYS: tuple[str, ...] = (TOLD, BEST, WORST, "[accept]", "[accept]", "[reject]", "hm")
+
+    def answer(self, request: Request) -> Completion:
+        said = sum(len(self.rendering.action_ids(self.text(r))) for r in self.asked)
+        self.asked.append(request)
+        ids = self.rendering.action_ids(self.text(request))
+        return Completion(ids, [-float(said + k) for k in range(len(ids))], "stop", 0)
+
+    def text(self, request: Request) -> str:
+        return self.SAYS[request.seed % len(self.SAYS)]
+
+
+class Teller(Babbler):
+    SAYS = (TOLD,)
+
+
+def babble(rendering: Rendering, branching: Branching) -> tuple[list[Episode], Babbler]:
+    engine = Babbler(rendering, {})
+    tables = [hand_table(rendering, branching, number) for number in range(3)]
+    episodes, played = play_games(tables, engine, sampling=SAMPLING, limits=LIMITS)
+    trunks = sum(turn.num_tokens for episode in episodes for turn in episode.turns)
+    sums = branch_tally(episodes, CreditStats(0, 0, 1, 0))
+    assert played.num_generated_tokens == trunks + sums["branch_tokens"]
+    return episodes, engine
+
+
+def trained_tokens(episodes: Sequence[Episode]) -> Counter[float]:
+    """How often each token is trained, by its log-prob."""
+    algorithm, reward = AlgorithmConfig(), RewardConfig()
+    samples = [
+        *episode_samples(episodes, algorithm=algorithm, reward=reward),
+        *branch_samples(episodes, algorithm=algorithm, reward=reward),
+    ]
+    assert len({sample.name for sample in samples}) == len(samples)
+    return Counter(
+        logprob
+        for sample in samples
+        for logprob, m in zip(sample.old_logprobs, sample.mask, strict=True)
+        if m
+    )
+
+
+@pytest.mark.parametrize(("siblings", "continuations"), [(2, 1), (3, 1), (2, 3)])
+@pytest.mark.parametrize("rule", ["all", "random", "decisions"])
+def test_every_sampled_token_trains_once(
+    rendering: Rendering, rule: str, siblings: int, continuations: int
+) -> None:
+    """In one sample and no second one, until flat groups are dropped. Both seats are credited."""
+    branching = Branching(rule, 2, frozenset({0, 1, 3}), siblings, continuations)
+    episodes, engine = babble(rendering, branching)
+    generated = sum(len(rendering.action_ids(engine.text(r))) for r in engine.asked)
+    assert trained_tokens(episodes) == Counter([-float(k) for k in range(generated)])
+    if rule != "decisions":
+        assert {point.seat for e in episodes for point in e.branches} == {0, 1}
+
+
+@pytest.mark.parametrize("rule", ["all", "random", "first", "decisions"])
+def test_both_drivers_play_the_same_branches(rendering: Rendering, rule: str) -> None:
+    branching = Branching(rule, most=2, drawn=frozenset({0, 2}), siblings=3, continuations=2)
+    texts = {
+        request.seed: engine.text(request)
+        for engine in (babble(rendering, branching)[1],)
+        for request in engine.asked
+    }
+    (one, _), (other, _) = (
+        play_games(
+            [hand_table(rendering, branching, number) for number in range(3)],
+            engine(rendering, texts),
+            sampling=SAMPLING,
+            limits=LIMITS,
+        )
+        for engine in (WaveEngine, StreamEngine)
+    )
+    assert sum(len(episode.branches) for episode in one) > 0
+    for a, b in zip(one, other, strict=True):
+        assert branch_records(a) == branch_records(b)
+        for mine, yours in zip(a.branches, b.branches, strict=True):
+            assert mine.continuations.keys() == yours.continuations.keys()
+            for place, continuation in mine.continuations.items():
+                assert tokens(continuation.transcripts[0]) == tokens(
+                    yours.continuations[place].transcripts[0]
+                )
+                assert tokens(continuation.transcripts[1]) == tokens(
+                    yours.continuations[place].transcripts[1]
+                )
+
+
+def test_rules_choose_turns_without_looking_ahead(rendering: Rendering) -> None:
+    def points(branching: Branching) -> list[list[int]]:
+        return [[p.turn for p in e.branches] for e in babble(rendering, branching)[0]]
+
+    turns = [len(e.turns) for e in babble(rendering, DECISIONS)[0]]
+    assert points(replace(DECISIONS, rule="all")) == [list(range(n)) for n in turns]
+    assert points(replace(DECISIONS, rule="first", most=2)) == [[0, 1][:n] for n in turns]
+    some = replace(DECISIONS, rule="random", drawn=frozenset({0, 2}))
+    assert points(some) == [[t for t in (0, 2) if t < n] for n in turns]
+    for episode in babble(rendering, replace(DECISIONS, most=9))[0]:
+        waiting, due = False, []
+        for number, turn in enumerate(episode.turns):
+            if waiting:
+                due.append(number)
+            if turn.error is None:
+                waiting = turn.action == "propose"
+        assert [p.turn for p in episode.branches] == due
+
+
+def test_drawn_turns_are_named_and_within_the_game() -> None:
+    settings = ["model.path=x", "rollout.branch.turns=random", "rollout.branch.per_game=3"]
+    config = load_config(None, settings)
+    plans = [branching_of(config.rollout, (0, "play", 1, "key", index)) for index in range(20)]
+    assert plans == [
+        branching_of(config.rollout, (0, "play", 1, "key", index)) for index in range(20)
+    ]
+    drawn = [plan.drawn for plan in plans if plan is not None]
+    assert all(len(d) == 3 and d < set(range(30)) for d in drawn) and len(set(drawn)) == 20
+    assert branching_of(load_config(None, ["model.path=x"]).rollout, ()) is None
+
+
+def test_a_partner_is_copied_with_draws_of_its_own_and_never_forked(rendering: Rendering) -> None:
+    table = hand_table(rendering, DECISIONS)
+    partner = ScriptedPartner(make_scripted("random", seed=1), name="scripted:random")
+    players: tuple[Player, ...] = (table.players[0], partner)
+    rule = replace(DECISIONS, rule="first", siblings=20)
+    engine = Teller(rendering, {})
+    (episode,), _ = play_games(
+        [replace(table, players=players, branching=rule)],
+        engine,
+        sampling=SAMPLING,
+        limits=LIMITS,
+    )
+    (point,) = episode.branches
+    assert {continuation.turns[1].text for continuation in point.continuations.values()} == {
+        BEST,
+        WORST,
+    }
+    every = replace(rule, rule="all", siblings=2)
+    table = replace(hand_table(rendering, every), players=(partner, table.players[0].fork()))
+    (episode,), _ = play_games([table], engine, sampling=SAMPLING, limits=LIMITS)
+    assert [turn.seat for turn in episode.turns][:2] == [0, 1]
+    assert {point.seat for point in episode.branches} == {1}
+
+
+def test_settings_that_cannot_be_compared_are_refused() -> None:
+    forked = ["model.path=x", "rollout.branch.turns=decisions"]
+    with pytest.raises(SettingsError, match=r"with rollout\.branch, .*got ema"):
+        load_config(None, [*forked, "algorithm.method=ema"])
+    with pytest.raises(SettingsError, match=r"group_size must be at least 2"):
+        load_config(None, [*forked, "rollout.group_size=1"])
+    load_config(None, ["model.path=x", "rollout.branch.turns=all", "rollout.group_size=1"])
+    with pytest.raises(SettingsError, match=r"must not be decisions with game\.name collab"):
+        load_config(None, [*forked, "game.name=collab"])
+    with pytest.raises(SettingsError, match=r"siblings .*at least 2"):
+        load_config(None, [*forked, "rollout.branch.siblings=1"])
+
+
+def test_metrics_by_hand(rendering: Rendering) -> None:
+    """Values 5/6 and 1/3 lie 1/4 from their mean: variance 1/16."""
+    episode, _ = played(rendering, SECOND, PROPOSALS)
+    _, stats = credited(episode, algorithm=AlgorithmConfig(method="dr_grpo"))
+    size = {text: len(rendering.action_ids(text)) for text in (WORST, "[accept]", "[reject]", "hm")}
+    continuations = size["[reject]"] + size[WORST] + 2 * size["[accept]"] + 2 * size["hm"]
+    assert branch_metrics(branch_tally([episode], stats)) == {
+        "num_branch_points": 1,
+        "num_branch_games": 3,
+        "num_branch_tokens": size[WORST] + continuations,
+        "num_continuation_tokens": continuations,
+        "zero_variance_branches": pytest.approx(1 / 3),
+        "branch_variance": pytest.approx(1 / 16),
+    }
+    assert branch_tally([replace(episode, branches=())], stats) == {} == branch_metrics({})
+
+
+def test_a_game_shows_its_branch_points(rendering: Rendering) -> None:
+    episode, _ = played(rendering, SECOND, PROPOSALS)
+    text = game_text(game_record(episode, step=3))
+    shown = text[text.index("2 turns tried here") :].splitlines()[:3]
+    assert [line.strip() for line in shown] == [
+        "2 turns tried here, mean 0.583:",
+        "> 0.833 (1.00, 0.67) [propose] / BLEU: Ava / Electra: Daniel",
+        "0.333 (0.67, 0.00) [propose] / BLEU: Daniel / Electra: Ava",
+    ]
+    assert "tried here" not in game_text(game_record(replace(episode, branches=()), step=3))
+
+
+class Walker:
+    """Accepts everything, but walks out of the games after the first other turn."""
+
+    name, transcript = "walker", None
+
+    def __init__(self, leaves: bool = False) -> None:
+        self.leaves = leaves
+
+    def move(
+        self, game: Game, seat: int, observation: str
+    ) -> Generator[Request, Completion, Move | None]:
+        return Move("[accept]", complete=True, num_tokens=0, void="gone" if self.leaves else None)
+        yield  # a generator that never asks the engine
+
+    def refused(self) -> None: ...
+
+    def fork(self, *names: object) -> Walker:
+        return Walker(self.leaves or names == ("branch", 0, 1))
+
+
+def test_a_future_that_a_partner_left_is_worth_nothing_and_not_0(rendering: Rendering) -> None:
+    table = hand_table(rendering, replace(DECISIONS, rule="first"))
+    texts = {(0, 0): BEST, ("branch", 0, 1, 0, 0): WORST, ("branch", 0, 2, 0, 0): WORST}
+    (episode,), _ = play_games(
+        [replace(table, players=(table.players[0], Walker()))],
+        WaveEngine(rendering, prepared(texts)),
+        sampling=SAMPLING,
+        limits=LIMITS,
+    )
+    (point,) = episode.branches
+    assert turn_values(episode, point) == pytest.approx([1.0, 8 / 12])
+    samples, _ = credited(episode, algorithm=AlgorithmConfig(method="dr_grpo"))
+    assert [s.advantages[-1] for s in samples.values()] == pytest.approx([1 / 6, -1 / 6])

@@ -1,0 +1,407 @@
+"""Games driven by prepared words: what each seat's transcript holds, how games end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from itertools import pairwise, product
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from dialop_boards import BEST, BRIEF, SMALL, WORST
+from scripted_engine import CUT, StreamEngine, WaveEngine
+
+from dialop.game import Game
+from dialop.matching.game import MatchingGame, MatchingInstance
+from selfplay.chat.rendering import Rendering
+from selfplay.chat.transcript import Span
+from selfplay.config import Config, load_config
+from selfplay.data.seeds import named_seed
+from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.rollout.driver import first_turns, play_games, play_scripted
+from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
+from selfplay.rollout.players import Move, PolicyPlayer
+from selfplay.rollout.seating import self_play_games, teacher_games
+
+LIMITS = Limits(max_turns=8, max_retries=1)
+SAMPLING = Sampling(temperature=1.0, stop_ids=())
+TOLD = "[message] BLEU Ava 3"
+
+
+def config_of(*overrides: str) -> Config:
+    tiny = ["model.scratch={}", "rollout.max_game_tokens=1000", "game.size=2", "game.brief=true"]
+    return load_config(None, [*tiny, *overrides])
+
+
+def hand_tables(
+    rendering: Rendering, num: int = 1, *, max_new_tokens: int = 100, max_game_tokens: int = 900
+) -> list[GameSetup]:
+    """The hand-sized board with the policy in both seats; draws are named ("hand", index, …)."""
+    return [
+        GameSetup(
+            game=MatchingGame(SMALL, BRIEF),
+            players=tuple(
+                PolicyPlayer(
+                    rendering,
+                    seed_names=("hand", index),
+                    max_new_tokens=max_new_tokens,
+                    max_game_tokens=max_game_tokens,
+                )
+                for _ in (0, 1)
+            ),
+            instance=SMALL.key,
+            index=index,
+        )
+        for index in range(num)
+    ]
+
+
+def prepared(*games: Sequence[tuple[int, str]]) -> dict[int, str]:
+    """Seeds to texts; each game is a list of (seat, what it says)."""
+    texts = {}
+    for index, moves in enumerate(games):
+        num_said = [0, 0]
+        for seat, text in moves:
+            texts[named_seed("hand", index, seat, num_said[seat])] = text
+            num_said[seat] += 1
+    return texts
+
+
+def play_one(
+    rendering: Rendering, moves: Sequence[tuple[int, str]], limits: Limits = LIMITS, **room: int
+) -> Episode:
+    engine = WaveEngine(rendering, prepared(moves))
+    (episode,), _ = play_games(
+        hand_tables(rendering, **room), engine, sampling=SAMPLING, limits=limits
+    )
+    return episode
+
+
+def test_a_game_word_for_word(rendering: Rendering) -> None:
+    """Seat 0 tells, seat 1 slips once, proposes; seat 0 accepts the best matching."""
+    episode = play_one(rendering, [(0, TOLD), (1, "propose it"), (1, BEST), (0, "[accept]")])
+    assert (episode.ended, episode.outcome.agreed, episode.outcome.score_norm) == (
+        "agreed",
+        True,
+        1,
+    )
+    kinds = [(turn.seat, turn.action, turn.error_kind) for turn in episode.turns]
+    assert kinds == [
+        (0, "message", None),
+        (1, None, "no_tag"),
+        (1, "propose", None),
+        (0, "accept", None),
+    ]
+    assert [episode.num_errors(seat) for seat in (0, 1)] == [0, 1]
+
+    prompts = [episode.prompts[seat].user for seat in (0, 1)]
+    assert prompts[0] == "Ava BLEU 3\nAva Electra ?\nDaniel BLEU ?\nDaniel Electra 9"
+    message, proposal = episode.turns[0].observations[1], episode.turns[2].observations[0]
+    assert "BLEU Ava 3" in message and "Electra: Daniel" in proposal
+    first, said = rendering.first, rendering.action_ids
+    told, accepted = said(TOLD), said("[accept]")
+    heard = rendering.following(proposal, closed=True)
+    seat_0 = episode.transcripts[0]
+    assert seat_0 is not None
+    opening = first(system="", user=prompts[0])
+    assert seat_0.ids == opening + told + heard + accepted
+    assert seat_0.mask == [
+        *[0] * len(opening),
+        *[1] * len(told),
+        *[0] * len(heard),
+        *[1] * len(accepted),
+    ]
+    ones = (
+        [-float(k) for k in range(1, len(told) + 1)],
+        [-float(k) for k in range(1, len(accepted) + 1)],
+    )
+    assert seat_0.logprobs == [0.0] * len(opening) + ones[0] + [0.0] * len(heard) + ones[1]
+
+    # The second seat hears the message with its opening prompt; its slip stays and trains.
+    error = episode.turns[1].error
+    assert error is not None and error.startswith("Error: ")
+    opening = first(system="", user=f"{prompts[1]}\n{message}")
+    slip, repair, proposed = said("propose it"), rendering.following(error, closed=True), said(BEST)
+    seat_1 = episode.transcripts[1]
+    assert seat_1 is not None
+    assert seat_1.ids == opening + slip + repair + proposed
+    assert seat_1.mask == [
+        *[0] * len(opening),
+        *[1] * len(slip),
+        *[0] * len(repair),
+        *[1] * len(proposed),
+    ]
+    assert seat_1.spans[0] == Span(
+        start=len(opening),
+        end=len(opening) + len(slip),
+        turn=0,
+        version=3,
+        finish="stop",
+        trained=True,
+    )
+
+
+# Four games of different lengths, with slips, a cut-off move and a rejection among them.
+GAMES: list[list[tuple[int, str]]] = [
+    [(0, TOLD), (1, BEST), (0, "[accept]")],
+    [(0, WORST), (1, "[reject]"), (1, "[message] no"), (0, BEST), (1, "[accept]")],
+    [(0, "what?"), (0, "[accept]")],
+    [(0, "[message] Ava BLEU 3, then" + CUT), (0, BEST), (1, "hm"), (1, "[accept]")],
+]
+
+
+def test_both_drivers_play_the_same_games(rendering: Rendering) -> None:
+    waves, stream = (engine(rendering, prepared(*GAMES)) for engine in (WaveEngine, StreamEngine))
+    (one, one_stats), (other, other_stats) = (
+        play_games(hand_tables(rendering, len(GAMES)), engine, sampling=SAMPLING, limits=LIMITS)
+        for engine in (waves, stream)
+    )
+    assert [e.index for e in one] == [e.index for e in other] == [0, 1, 2, 3]
+    for a, b in zip(one, other, strict=True):
+        assert (a.turns, a.outcome, a.ended) == (b.turns, b.outcome, b.ended)
+        for mine, yours in zip(a.transcripts, b.transcripts, strict=True):
+            assert mine is not None and yours is not None
+            assert (mine.ids, mine.mask, mine.logprobs, mine.spans) == (
+                yours.ids,
+                yours.mask,
+                yours.logprobs,
+                yours.spans,
+            )
+    assert [e.ended for e in one] == ["agreed", "agreed", "retries", "agreed"]
+    assert waves.waves == [4, 4, 3, 2, 1]
+    assert stream.asked != waves.asked, "the stream's games overtake each other"
+    assert one_stats.num_games == 4 and one_stats.num_turns == 14 and one_stats.num_errors == 4
+    for stats in (one_stats, other_stats):
+        assert stats.num_prompt_tokens == sum(len(r.prompt_ids) for r in waves.asked)
+        said = [rendering.action_ids(text.removesuffix(CUT)) for game in GAMES for _, text in game]
+        assert stats.num_generated_tokens == sum(len(ids) for ids in said) - 1
+
+
+@pytest.mark.parametrize("kind", [WaveEngine, StreamEngine])
+def test_each_game_is_told_as_it_ends(rendering: Rendering, kind: type[WaveEngine]) -> None:
+    """Before the last answers are asked for, not all at the end."""
+    engine = kind(rendering, prepared(*GAMES))
+    asked_before: list[int] = []
+    play_games(
+        hand_tables(rendering, len(GAMES)),
+        engine,
+        sampling=SAMPLING,
+        limits=LIMITS,
+        ended=lambda: asked_before.append(len(engine.asked)),
+    )
+    assert len(asked_before) == 4
+    assert asked_before[0] < asked_before[-1] == len(engine.asked)
+
+
+def test_the_compared_turns_come_from_all_over_the_rollout_and_end_where_they_were_said() -> None:
+    """Of forty games eight; both seats come up. A seat read [game, seat], said 7 8, read 9, said 5:
+    its first turn is compared, after all that it had read."""
+    spans = (SimpleNamespace(start=2, end=4), SimpleNamespace(start=5, end=6))
+    transcripts = [
+        tuple(SimpleNamespace(ids=[game, seat, 7, 8, 9, 5, 6], spans=spans) for seat in (0, 1))
+        for game in range(40)
+    ]
+    episodes = [SimpleNamespace(transcripts=pair) for pair in transcripts]
+    found = first_turns(episodes, 8)
+    assert [said for _, said in found] == [[0, 0, 1, 1]] * 8
+    assert {tuple(ids[2:]) for ids, _ in found} == {(7, 8)}
+    assert len({tuple(ids) for ids, _ in found}) == 8
+    assert min(ids[0] for ids, _ in found) < 20 <= max(ids[0] for ids, _ in found)
+    assert {ids[1] for ids, _ in found} == {0, 1}
+    assert len(first_turns(episodes[:1], 8)) == 2
+
+
+def test_every_prompt_extends_the_one_before(rendering: Rendering) -> None:
+    engine = WaveEngine(rendering, prepared(GAMES[1]))
+    play_games(hand_tables(rendering), engine, sampling=SAMPLING, limits=LIMITS)
+    prompts = [list(request.prompt_ids) for request in engine.asked]
+    for seat_prompts in ([prompts[0], prompts[3]], [prompts[1], prompts[2], prompts[4]]):
+        for before, after in pairwise(seat_prompts):
+            assert after[: len(before)] == before
+
+
+def test_a_cut_off_move_never_reaches_the_game(rendering: Rendering) -> None:
+    """Even a text that would be legal: a model must learn to end its moves."""
+    episode = play_one(rendering, [(0, TOLD + CUT), (0, BEST), (1, "[accept]")])
+    turn = episode.turns[0]
+    assert (turn.error_kind, turn.action) == ("cut_off", None)
+    assert turn.observations == ("", "") and turn.error is not None and "cut off" in turn.error
+    assert episode.views[0].log[0].kind == "propose"
+    seat_0 = episode.transcripts[0]
+    assert seat_0 is not None
+    span = seat_0.spans[0]
+    assert span.finish == "length"
+    # The end-of-turn that was not sampled stands in the context, where it does not train.
+    assert seat_0.ids[span.end] == rendering.end_id
+    assert seat_0.mask[span.end - 1 : span.end + 1] == [1, 0]
+    told_why = rendering.following(turn.error, closed=False)
+    assert seat_0.ids[span.end : span.end + len(told_why)] == told_why
+
+
+def test_a_game_ends_without_agreement_at_its_limits(rendering: Rendering) -> None:
+    talk = [(0, TOLD), (1, "[message] ok"), (0, "[message] so"), (1, BEST), (0, "[accept]")]
+    stopped = play_one(rendering, talk, Limits(max_turns=4, max_retries=1))
+    assert (stopped.ended, len(stopped.turns), stopped.outcome.score_norm) == ("turns", 4, 0.0)
+    in_time = play_one(rendering, talk, Limits(max_turns=5, max_retries=1))
+    assert (in_time.ended, in_time.outcome.score_norm) == ("agreed", 1.0)
+
+    slips = [(0, "a"), (0, "b"), (0, "c"), (0, BEST), (1, "[accept]")]
+    assert play_one(rendering, slips, Limits(max_turns=8, max_retries=2)).ended == "retries"
+    assert play_one(rendering, slips, Limits(max_turns=8, max_retries=3)).ended == "agreed"
+    # A legal move gives the retries back.
+    spread = [(0, "a"), (0, TOLD), (1, "b"), (1, BEST), (0, "c"), (0, "[accept]")]
+    assert play_one(rendering, spread, Limits(max_turns=8, max_retries=1)).ended == "agreed"
+
+
+def test_a_seat_out_of_tokens_ends_the_game(rendering: Rendering) -> None:
+    """Room for the opening, the message and no more; the last try gets what is left."""
+    game = hand_tables(rendering)[0].game
+    opening = rendering.first(system="", user=game.prompt(0).user)
+    moves = [(0, TOLD), (1, BEST), (0, "[accept]")]
+    proposal = play_one(rendering, moves).turns[1].observations[0]
+    said, heard = rendering.action_ids(TOLD), rendering.following(proposal, closed=True)
+    full = len(opening) + len(said) + len(heard)
+    assert play_one(rendering, moves, max_game_tokens=full).ended == "tokens"
+    engine = WaveEngine(rendering, prepared(moves))
+    play_games(
+        hand_tables(rendering, max_game_tokens=full + 5, max_new_tokens=50),
+        engine,
+        sampling=SAMPLING,
+        limits=LIMITS,
+    )
+    assert [r.max_new_tokens for r in engine.asked] == [50, 50, 5]
+
+
+class Seeds(WaveEngine):
+    """Every move is the same proposal or its acceptance; only the seeds are of interest."""
+
+    def answer(self, request: Request) -> Completion:
+        self.asked.append(request)
+        ids = self.rendering.action_ids(BEST)
+        return Completion(ids, [0.0] * len(ids), "stop", 0)
+
+
+def boards(num: int) -> list[MatchingInstance]:
+    return [replace(SMALL, key=f"hand/{i}", first_seat=i % 2) for i in range(num)]
+
+
+def seeds_of(rendering: Rendering, config: Config, *, step: int) -> list[int]:
+    engine = Seeds(rendering, {})
+    tables = self_play_games(
+        boards(4),
+        step=step,
+        game=config.game,
+        rollout=config.rollout,
+        seed=config.seed,
+        rendering=rendering,
+    )
+    play_games(tables, engine, sampling=SAMPLING, limits=LIMITS)
+    return [request.seed for request in engine.asked]
+
+
+def test_every_draw_has_its_own_name(rendering: Rendering) -> None:
+    """No two turns of any two runs, steps, instances, episodes or seats share a seed."""
+    seeds: list[int] = []
+    for run_seed, step in product((0, 1), (0, 1, 2)):
+        config = config_of(f"seed={run_seed}", "rollout.group_size=4")
+        mine = seeds_of(rendering, config, step=step)
+        assert len(mine) == 4 * 4 * 3, "a proposal, then two refused moves of the other seat"
+        assert mine == seeds_of(rendering, config, step=step)
+        seeds += mine
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_teachers_fill_transcripts_without_an_engine_and_slips_are_not_imitated(
+    rendering: Rendering,
+) -> None:
+    config = config_of("warm_start.teachers=[honest:slip=0.5]")
+    tables = teacher_games(
+        boards(20),
+        teachers=config.warm_start.teachers,
+        game=config.game,
+        seed=config.seed,
+        rendering=rendering,
+    )
+    episodes = play_scripted(tables, limits=LIMITS)
+    num_slips = 0
+    for episode in episodes:
+        for seat, transcript in enumerate(episode.transcripts):
+            assert transcript is not None
+            mine = [turn for turn in episode.turns if turn.seat == seat]
+            assert [span.trained for span in transcript.spans] == [t.error is None for t in mine]
+            for span, turn in zip(transcript.spans, mine, strict=True):
+                assert transcript.ids[span.start : span.end] == rendering.action_ids(turn.text)
+            num_slips += episode.num_errors(seat)
+    assert num_slips > 5
+    with pytest.raises(ValueError, match="asked for an engine in a scripted game"):
+        play_scripted(hand_tables(rendering), limits=LIMITS)
+
+
+class Broken:
+    """A player with a bug on its second move."""
+
+    name, transcript = "broken", None
+
+    def __init__(self) -> None:
+        self.num_moves = 0
+
+    def move(
+        self, game: Game, seat: int, observation: str
+    ) -> Generator[Request, Completion, Move | None]:
+        self.num_moves += 1
+        if self.num_moves > 1:
+            raise KeyError("a bug")
+        return Move(TOLD, complete=True, num_tokens=0)
+        yield  # a generator that never asks the engine
+
+    def refused(self) -> None: ...
+
+    def fork(self, *names: object) -> Broken:
+        return Broken()
+
+
+@pytest.mark.parametrize("engine", [WaveEngine, StreamEngine])
+def test_a_bug_inside_a_game_says_where(rendering: Rendering, engine: type[WaveEngine]) -> None:
+    good, bad = hand_tables(rendering, 2)
+    bad = replace(bad, players=(Broken(), bad.players[1]))
+    texts = prepared(GAMES[0], [(1, TOLD)])
+    with pytest.raises(KeyError, match="a bug") as caught:
+        play_games([good, bad], engine(rendering, texts), sampling=SAMPLING, limits=LIMITS)
+    assert "in instance hand/0, episode 1, seat 0" in caught.value.__notes__
+
+
+def test_limits_come_from_the_settings() -> None:
+    config = config_of("rollout.max_turns=5", "rollout.max_retries=0")
+    assert limits_of(config.rollout) == Limits(max_turns=5, max_retries=0)
+
+
+def answered(**changes: Any) -> Completion:
+    return replace(Completion([5, 6], [-0.5, -1.0], "stop", 3), **changes)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"ids": [5]}, "2 for 1 ids"),
+        ({"ids": [], "logprobs": []}, "has 0"),
+        ({"ids": [5] * 4, "logprobs": [-1.0] * 4}, "1 to 3 ids, has 4"),
+        ({"logprobs": [-0.5, math.nan]}, "has nan"),
+        ({"logprobs": [-0.5, -math.inf]}, "has -inf"),
+        ({"logprobs": [0.5, -1.0]}, "has 0.5"),
+        ({"version": 2}, "step 3, is with 2's"),
+    ],
+)
+@pytest.mark.parametrize("kind", [WaveEngine, StreamEngine])
+def test_an_answer_that_no_sound_engine_gives_ends_the_rollout(
+    rendering: Rendering, kind: type[WaveEngine], wrong: dict[str, Any], told: str
+) -> None:
+    class Garbage(kind):  # type: ignore[misc, valid-type]
+        def answer(self, request: Request) -> Completion:
+            return answered(**wrong)
+
+    tables = hand_tables(rendering, max_new_tokens=3)
+    with pytest.raises(RuntimeError, match="completion of the policy's engine") as caught:
+        play_games(tables, Garbage(rendering, {}), sampling=SAMPLING, limits=LIMITS, version=3)
+    assert told in str(caught.value)

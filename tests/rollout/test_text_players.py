@@ -1,0 +1,203 @@
+"""Evaluations beside a person at the terminal, an endpoint and a frozen checkpoint."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_server import Answer, chat_server
+from dialop_boards import FULL, SMALL
+from tiny_run import run_warm
+
+import eval as door
+from dialop.matching.game import MatchingGame
+from dialop.matching.store import write_instances
+from selfplay.engines.base import Completion, Request
+from selfplay.rollout.driver import play_scripted
+from selfplay.rollout.episode import GameSetup, Limits
+from selfplay.rollout.players import Move
+from selfplay.rollout.text_players import PersonPlayer
+
+
+class Lines:
+    """The other seat: says what is prepared."""
+
+    name, transcript = "lines", None
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = list(texts)
+
+    def move(
+        self, game: Any, seat: int, observation: str
+    ) -> Generator[Request, Completion, Move | None]:
+        return Move(self.texts.pop(0), complete=True, num_tokens=0)
+        yield  # a generator that never asks the engine
+
+    def refused(self) -> None: ...
+
+    def fork(self, *names: object) -> Lines:
+        return self
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose policy knows the rules by halves."""
+    return run_warm(tmp_path_factory.mktemp("guests") / "run", "steps=1", "eval.final_games=4")
+
+
+def evaluated(out: Path) -> dict[str, Any]:
+    page: dict[str, Any] = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
+    return page
+
+
+# --- a person -----------------------------------------------------------------------------------
+
+TYPED = """\
+hello
+
+[message] I see Ava BLEU 3 and Daniel Electra 9
+
+[propose]
+BLEU: Ava
+Electra: Daniel
+
+"""
+SHOWN = """\
+=== a new game; you are seat 0 ===
+A move is one line that starts with its [tag]. After [propose] go on, and end with a blank line.
+End the input to leave.
+
+{rules}
+
+{table}
+
+You move first.
+> Error: line 1 has no tag; start with [message] or [propose]
+> Partner: [message] I see 7 and 1
+> """
+
+
+def test_a_session_at_the_terminal_word_for_word() -> None:
+    """A slip, a message, a proposal over three lines; the partner accepts."""
+    out = io.StringIO()
+    person = PersonPlayer(name="person", lines_in=io.StringIO(TYPED), lines_out=out)
+    game = MatchingGame(SMALL, FULL)
+    prompt = game.prompt(0)
+    table = GameSetup(game, (person, Lines("[message] I see 7 and 1", "[accept]")), SMALL.key, 0)
+    (episode,) = play_scripted([table], limits=Limits(max_turns=8, max_retries=2))
+    assert (episode.ended, episode.outcome.score_norm) == ("agreed", 1.0)
+    board, last = prompt.user.rsplit("\n\n", 1)
+    assert last == "You move first."
+    assert out.getvalue() == SHOWN.format(rules=prompt.system, table=board)
+    assert [turn.action for turn in episode.turns] == [
+        None,
+        "message",
+        "message",
+        "propose",
+        "accept",
+    ]
+
+
+def test_who_ends_the_input_leaves_a_void_game() -> None:
+    person = PersonPlayer(name="person", lines_in=io.StringIO(""), lines_out=io.StringIO())
+    table = GameSetup(MatchingGame(SMALL, FULL), (person, Lines()), SMALL.key, 0)
+    (episode,) = play_scripted([table], limits=Limits(max_turns=8, max_retries=2))
+    assert episode.ended == "void"
+
+
+def test_a_person_plays_with_a_checkpoint(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accepts or proposes whatever comes; a tag that is not due is refused and shown as such."""
+    typed = "[accept]\n[propose]\nBLEU: Ava\nElectra: Daniel\n\n" * 20
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    words = ["--checkpoint", str(run), "--games", "generated", "--partner", "person"]
+    assert door.main([*words, "--num", "3", "--out", str(tmp_path), "rollout.max_retries=2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("=== a new game") == 3 and shown.count("The game is over") == 3
+    page = evaluated(tmp_path)
+    games = page["rows"]["policy with person"]["games"]
+    assert [[seat["player"] for seat in game["seats"]] for game in games] == [
+        ["policy", "person"],
+        ["person", "policy"],
+        ["policy", "person"],
+    ]
+
+
+def test_a_person_who_leaves_early_is_not_beaten(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seat 1 in the first game, then gone: only games that came to an end count."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("x\nx\nx\nx\n"))
+    words = ["--checkpoint", str(run), "--games", "generated", "--partner", "person"]
+    assert door.main([*words, "--num", "8", "--out", str(tmp_path)]) == 0
+    row = evaluated(tmp_path)["rows"]["policy with person"]
+    assert len(row["scores"]) + row["measures"]["num_void"] == 8 > len(row["scores"]) > 0
+    assert row["measures"]["score"] == pytest.approx(row["interval"][0])
+
+
+# --- an endpoint, a checkpoint ------------------------------------------------------------------
+
+
+def test_an_evaluation_beside_an_endpoint_counts_its_void_games(run: Path, tmp_path: Path) -> None:
+    answers = [Answer("[accept]"), Answer(status=404)]
+    with chat_server(lambda body, number: answers[number % 2]) as server:
+        spec = f"endpoint:small@{server.url}"
+        words = ["--checkpoint", str(run), "--games", "generated", "--num", "12"]
+        words += ["--partner", spec, "--out", str(tmp_path), "endpoint.concurrency=1"]
+        assert door.main([*words, "endpoint.retries=0"]) == 0
+    row = evaluated(tmp_path)["rows"][f"policy with {spec}"]
+    assert len(row["scores"]) + row["measures"]["num_void"] == 12
+    assert row["measures"]["num_void"] > 0
+
+
+def test_an_evaluation_beside_a_dead_endpoint_scores_nothing(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody listens at that port, and it is the endpoint's move: no score of 0 is written down."""
+    file = tmp_path / "one.parquet"
+    write_instances(file, [replace(SMALL, first_seat=1)])
+    words = ["--checkpoint", str(run), "--games", str(file), "--out", str(tmp_path / "out")]
+    dead = ["--partner", "endpoint:small@http://127.0.0.1:9/v1", "endpoint.retries=0"]
+    assert door.main([*words, *dead]) == 1
+    told = capsys.readouterr().err
+    assert "its games end void: ConnectError" in told
+    assert "all 1 games ended void, so there is nothing to score" in told
+    assert not (tmp_path / "out" / "evaluation.json").exists()
+
+
+def test_an_evaluation_beside_a_checkpoint_says_which_seat_fared_how(
+    run: Path, tmp_path: Path
+) -> None:
+    words = ["--checkpoint", str(run), "--games", "generated", "--num", "6"]
+    spec = f"checkpoint:{run}/warm_start"
+    assert door.main([*words, "--partner", spec, "--out", str(tmp_path)]) == 0
+    row = evaluated(tmp_path)["rows"][f"policy with {spec}"]
+    assert len(row["scores"]) == 6
+    by_seat = [row["measures"][f"score/{spec}/{seat}"] for seat in (0, 1)]
+    assert sum(by_seat) / 2 == pytest.approx(row["interval"][0])
+
+
+@pytest.mark.parametrize(
+    ("partner", "told"),
+    [
+        (
+            "pool",
+            "must name one policy, got pool; nearest is checkpoint:RUN/policy_pool/step_000020",
+        ),
+        ("checkpoint:/nowhere", "must be a run folder or a Hugging Face folder, got /nowhere"),
+        ("endpoint:small", "endpoint:MODEL@URL"),
+        ("persn", "nearest is person"),
+    ],
+)
+def test_a_partner_that_cannot_be_asked_for_is_told(
+    partner: str, told: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--checkpoint", str(run), "--games", "generated", "--partner", partner]
+    assert door.main(words) == 2
+    assert told in capsys.readouterr().err

@@ -1,0 +1,279 @@
+"""Many texts, long texts, many games: no exception, and time and memory that grow no faster than
+the input does."""
+
+from __future__ import annotations
+
+import random
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from chat_families import tokenizer_of
+from collab_tasks import LETTER, NUMBER
+from dialop_boards import BEST, SMALL, WORST
+from scripted_engine import StreamEngine, WaveEngine
+from test_partners import boards, config_of
+
+from dialop.collab import grading, numbers
+from dialop.collab.game import CollabGame
+from dialop.collab.published import instances_of
+from dialop.collab.script import content_words, sentences
+from dialop.collab.task import ASSISTANT, USER, CollabOptions
+from dialop.game import PlayerError
+from dialop.matching.board import MatchingOptions
+from dialop.matching.game import MatchingGame
+from dialop.matching.proposal import parse_proposal
+from dialop.matching.statements import count_true, stated_cells
+from dialop.tags import drop_reasoning, split_move
+from selfplay.chat.rendering import Rendering, make_rendering
+from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.evaluation.report import fenced
+from selfplay.evaluation.word_drift import count_words
+from selfplay.partners.judge import read_mark
+from selfplay.rollout.driver import play_games
+from selfplay.rollout.episode import Limits
+from selfplay.rollout.seating import self_play_games
+
+# What parsers look for, and what has broken parsers elsewhere.
+PIECES = (
+    *("[message]", "[propose]", "[accept]", "[reject]", "[answer]", "[end]", "[Propose", "]", "["),
+    *("Proposal:", "BLEU", "Electra", "Ava", "Daniel", "Ava Li", "nguyen", BEST, WORST),
+    *("My number is ", "Add ", " to my number.", "</think>", "<think>", "<br", "<br/>", "&emsp;"),
+    *("&#", "&#x", "&#0;", "&#x110000;", "&amp", ";", "9" * 30, "-3.5e", "1e999", "½"),
+    *(": ", ":", "\n", "\r\n", "\t", " ", "- ", "1. ", "**", ", ", " and ", " is ", "3", "87", "?"),
+    *("\\boxed{", "\\frac{", "\\frac12", "}", "{", "$", "%", "/", "^", "\\circ", "\\text{", "```"),
+    *("```python\n", '{"interactivity": ', "0.5}", '"', "'", "n't", "\u017f", "\u0130", "\u2028"),
+    *("\ud800", "\x00", "\x1b[2J", "\u202e", "\u0301", "\u0316", "\ufdfa", "\U0001f600", "\u0663"),
+)
+OPTIONS = [
+    (MatchingOptions(brief=brief, private_reasoning=thinks), CollabOptions(brief, thinks))
+    for brief in (False, True)
+    for thinks in (False, True)
+]
+
+
+def text_of(rng: random.Random) -> str:
+    """Pieces in any order, or characters of any kind."""
+    if rng.random() < 0.2:
+        return "".join(chr(rng.randrange(0x110000)) for _ in range(rng.randrange(40)))
+    pieces = [rng.choice(PIECES) for _ in range(rng.randrange(14))]
+    if rng.random() < 0.02:  # more digits than Python reads as a number
+        pieces.insert(rng.randrange(len(pieces) + 1), "9" * 5000)
+    return "".join(pieces)
+
+
+def proposal(text: str) -> None:
+    """As a proposal, which is read or refused."""
+    for brief in (False, True):
+        try:
+            parse_proposal(text, SMALL.reviewers, papers=SMALL.papers, brief=brief)
+        except PlayerError:
+            continue
+
+
+def row(text: str) -> None:
+    """As a published solution, which is read or refused."""
+    try:
+        instances_of([("row 0", {"prompt": "a", "completion": text})], name="set")
+    except ValueError:
+        return
+
+
+def statements(text: str) -> None:
+    assert all(0 <= value < 10**6 for _, _, value in stated_cells(text, SMALL))
+
+
+def marks(text: str) -> None:
+    assert read_mark(text) is None or 0.0 <= (read_mark(text) or 0.0) <= 1.0
+
+
+# Every function that reads what a model or a person said.
+READERS: dict[str, Callable[[str], object]] = {
+    "proposal": proposal,
+    "row": row,
+    "statements": statements,
+    "tag": split_move,
+    "reasoning": lambda text: drop_reasoning(text, ("message", "propose")),
+    "words": lambda text: count_words([text]),
+    "number": lambda text: grading.equal_values(text, "8"),
+    "target": lambda text: grading.equal_values("8", text),
+    "bleu": lambda text: grading.bleu(text, LETTER.target),
+    "code": grading.code_of,
+    "solve": lambda text: numbers.solve(NUMBER.request, text),
+    "change": numbers.change,
+    "content": content_words,
+    "sentences": sentences,
+    "mark": marks,
+    "fence": fenced,
+}
+
+
+def fuzz(num: int, *, seed: int) -> None:
+    """Every text through every reader, and as a move in games of both kinds."""
+    rng = random.Random(seed)
+    for number in range(num):
+        text = text_of(rng)
+        try:
+            for read in READERS.values():
+                read(text)
+            matching, collab = OPTIONS[number % 4]
+            game = MatchingGame(SMALL, matching)
+            game.step(0, text)
+            step = game.step(game.seat_to_move or 0, text)
+            assert (step.error is None) == (step.action is not None)
+            count_true(game.view(0), text)
+            talk = CollabGame(NUMBER, collab)
+            talk.step(ASSISTANT, text)
+            talk.step(USER, text)
+            assert 0.0 <= talk.outcome().score <= 1.0
+        except Exception as error:
+            error.add_note(f"seed {seed}, text {number}: {text!r:.500}")
+            raise
+
+
+def test_twenty_thousand_texts_raise_nothing() -> None:
+    fuzz(20_000, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_a_million_texts_raise_nothing(seed: int) -> None:
+    fuzz(100_000, seed=seed)
+
+
+# --- long texts ---------------------------------------------------------------------------------
+
+# A start, a unit that is repeated, an end: where a reader could go back over what it has read.
+LONG = (
+    ("", " ", "x"),
+    ("", "\n", "x"),
+    ("", "a", ""),
+    ("", "1", "x"),
+    ("", "[", ""),
+    ("", "{", ""),
+    ("", "`", ""),
+    ("", "```\n", ""),
+    ("```", " ", "x"),
+    ("^", " ", "x"),
+    ("$", " ", "x"),
+    ("1", " ", "x"),
+    ("1", ",", "x"),
+    ("\\frac", " ", "x"),
+    ("", "\\frac{", ""),
+    ("", "\\boxed{", ""),
+    ("{", '"interactivity"', ""),
+    ("<br", " ", "x"),
+    ("&#", "9", ";"),
+    ("&#x", "9", ";"),
+    ("", "&#", ""),
+    ("Ava", " ", "x"),
+    ("", "Ava BLEU 3 ", ""),
+    ("", "\u0301\u0316", "x"),
+    ("[message] ", "\t", ""),
+    ("", "My number is 1", ""),
+    ("", "a. ", ""),
+)
+
+
+def cpu_s(read: Callable[[str], object], text: str) -> float:
+    """The least of three runs, in seconds of this process alone."""
+    found = []
+    for _ in range(3):
+        began_s = time.process_time()
+        read(text)
+        found.append(time.process_time() - began_s)
+        if found[-1] > 0.5:
+            break
+    return min(found)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_time_grows_as_the_text_does(name: str) -> None:
+    """Between 20,000 and 40,000 characters, a square would show as 4 times the time. A reading of
+    a clock may be off, three in a row are not."""
+    read = READERS[name]
+    for start, unit, end in LONG:
+        for _ in range(3):
+            short, long = (
+                cpu_s(read, start + unit * (num // len(unit)) + end) for num in (20_000, 40_000)
+            )
+            if long <= 3 * short + 0.002:
+                break
+        else:
+            pytest.fail(f"{name} of {unit!r} after {start!r}: {short:.4f} s, then {long:.4f} s")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READERS)
+def test_a_text_of_a_million_characters_takes_seconds(name: str) -> None:
+    for start, unit, end in LONG:
+        text = start + unit * (1_000_000 // len(unit)) + end
+        assert cpu_s(READERS[name], text) < 10, (start, unit)
+
+
+# --- many games ---------------------------------------------------------------------------------
+
+MOVES = ("[message] I see Ava BLEU 3 and Daniel Electra 9", BEST, "[accept]", "[reject]", "no tag")
+
+SAMPLING = Sampling(temperature=1.0, stop_ids=())
+
+
+class Says(WaveEngine):
+    """Any of the moves, by the request's seed; keeps nothing of what it was asked."""
+
+    def answer(self, request: Request) -> Completion:
+        ids = self.rendering.action_ids(MOVES[request.seed % len(MOVES)])
+        return Completion(ids, [-1.0] * len(ids), "stop", 0)
+
+
+class SaysInAStream(StreamEngine):
+    answer = Says.answer
+
+
+@pytest.fixture(scope="module")
+def rendering() -> Rendering:
+    return make_rendering(tokenizer_of("no template"))
+
+
+def play(num: int, engine: WaveEngine, rendering: Rendering) -> list[Any]:
+    config = config_of()
+    tables = self_play_games(
+        boards(num // 4),
+        step=0,
+        game=config.game,
+        rollout=config.rollout,
+        seed=config.seed,
+        rendering=rendering,
+    )
+    limits = Limits(max_turns=12, max_retries=1)
+    episodes, _ = play_games(tables, engine, sampling=SAMPLING, limits=limits)
+    return episodes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Says, SaysInAStream])
+def test_ten_thousand_games_at_once_cost_what_a_hundred_do_each(
+    kind: type[WaveEngine], rendering: Rendering
+) -> None:
+    """Time a game within twice, of which the collector's passes over all living games are the most;
+    memory within 1.2 times."""
+    engine = kind(rendering, {})
+    play(100, engine, rendering)  # what is made once
+    times_s, sizes = {}, {}
+    for num in (100, 1_000, 10_000):
+        began_s = time.process_time()
+        episodes = play(num, engine, rendering)
+        times_s[num] = (time.process_time() - began_s) / num
+        assert len(episodes) == num
+        del episodes
+    for num in (100, 10_000):
+        tracemalloc.start()
+        episodes = play(num, engine, rendering)
+        sizes[num] = tracemalloc.get_traced_memory()[1] / num
+        tracemalloc.stop()
+        del episodes
+    print({num: f"{1e3 * times_s[num]:.2f} ms, {sizes[num] / 1024:.1f} KiB" for num in sizes})
+    assert times_s[10_000] < 2 * times_s[100] and times_s[1_000] < 2 * times_s[100]
+    assert sizes[10_000] < 1.2 * sizes[100]

@@ -1,0 +1,136 @@
+"""Two processes are one run: `torchrun` plays the same games and takes the same step, whether they
+stand on one host or on two."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_run import RUN_GAP, RUN_STEP, metrics_of, write_tiny
+from tolerance import near
+
+ROOT = Path(__file__).resolve().parents[2]
+# Three instances over two ranks are uneven, and so are their micro-batches; the KL term and the
+# replay must not notice.
+SETTINGS = (
+    "steps=2",
+    "rollout.instances=3",
+    "optim.tokens_per_microbatch=256",
+    "algorithm.kl=0.1",
+    "algorithm.resample=2",
+    "warm_start.auxiliary_weight=0.1",
+    "warm_start.auxiliary_games=3",
+    "eval.every=2",
+)
+
+
+def launch(folder: Path, where: list[str]) -> subprocess.Popen[str]:
+    """`torchrun WHERE train.py …`, from the repository's root."""
+    command = [sys.executable, "-m", "torch.distributed.run", *where, "train.py"]
+    return subprocess.Popen(
+        [*command, "--config", str(write_tiny(folder)), f"out={folder}", *SETTINGS],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def ended(launched: subprocess.Popen[str]) -> tuple[int, str]:
+    """The launch's exit status and what it said."""
+    try:
+        output, _ = launched.communicate(timeout=240)
+    finally:
+        launched.terminate()  # one that hangs ends its ranks
+    return launched.returncode, output
+
+
+def run_on(num_ranks: int, folder: Path) -> None:
+    """One launch on one host."""
+    where = ["--standalone", "--nproc-per-node", str(num_ranks)]
+    returncode, output = ended(launch(folder, where))
+    assert returncode == 0, output[-4000:]
+
+
+def run_on_two_hosts(folders: list[Path]) -> list[tuple[int, str]]:
+    """Two launches that find each other at a port, one rank each."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shape = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "two"]
+    where = [*shape, "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    hosts = [launch(folder, where) for folder in folders]
+    return [ended(host) for host in hosts]
+
+
+@pytest.mark.slow
+def test_two_ranks_take_the_step_of_one_and_so_do_two_hosts(tmp_path: Path) -> None:
+    """Rounding aside, everything is the same: the sums are cut differently over two ranks. Two
+    ranks on two hosts cut them like two on one, so not even the rounding differs."""
+    one, two, hosts = tmp_path / "one", tmp_path / "two", tmp_path / "hosts"
+    run_on(1, one)
+    # All start from one warm start, whose 100 steps would add up their rounding.
+    for folder in (two, hosts):
+        folder.mkdir()
+        for name in ("tokenizer", "warm_start"):
+            (folder / name).symlink_to(one / name)
+    run_on(2, two)
+    for returncode, output in run_on_two_hosts([hosts, hosts]):
+        assert returncode == 0, output[-4000:]
+    assert metrics_of(hosts) == metrics_of(two)
+
+    alone, shared = metrics_of(one), metrics_of(two)
+    assert [line["step"] for line in shared] == [1, 2]
+    exact = (
+        "score",
+        "agreement",
+        "errors",
+        "words",
+        "num_games",
+        "num_groups",
+        "zero_variance_groups",
+    )
+    for name in (*exact, "num_trained_tokens", "num_generated_tokens"):
+        assert shared[0][name] == pytest.approx(alone[0][name], abs=1e-12), name
+    assert shared[0].keys() == alone[0].keys()
+    for name in ("policy_loss", "imitation_loss", "grad_norm", "entropy", "ratio_mean"):
+        assert shared[0][name] == near(alone[0][name], RUN_STEP), name
+    # Adam moves a weight by the sign of its gradient, so one whose gradient is rounding may go
+    # either way: what follows the first step is close, by no bound of arithmetic.
+    assert shared[1]["kl_reference"] == pytest.approx(alone[1]["kl_reference"], rel=1e-2)
+    assert all(line["mismatch_max"] < RUN_GAP for line in shared), (
+        "each rank's engine got the new weights"
+    )
+    assert shared[1]["eval_score"] == pytest.approx(alone[1]["eval_score"], abs=0.2)
+
+    mine, yours, there = (
+        load_file(run / "final" / "model.safetensors") for run in (one, two, hosts)
+    )
+    assert mine.keys() == yours.keys() == there.keys()
+    assert all(torch.equal(yours[name], there[name]) for name in yours)
+    start = load_file(one / "warm_start" / "model.safetensors")
+    moved, apart = (
+        sum(float((other[name] - mine[name]).square().sum()) ** 0.5 for name in mine)
+        for other in (start, yours)
+    )
+    assert apart < 0.01 * moved
+    held_out = json.loads((two / "held_out_before.json").read_text())
+    assert len(held_out["sampled"]["scores"]) == 8
+
+
+@pytest.mark.slow
+def test_hosts_that_do_not_share_the_run_folder_are_told(tmp_path: Path) -> None:
+    for number, (returncode, output) in enumerate(
+        run_on_two_hosts([tmp_path / "here", tmp_path / "there"])
+    ):
+        assert returncode != 0
+        place = tmp_path / ("here", "there")[number]
+        assert f"out must be a folder on storage that all hosts share, got {place}" in output
