@@ -40,7 +40,7 @@ from selfplay.metrics.run_lock import hold_run
 from selfplay.model.hub import local_folder
 from selfplay.model.liger import liger_is_here
 from selfplay.model.lora import Adapters
-from selfplay.model.policy import DTYPES, described_in, load_sharded, scratch_model
+from selfplay.model.policy import DTYPES, load_sharded, scratch_model
 from selfplay.partners.judge import make_judge
 from selfplay.partners.partners import Partners, make_partners
 from selfplay.preflight.model import check_model
@@ -296,13 +296,7 @@ def _own_weights(
 ) -> Path:
     """The model's own folder, or the run's folder of random weights in the scratch shape."""
     if config.model.path is not None:
-        own = local_folder(config.model.path)
-        if described_in(own) != own:
-            raise SettingsError(
-                f"model.path must be a whole model to train, got adapters: {own}; nearest: the "
-                "final/ of their run, which holds them merged"
-            )
-        return own
+        return local_folder(config.model.path)
     random = folder / "random_start"
     if world.rank == 0 and not random.exists():
         export_once(_scratch(config, tokenizer), tokenizer, random)

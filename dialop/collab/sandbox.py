@@ -59,12 +59,12 @@ def passes(
         tests=f"{entry_point}\n{tests}",
         limit_s=limit_s,
         memory_bytes=memory_bytes,
-        wall=statistics(wall),
+        wall=standing(wall),
     )
 
 
 @lru_cache(maxsize=len(CHOICES))
-def statistics(wall: str = "auto") -> str:
+def standing(wall: str = "auto") -> str:
     """The wall that code is graded behind when the setting is `wall`; tried once a process.
 
     Raises:

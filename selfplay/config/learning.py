@@ -75,7 +75,9 @@ class AlgorithmConfig:
     importance_cap: float = key(
         2.0, "importance is cut down to this; 0 leaves it", low=0.0, high=1e6
     )
-    importance_low: float = key(0.0, "importance below this becomes 0: rejected", low=0.0, high=1e6)
+    importance_low: float = key(
+        0.0, "importance below this becomes 0: rejected", low=0.0, high=1e12
+    )
     importance_high: float = key(
         0.0, "importance above this becomes 0: rejected; 0 rejects none", low=0.0, high=1e6
     )
@@ -104,7 +106,7 @@ class AlgorithmConfig:
         high=1000.0,
     )
     clip_low: float = key(0.2, "the ratio is clipped below at 1 minus this", low=0.0, high=1.0)
-    clip_high: float = key(0.2, "the ratio is clipped above at 1 plus this", low=0.0, high=1e6)
+    clip_high: float = key(0.2, "the ratio is clipped above at 1 plus this", low=0.0, high=1e9)
     dual_clip: float = key(
         0.0,
         "a negative advantage counts at most this often (clip, gspo); 0 leaves it out",
@@ -155,7 +157,7 @@ class AlgorithmConfig:
         high=10_000_000,
     )
     minibatches: int = key(1, "optimizer steps a rollout is split into", low=1, high=10_000)
-    epochs: int = key(1, "passes over a rollout", low=1, high=1_000)
+    epochs: int = key(1, "passes over a rollout", low=1, high=1_000_000)
 
     def check(self) -> None:
         self._check_loss()
@@ -273,7 +275,7 @@ class OptimConfig:
         "moments in float32",
         choices=("float32", "bfloat16"),
     )
-    max_grad_norm: float = key(1.0, "gradients are scaled down to this norm", low=0.0, high=1e6)
+    max_grad_norm: float = key(1.0, "gradients are scaled down to this norm", low=0.0, high=1e9)
     tokens_per_microbatch: int = key(
         16_384, "packed tokens a forward and backward pass", low=16, high=10_000_000
     )

@@ -58,6 +58,13 @@ def check_run(config: Config) -> None:
         judge = parse_spec(config.reward.collab.judge)
         check_endpoint(judge, config, what="reward.collab.judge")
     read_rendering(config)
+    if config.model.path is not None:
+        own = local_folder(config.model.path)
+        if described_in(own) != own:
+            raise SettingsError(
+                f"model.path must be a whole model to train, got adapters: {own}; nearest: the "
+                "final/ of their run, which holds them merged"
+            )
 
 
 def check_machine(config: Config) -> None:

@@ -200,7 +200,7 @@ def test_one_missed_push_is_made_again_and_two_end_the_run(
         calls[0] += 1
         return real(*args, **named) if calls[0] > missed else None
 
-    monkeypatch.setattr(hand_over, "push_policy", push)
+    monkeypatch.setattr(hand_over, "sync_weights", push)
     if missed == 1:
         hand_over.deliver(learner, engine, version=3, config=config)
         assert "pushed again" in capsys.readouterr().err

@@ -83,7 +83,7 @@ GONE = object()
 
 
 def parquet(*rows: Row) -> Write:
-    return lambda path: pq.write_table(pa.GameSetup.from_pylist(list(rows)), path)
+    return lambda path: pq.write_table(pa.Table.from_pylist(list(rows)), path)
 
 
 def board(*path: Any, to: Any) -> Write:

@@ -74,7 +74,7 @@ def test_workers_end_with_a_killed_trainer() -> None:
         "from selfplay.data.stream import TrainStream\n"
         "stream = TrainStream(config_of('data.processes=2'))\n"
         "stream.step(0, range(4))\n"
-        "print(*[worker.pid for worker in stream._ahead._workers], flush=True)\n"
+        "print(*[worker.pid for worker in stream._prefetcher._workers], flush=True)\n"
         "time.sleep(60)\n"
     )
     trainer = subprocess.Popen(
@@ -82,7 +82,7 @@ def test_workers_end_with_a_killed_trainer() -> None:
         stdout=subprocess.PIPE,
         cwd=ROOT,
         text=True,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *FOLDERS]))},
     )
     assert trainer.stdout is not None
     workers = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]

@@ -20,7 +20,7 @@ from sandbox_abuses import FAKES, HONEST, PROBES
 
 from dialop.collab import sandbox
 from dialop.collab.game import CollabGame
-from dialop.collab.sandbox import NoWall, passes, statistics
+from dialop.collab.sandbox import NoWall, passes, standing
 from dialop.collab.task import CollabInstance, CollabOptions
 from selfplay.config import GameConfig
 from selfplay.games import collab
@@ -51,7 +51,7 @@ def walls() -> list[str]:
     found = []
     for kind in sandbox.WALLS:
         try:
-            found.append(statistics(kind))
+            found.append(standing(kind))
         except NoWall:
             continue
     assert found, "no wall stands on this machine: see docs/collab.md for what it needs"
@@ -425,17 +425,17 @@ def test_no_wall_is_an_error_and_not_a_grade(monkeypatch: pytest.MonkeyPatch) ->
         raise NoWall(f"{wall}: not here")
 
     monkeypatch.setattr(sandbox, "_run", none)
-    statistics.cache_clear()
+    standing.cache_clear()
     try:
         with pytest.raises(NoWall, match=r"game\.code_wall.*libseccomp"):
-            statistics("auto")
+            standing("auto")
         with pytest.raises(NoWall, match="landlock"):
-            statistics("landlock")
-        assert statistics("none") == "none"
+            standing("landlock")
+        assert standing("none") == "none"
         with pytest.raises(NoWall, match="auto"):
-            statistics("paper")
+            standing("paper")
     finally:
-        statistics.cache_clear()
+        standing.cache_clear()
 
 
 def test_the_setting_reaches_the_grade_and_the_wall_is_said(
@@ -460,7 +460,7 @@ def test_the_setting_reaches_the_grade_and_the_wall_is_said(
 def test_a_user_without_rights_has_a_wall(tmp_path: Path) -> None:
     """As root, start over as nobody; as anybody else every test here shows it already."""
     if os.getuid() != 0:
-        assert statistics("auto") in sandbox.WALLS
+        assert standing("auto") in sandbox.WALLS
         return
     # A Python that nobody can read, and a copy of the code beside it.
     python = next((p for p in ("/usr/bin/python3", sys.executable) if Path(p).exists()), "")

@@ -20,7 +20,7 @@ from selfplay.model.logprob import token_logprobs
 from selfplay.model.policy import policy_logprobs, scratch_model
 
 ROOT = Path(__file__).resolve().parents[2]
-WORKER = ROOT / "tests" / "mesh_worker.py"
+WORKER = ROOT / "tests" / "helpers" / "mesh_worker.py"
 # Processes and how many of them divide each layer.
 MESHES = [
     pytest.param(1, 1, id="1", marks=pytest.mark.one_gpu),

@@ -1,6 +1,6 @@
 """Run under torchrun by test_families.py: families on a mesh against one eager process.
 
-Usage: torchrun --nproc-per-node 2 tests/family_worker.py TP FOLDER NAME... Rank 0 writes
+Usage: torchrun --nproc-per-node 2 tests/helpers/family_worker.py TP FOLDER NAME... Rank 0 writes
 FOLDER/tp_TP.json: for each family the largest difference, of log-probs in nats and of gradients as
 a share of each tensor's largest entry, or the error it ended in.
 """

@@ -1,6 +1,6 @@
 """Run by two_ranks.py, or under torchrun by itself: a model on a mesh against the same model whole.
 
-Usage: torchrun --nproc-per-node N tests/mesh_worker.py TP FOLDER [DEVICE]. Rank 0 writes
+Usage: torchrun --nproc-per-node N tests/helpers/mesh_worker.py TP FOLDER [DEVICE]. Rank 0 writes
 FOLDER/report.json: for each case the largest differences from one process, in fp32. Knows how to
 measure; what may be claimed of it stands in the tests.
 """

@@ -37,11 +37,11 @@ def start(
 
 
 def measured_by(script: str, *arguments: str, torchrun: int) -> dict[str, Any]:
-    """What the ranks of `tests/SCRIPT ARGUMENTS FOLDER` wrote to FOLDER/report.json. They run once
+    """What the ranks of `tests/helpers/SCRIPT ARGUMENTS FOLDER` wrote to FOLDER/report.json. They run once
     in a whole test run."""
 
     def make(folder: pathlib.Path) -> None:
-        ranks = start(TESTS / script, *arguments, str(folder), torchrun=torchrun)
+        ranks = start(TESTS / "helpers" / script, *arguments, str(folder), torchrun=torchrun)
         said, _ = ranks.communicate(timeout=400)
         assert ranks.returncode == 0, said[-4000:]
 

@@ -190,7 +190,10 @@ def test_an_evaluation_beside_a_checkpoint_says_which_seat_fared_how(
             "pool",
             "must name one policy, got pool; nearest is checkpoint:RUN/policy_pool/step_000020",
         ),
-        ("checkpoint:/nowhere", "must be a run folder or a Hugging Face folder, got /nowhere"),
+        (
+            "checkpoint:/nowhere",
+            "must be a run folder or a Hugging Face folder or name, got /nowhere",
+        ),
         ("endpoint:small", "endpoint:MODEL@URL"),
         ("persn", "nearest is person"),
     ],
