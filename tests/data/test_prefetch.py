@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from processes import seconds_until_gone
+from processes import FOLDERS, seconds_until_gone
 
 from selfplay.config import Config, load_config
 from selfplay.data.prefetch import Prefetcher
