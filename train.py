@@ -105,7 +105,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
             metrics |= update_policy(learner, samples, auxiliary, step=step, settings=run.settings)
             metrics |= update_reference(learner, metrics, step=step, algorithm=config.algorithm)
         with watch("push"), sync_check.put_off():
-            sync_and_wake(learner, engine, offload, version=step + 1, config=config)
+            sync_and_wake(learner, engine, offload, version=step + 1, config=config.engine)
         with watch("sync_check"):
             metrics |= sync_check.after_push(version=step + 1)
         metrics |= run.partners.finish_step(step + 1, episodes, learner, run.tokenizer)
@@ -121,7 +121,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
             with watch("save"), sync_check.put_off():
                 sleep_engine(engine, offload, world)
                 save(step=step + 1, state=trainer_state(run, baselines))
-                sync_and_wake(learner, engine, offload, version=step + 1, config=config)
+                sync_and_wake(learner, engine, offload, version=step + 1, config=config.engine)
         sync_check.hold(step + 1)
         run.drift_monitor.hold(step + 1)
 

@@ -206,7 +206,7 @@ def run_steps(
         parameters=config.parallel.offload_parameters,
     )
     stream, limits = TrainStream(config), limits_of(config.rollout)
-    sync_and_wake(learner, engine, offload, version=0, config=config)
+    sync_and_wake(learner, engine, offload, version=0, config=config.engine)
     watch, steps = Stopwatch(), []
     check = SyncCheck(learner, engine, config=config)
     for step in range(options.steps + 1):
@@ -241,7 +241,7 @@ def run_steps(
                 learner, mine, [], step=step, settings=UpdateSettings.of(config)
             )
         with watch("push"), peaks("push"):
-            sync_and_wake(learner, engine, offload, version=step + 1, config=config)
+            sync_and_wake(learner, engine, offload, version=step + 1, config=config.engine)
         with watch("gate"):
             learnt |= check.after_push(version=step + 1)
         metrics = step_metrics(episodes, played, credited, learnt, world)

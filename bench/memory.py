@@ -83,7 +83,9 @@ def lone_pushes(
     pushed: list[Pushed] = []
     lone_s = statistics.median(
         _seconds(
-            lambda: pushed.append(sync_weights(learner, engine, version=version, config=config)),
+            lambda: pushed.append(
+                sync_weights(learner, engine, version=version, config=config.engine)
+            ),
             learner.world,
         )
         for _ in range(3)

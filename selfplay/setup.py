@@ -123,7 +123,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     first_step, state = resume(folder, learner)
     partners.begin(state.get("partners", {}), learner, tokenizer)
     stream.restore(state.get("prioritized_replay", []))
-    sync_and_wake(learner, engine, offload, version=first_step, config=config)
+    sync_and_wake(learner, engine, offload, version=first_step, config=config.engine)
     held_out_at_start(first_step, config, context=evaluation, folder=folder)
     drift_monitor.begin(state.get("drift_monitor", {}), first_step, evaluation)
     return Run(

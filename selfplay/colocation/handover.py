@@ -1,10 +1,10 @@
-"""The GPU changes hands: the engine sleeps while the trainer works, then wakes with new weights.
+"""Engine and trainer take turns on the GPU: the engine sleeps during the update.
 
-    sleep → update → wake weights → push → compare → wake cache
+    sleep → update → wake weights → sync weights → compare → wake cache
 
-so that the larger phase has to fit, not the sum; what fits beside it is kept. With an engine that
-cannot sleep (on a CPU, or one that reads the trainer's own parameters) the same verbs do nothing.
-Knows no games. Sizes in bytes.
+Only the larger of the two phases has to fit into the memory; what fits next to it stays there.
+Engines that cannot sleep (on a CPU, or one that reads the trainer's own parameters) ignore sleep
+and wake. Sizes in bytes. Knows no games.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch
 
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.weight_sync import Pushed, compare, named_weights, push
-from selfplay.config import Config
+from selfplay.config import EngineConfig
 from selfplay.distributed import World, all_reduce_sum, barrier
 from selfplay.engines.base import Engine
 from selfplay.learner.learner import Learner
 from selfplay.learner.mismatch import EngineDisagrees
 
-# What stays free beside an engine's weights and cache: its own work space, a push's buckets.
+# Stays free next to an engine's weights and cache: its work space and the buckets of a push.
 SPARE_BYTES = 6 * 2**30
 
 
 def sleep_engine(engine: Engine | None, offload: Offload, world: World) -> None:
-    """The engine gives its memory back, the trainer takes its own; all ranks of a replica wait."""
+    """The engine frees its memory, then the offloaded tensors return. Every rank calls."""
     if engine is not None:
         engine.sleep()
     barrier(world)
@@ -35,95 +35,98 @@ def sleep_engine(engine: Engine | None, offload: Offload, world: World) -> None:
 
 
 def sync_and_wake(
-    learner: Learner, engine: Engine | None, offload: Offload, *, version: int, config: Config
+    learner: Learner, engine: Engine | None, offload: Offload, *, version: int, config: EngineConfig
 ) -> None:
-    """The engine wakes, takes the learner's weights as `version`, and gets its cache back.
+    """The engine wakes, takes the learner's weights as `version`, and allocates its cache again.
 
-    Raises EngineDisagrees, on every rank and once all is in its place, when the engine does not
-    hold the learner's weights after two pushes.
+    Raises EngineDisagrees on every rank if the engine's weights differ from the learner's after two
+    pushes. By then the engine is awake and the offload is complete.
     """
-    world, fraction = learner.world, config.engine.mem_fraction
+    world, fraction = learner.world, config.mem_fraction
     offload.offload_state()
     make_room(world.device, fraction)
     if engine is not None:
         engine.wake("weights")
-    refused: EngineDisagrees | None = None
+    failure: EngineDisagrees | None = None
     try:
         deliver(learner, engine, version=version, config=config)
     except EngineDisagrees as error:
-        refused = error
+        failure = error
     offload.offload_parameters()
     make_room(world.device, fraction)
     if engine is not None:
         engine.wake("kv_cache")
     barrier(world)
-    if refused is not None:
-        raise refused
+    if failure is not None:
+        raise failure
 
 
-def deliver(learner: Learner, engine: Engine | None, *, version: int, config: Config) -> None:
-    """Push, and compare two parameters bit for bit; where they differ push again and compare all.
+def deliver(learner: Learner, engine: Engine | None, *, version: int, config: EngineConfig) -> None:
+    """Push and compare two parameters bit for bit; on a difference push again and compare all.
 
-    Which two changes with `version`: one is a matrix, which shows every missed push (one AdamW step
-    at 1e-6 moves 1 in 100 elements of size 0.02 to the next number in bf16), one is any, so that
-    all are compared in turn. Equal weights never differ, so this has no false alarms.
+    `version` selects the two. One is a matrix, which shows every missed push: an AdamW step at 1e-6
+    moves 1 in 100 elements of size 0.02 to the next bf16 number. The other runs through all
+    parameters in turn. Equal weights never differ, so there are no false alarms.
     """
     sync_weights(learner, engine, version=version, config=config)
     shapes = {name: weight.base.shape for name, weight in named_weights(learner.model)}
     matrices = [name for name, shape in shapes.items() if len(shape) > 1]
-    drawn = {matrices[version % len(matrices)], [*shapes][version % len(shapes)]}
-    if num_different(learner, engine, sorted(drawn), config=config):
-        tell("the engine does not hold the weights it was given: they are pushed again", learner)
+    selected = {matrices[version % len(matrices)], [*shapes][version % len(shapes)]}
+    if num_different(learner, engine, sorted(selected), config=config):
+        warn("the engine's weights differ from the trainer's: they are pushed again", learner)
         deliver_again(learner, engine, version=version, config=config)
 
 
-def deliver_again(learner: Learner, engine: Engine | None, *, version: int, config: Config) -> None:
-    """Push, and compare all parameters; raises EngineDisagrees on every rank when any differs."""
+def deliver_again(
+    learner: Learner, engine: Engine | None, *, version: int, config: EngineConfig
+) -> None:
+    """Push and compare all parameters; raises EngineDisagrees on every rank if any differs."""
     sync_weights(learner, engine, version=version, config=config)
     names = [name for name, _ in named_weights(learner.model)]
     different = num_different(learner, engine, names, config=config)
     if different:
         raise EngineDisagrees(
-            f"after two pushes of version {version} {different} elements of the engine's weights "
-            "are not the trainer's"
+            f"weight sync failed: after two pushes of version {version} {different} elements of "
+            "the engine's weights differ from the trainer's"
         )
 
 
 def num_different(
-    learner: Learner, engine: Engine | None, names: Sequence[str], *, config: Config
+    learner: Learner, engine: Engine | None, names: Sequence[str], *, config: EngineConfig
 ) -> int:
-    """Elements of these parameters in which any rank's engine differs from the learner, bit for
-    bit. Every rank calls."""
+    """How many elements of these parameters differ in bits between the learner and any rank's
+    engine. Every rank calls."""
     group, dtype = learner.world.replica.group, push_dtype(learner, config)
-    found = compare(learner.model, engine, names, group=group, dtype=dtype)
-    return int(all_reduce_sum([float(found.num_different)], learner.world)[0])
+    compared = compare(learner.model, engine, names, group=group, dtype=dtype)
+    return int(all_reduce_sum([float(compared.num_different)], learner.world)[0])
 
 
-def tell(what: str, learner: Learner) -> None:
-    """Warn the reader of the run, once."""
+def warn(message: str, learner: Learner) -> None:
+    """Print a warning on rank 0."""
     if learner.world.rank == 0:
-        print(f"sync: {what}", file=sys.stderr, flush=True)
+        print(f"weight sync: {message}", file=sys.stderr, flush=True)
 
 
 def sync_weights(
-    learner: Learner, engine: Engine | None, *, version: int, config: Config
+    learner: Learner, engine: Engine | None, *, version: int, config: EngineConfig
 ) -> Pushed:
-    """An engine whose weights are awake takes the learner's; all ranks of a replica call."""
+    """Push the learner's weights to an engine whose weights are awake; all ranks of a replica
+    call."""
     group, dtype = learner.world.replica.group, push_dtype(learner, config)
     return push(learner.model, engine, version=version, group=group, dtype=dtype)
 
 
-def push_dtype(learner: Learner, config: Config) -> torch.dtype:
+def push_dtype(learner: Learner, config: EngineConfig) -> torch.dtype:
     """The hf engine generates with the fp32 master weights, SGLang in the dtype of computation."""
-    return torch.float32 if config.engine.kind == "hf" else learner.compute_dtype
+    return torch.float32 if config.kind == "hf" else learner.compute_dtype
 
 
 def make_room(device: torch.device, mem_fraction: float) -> None:
-    """The trainer's allocator gives back all it keeps for later, where an engine that takes this
-    share of the GPU could not wake beside it.
+    """Empty the trainer's allocator cache if the engine needs the memory to wake.
 
-    What is kept spares the next update its allocations, and an engine wakes several times as fast
-    where nothing was freed a moment ago (docs/gpu.md).
+    `mem_fraction` is the engine's share of the GPU. A cache that stays saves the next update its
+    allocations, and an engine wakes several times as fast if nothing was freed just before
+    (docs/gpu.md).
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

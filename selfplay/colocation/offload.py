@@ -1,8 +1,8 @@
-"""Parameters, optimizer state, critic and reference wait in pinned host memory while others need
-the GPU.
+"""Offload: parameters, optimizer state, critic and reference wait in pinned host memory while the
+engine uses the GPU.
 
-A tensor's storage is emptied in place and filled again, so whoever holds the tensor (FSDP, the
-optimizer) need not know. Bytes move on the current stream; sizes in bytes. On a CPU nothing moves.
+A tensor's storage is emptied in place and filled again, so objects that hold the tensor (FSDP, the
+optimizer) need no change. Copies run on the current stream. Sizes in bytes. On a CPU nothing moves.
 """
 
 from __future__ import annotations
@@ -17,65 +17,65 @@ from selfplay.learner.learner import Learner
 
 
 class HostStore:
-    """Tensors of one kind of device that can be stowed on the host and fetched back, any number of
-    times.
+    """Offloads tensors of one kind of device to the host and onloads them, any number of times.
 
-    One host buffer holds them all and is kept: pinning memory takes far longer than a copy, and
+    One host buffer holds all of them and is kept: pinning memory takes far longer than a copy, and
     torch rounds each pinned allocation up to a power of two.
     """
 
     def __init__(self, kind: str = "cuda") -> None:
         self._kind = kind
         self._host: Tensor | None = None
-        self._held: list[tuple[Tensor, Tensor]] = []
+        self._offloaded: list[tuple[Tensor, Tensor]] = []
 
     def offload(self, tensors: Iterable[Tensor]) -> None:
         """Copy to the host and empty the storages; tensors that share a storage move once. Does
-        nothing while something is stowed."""
-        if self._held:
+        nothing if something is offloaded already."""
+        if self._offloaded:
             return
-        wholes = self._storages(tensors)
-        if not wholes:
+        storages = self._storages(tensors)
+        if not storages:
             return
-        total = sum(len(whole) for whole in wholes)
+        sizes = [len(storage) for storage in storages]
+        total = sum(sizes)
         if self._host is None or len(self._host) < total:
-            self._host = None  # let go of the old one before asking for more
+            self._host = None  # free the old buffer before allocating a larger one
             self._host = torch.empty(total, dtype=torch.uint8, pin_memory=self._kind == "cuda")
-        hosts = self._host[:total].split([len(whole) for whole in wholes])
-        for whole, host in zip(wholes, hosts, strict=True):
-            host.copy_(whole, non_blocking=True)
-        self._meet()
-        self._held = list(zip(wholes, hosts, strict=True))
-        for whole in wholes:
-            whole.untyped_storage().resize_(0)
+        copies = self._host[:total].split(sizes)
+        for storage, copy in zip(storages, copies, strict=True):
+            copy.copy_(storage, non_blocking=True)
+        self._synchronize()
+        self._offloaded = list(zip(storages, copies, strict=True))
+        for storage in storages:
+            storage.untyped_storage().resize_(0)
 
     def onload(self) -> None:
-        """Fill the storages again."""
-        for whole, host in self._held:
-            whole.untyped_storage().resize_(len(host))
-            whole.copy_(host, non_blocking=True)
-        if self._held:
-            self._meet()
-        self._held = []
+        """Allocate the storages again and copy their bytes back."""
+        for storage, copy in self._offloaded:
+            storage.untyped_storage().resize_(len(copy))
+            storage.copy_(copy, non_blocking=True)
+        if self._offloaded:
+            self._synchronize()
+        self._offloaded = []
 
     def _storages(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """The bytes of each storage, once."""
-        found: dict[int, Tensor] = {}
+        """Each distinct storage that is not empty, as a tensor of bytes."""
+        storages: dict[int, Tensor] = {}
         for tensor in tensors:
             local = local_part(tensor)
             storage = local.untyped_storage()
             if local.device.type == self._kind and storage.size():
                 empty = torch.empty(0, dtype=torch.uint8, device=local.device)
-                found.setdefault(storage.data_ptr(), empty.set_(storage))
-        return list(found.values())
+                storages.setdefault(storage.data_ptr(), empty.set_(storage))
+        return list(storages.values())
 
-    def _meet(self) -> None:
+    def _synchronize(self) -> None:
         if self._kind == "cuda":
             torch.cuda.synchronize()
 
 
 class Offload:
-    """What the settings send to the host while the engine plays; all is back before an update."""
+    """Offloads the parts of a learner that the settings name, and onloads them before an update."""
 
     def __init__(
         self, learner: Learner, *, state: bool, reference: bool, parameters: bool = False
@@ -85,27 +85,26 @@ class Offload:
         self._state_store, self._parameter_store = HostStore(), HostStore()
 
     def offload_state(self) -> None:
-        """After the update: optimizer state and critic, and the reference, leave the GPU, each if
-        the settings say so."""
-        kept: list[Tensor] = []
+        """After the update: offload optimizer state and critic, and the reference, where set."""
+        tensors: list[Tensor] = []
         if self._state:
-            kept += _tensors(self._learner.optimizer)
+            tensors += _tensors(self._learner.optimizer)
             if self._learner.critic is not None:
-                kept += _tensors(self._learner.critic.optimizer)
-                kept += self._learner.critic.module.parameters()
+                tensors += _tensors(self._learner.critic.optimizer)
+                tensors += self._learner.critic.module.parameters()
         reference = self._learner.reference
         # With adapters the reference is the policy itself.
         if self._reference and reference is not None and reference is not self._learner.model:
-            kept += reference.parameters()
-        self._state_store.offload(kept)
+            tensors += reference.parameters()
+        self._state_store.offload(tensors)
 
     def offload_parameters(self) -> None:
-        """After the push: the policy's own weights leave the GPU, if the settings say so."""
+        """After the push: offload the policy's parameters, where set."""
         if self._parameters:
             self._parameter_store.offload(self._learner.model.parameters())
 
     def onload(self) -> None:
-        """Before an update, a checkpoint or an export: everything comes back."""
+        """Before an update, a checkpoint or an export: onload everything."""
         self._parameter_store.onload()
         self._state_store.onload()
 

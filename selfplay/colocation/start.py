@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from selfplay.checkpoint import export_once
-from selfplay.config import Config
+from selfplay.config import Config, OptimConfig
 from selfplay.distributed import World, barrier
 from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
@@ -21,19 +21,19 @@ from selfplay.model.policy import DTYPES, described_in, load_model
 def load_engine(
     config: Config, weights: Path, world: World, *, cleanup: ExitStack
 ) -> Engine | None:
-    """An engine that speaks with the weights of this folder; None where another rank has it.
+    """An engine with the weights of this folder; None on a rank that shares another rank's engine.
 
-    `cleanup` will close it.
+    `cleanup` closes it.
     """
     if config.engine.kind == "hf":
-        # Sharded parameters cannot generate, so each rank's engine has a whole copy.
+        # Sharded parameters cannot generate, so each rank's engine has a full copy.
         copy = load_model(str(weights), device=world.device, dtype=torch.float32)
         return HFEngine(copy.requires_grad_(False), max_batch=config.engine.max_batch)
-    weights = merged_folder(config, weights, world)
+    weights = merged_folder(weights, world, config.optim)
     if not world.replica.leads:
         return None
     if world.device.type == "cuda":
-        gc.collect()  # what the warm start held must be free before the engine takes its share
+        gc.collect()  # free the warm start's memory before the engine takes its share
         torch.cuda.empty_cache()
     local_replica = world.local_rank // world.replica.size
     engine = SGLangEngine(
@@ -55,15 +55,18 @@ def load_engine(
     return engine
 
 
-def merged_folder(config: Config, weights: Path, world: World) -> Path:
-    """The folder itself or, of adapters, which SGLang cannot read, `merged/` in it: the policy as
-    `finish` would export it, made here if it is not there yet. Every rank calls."""
+def merged_folder(weights: Path, world: World, optim: OptimConfig) -> Path:
+    """A folder that SGLang can read: the folder itself, or `merged/` in a folder of adapters.
+
+    `merged/` holds the policy as `finish` exports it and is written here if it is missing. Every
+    rank calls.
+    """
     if described_in(weights) == weights:
         return weights
     merged = weights / "merged"
     if world.rank == 0 and not merged.exists():
         print(f"merging adapters into {merged}", flush=True)
-        dtype = DTYPES[config.optim.master_dtype]
+        dtype = DTYPES[optim.master_dtype]
         policy = load_model(str(weights), device="cpu", dtype=dtype)
         export_once(policy, AutoTokenizer.from_pretrained(weights), merged)
     barrier(world)

@@ -1,7 +1,7 @@
-"""Carries the trainer's weights to the engine and compares what lies there, bit for bit.
+"""Weight sync: pushes the trainer's weights to the engine and compares the two, bit for bit.
 
-Sizes in bytes, times in seconds. N counts the elements of a flat buffer, T the tokens that are
-compared. Knows no games and no text.
+Sizes in bytes, times in seconds. Shapes: N elements of a flat buffer, B bytes. Knows no games and
+no text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # activation checkpoin
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What a push moved, and this rank's seconds to fill the buckets and to wait for the engine."""
+    """What a push moved, and this rank's seconds spent gathering and waiting for the engine."""
 
     num_bytes: int
     num_buckets: int
@@ -39,8 +39,8 @@ class Pushed:
 
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, Weight]]:
-    """Weights under their Hugging Face names, whatever wraps them; a tied head appears once.
-    Adapters are merged into them when they are read."""
+    """Weights under their Hugging Face names, without the names of wrappers; a tied head appears
+    once. `Weight.merged` adds the adapters."""
     for name, weight in plain_weights(model).items():
         for wrapper in WRAPPERS:
             name = name.replace(wrapper, "")
@@ -48,7 +48,8 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Weight]]:
 
 
 def cast_full_tensor(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """The full parameter. A sharded one is cast, then gathered: fewer bytes, a collective call."""
+    """The full parameter. A sharded one is cast before it is gathered, which moves fewer bytes;
+    all ranks must call."""
     if not isinstance(parameter, DTensor):
         return parameter.detach()
     cast = parameter.detach().to(dtype)
@@ -66,52 +67,51 @@ def push(
     device: torch.device | None = None,
     bucket_bytes: int = sglang_push.BUCKET_BYTES,
 ) -> Pushed:
-    """Give the engine this model's weights. All ranks of a sharded model call it, in step.
+    """Push this model's weights to the engine. All ranks of a sharded model call it together.
 
-    `engine` is the replica's engine on its leader and None on its other ranks, which hand over
-    handles to their own gathered copies. `group` is the replica's gloo group, its leader first, in
-    the engine's rank order; None when the replica is one rank wide. `dtype` and `device` are the
-    engine's. While the engine loads one bucket the next one is filled: at most two are whole on a
-    GPU at a time.
+    `engine` is the replica's engine on its leader and None on its other ranks, which pass handles
+    to their own gathered copies. `group` is the replica's gloo group, its leader first, in the
+    engine's rank order; None for a replica of one rank. `dtype` and `device` are the engine's.
+    The next bucket is filled while the engine loads one, so a GPU holds at most two.
 
     Raises ValueError on every rank of the replica, before anything moves, if the model's parameters
-    are not exactly the engine's, RuntimeError if the engine refuses a bucket.
+    are not exactly the engine's, and RuntimeError if the engine refuses a bucket.
     """
     weights = dict(named_weights(model))
     shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}
     if engine is not None and not isinstance(engine, SGLangEngine):
         shared = isinstance(engine, HFEngine) and engine.model is model
         return _copy_into(engine, {} if shared else weights, version=version, dtype=dtype)
-    _agree(engine.weights if engine is not None else None, shapes, group)
+    _check_names(engine.weights if engine is not None else None, shapes, group)
     if device is None:
         device = next(iter(weights.values())).base.device
     if engine is not None:
-        engine.weights.lose()  # void until all of it has come
+        engine.weights.lose()  # incomplete until the last bucket is loaded
     buckets = sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes)
     gather_s = engine_s = 0.0
-    under_way: _Loading | None = None
+    loading: _Loading | None = None
     for names in buckets:
         began_s = time.perf_counter()
         sizes = [shapes[name] for name in names]
         flat_N = gather_flat([weights[name].merged() for name in names], dtype=dtype, device=device)
-        if flat_N.is_cuda:  # a handle may only be given away once the values are there
+        if flat_N.is_cuda:  # another process may read the handle, so the values must be written
             torch.cuda.current_stream(device).synchronize()
         filled_s = time.perf_counter()
-        if under_way is not None:
-            under_way.finish()
-        under_way = _Loading(
+        if loading is not None:
+            loading.finish()
+        loading = _Loading(
             flat_N,
             None if engine is None else partial(engine.begin_bucket, names=names, version=version),
             num_engine_ranks=engine.tp_size if engine is not None else 0,
-            payload=_pushed(flat_N, names, sizes),
+            payload=_push_payload(flat_N, names, sizes),
             group=group,
         )
         del flat_N
         gather_s += filled_s - began_s
         engine_s += time.perf_counter() - filled_s
-    if under_way is not None:
+    if loading is not None:
         began_s = time.perf_counter()
-        under_way.finish()
+        loading.finish()
         engine_s += time.perf_counter() - began_s
     num_bytes = sum(map(math.prod, shapes.values())) * dtype.itemsize
     return Pushed(num_bytes, len(buckets), gather_s, engine_s)
@@ -120,8 +120,8 @@ def push(
 def _copy_into(
     engine: Engine, weights: dict[str, Weight], *, version: int, dtype: torch.dtype
 ) -> Pushed:
-    """For an engine in this very process, which copies by name. One that speaks with the model
-    itself, adapters and all, gets nothing but the version."""
+    """Push to an engine in this process, which copies by name. An engine that runs the model
+    itself takes only the version."""
     began_s = time.perf_counter()
     engine.update_weights(
         ((n, cast_full_tensor(w.merged(), dtype)) for n, w in weights.items()), version
@@ -130,31 +130,31 @@ def _copy_into(
     return Pushed(num_bytes, 1, 0.0, time.perf_counter() - began_s)
 
 
-def _agree(
+def _check_names(
     weights: sglang_push.Ledger | None,
     shapes: dict[str, torch.Size],
     group: dist.ProcessGroup | None,
 ) -> None:
-    """The leader compares names and shapes; all ranks learn the verdict before any gather."""
-    verdict: list[str | None] = [None]
+    """The leader compares names and shapes; on a difference all ranks raise, before any gather."""
+    message: list[str | None] = [None]
     if weights is not None:
         try:
             weights.check_names(shapes)
         except ValueError as error:
-            verdict = [str(error)]
+            message = [str(error)]
     if group is not None:
-        dist.broadcast_object_list(verdict, group=group, group_src=0)
-    if verdict[0] is not None:
-        raise ValueError(verdict[0])
+        dist.broadcast_object_list(message, group=group, group_src=0)
+    if message[0] is not None:
+        raise ValueError(message[0])
 
 
-def _pushed(
+def _push_payload(
     flat_N: Tensor, names: Sequence[str], shapes: Sequence[torch.Size]
 ) -> Callable[[int], bytes]:
     return lambda _rank: sglang_push.serialise(flat_N, names, shapes)
 
 
-def _compared(
+def _compare_payload(
     buffer_B: Tensor, names: Sequence[str], shapes: Sequence[torch.Size], *, num_slots: int
 ) -> Callable[[int], bytes]:
     return lambda rank: sglang_push.serialise_compared(
@@ -163,7 +163,7 @@ def _compared(
 
 
 class _Loading:
-    """One bucket on its way into every rank of the engine; its buffer lives until it is read."""
+    """One bucket that the engine's ranks are loading; keeps its buffer until they have read it."""
 
     def __init__(
         self,
@@ -174,44 +174,43 @@ class _Loading:
         payload: Callable[[int], bytes],
         group: dist.ProcessGroup | None,
     ) -> None:
-        """`begin` hands payloads to this rank's engine, `payload` makes that of one of its ranks
-        from this trainer rank's buffer."""
+        """`begin` passes payloads to this rank's engine and returns a function that waits for it.
+        `payload` makes the payload for one engine rank from this trainer rank's buffer."""
         self._buffer, self._group = buffer, group
-        self._read: Callable[[], None] | None = None
-        self._refused: str | None = None
+        self._wait: Callable[[], None] | None = None
+        self._error: str | None = None
         if group is None:
             if begin is None:
                 raise ValueError("a rank without an engine must name its replica's group, got None")
-            # One trainer rank may lead an engine several GPUs wide: each of its ranks opens a
-            # handle of its own.
-            self._read = begin([payload(rank) for rank in range(num_engine_ranks)])
+            # One trainer rank may lead an engine of several GPUs; each engine rank opens its own
+            # handle.
+            self._wait = begin([payload(rank) for rank in range(num_engine_ranks)])
             return
         leads = dist.get_rank(group) == 0
         gathered: list[bytes | None] | None = [None] * dist.get_world_size(group) if leads else None
         dist.gather_object(payload(0), gathered, group=group, group_dst=0)
         if begin is not None and gathered is not None:
             try:
-                self._read = begin([payload for payload in gathered if payload is not None])
+                self._wait = begin([payload for payload in gathered if payload is not None])
             except RuntimeError as error:
-                self._refused = str(error)
+                self._error = str(error)
 
     def finish(self) -> None:
-        """Wait until the engine has read the bucket, on all ranks; raises on each of them when it
-        did not."""
+        """Wait until the engine has read the bucket; on an error all ranks raise RuntimeError."""
         if self._group is None:
-            assert self._read is not None
-            self._read()
+            assert self._wait is not None
+            self._wait()
         else:
-            if self._read is not None:
+            if self._wait is not None:
                 try:
-                    self._read()
+                    self._wait()
                 except RuntimeError as error:
-                    self._refused = str(error)
-            verdict = [self._refused]
-            # Peers wait here: their buffers must outlive the engine's reads.
-            dist.broadcast_object_list(verdict, group=self._group, group_src=0)
-            if verdict[0] is not None:
-                raise RuntimeError(verdict[0])
+                    self._error = str(error)
+            message = [self._error]
+            # The other ranks wait here: their buffers must outlive the engine's reads.
+            dist.broadcast_object_list(message, group=self._group, group_src=0)
+            if message[0] is not None:
+                raise RuntimeError(message[0])
         device = self._buffer.device
         del self._buffer
         sglang_push.collect(device)
@@ -219,7 +218,7 @@ class _Loading:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """How many elements of an engine's weights were compared and how many are not the model's."""
+    """How many elements of an engine's weights were compared, and how many differ."""
 
     num_elements: int
     num_different: int
@@ -237,19 +236,19 @@ def compare(
 ) -> Compared:
     """Compare these parameters with the engine's, bit for bit, after a push; nothing is written.
 
-    Called like `push`, by all ranks, with the same `names` (those of `named_weights`). Returns what
-    this rank saw: its own engine's, or its rank's of a shared one. Equal weights differ in 0
-    elements, always: what is compared was made by the same cast from the same numbers.
+    All ranks call it, as they call `push`, with the same `names` (those of `named_weights`).
+    Returns this rank's counts: of its own engine, or of its rank in a shared one. Equal weights
+    always differ in 0 elements, because both sides come from the same cast of the same numbers.
     """
-    wanted = set(names)
-    weights = {name: weight for name, weight in named_weights(model) if name in wanted}
+    selected = set(names)
+    weights = {name: weight for name, weight in named_weights(model) if name in selected}
     if engine is not None and not isinstance(engine, SGLangEngine):
         return _compare_here(model, engine, weights, dtype=dtype)
     shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}
     if device is None:
         device = next(iter(weights.values())).base.device
     num_slots = engine.tp_size if engine is not None and group is None else 1
-    found = torch.zeros(2, dtype=torch.int64)
+    counts = torch.zeros(2, dtype=torch.int64)
     for bucket in sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes):
         sizes = [shapes[name] for name in bucket]
         flat_N = gather_flat([weights[n].merged() for n in bucket], dtype=dtype, device=device)
@@ -261,22 +260,22 @@ def compare(
             buffer_B,
             engine.begin_compare if engine is not None else None,
             num_engine_ranks=num_slots,
-            payload=_compared(buffer_B, bucket, sizes, num_slots=num_slots),
+            payload=_compare_payload(buffer_B, bucket, sizes, num_slots=num_slots),
             group=group,
         ).finish()
-        found += buffer_B[: len(slots_B)].view(torch.int64).view(-1, 2).sum(0).cpu()
-    return Compared(*found.tolist())
+        counts += buffer_B[: len(slots_B)].view(torch.int64).view(-1, 2).sum(0).cpu()
+    return Compared(*counts.tolist())
 
 
 def _compare_here(
     model: nn.Module, engine: Engine, weights: dict[str, Weight], *, dtype: torch.dtype
 ) -> Compared:
-    """For an engine in this very process with a model of its own."""
+    """Compare with an engine in this process that has its own model."""
     if not isinstance(engine, HFEngine) or engine.model is model:
         return Compared(0, 0)
-    own = dict(engine.model.named_parameters())
+    in_engine = dict(engine.model.named_parameters())
     different = sum(
-        int((own[n] != cast_full_tensor(w.merged(), dtype)).sum()) for n, w in weights.items()
+        int((in_engine[n] != cast_full_tensor(w.merged(), dtype)).sum()) for n, w in weights.items()
     )
     return Compared(sum(w.base.numel() for w in weights.values()), different)
 
@@ -284,10 +283,10 @@ def _compare_here(
 def checksum(
     model: nn.Module, *, dtype: torch.dtype = torch.bfloat16, tp_size: int = 1
 ) -> list[dict[str, str]]:
-    """What `SGLangEngine.fingerprints` must show after a push of this model, one dict a rank.
+    """What `SGLangEngine.fingerprints` must return after a push of this model, one dict a rank.
 
-    Collective for a sharded model, and it gathers the whole of it: a check for tests and
-    benchmarks, not for each step.
+    All ranks of a sharded model call it. It gathers the full model, so it is for tests and
+    benchmarks only.
     """
     named = {n: cast_full_tensor(w.merged(), dtype).to(dtype) for n, w in named_weights(model)}
     return [

@@ -1,7 +1,7 @@
-"""Samples become micro-batches: one packed row of tokens without padding, and where the loss looks.
+"""Packs samples into micro-batches: one row of tokens without padding, and the trained positions.
 
-Shapes: N packed tokens of S sequences, M trained tokens. `predict_M` are the places whose NEXT
-token is trained, so logits are computed at these places only. Knows no games and no text.
+Shapes: N packed tokens of S sequences, M trained tokens. `predict_M` are the positions whose NEXT
+token is trained, so logits are computed at these positions only. Knows no games and no text.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from selfplay.distributed import World, exchange_objects, gather_objects
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What one forward and backward pass reads.
+    """The input of one forward and backward pass.
 
-    `sample_M` indexes `names`, so a bad loss can say whose it is. Values and returns are 0 without
-    a critic.
+    `sample_M` indexes `names`, so an error can name the sample of a bad loss. Values and returns
+    are 0 without a critic.
     """
 
     ids_N: Tensor
@@ -45,10 +45,10 @@ class MicroBatch:
 
 
 def split_by_tokens(lengths: Sequence[int], *, budget: int) -> list[list[int]]:
-    """Places of the sequences in each micro-batch: longest first, a new one when it would overflow.
+    """Indices of the sequences in each micro-batch, filled longest first up to `budget` tokens.
 
-    A sequence longer than the budget gets a micro-batch of its own. Neighbours are of like length,
-    which keeps the padding inside SDPA attention small.
+    A sequence longer than the budget gets its own micro-batch. Sequences of similar length end up
+    together, which keeps the padding inside SDPA attention small.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batches: list[list[int]] = []
@@ -63,14 +63,17 @@ def split_by_tokens(lengths: Sequence[int], *, budget: int) -> list[list[int]]:
 
 
 def pack(samples: Sequence[Sample], *, device: torch.device) -> MicroBatch:
-    """One micro-batch of these samples, back to back."""
+    """One micro-batch of these samples, back to back.
+
+    Raises ValueError for a sample whose first token is trained.
+    """
     lengths_S = np.array([len(s.ids) for s in samples])
     bounds_S1 = np.concatenate([[0], lengths_S.cumsum()])
     mask_N = np.frombuffer(b"".join(bytes(s.mask) for s in samples), np.bool_)
     if mask_N[bounds_S1[:-1]].any():
         raise ValueError("a transcript's first token cannot be trained: nothing predicts it")
     targets_at_M = mask_N.nonzero()[0]
-    # Several times as fast as `torch.tensor` on a list of as many.
+    # Several times as fast as `torch.tensor` on a list.
     ids_N = np.fromiter(chain.from_iterable(s.ids for s in samples), np.int64, len(mask_N))
 
     def at_targets(rows: Sequence[Sequence[float]], *, absent: float = 0.0) -> Tensor:
@@ -82,22 +85,22 @@ def pack(samples: Sequence[Sample], *, device: torch.device) -> MicroBatch:
         values_M = np.fromiter(chain.from_iterable(kept), np.float32, len(targets_at_M))
         return torch.from_numpy(values_M).to(device)
 
-    def moved(values: NDArray[Any]) -> Tensor:
+    def on_device(values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(device)
 
     return MicroBatch(
-        ids_N=moved(ids_N),
-        positions_N=moved(np.arange(len(ids_N)) - np.repeat(bounds_S1[:-1], lengths_S)),
-        cu_seqlens_S1=moved(bounds_S1.astype(np.int32)),
+        ids_N=on_device(ids_N),
+        positions_N=on_device(np.arange(len(ids_N)) - np.repeat(bounds_S1[:-1], lengths_S)),
+        cu_seqlens_S1=on_device(bounds_S1.astype(np.int32)),
         max_seqlen=int(lengths_S.max()),
-        predict_M=moved(targets_at_M - 1),
-        targets_M=moved(ids_N[targets_at_M]),
+        predict_M=on_device(targets_at_M - 1),
+        targets_M=on_device(ids_N[targets_at_M]),
         advantages_M=at_targets([s.advantages for s in samples]),
         old_logprobs_M=at_targets([s.old_logprobs for s in samples]),
         importance_M=at_targets([s.importance for s in samples], absent=1.0),
         values_M=at_targets([s.values for s in samples]),
         returns_M=at_targets([s.returns for s in samples]),
-        sample_M=moved(np.repeat(np.arange(len(samples)), lengths_S)[targets_at_M]),
+        sample_M=on_device(np.repeat(np.arange(len(samples)), lengths_S)[targets_at_M]),
         names=tuple(s.name for s in samples),
     )
 
@@ -107,30 +110,32 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """All samples, packed into micro-batches of at most `budget` tokens."""
     plan = split_by_tokens([len(s.ids) for s in samples], budget=budget)
-    return [pack([samples[i] for i in places], device=device) for places in plan]
+    return [pack([samples[i] for i in indices], device=device) for indices in plan]
 
 
 def share_by_tokens(samples: Sequence[Sample], world: World) -> list[Sample]:
-    """This rank's share of all ranks' samples, so that every data-parallel rank trains on about as
-    many tokens; most stay where they were played. Ranks of one tensor parallel row get the same.
-    One process keeps its own, in order."""
+    """This rank's share of all ranks' samples, balanced by tokens over the data-parallel ranks.
+
+    Most samples stay on the rank that played them. The ranks of one tensor-parallel row get the
+    same samples. A single process keeps its own, in order.
+    """
     if world.world_size == 1:
         return list(samples)
     rows = deal(gather_objects([len(sample.ids) for sample in samples], world), tp=world.tp)
     parts = [
-        [samples[i] for rank, i in rows[taker // world.tp] if rank == world.rank]
-        for taker in range(world.world_size)
+        [samples[i] for rank, i in rows[receiver // world.tp] if rank == world.rank]
+        for receiver in range(world.world_size)
     ]
     sources = [iter(part) for part in exchange_objects(parts, world)]
     return [next(sources[rank]) for rank, _ in rows[world.dp_rank]]
 
 
 def deal(sizes: Sequence[Sequence[int]], *, tp: int) -> list[list[tuple[int, int]]]:
-    """The samples that each row of `tp` neighbouring ranks trains on, as (rank, place) in order;
-    `sizes` are the tokens of each rank's samples.
+    """The samples that each row of `tp` neighbouring ranks trains on, as sorted (rank, index).
 
-    A sample stays in its rank's row unless another has far fewer tokens: as long as it can, the
-    fullest row gives the emptiest its largest sample that does not turn them round.
+    `sizes` are the numbers of tokens of each rank's samples. Every sample starts in its own rank's
+    row. Then the fullest row gives the emptiest one its largest sample of at most half their
+    difference, until there is none.
     """
     rows = [
         sorted((size, rank, i) for rank in range(a, a + tp) for i, size in enumerate(sizes[rank]))
@@ -140,13 +145,13 @@ def deal(sizes: Sequence[Sequence[int]], *, tp: int) -> list[list[tuple[int, int
     while True:
         full, empty = loads.index(max(loads)), loads.index(min(loads))
         half = (loads[full] - loads[empty]) // 2
-        num_fitting = bisect_right(rows[full], half, key=lambda one: one[0])
+        num_fitting = bisect_right(rows[full], half, key=lambda sample: sample[0])
         if not num_fitting:
             return [sorted((rank, i) for _, rank, i in row) for row in rows]
-        moved = rows[full].pop(num_fitting - 1)
-        insort(rows[empty], moved)
-        loads[full] -= moved[0]
-        loads[empty] += moved[0]
+        sample = rows[full].pop(num_fitting - 1)
+        insort(rows[empty], sample)
+        loads[full] -= sample[0]
+        loads[empty] += sample[0]
 
 
 def num_trained_tokens(samples: Sequence[Sample]) -> int:

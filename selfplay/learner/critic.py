@@ -1,10 +1,10 @@
-"""PPO's critic: what a seat may still expect to earn, before each token that it samples.
+"""PPO's critic: the expected return of a seat before each token that it samples.
 
-A value is a linear head on a last hidden state at the place whose next token is sampled. The hidden
-state is the policy's own, which the value loss leaves alone (`critic.kind: head`) or trains
-(`shared_head`), or that of a second model which starts from the same weights (`model`). The head
-starts at zero, so the first values are 0, and works in fp32 whatever the dtype of the layers. Knows
-no games and no text.
+A value is a linear head on the last hidden state at the position whose next token is sampled. The
+hidden state is the policy's, without gradient from the value loss (`critic.kind: head`) or with it
+(`shared_head`), or that of a second backbone, which starts from the same weights (`model`). The
+head starts at zero, so the first values are 0, and computes in fp32 whatever the dtype of the
+layers. Knows no games and no text.
 
 Shapes: M trained tokens of a micro-batch, D width of the hidden state.
 """
@@ -24,10 +24,10 @@ from selfplay.learner.optimizer import make_optimizer
 
 @dataclass(slots=True)
 class Critic:
-    """The head, the trunk it reads (None: the policy's), and the optimizer of both.
+    """The head, the critic's own backbone (None: the head reads the policy's), and their optimizer.
 
-    `module` holds both under the names of the checkpoint. `shared` lets the value loss into the
-    policy's layers that the head reads.
+    `module` holds both under the names of the checkpoint. With `shared` the value loss also trains
+    the policy's layers.
     """
 
     module: nn.ModuleDict
@@ -45,9 +45,9 @@ def make_critic(
     optim: OptimConfig,
     world: World,
 ) -> Critic:
-    """A critic on a `backbone` of its own, or on the policy's hidden states of this `width`.
+    """A critic on its own `backbone`, or on the policy's hidden states (None), of this `width`.
 
-    The trunk comes placed on the mesh; the head is sharded over the same ranks.
+    The backbone is already sharded; the head is sharded over the same ranks.
     """
     head = nn.utils.skip_init(nn.Linear, width, 1, device=world.device, dtype=torch.float32)
     nn.init.zeros_(head.weight)
@@ -56,14 +56,14 @@ def make_critic(
     module = nn.ModuleDict({"head": head})
     if backbone is not None:
         if not backbone.config.tie_word_embeddings:
-            backbone.get_output_embeddings().requires_grad_(False)  # values need no words
-        module["trunk"] = backbone
+            backbone.get_output_embeddings().requires_grad_(False)  # values need no logits
+        module["trunk"] = backbone  # the key in checkpoints
     optimizer = make_optimizer(module, optim, lr=config.lr)
     return Critic(module, head, backbone, config.kind == "shared_head", optimizer)
 
 
 def head_values(head: nn.Linear, hidden_MD: Tensor) -> Tensor:
-    """The values [M], fp32."""
+    """The values [M] of hidden states [M, D], fp32."""
     return run_as_forward(head, _head_values, hidden_MD.float())
 
 
@@ -75,11 +75,11 @@ def _head_values(head: nn.Linear, hidden_MD: Tensor) -> Tensor:
 def clipped_value_loss(
     values_M: Tensor, old_values_M: Tensor, returns_M: Tensor, *, clip: float
 ) -> tuple[Tensor, Tensor]:
-    """Half the squared error, the value's step away from its old one clipped (as in the PPO of
-    OpenAI Baselines; arXiv 2005.12729, section 3, item 1).
+    """Half the squared error, with the change of the value clipped (as in the PPO of OpenAI
+    Baselines; arXiv 2005.12729, section 3, item 1).
 
-    max((v - R)^2, (v_old + clamp(v - v_old, -clip, clip) - R)^2) / 2 a token, and a 0/1 mask of the
-    tokens whose gradient the clip removed. With `clip` 0 nothing is clipped.
+    Returns max((v - R)^2, (v_old + clamp(v - v_old, -clip, clip) - R)^2) / 2 for each token, and a
+    0/1 mask of the tokens whose gradient the clip removed. `clip` 0 turns clipping off.
     """
     losses_M = 0.5 * (values_M - returns_M).square()
     if clip == 0.0:

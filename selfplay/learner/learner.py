@@ -1,5 +1,4 @@
-"""What learns: the policy with its optimizer, frozen reference and critic, and how they score a
-micro-batch.
+"""The learner: policy, optimizer, reference and critic, and their forward passes on a micro-batch.
 
 Shapes: M trained tokens of a micro-batch. Knows no losses, no games and no text.
 """
@@ -23,8 +22,8 @@ from selfplay.model.policy import hidden_states, policy_logprobs
 
 @dataclass(frozen=True, slots=True)
 class UpdateSettings:
-    """What an update reads of a run's settings. `temperature` is the one of play, `max_mismatch` in
-    nats a token, `num_steps` the self-play steps of the run."""
+    """The settings that an update reads. `temperature` is that of the rollout, `max_mismatch` is in
+    nats a token, `num_steps` counts the self-play steps of the run."""
 
     algorithm: AlgorithmConfig
     critic: CriticConfig
@@ -37,7 +36,6 @@ class UpdateSettings:
 
     @classmethod
     def of(cls, config: Config) -> UpdateSettings:
-        """The update's part of a run's settings."""
         return cls(
             algorithm=config.algorithm,
             critic=config.critic,
@@ -52,11 +50,11 @@ class UpdateSettings:
 
 @dataclass(slots=True)
 class Learner:
-    """What an update changes (model, optimizer, critic) and what it only reads (the others).
+    """What an update changes (model, optimizer, critic) and what it only reads (the rest).
 
-    `kl` is the weight of the divergence from the reference, which a controller may move;
-    `reference_moves` says that the reference is state, too. The reference of a model with adapters
-    is the model itself, read without them.
+    `kl` is the weight of the KL to the reference, which the KL controller may change.
+    `reference_moves` says that the reference changes during the run and belongs in checkpoints. The
+    reference of a model with adapters is the model itself, run without them.
     """
 
     model: PreTrainedModel
@@ -71,7 +69,7 @@ class Learner:
 
 
 def even_out(batches: list[MicroBatch], world: World) -> list[MicroBatch]:
-    """As many micro-batches as the busiest rank has, the missing ones weightless."""
+    """Add filler micro-batches of weight 0, up to the largest number that any rank has."""
     most = int(all_reduce_max(float(len(batches)), world))
     if len(batches) < most:
         filler = Sample(
@@ -93,9 +91,9 @@ def batch_logprobs(
     temperature: float,
     entropy_grad: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of the trained tokens and entropies at their places, both [M], at `temperature`;
-    through the entropies gradients flow only when `entropy_grad` is set."""
-    with _lowered(learner):
+    """Log-probs of the trained tokens and the entropies there, both [M], in nats, at `temperature`.
+    The entropies have gradients only if `entropy_grad` is set."""
+    with _autocast(learner):
         return policy_logprobs(
             model,
             batch.ids_N,
@@ -110,8 +108,8 @@ def batch_logprobs(
 
 
 def reference_logprobs(learner: Learner, batch: MicroBatch, *, temperature: float) -> Tensor:
-    """The reference's log-probs [M], without gradients. A policy with adapters is its own
-    reference: the base without them."""
+    """The reference's log-probs [M], without gradients. For a policy with adapters the reference is
+    its base, the same model without them."""
     assert learner.reference is not None
     with torch.no_grad(), without_adapters(learner.reference):
         logprobs_M, _ = batch_logprobs(learner, learner.reference, batch, temperature=temperature)
@@ -119,16 +117,15 @@ def reference_logprobs(learner: Learner, batch: MicroBatch, *, temperature: floa
 
 
 def batch_values(learner: Learner, batch: MicroBatch) -> Tensor:
-    """The critic's values [M], fp32, of the states before each trained token is sampled.
+    """The critic's values [M], fp32, before each trained token is sampled.
 
-    Where the critic reads the policy's hidden states, its loss moves the policy only if
-    `shared`.
+    A critic without its own backbone passes gradients to the policy's only if it is `shared`.
     """
     critic = learner.critic
     assert critic is not None
     backbone = learner.model if critic.backbone is None else critic.backbone
     grad = torch.is_grad_enabled() and (critic.backbone is not None or critic.shared)
-    with _lowered(learner), torch.set_grad_enabled(grad):
+    with _autocast(learner), torch.set_grad_enabled(grad):
         hidden_MD = hidden_states(
             backbone,
             batch.ids_N,
@@ -140,7 +137,7 @@ def batch_values(learner: Learner, batch: MicroBatch) -> Tensor:
     return head_values(critic.head, hidden_MD)
 
 
-def _lowered(learner: Learner) -> torch.autocast:
-    """With a mesh FSDP computes in bf16 by itself; one CPU process gets the same by autocast."""
-    lowered = learner.world.mesh is None and learner.compute_dtype != torch.float32
-    return torch.autocast(learner.world.device.type, learner.compute_dtype, enabled=lowered)
+def _autocast(learner: Learner) -> torch.autocast:
+    """Computes in `compute_dtype` without a mesh; with one, FSDP's mixed precision does."""
+    enabled = learner.world.mesh is None and learner.compute_dtype != torch.float32
+    return torch.autocast(learner.world.device.type, learner.compute_dtype, enabled=enabled)

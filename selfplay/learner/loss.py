@@ -6,11 +6,12 @@ pass, so the gradient does not depend on how the batch was cut.
 
 A policy loss returns three things: per-token losses, the ratios it worked with (no gradient), and a
 0/1 mask of tokens whose gradient it removed. pi is the policy being trained, pi_old the one that
-spoke, r = pi / pi_old, A a token's advantage. Shapes: M trained tokens of S samples; `sample_M`
+sampled, r = pi / pi_old, A a token's advantage. Shapes: M trained tokens of S samples; `sample_M`
 numbers the sample of each token, and no sample is cut in two.
 
-Log-ratios are held within `LARGEST_LOG` before `exp`; a token beyond it keeps the ratio of the
-bound and has no gradient. Unbounded, a log-ratio of +99 is an infinite ratio and a NaN gradient.
+Log-ratios are clamped to [-LARGEST_LOG, LARGEST_LOG] before `exp`; a token beyond has the ratio of
+the bound and no gradient. Without the clamp a log-ratio of +99 is an infinite ratio and a NaN
+gradient.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ import math
 import torch
 from torch import Tensor
 
-LARGEST_LOG = 20.0  # nats; exp(20) is 4.9e8. verl holds its log-ratios within [-20, 20], too
+LARGEST_LOG = 20.0  # nats; exp(20) is 4.9e8. verl clamps its log-ratios to [-20, 20], too
 
 
 def ratio(logs: Tensor) -> Tensor:
-    """exp of log-ratios held within `LARGEST_LOG`."""
+    """exp of log-ratios, clamped to [-LARGEST_LOG, LARGEST_LOG]."""
     return logs.clamp(-LARGEST_LOG, LARGEST_LOG).exp()
 
 
@@ -41,7 +42,7 @@ def clipped_surrogate(
 
     arXiv 1707.06347 eq. 7, with separate bounds as in arXiv 2503.14476 eq. 10. With `dual_clip` c
     above 1 the loss of a token with A < 0 is never more than -c A (dual clip, arXiv 1912.09729), so
-    that a token that became far more likely cannot outweigh the batch; 0 leaves it out. At ratio 1
+    a token that became far more likely cannot outweigh the batch; 0 turns dual clip off. At ratio 1
     the gradient is REINFORCE's: -A times the gradient of the log-prob.
     """
     ratios_M = ratio(logprobs_M - old_logprobs_M)
@@ -58,12 +59,12 @@ def gspo(
     clip_high: float,
     dual_clip: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same clip on one ratio a sequence, s = (product of r over its tokens) ^ (1 / tokens).
+    """The same clip with one ratio a sequence, s = (product of r over its tokens) ^ (1 / tokens).
 
     arXiv 2507.18071 in its token form, eq. 13 and 14: a token's ratio has the value s and the
     gradient s times that of its own log-prob. Where the tokens of a sequence share an advantage,
-    loss and gradient are those of the sequence form (eq. 5 and 7); where they do not, each keeps
-    its own. A sequence is all that one seat said in a game.
+    loss and gradient are those of the sequence form (eq. 5 and 7); otherwise each token keeps its
+    own. A sequence holds all tokens of one seat in a game.
     """
     num_M = torch.bincount(sample_M)[sample_M]
     logs_M = logprobs_M.detach() - old_logprobs_M
@@ -97,7 +98,7 @@ def cispo(
     """REINFORCE with a clipped ratio as a constant weight: -clip(r, 1 - low, 1 + high) A log pi.
 
     arXiv 2506.13585 eq. 4 and 5. No token loses its gradient; the mask marks those whose weight was
-    clipped. The paper leaves out the lower bound, which is `clip_low` 1.
+    clipped. The paper has no lower bound, which is `clip_low` 1.
     """
     ratios_M = ratio(logprobs_M - old_logprobs_M).detach()
     weights_M = ratios_M.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -112,10 +113,10 @@ def sapo(
     *,
     temperatures: tuple[float, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A soft gate in the place of the clip: -(4 / tau) sigmoid(tau (r - 1)) A.
+    """A soft gate instead of the clip: -(4 / tau) sigmoid(tau (r - 1)) A.
 
-    arXiv 2511.20347; `temperatures` are tau for A > 0 and for the others. At ratio 1
-    the gradient is REINFORCE's, and it fades smoothly to both sides, the faster the larger tau.
+    arXiv 2511.20347; `temperatures` are tau for A > 0 and for the other tokens. At ratio 1 the
+    gradient is REINFORCE's. It fades smoothly on both sides, faster for a larger tau.
     """
     ratios_M = ratio(logprobs_M - old_logprobs_M)
     tau_M = torch.where(advantages_M > 0, temperatures[0], temperatures[1])
@@ -134,16 +135,16 @@ def vespo(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """REINFORCE with a soft weight of the whole sequence: -w^k exp(lam (1 - w)) A log pi.
 
-    arXiv 2602.10693: w is the product of r over the sequence, without a root, and the weight a
-    constant that is 1 at w = 1. (k, lam) is `positive` where A is not negative, else `negative`.
-    The log of w is held between log 1e-8 and `LARGEST_LOG`.
+    arXiv 2602.10693: w is the product of r over the sequence, without a root. The weight has no
+    gradient and is 1 at w = 1. (k, lam) is `positive` where A >= 0, else `negative`. log w is
+    clamped to [log 1e-8, LARGEST_LOG].
     """
     logs_M = (logprobs_M.detach() - old_logprobs_M).clamp(-LARGEST_LOG, LARGEST_LOG)
     sums_S = logs_M.new_zeros(int(sample_M.max()) + 1).index_add_(0, sample_M, logs_M)
     log_w_M = sums_S[sample_M].clamp(math.log(1e-8), LARGEST_LOG)
-    earns_M = advantages_M >= 0
-    k_M = torch.where(earns_M, positive[0], negative[0])
-    lam_M = torch.where(earns_M, positive[1], negative[1])
+    not_negative_M = advantages_M >= 0
+    k_M = torch.where(not_negative_M, positive[0], negative[0])
+    lam_M = torch.where(not_negative_M, positive[1], negative[1])
     weights_M = (k_M * log_w_M + lam_M * (1.0 - log_w_M.exp())).exp()
     losses_M = -weights_M * advantages_M * logprobs_M
     return losses_M, log_w_M.exp(), torch.zeros_like(losses_M)
@@ -152,9 +153,9 @@ def vespo(
 def reinforce(
     logprobs_M: Tensor, old_logprobs_M: Tensor, advantages_M: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """-A log pi (REINFORCE, Williams 1992): as if the policy being trained had spoken.
+    """-A log pi (REINFORCE, Williams 1992), as if the policy being trained had sampled the tokens.
 
-    Nothing corrects for weights that moved since; the ratios are only shown.
+    Nothing corrects for weights that moved since; the ratios are only a metric.
     """
     ratios_M = ratio(logprobs_M - old_logprobs_M).detach()
     return -advantages_M * logprobs_M, ratios_M, torch.zeros_like(ratios_M)
@@ -164,15 +165,15 @@ def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, *, estimator: 
     """Per-token estimate of KL(policy || reference) from the policy's samples, in nats.
 
     Schulman's three (joschu.net/blog/kl-approx.html), with d = log pi_ref - log pi: k1 = -d is
-    unbiased, k2 = d^2 / 2 is not but varies little, k3 = exp(d) - 1 - d is unbiased and never
-    negative. What their gradients estimate is another matter, see docs/methods.md: that of k1 is 0
-    on average, that of k2 is the gradient of KL(policy || reference), that of k3 the gradient of
+    unbiased, k2 = d^2 / 2 is biased but varies little, k3 = exp(d) - 1 - d is unbiased and never
+    negative. Their gradients estimate other things (docs/methods.md): that of k1 is 0 on average,
+    that of k2 is the gradient of KL(policy || reference), that of k3 the gradient of
     KL(reference || policy).
 
-    In k3 d is held within `LARGEST_LOG`, so a token's is at most exp(20) - 21 = 4.9e8. verl also
-    holds k3 itself within [-10, 10], which takes the gradient from every token that the reference
-    finds more than 13 times as likely (d above 2.6): the very tokens that the divergence is about.
-    Here they keep it, and `optim.max_grad_norm` bounds the step.
+    k3 clamps d to [-LARGEST_LOG, LARGEST_LOG], so it is at most exp(20) - 21 = 4.9e8. verl also
+    clamps k3 itself to [-10, 10], which removes the gradient of every token that the reference
+    finds more than 13 times as likely (d above 2.6), where the KL is largest. Here these tokens
+    keep it, and `optim.max_grad_norm` bounds the step.
     """
     d_M = reference_logprobs_M - logprobs_M
     if estimator == "k1":
@@ -184,12 +185,12 @@ def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, *, estimator: 
 
 
 def imitation(logprobs_M: Tensor, weights_M: Tensor) -> Tensor:
-    """Cross-entropy of the teacher's tokens: minus the log-prob, weighted."""
+    """Cross-entropy of a teacher's tokens: minus the weighted log-prob."""
     return -weights_M * logprobs_M
 
 
 def aggregation_weights(sample_M: Tensor, *, aggregation: str, constant_length: int = 0) -> Tensor:
-    """What each token's loss weighs [M] before the sum is divided by the global denominator.
+    """The weight of each token's loss [M], before the sum is divided by the global denominator.
 
     token_mean: 1, over the number of tokens (arXiv 2503.14476 eq. 8). sequence_mean: 1 / tokens of
     its sample, over the number of samples (arXiv 2402.03300 eq. 3). constant: 1 / constant_length,

@@ -1,8 +1,8 @@
-"""How far the engine that spoke and the trainer that learns are apart, and what a token weighs.
+"""The log-prob mismatch of engine and trainer, and the importance weights that correct for it.
 
-The engine samples from its own probabilities; with other kernels, another precision or stale
-weights they are not the trainer's. Log-probs in nats. M trained tokens of a micro-batch, T trained
-tokens of one sample. Knows no models.
+The engine samples from its own probabilities. With other kernels, another precision or stale
+weights they differ from the trainer's. Log-probs in nats. Shapes: M trained tokens of a
+micro-batch, T trained tokens of one sample. Knows no models.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from selfplay.learner.loss import LARGEST_LOG
 
 
 class EngineDisagrees(RuntimeError):
-    """The engine does not speak with the trainer's weights; those of the trainer are sound."""
+    """The engine's weights or log-probs are not the trainer's; the trainer's state is valid."""
 
 
 def mismatch_values(trainer_M: Tensor, engine_M: Tensor) -> dict[str, Tensor]:
-    """Per token what `mismatch_metrics` takes the means of: the distance, Schulman's k3 of KL(engine ||
-    trainer) as the engine's samples estimate it, and the importance weight with its square."""
+    """The per-token values whose means `mismatch_metrics` takes, each [M].
+
+    They are |log-ratio|, Schulman's k3 estimate of KL(engine || trainer) from the engine's samples,
+    and the importance weight with its square.
+    """
     logs_M = (trainer_M - engine_M).detach()
     weights_M = logs_M.clamp(max=LARGEST_LOG).exp()
     return {
@@ -33,8 +36,11 @@ def mismatch_values(trainer_M: Tensor, engine_M: Tensor) -> dict[str, Tensor]:
 
 
 def mismatch_metrics(means: Mapping[str, float]) -> dict[str, float]:
-    """The means with the weights' two moments turned into `mismatch_ess`, the effective share of tokens:
-    (mean of w)^2 / mean of w^2 (Kong 1992), 1 where engine and trainer agree."""
+    """The means, with the two moments of the weights replaced by `mismatch_ess`.
+
+    That is the effective share of tokens, (mean of w)^2 / mean of w^2 (Kong 1992): 1 if engine and
+    trainer agree.
+    """
     metrics = dict(means)
     if "mismatch_weight" in metrics:
         mean, square = metrics.pop("mismatch_weight"), metrics.pop("mismatch_weight_square")
@@ -45,12 +51,12 @@ def mismatch_metrics(means: Mapping[str, float]) -> dict[str, float]:
 def importance_weights(
     log_ratios_T: Sequence[float], *, level: str, cap: float, low: float, high: float
 ) -> list[float]:
-    """What each token's loss weighs, from its log pi_trainer - log pi_engine.
+    """The importance weight of each token, from its log pi_trainer - log pi_engine.
 
-    w = exp(gap) a token, or with `level` "sequence" exp(sum of the gaps) for all of them, the
-    exponent at most `LARGEST_LOG` (verl's bound, too). Weights
-    below `low` or above `high` (0: no bound) are rejected: 0; what is left is truncated at `cap`
-    (0: not at all). Truncated importance sampling: Ionides 2008, and Yao et al. 2025,
+    w = exp(log-ratio) for each token, or with `level` "sequence" exp(sum of the log-ratios) for all
+    tokens of the sample; the exponent is at most `LARGEST_LOG` (verl's bound, too). Weights below
+    `low` or above `high` (0: no bound) are rejected, which sets them to 0. The others are truncated
+    at `cap` (0: no truncation). Truncated importance sampling: Ionides 2008, and Yao et al. 2025,
     "Your efficient RL framework secretly brings you off-policy RL training"; rejection: "masked
     importance sampling" in the same line of work.
     """

@@ -1,4 +1,4 @@
-"""A micro-batch's loss under its part's objective, with the metrics it shows on the way.
+"""The loss of a micro-batch under its part's objective, and its metrics.
 
 Shapes: M trained tokens of a micro-batch. Knows no optimizer, no games and no text.
 """
@@ -41,7 +41,7 @@ from selfplay.learner.token_means import TokenMeans
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One term of a step's loss: these samples under one objective, times a weight."""
+    """One term of a step's loss: samples, their objective, and its weight."""
 
     samples: Sequence[Sample]
     objective: str  # "surrogate" | "imitation" | "value"
@@ -49,7 +49,7 @@ class Part:
 
 
 def denominator(part: Part, algorithm: AlgorithmConfig) -> float:
-    """What this rank adds to the number that the part's summed loss is divided by."""
+    """This rank's tokens, or samples, in the number that divides the part's summed loss."""
     if part.objective == "surrogate" and algorithm.aggregation != "token_mean":
         return float(sum(any(sample.mask) for sample in part.samples))
     return float(num_trained_tokens(part.samples))
@@ -58,27 +58,29 @@ def denominator(part: Part, algorithm: AlgorithmConfig) -> float:
 def part_loss(
     learner: Learner, part: Part, batch: MicroBatch, *, settings: UpdateSettings, tally: TokenMeans
 ) -> Tensor:
-    """The sum of a micro-batch's weighed token losses; counts its metrics."""
+    """The sum of a micro-batch's weighted token losses; adds its metrics to `tally`.
+
+    Raises FloatingPointError, with the sample's name, for a loss that is not finite.
+    """
     if part.objective == "imitation":
-        # A teacher's words were never sampled, so imitation learns the plain softmax whatever the
-        # temperature of play is.
+        # A teacher's tokens were not sampled, so the rollout's temperature does not apply.
         logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
         losses_M = imitation(logprobs_M, batch.advantages_M)
         tally.add({"imitation_loss": losses_M}, batch)
     elif part.objective == "value":
         losses_M = _value_loss(learner, batch, clip=settings.critic.clip, tally=tally)
     else:
-        losses_M = _surrogate(learner, batch, settings=settings, tally=tally)
+        losses_M = _surrogate_loss(learner, batch, settings=settings, tally=tally)
     _check_finite(losses_M, batch, kind=part.objective)
-    # A filler's advantage is 0, but its KL term is not.
+    # A filler has advantage 0, but a KL term.
     return losses_M.sum() * (0.0 if is_filler(batch) else 1.0)
 
 
-def _surrogate(
+def _surrogate_loss(
     learner: Learner, batch: MicroBatch, *, settings: UpdateSettings, tally: TokenMeans
 ) -> Tensor:
-    """Policy loss, weighed where engine and trainer disagree, with its KL and entropy terms, each
-    token's times its weight in the aggregation [M]."""
+    """The policy loss times its importance weights, with the KL and entropy terms, times the
+    weights of the aggregation [M]."""
     algorithm, temperature = settings.algorithm, settings.temperature
     logprobs_M, entropies_M = batch_logprobs(
         learner,
@@ -89,18 +91,18 @@ def _surrogate(
     )
     losses_M, ratios_M, cut_M = policy_losses(logprobs_M, batch, algorithm)
     losses_M = losses_M * batch.importance_M
-    seen = {"policy_loss": losses_M, "ratio_mean": ratios_M, "clip_share": cut_M}
-    seen["entropy"] = entropies_M
+    values = {"policy_loss": losses_M, "ratio_mean": ratios_M, "clip_share": cut_M}
+    values["entropy"] = entropies_M
     if algorithm.old_logprobs == "engine":
-        seen |= mismatch_values(logprobs_M, batch.old_logprobs_M)
-        tally.largest("mismatch_max", seen["mismatch_mean"], batch)
+        values |= mismatch_values(logprobs_M, batch.old_logprobs_M)
+        tally.largest("mismatch_max", values["mismatch_mean"], batch)
     if learner.reference is not None and algorithm.kl_in == "loss":
         reference_M = reference_logprobs(learner, batch, temperature=temperature)
         losses_M = losses_M + learner.kl * kl_losses(logprobs_M, reference_M, batch, algorithm)
-        seen["kl_reference"] = kl_estimate(logprobs_M, reference_M, estimator="k3")
+        values["kl_reference"] = kl_estimate(logprobs_M, reference_M, estimator="k3")
     if algorithm.entropy:
         losses_M = losses_M - algorithm.entropy * entropies_M
-    tally.add(seen, batch)
+    tally.add(values, batch)
     return losses_M * aggregation_weights(
         batch.sample_M,
         aggregation=algorithm.aggregation,
@@ -111,13 +113,13 @@ def _surrogate(
 def policy_losses(
     logprobs_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The chosen policy loss of each token, its ratios, and a 0/1 mask of what it cut."""
+    """The losses, ratios and 0/1 clip mask of `algorithm.loss`, each [M]; see `loss`."""
     old_M, advantages_M = batch.old_logprobs_M, batch.advantages_M
-    low, high = algorithm.clip_low, algorithm.clip_high
+    clip = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
     if algorithm.loss == "reinforce":
         return reinforce(logprobs_M, old_M, advantages_M)
     if algorithm.loss == "cispo":
-        return cispo(logprobs_M, old_M, advantages_M, clip_low=low, clip_high=high)
+        return cispo(logprobs_M, old_M, advantages_M, **clip)
     if algorithm.loss == "sapo":
         return sapo(logprobs_M, old_M, advantages_M, temperatures=algorithm.sapo_temperatures)
     if algorithm.loss == "vespo":
@@ -129,32 +131,21 @@ def policy_losses(
             positive=algorithm.vespo_positive,
             negative=algorithm.vespo_negative,
         )
+    clip["dual_clip"] = algorithm.dual_clip
     if algorithm.loss == "gspo":
-        return gspo(
-            logprobs_M,
-            old_M,
-            advantages_M,
-            batch.sample_M,
-            clip_low=low,
-            clip_high=high,
-            dual_clip=algorithm.dual_clip,
-        )
-    return clipped_surrogate(
-        logprobs_M,
-        old_M,
-        advantages_M,
-        clip_low=low,
-        clip_high=high,
-        dual_clip=algorithm.dual_clip,
-    )
+        return gspo(logprobs_M, old_M, advantages_M, batch.sample_M, **clip)
+    return clipped_surrogate(logprobs_M, old_M, advantages_M, **clip)
 
 
 def kl_losses(
     logprobs_M: Tensor, reference_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig
 ) -> Tensor:
-    """Each token's divergence from the reference before its weight. Times the ratio its mean under
-    the old policy is that under the new one, and the gradient of the mean follows (DeepSeek-V3.2,
-    arXiv 2512.02556, section 3.1)."""
+    """Each token's KL estimate to the reference [M], before its weight.
+
+    With `kl_ratio` it is multiplied by the ratio pi / pi_old, so that its mean over the old
+    policy's samples is the mean under the new policy, and so is its gradient (DeepSeek-V3.2,
+    arXiv 2512.02556, section 3.1).
+    """
     kl_M = kl_estimate(logprobs_M, reference_M, estimator=algorithm.kl_estimator)
     return kl_M * ratio(logprobs_M - batch.old_logprobs_M) if algorithm.kl_ratio else kl_M
 

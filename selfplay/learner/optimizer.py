@@ -1,4 +1,4 @@
-"""The optimizer and its learning rate."""
+"""The optimizer and its learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from selfplay.learner.rounding import RoundedAdamW
 def make_optimizer(
     model: nn.Module, config: OptimConfig, *, lr: float | None = None, seed: int = 0
 ) -> torch.optim.Optimizer:
-    """AdamW over what is not frozen, with weight decay on matrices only; its step is one fused
-    kernel. `lr` stands in for the settings' rate, `seed` names the draws that round bf16 weights.
+    """AdamW over the parameters that are not frozen, with weight decay on matrices only.
+
+    `lr` replaces the settings' rate. `seed` names the draws of the stochastic rounding of bf16
+    weights.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.ndim >= 2]
@@ -33,8 +35,8 @@ def make_optimizer(
 def learning_rate(
     step: int, *, peak: float, num_steps: int, warmup_steps: int, schedule: str, final_share: float
 ) -> float:
-    """The rate of step 0..num_steps-1: linear warm-up to the peak, then constant, or linear or
-    cosine down to its share."""
+    """The rate of a step from 0 to num_steps - 1: linear warm-up to `peak`, then constant, or a
+    linear or cosine decay to `final_share` of the peak."""
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     done = (step - warmup_steps) / max(1, num_steps - warmup_steps)

@@ -1,4 +1,4 @@
-"""All that is learnt from one rollout: its passes and optimizer steps.
+"""The policy update of one rollout: its epochs, mini-batches and optimizer steps.
 
 Knows no games and no text.
 """
@@ -29,20 +29,20 @@ def update_policy(
     step: int,
     settings: UpdateSettings,
 ) -> dict[str, float]:
-    """All optimizer steps of one rollout: `epochs` passes, each cut into `minibatches` by a named
-    shuffle.
+    """All optimizer steps of one rollout: `epochs` passes, each split into `minibatches` by a
+    shuffle with a named seed.
 
-    Returns metrics averaged over the optimizer steps; the gap to the engine is that of the first,
-    before any weight moved. Raises EngineDisagrees then, with all weights as they were, when the
-    engine did not speak with them.
+    Returns metrics averaged over the optimizer steps. The log-prob mismatch is that of the first
+    step, before any weight moved. If it is above `engine.max_mismatch`, raises EngineDisagrees and
+    leaves all weights unchanged.
     """
     algorithm, world = settings.algorithm, learner.world
-    judged: dict[str, float] = {}
+    value_metrics: dict[str, float] = {}
     if learner.critic is not None:
-        samples, judged = estimate_values(learner, samples, settings=settings)
-    seen: list[dict[str, float]] = []
+        samples, value_metrics = estimate_values(learner, samples, settings=settings)
+    per_step: list[dict[str, float]] = []
 
-    def in_agreement(metrics: Mapping[str, float]) -> None:
+    def check_engine(metrics: Mapping[str, float]) -> None:
         check_mismatch(metrics, settings.max_mismatch)
 
     for epoch in range(algorithm.epochs):
@@ -55,15 +55,16 @@ def update_policy(
             if learner.critic is not None:
                 parts = with_values(parts, share, step=step, critic=settings.critic)
             lr = self_play_rate(step, settings.optim, num_steps=settings.num_steps)
-            check = None if seen else in_agreement
-            draw = (settings.seed, step, len(seen))
+            check = None if per_step else check_engine
+            draw = (settings.seed, step, len(per_step))
             with named_dropout(*draw, config=settings.lora, world=world):
-                one = optimizer_step(learner, parts, lr=lr, settings=settings, before_step=check)
-            seen.append(one)
-    names = {name for metrics in seen for name in metrics}
+                metrics = optimizer_step(
+                    learner, parts, lr=lr, settings=settings, before_step=check
+                )
+            per_step.append(metrics)
     means = {}
-    for name in sorted(names):
-        values = [metrics[name] for metrics in seen if name in metrics]
+    for name in sorted({name for metrics in per_step for name in metrics}):
+        values = [metrics[name] for metrics in per_step if name in metrics]
         means[name] = sum(values) / len(values)
-    first = {name: seen[0][name] for name in MISMATCH if name in seen[0]}
-    return {**means, **first, **judged, "num_optimizer_steps": float(len(seen))}
+    first = {name: per_step[0][name] for name in MISMATCH if name in per_step[0]}
+    return {**means, **first, **value_metrics, "num_optimizer_steps": float(len(per_step))}

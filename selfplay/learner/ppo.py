@@ -1,4 +1,4 @@
-"""PPO's own part of a step: values of the rollout, advantages from them, and what is then learnt.
+"""PPO's part of a step: the critic's values of a rollout, advantages from them, the value loss.
 
 Shapes: K trained tokens of this rank's samples. Knows no games and no text.
 """
@@ -17,35 +17,35 @@ from selfplay.learner.learner import Learner, UpdateSettings, batch_values
 from selfplay.learner.objective import Part
 from selfplay.learner.recompute import token_values
 
-WHITE_EPS = 1e-8  # added to the variance, so that advantages that are all equal become 0
+WHITE_EPS = 1e-8  # added to the variance, so that equal advantages become 0
 
 
 def estimate_values(
     learner: Learner, samples: Sequence[Sample], *, settings: UpdateSettings
 ) -> tuple[list[Sample], dict[str, float]]:
-    """The samples with values, returns and advantages, and how well the values foretold.
+    """The samples with values, returns and advantages (GAE), and metrics of the values.
 
-    Once a rollout, before any weight moves; every rank must call. `explained_variance` is
-    1 - Var(return - value) / Var(return) and absent where all returns are equal.
+    Called once a rollout, before any weight moves, by every rank. `explained_variance` is
+    1 - Var(return - value) / Var(return), and missing if all returns are equal.
     """
     critic, world = settings.critic, learner.world
     values = token_values(learner, samples, lambda b: batch_values(learner, b), settings=settings)
-    judged = [
+    valued = [
         with_gae(sample, of_sample, gamma=critic.gamma, lam=critic.lam)
         for sample, of_sample in zip(samples, values, strict=True)
     ]
-    returns_K = [g for s in judged for g, m in zip(s.returns, s.mask, strict=True) if m]
-    values_K = [v for s in judged for v, m in zip(s.values, s.mask, strict=True) if m]
+    returns_K = [g for s in valued for g, m in zip(s.returns, s.mask, strict=True) if m]
+    values_K = [v for s in valued for v, m in zip(s.values, s.mask, strict=True) if m]
     return_mean, return_variance = moments(returns_K, world)
-    found = {"return_mean": return_mean}
+    metrics = {"return_mean": return_mean}
     if return_variance > 0.0:
         errors_K = [g - v for g, v in zip(returns_K, values_K, strict=True)]
-        found["explained_variance"] = 1.0 - moments(errors_K, world)[1] / return_variance
-    return (whitened(judged, world) if critic.whiten else judged), found
+        metrics["explained_variance"] = 1.0 - moments(errors_K, world)[1] / return_variance
+    return (whitened(valued, world) if critic.whiten else valued), metrics
 
 
 def whitened(samples: Sequence[Sample], world: World) -> list[Sample]:
-    """Advantages of mean 0 and variance 1 over the trained tokens of all ranks."""
+    """The samples with advantages of mean 0 and variance 1 over the trained tokens of all ranks."""
     mean, variance = moments(
         [a for s in samples for a, m in zip(s.advantages, s.mask, strict=True) if m], world
     )
@@ -62,7 +62,7 @@ def whitened(samples: Sequence[Sample], world: World) -> list[Sample]:
 
 
 def moments(values_K: Sequence[float], world: World) -> tuple[float, float]:
-    """Mean and variance over all ranks; 0 and 0 of nothing."""
+    """Mean and variance over all ranks; 0 and 0 without any value."""
     total, count = all_reduce_sum([sum(values_K), float(len(values_K))], world)
     mean = total / max(1.0, count)
     squares = all_reduce_sum([sum((value - mean) ** 2 for value in values_K)], world)[0]
@@ -72,7 +72,7 @@ def moments(values_K: Sequence[float], world: World) -> tuple[float, float]:
 def with_values(
     parts: Sequence[Part], samples: Sequence[Sample], *, step: int, critic: CriticConfig
 ) -> list[Part]:
-    """The parts of an optimizer step and the value loss of its samples; during the critic's warm-up
-    the value loss alone, so that the policy stays as it is."""
+    """The parts of an optimizer step and the value loss of its samples. During the critic's warm-up
+    only the value loss, so the policy does not change."""
     values = Part(samples, "value", weight=critic.coefficient)
     return [values] if step < critic.warmup_steps else [*parts, values]

@@ -1,18 +1,19 @@
-"""What the trainer's own forward passes say about a rollout before its first update.
+"""The trainer's forward passes over a rollout before its first update.
 
-Every pass gives one float for each trained token, written back on the samples, so that whatever
-is learnt from them afterwards (ratios, divergences, advantages) works on floats. Shapes: M trained
-tokens of a micro-batch. Knows no games and no text.
+Each pass gives one float for each trained token, which new samples carry: recomputed log-probs,
+importance weights, KL penalties, values. Shapes: M trained tokens of a micro-batch, T trained
+tokens of one sample. Log-probs in nats. Knows no games and no text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from selfplay.config import AlgorithmConfig
 from selfplay.credit.sample import Sample
 from selfplay.distributed import World, all_reduce_sum
 from selfplay.learner.batch import MicroBatch, pack, split_by_tokens
@@ -37,64 +38,71 @@ from selfplay.learner.token_means import TokenMeans
 def recompute_logprobs(
     learner: Learner, samples: Sequence[Sample], *, settings: UpdateSettings
 ) -> tuple[list[Sample], dict[str, float]]:
-    """The samples with all that this step's methods want to know before weights move, and metrics.
+    """The samples with the trainer's log-probs and KL penalties, as the settings ask, and metrics.
 
-    By default nothing. With recomputed old log-probs the trainer's replace the engine's, tokens get
-    their importance, and the metrics say how far the engine's were off. With the divergence in the
-    reward every trained token is charged with its own. Every rank must call.
+    By default samples stay as they are. With `old_logprobs: recomputed` the trainer's log-probs
+    replace the engine's, tokens get importance weights, and the metrics contain the mismatch; one
+    above `engine.max_mismatch` raises EngineDisagrees. With `kl_in: reward` each trained token's
+    reward is reduced by its KL penalty. Every rank must call.
     """
     algorithm = settings.algorithm
-    scored, found = list(samples), dict[str, float]()
+    recomputed, metrics = list(samples), dict[str, float]()
     if algorithm.old_logprobs == "recomputed":
-        scored, found = _recomputed(learner, scored, settings=settings)
-        check_mismatch(found, settings.max_mismatch)
+        recomputed, metrics = _recomputed(learner, recomputed, settings=settings)
+        check_mismatch(metrics, settings.max_mismatch)
     if learner.reference is not None and algorithm.kl_in == "reward":
-        scored, seen = _kl_penalized(learner, scored, settings=settings)
-        found |= seen
-    return scored, found
+        recomputed, kl_metrics = _kl_penalized(learner, recomputed, settings=settings)
+        metrics |= kl_metrics
+    return recomputed, metrics
 
 
 def _recomputed(
     learner: Learner, samples: Sequence[Sample], *, settings: UpdateSettings
 ) -> tuple[list[Sample], dict[str, float]]:
+    """The samples with the trainer's log-probs and, if set, importance; mismatch metrics."""
     algorithm, tally = settings.algorithm, TokenMeans(learner.world)
 
-    def policy(batch: MicroBatch) -> Tensor:
+    def policy_logprobs(batch: MicroBatch) -> Tensor:
         logprobs_M, _ = batch_logprobs(
             learner, learner.model, batch, temperature=settings.temperature
         )
-        seen = mismatch_values(logprobs_M, batch.old_logprobs_M)
-        tally.add(seen, batch)
-        tally.largest("mismatch_max", seen["mismatch_mean"], batch)
+        values = mismatch_values(logprobs_M, batch.old_logprobs_M)
+        tally.add(values, batch)
+        tally.largest("mismatch_max", values["mismatch_mean"], batch)
         return logprobs_M
 
-    olds = token_values(learner, samples, policy, settings=settings)
-    scored = []
-    for sample, old in zip(samples, olds, strict=True):
-        importance: list[float] = []
-        if algorithm.importance != "none":
-            log_ratios_T = [
-                mine - theirs
-                for mine, theirs, m in zip(old, sample.old_logprobs, sample.mask, strict=True)
-                if m
-            ]
-            left = iter(
-                importance_weights(
-                    log_ratios_T,
-                    level=algorithm.importance,
-                    cap=algorithm.importance_cap,
-                    low=algorithm.importance_low,
-                    high=algorithm.importance_high,
-                )
-            )
-            importance = [next(left) if m else 0.0 for m in sample.mask]
-        scored.append(replace(sample, old_logprobs=old, importance=importance))
-    found = mismatch_metrics(tally.means())
-    return scored, found | _importance_metrics(scored, learner.world)
+    recomputed = []
+    logprobs = token_values(learner, samples, policy_logprobs, settings=settings)
+    for sample, by_trainer in zip(samples, logprobs, strict=True):
+        importance = _importance(sample, by_trainer, algorithm)
+        recomputed.append(replace(sample, old_logprobs=by_trainer, importance=importance))
+    metrics = mismatch_metrics(tally.means())
+    return recomputed, metrics | _importance_metrics(recomputed, learner.world)
+
+
+def _importance(
+    sample: Sample, by_trainer: Sequence[float], algorithm: AlgorithmConfig
+) -> list[float]:
+    """An importance weight for each token, 0 where it is not trained; [] without importance."""
+    if algorithm.importance == "none":
+        return []
+    log_ratios_T = [
+        new - old
+        for new, old, m in zip(by_trainer, sample.old_logprobs, sample.mask, strict=True)
+        if m
+    ]
+    weights_T = importance_weights(
+        log_ratios_T,
+        level=algorithm.importance,
+        cap=algorithm.importance_cap,
+        low=algorithm.importance_low,
+        high=algorithm.importance_high,
+    )
+    return _at_trained_tokens(weights_T, sample)
 
 
 def _importance_metrics(samples: Sequence[Sample], world: World) -> dict[str, float]:
-    """Mean importance and the rejected share of all ranks' trained tokens; {} without either."""
+    """Mean importance and rejected share of all ranks' trained tokens; {} without importance."""
     weights = [w for s in samples for w, m in zip(s.importance, s.mask, strict=False) if m]
     rejected = float(sum(w == 0.0 for w in weights))
     total, rejected, num = all_reduce_sum([sum(weights), rejected, float(len(weights))], world)
@@ -104,62 +112,72 @@ def _importance_metrics(samples: Sequence[Sample], world: World) -> dict[str, fl
 def _kl_penalized(
     learner: Learner, samples: Sequence[Sample], *, settings: UpdateSettings
 ) -> tuple[list[Sample], dict[str, float]]:
-    """Minus the weighed k1 of every trained token on its reward. Its sum over a sequence is the
-    log-ratio of the whole, so the return's gradient is that of the divergence. Samples whose
-    advantages were given have no rewards to charge."""
+    """The samples with each trained token's weighted k1 subtracted from its reward.
+
+    Its sum over a sequence is the sequence's log-ratio, so the gradient of the return contains that
+    of the KL. Samples with given advantages have no rewards and stay as they are.
+    """
     tally = TokenMeans(learner.world)
 
     def k1(batch: MicroBatch) -> Tensor:
         reference_M = reference_logprobs(learner, batch, temperature=settings.temperature)
-        shown_M = kl_estimate(batch.old_logprobs_M, reference_M, estimator="k3")
-        tally.add({"kl_reference": shown_M}, batch)
+        k3_M = kl_estimate(batch.old_logprobs_M, reference_M, estimator="k3")
+        tally.add({"kl_reference": k3_M}, batch)
         return kl_estimate(batch.old_logprobs_M, reference_M, estimator="k1")
 
-    scores = token_values(learner, samples, k1, settings=settings)
-    charged = [
+    estimates = token_values(learner, samples, k1, settings=settings)
+    penalized = [
         replace(s, rewards=[r - learner.kl * kl for r, kl in zip(s.rewards, kls, strict=True)])
         if s.rewards
         else s
-        for s, kls in zip(samples, scores, strict=True)
+        for s, kls in zip(samples, estimates, strict=True)
     ]
-    return charged, tally.means()
+    return penalized, tally.means()
 
 
 def token_values(
     learner: Learner,
     samples: Sequence[Sample],
-    scorer: Callable[[MicroBatch], Tensor],
+    function: Callable[[MicroBatch], Tensor],
     *,
     settings: UpdateSettings,
 ) -> list[list[float]]:
-    """What `scorer` says, [M] a micro-batch, as one float a token of each sample; 0 where it is
-    not trained. Runs without gradients; every rank must call, and meets the same number of
-    micro-batches."""
+    """The values of `function`, [M] for a micro-batch, as one float for each token of each sample.
+
+    Tokens that are not trained have 0. Runs without gradients. Every rank must call, and calls
+    `function` equally often.
+    """
     world = learner.world
     budget = settings.optim.tokens_per_microbatch
     plan = split_by_tokens([len(s.ids) for s in samples], budget=budget)
-    packed = [pack([samples[i] for i in places], device=world.device) for places in plan]
-    scores: list[list[float]] = [[] for _ in samples]
+    packed = [pack([samples[i] for i in indices], device=world.device) for indices in plan]
+    values: list[list[float]] = [[] for _ in samples]
     for number, batch in enumerate(even_out(packed, world)):
         with torch.no_grad():
-            left = iter(scorer(batch).tolist())
+            values_M = iter(function(batch).tolist())
         for i in () if is_filler(batch) else plan[number]:
-            scores[i] = [next(left) if m else 0.0 for m in samples[i].mask]
-    return scores
+            values[i] = _at_trained_tokens(values_M, samples[i])
+    return values
+
+
+def _at_trained_tokens(values: Iterable[float], sample: Sample) -> list[float]:
+    """The next values at the sample's trained tokens, 0 at the others."""
+    left = iter(values)
+    return [next(left) if m else 0.0 for m in sample.mask]
 
 
 def check_mismatch(metrics: Mapping[str, float], bound: float) -> None:
-    """Compare engine and trainer over the full rollout, before any weight moves.
+    """Check the mean log-prob mismatch over the full rollout, before any weight moves.
 
-    Raises EngineDisagrees when the mean gap is above `engine.max_mismatch`. A token's difference has a
-    standard deviation near 0.05 in bf16, so the mean of 10,000 tokens is known to 0.0005, and a
-    healthy mean of 0.02 would have to be 60 of those off. Only a model whose own noise is as large
-    as the bound ends wrongly; the first step shows it.
+    Raises EngineDisagrees if it is above `bound` (`engine.max_mismatch`), in nats a token. The
+    standard deviation of a token's difference is near 0.05 in bf16, so the standard error over
+    10,000 tokens is 0.0005: with a bound of 0.05, a healthy mean of 0.02 lies 60 of them below.
+    Only a model whose noise is as large as the bound fails wrongly, and it does so in the first
+    step.
     """
-    gap = metrics.get("mismatch_mean", 0.0)
-    if not gap <= bound:  # NaN is no agreement either
+    mismatch = metrics.get("mismatch_mean", 0.0)
+    if not mismatch <= bound:  # also for a NaN
         raise EngineDisagrees(
-            f"engine and trainer log-probs differ by {gap:.4f} nats a token on average over this "
-            f"step's games, engine.max_mismatch is {bound:g}: the engine does not speak "
-            "with the trainer's weights"
+            f"the mean log-prob mismatch of this step's games is {mismatch:.4f} nats a token, "
+            f"engine.max_mismatch is {bound:g}: the engine's weights are not the trainer's"
         )

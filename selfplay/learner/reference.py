@@ -1,4 +1,4 @@
-"""The reference that a policy is held to: how hard it pulls, and when it becomes the policy.
+"""The reference during a run: the controller of the KL weight, and updates of the reference.
 
 Knows no games and no text.
 """
@@ -14,29 +14,28 @@ from selfplay.learner.learner import Learner
 
 
 def adapted_kl_weight(weight: float, measured: float, *, target: float, horizon: float) -> float:
-    """The next step's weight of the divergence: weight * (1 + clip(measured / target - 1, -0.2,
-    0.2) / horizon).
+    """The next step's KL weight: weight * (1 + clip(measured / target - 1, -0.2, 0.2) / horizon).
 
     Ziegler et al. 2019 (arXiv 1909.08593, section 2.2), whose K of 0.1 is a horizon of 10 steps.
-    Divergences are in nats a token here, in nats a sequence there.
+    The KL is in nats a token here, in nats a sequence there.
     """
     error = max(-0.2, min(0.2, measured / target - 1.0))
     return weight * (1.0 + error / horizon)
 
 
 def update_reference(
-    learner: Learner, learnt: Mapping[str, float], *, step: int, algorithm: AlgorithmConfig
+    learner: Learner, metrics: Mapping[str, float], *, step: int, algorithm: AlgorithmConfig
 ) -> dict[str, float]:
-    """After a step's updates: steer the weight of the divergence, and let the reference become the
-    policy where the settings ask for it. Returns the weight that this step used, if it can move.
+    """After a step's update: adapt the KL weight and copy the policy to the reference, where set.
 
-    A step that measured no divergence, because nothing was trained, leaves the weight.
+    `metrics` are the step's; one that trained nothing has no `kl_reference` and keeps the weight.
+    Returns the weight that this step used as `kl_weight`, if a controller adapts it.
     """
     used = learner.kl
-    if algorithm.kl_target and "kl_reference" in learnt:
+    if algorithm.kl_target and "kl_reference" in metrics:
         learner.kl = adapted_kl_weight(
             used,
-            learnt["kl_reference"],
+            metrics["kl_reference"],
             target=algorithm.kl_target,
             horizon=algorithm.kl_horizon,
         )
@@ -49,7 +48,7 @@ def copy_policy_to_reference(learner: Learner) -> None:
     """The reference takes the policy's weights, shard by shard."""
     assert learner.reference is not None
     with torch.no_grad():
-        for held, moving in zip(
+        for target, source in zip(
             learner.reference.parameters(), learner.model.parameters(), strict=True
         ):
-            held.copy_(moving)
+            target.copy_(source)

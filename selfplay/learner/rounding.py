@@ -1,10 +1,10 @@
-"""AdamW on bf16 weights whose updates survive: they are rounded up or down by chance.
+"""AdamW on bf16 weights with stochastic rounding, so that small updates are not lost.
 
-A step of lr 1e-6 moves a weight near 1 by a 4,000th of what lies between two bf16 numbers, so
-rounding to the nearest would drop every such step. Rounded stochastically (up with a probability of
-the part that was passed) a weight moves as far as it should on average. The moments stay in fp32:
-12 bytes a weight with its gradient, where fp32 weights take 16 and a bf16 copy to compute with.
-Every draw has a name, so a run resumes bit for bit. Knows no models.
+A step at lr 1e-6 moves a weight near 1 by 1/4,000 of the distance between two bf16 numbers.
+Rounding to the nearest would lose every such step. With stochastic rounding (up with a probability
+equal to the fraction of that distance) a weight moves by the right amount on average. The moments
+stay in fp32: 12 bytes a weight with its gradient, while fp32 weights take 16 and a bf16 copy for
+computation. Every draw has a named seed, so a run resumes bit for bit. Knows no models.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from selfplay.distributed import local_part, place_of
 
 
 class RoundedAdamW(torch.optim.Optimizer):
-    """AdamW (Loshchilov & Hutter 2019, algorithm 2) in fp32 arithmetic; bf16 weights are rounded.
+    """AdamW (Loshchilov & Hutter 2019, algorithm 2) in fp32 arithmetic on fp32 or bf16 weights.
 
-    Each step ends with a stochastic rounding of the weights, its draws named by `seed`, the step,
-    the weight's number and the place of this rank's shard: ranks that hold the same values round
-    them alike.
+    Each step ends with a stochastic rounding of bf16 weights. Its draws are named by `seed`, the
+    step, the weight's number and the place of this rank's shard, so ranks that hold the same values
+    round them to the same.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RoundedAdamW(torch.optim.Optimizer):
                     self._step_one(weight, weight.grad, group, number)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, which casts moments to the dtype of their weight; here they stay in fp32."""
+        """Like torch's, but moments stay in fp32; torch casts them to the dtype of their weight."""
         super().load_state_dict(state_dict)
         weights = [w for group in self.param_groups for w in group["params"]]
         keys = [key for group in state_dict["param_groups"] for key in group["params"]]
@@ -81,15 +81,16 @@ class RoundedAdamW(torch.optim.Optimizer):
 
 
 def rounded(exact: Tensor, *, seed: int) -> Tensor:
-    """fp32 to bf16 by chance: one of the two neighbours, so that the mean is exact.
+    """fp32 to bf16 by stochastic rounding, whose mean is the exact value.
 
     A bf16 number is an fp32 number without its last 16 bits. Adding 16 random bits carries into the
-    rest with just the probability of what they held. What fits bf16 stays; infinities too.
+    upper bits with a probability of (last 16 bits) / 2^16. Numbers that bf16 can represent
+    and infinities are not changed.
     """
     generator = torch.Generator(exact.device).manual_seed(seed)
     noise = torch.randint(
         0, 2**16, exact.shape, dtype=torch.int32, device=exact.device, generator=generator
     )
     bits = exact.contiguous().view(torch.int32)
-    carried = torch.where(exact.isfinite(), bits + noise, bits) & -(2**16)
-    return carried.view(torch.float32).to(torch.bfloat16)
+    upper = torch.where(exact.isfinite(), bits + noise, bits) & -(2**16)
+    return upper.view(torch.float32).to(torch.bfloat16)

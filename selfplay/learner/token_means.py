@@ -11,16 +11,17 @@ from selfplay.learner.learner import is_filler
 
 
 class TokenMeans:
-    """Sums of per-token metrics over micro-batches; their means over all ranks at the end."""
+    """Sums per-token metrics over micro-batches and averages them over all ranks at the end."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        # Sums stay on the device: reading each would make the host wait for it.
+        # Sums stay on the device: reading one would make the host wait for it.
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, float] = {}
         self._largest: dict[str, Tensor] = {}
 
     def add(self, values: dict[str, Tensor], batch: MicroBatch) -> None:
+        """Add values [M] under their names; those of a filler count as none."""
         real = 0.0 if is_filler(batch) else 1.0
         for name, values_M in values.items():
             total = real * values_M.detach().sum().double()
@@ -28,12 +29,14 @@ class TokenMeans:
             self._counts[name] = self._counts.get(name, 0.0) + real * values_M.numel()
 
     def largest(self, name: str, values_M: Tensor, batch: MicroBatch) -> None:
+        """Keep the largest of all values under this name, at least 0."""
         value = (0.0 if is_filler(batch) else 1.0) * values_M.detach().max()
-        seen = self._largest.get(name)
-        self._largest[name] = value if seen is None else torch.maximum(seen, value)
+        before = self._largest.get(name)
+        self._largest[name] = value if before is None else torch.maximum(before, value)
 
     def means(self) -> dict[str, float]:
-        names = sorted(self._sums)  # every rank made the same micro-batch kinds, so the names agree
+        """Means and largest values by name. Every rank must call, with the same names."""
+        names = sorted(self._sums)
         sums = all_reduce_sum([float(self._sums[n]) for n in names], self._world)
         counts = all_reduce_sum([self._counts[n] for n in names], self._world)
         means = {n: s / c for n, s, c in zip(names, sums, counts, strict=True) if c}

@@ -2,19 +2,20 @@
 
 A packed row is N tokens holding S sequences back to back, without padding; `cu_seqlens_S1` (int32,
 the first 0, the last N) says where each begins. When a model built with
-`attn_implementation="packed"` is called with `packed_kwargs`, each token sees the tokens of its own
-sequence up to itself, by the first of these that can run:
+`attn_implementation="packed"` is called with `packed_kwargs`, each token attends to the tokens of
+its own sequence up to itself. The first of these that can run computes it:
 
 1. flash-attn's `flash_attn_varlen_func` (CUDA, bf16 or fp16, where the package is installed),
 2. torch's own `varlen_attn` (CUDA, bf16 or fp16),
 3. scaled dot-product attention on length-sorted padded chunks (CPU, or fp32).
 
-A model that caps its attention scores (Gemma-2) takes flash-attn where it can run, else an explicit
-softmax, whose scores [C, H, L, L] exist whole. Values narrower than the keys (DeepSeek) are padded.
+A model that caps its attention scores (Gemma-2) uses flash-attn if it can run, otherwise an
+explicit softmax, which materializes all scores [C, H, L, L]. Values narrower than the keys
+(DeepSeek) are padded.
 
-Called without them, as when generating with a key-value cache, it is transformers' sdpa attention:
-an explicit 4-D mask reaches it, cut to the layer's sliding window, and a 2-D padding mask is
-expanded as usual. Keys must then stand in the order of their positions, without gaps.
+Without `packed_kwargs`, as in generation with a key-value cache, it is transformers' sdpa
+attention: an explicit 4-D mask is restricted to the layer's sliding window, and a 2-D padding mask
+is expanded as usual. Keys must then be in the order of their positions, without gaps.
 This module knows tensors only: no text, no losses, no meshes.
 
 Shapes: N packed tokens, S sequences, C sequences of a chunk, L its longest, H query heads, G
@@ -35,22 +36,22 @@ from transformers.masking_utils import sdpa_mask
 
 NAME = "packed"
 HALF_DTYPES = (torch.bfloat16, torch.float16)
-# A chunk of the padded fallback holds sequences of at least this share of its longest one, so at
-# most half of its rows are padding.
+# A sequence in a chunk of the padded fallback is at least this share of the longest one, so at most
+# half of a chunk is padding.
 MIN_FILL = 0.5
 
 
 def register_packed_attention() -> None:
     """Make "packed" a valid `attn_implementation`. Idempotent."""
     AttentionInterface.register(NAME, _packed_attention)
-    # Without a mask builder of the same name transformers drops 2-D padding masks silently.
-    # `packed_kwargs` hands over a 4-D placeholder, which transformers passes on as it is, so in
-    # packed mode no mask is ever built.
+    # Without a mask builder of the same name transformers silently drops 2-D padding masks.
+    # `packed_kwargs` passes a 4-D placeholder, which transformers leaves as it is, so packed mode
+    # never builds a mask.
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def attention_backend(device: torch.device | str, dtype: torch.dtype) -> str:
-    """Which kernel packed attention uses there: "flash-attn", "torch-varlen" or "sdpa"."""
+    """The kernel of packed attention: "flash-attn", "torch-varlen" or "sdpa"."""
     if torch.device(device).type != "cuda" or dtype not in HALF_DTYPES:
         return "sdpa"
     if _flash_attn_varlen() is not None:
@@ -59,7 +60,7 @@ def attention_backend(device: torch.device | str, dtype: torch.dtype) -> str:
 
 
 def packed_kwargs(cu_seqlens_S1: torch.Tensor, max_seqlen: int) -> dict[str, Any]:
-    """What a model's forward is given beside ids and positions to attend within sequences."""
+    """The arguments of a model's forward, besides ids and positions, for packed attention."""
     return {
         "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=cu_seqlens_S1.device),
         "cu_seq_lens_q": cu_seqlens_S1,
@@ -84,18 +85,18 @@ def _packed_attention(
     max_length_q: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """By transformers' signature: query [1, H, N, D], key, value [1, G, N, D] → [1, N, H, D].
+    """Has transformers' signature: query [1, H, N, D], key, value [1, G, N, D] → [1, N, H, D].
 
-    Raises ValueError for attention sinks (`s_aux`) and for dropout, which no path here knows.
+    Raises ValueError for attention sinks (`s_aux`) and for dropout, which no kernel here supports.
     """
     if s_aux is not None:
-        raise ValueError("packed attention must have no sinks, got a model that has them")
+        raise ValueError("packed attention does not support attention sinks (s_aux)")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if cu_seq_lens_q is None:
         mask = _within_window(query, key, attention_mask, sliding_window)
         if softcap is not None:
             if mask is None:
-                mask = _behind(query.shape[2], key.shape[2], query.device) >= 0
+                mask = _distance(query.shape[2], key.shape[2], query.device) >= 0
             out = _explicit(query, key, value, mask, scale, softcap)
             return out.transpose(1, 2).contiguous(), None
         return sdpa_attention_forward(
@@ -107,7 +108,7 @@ def _packed_attention(
     window = sliding_window if sliding_window and sliding_window < max_length_q else None
     width = value.shape[-1]
     value = pad(value, (0, key.shape[-1] - width))
-    # [1, heads, N, D] → [N, heads, D]: the varlen kernels take any strides whose last one is 1.
+    # [1, heads, N, D] → [N, heads, D]: the varlen kernels only need a last stride of 1.
     query_NHD, key_NGD, value_NGD = (x[0].transpose(0, 1) for x in (query, key, value))
     backend = attention_backend(query.device, query.dtype)
     attend = {"flash-attn": _flash, "torch-varlen": _varlen, "sdpa": _padded}[backend]
@@ -117,25 +118,25 @@ def _packed_attention(
     return out_NHD[..., :width].unsqueeze(0), None
 
 
-def _behind(num_queries: int, num_keys: int, device: torch.device) -> torch.Tensor:
-    """How many places each key [K] stands before each of the last queries [Q, 1]."""
-    ages_K = torch.arange(num_keys, device=device)
-    return ages_K[num_keys - num_queries :, None] - ages_K[None, :]
+def _distance(num_queries: int, num_keys: int, device: torch.device) -> torch.Tensor:
+    """How many positions each key is before each of the last queries [Q, K]."""
+    positions_K = torch.arange(num_keys, device=device)
+    return positions_K[num_keys - num_queries :, None] - positions_K[None, :]
 
 
 def _within_window(
     query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, window: int | None
 ) -> torch.Tensor | None:
-    """The mask without the keys that this layer's window has passed.
+    """The mask without the keys that are outside of this layer's window.
 
-    transformers hands an explicit mask to every layer alike, whatever the layer's window.
+    transformers passes an explicit mask to all layers, whatever their windows.
     """
     if not window or key.shape[2] <= window:
         return mask
-    behind_QK = _behind(query.shape[2], key.shape[2], query.device)
-    near_QK = behind_QK < window
+    distance_QK = _distance(query.shape[2], key.shape[2], query.device)
+    near_QK = distance_QK < window
     if mask is None:
-        return (near_QK & (behind_QK >= 0))[None, None]
+        return (near_QK & (distance_QK >= 0))[None, None]
     if mask.dtype == torch.bool:
         return mask & near_QK
     return mask.masked_fill(~near_QK, torch.finfo(mask.dtype).min)
@@ -149,8 +150,11 @@ def _explicit(
     scale: float,
     softcap: float,
 ) -> torch.Tensor:
-    """softmax of softcap * tanh(scores / softcap), in fp32: query [C, H, Q, D], key and value
-    [C, G, K, D], a mask (True: seen, or added) that broadcasts to [C, H, Q, K] → [C, H, Q, D]."""
+    """Attention with softmax(softcap * tanh(scores / softcap)) in fp32 → [C, H, Q, D].
+
+    query [C, H, Q, D], key and value [C, G, K, D]; the mask broadcasts to [C, H, Q, K] and is
+    boolean (True: attend) or added to the scores.
+    """
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     scores = (query @ key.transpose(-1, -2)).float() * scale
@@ -208,7 +212,7 @@ def _varlen(
     window: int | None,
 ) -> torch.Tensor:
     attend, accepted = _torch_varlen()
-    # torch 2.11 takes grouped key/value heads as they are; later versions want to be told.
+    # torch 2.11 accepts grouped key/value heads; later versions need `enable_gqa`.
     grouped = {"enable_gqa": True} if "enable_gqa" in accepted else {}
     return attend(
         query_NHD,
@@ -241,8 +245,8 @@ def _padded(
     window: int | None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """SDPA on padded [C, H, L, D] chunks of C sequences of similar length. Padding sits at the end
-    of a sequence, where the causal mask hides it from every real token."""
+    """SDPA on padded chunks [C, H, L, D] of C sequences of similar length. Padding is at the end of
+    a sequence, where the causal mask hides it from every real token."""
     device = query_NHD.device
     num_tokens, _, width = query_NHD.shape
     grouped = query_NHD.shape[1] != key_NGD.shape[1]
@@ -250,10 +254,10 @@ def _padded(
     out_NW = query_NHD.new_zeros(num_tokens, query_NHD.shape[1] * width)
     for chunk in _chunks_of_like_length(lengths_S.tolist()):
         chunk_C = torch.tensor(chunk, device=device)
-        ages_L = torch.arange(int(lengths_S[chunk_C[0]]), device=device)
-        real_CL = ages_L < lengths_S[chunk_C, None]
-        # P tokens of the chunk: their rows in the packed order and in the padded one.
-        packed_P = (starts_S[chunk_C, None] + ages_L)[real_CL]
+        positions_L = torch.arange(int(lengths_S[chunk_C[0]]), device=device)
+        real_CL = positions_L < lengths_S[chunk_C, None]
+        # The chunk's P tokens: their indices in the packed row and in the padded chunk.
+        packed_P = (starts_S[chunk_C, None] + positions_L)[real_CL]
         padded_P = real_CL.flatten().nonzero()[:, 0]
         query_CHLD, key_CGLD, value_CGLD = (
             x_NHD.new_zeros(real_CL.numel(), x_NHD.shape[1] * width)
@@ -264,8 +268,8 @@ def _padded(
         )
         mask_LL = None
         if window is not None or softcap is not None:
-            behind_LL = _behind(len(ages_L), len(ages_L), device)
-            mask_LL = (behind_LL >= 0) & (behind_LL < (window or len(ages_L)))
+            distance_LL = _distance(len(positions_L), len(positions_L), device)
+            mask_LL = (distance_LL >= 0) & (distance_LL < (window or len(positions_L)))
         if softcap is not None:
             assert mask_LL is not None
             out_CHLD = _explicit(query_CHLD, key_CGLD, value_CGLD, mask_LL, scale, softcap)
@@ -285,7 +289,7 @@ def _padded(
 
 
 def _chunks_of_like_length(lengths: list[int]) -> list[list[int]]:
-    """Places of sequences, longest first, cut where one fills too little of a row."""
+    """Indices of sequences, longest first, with a new chunk where one is too short for the last."""
     chunks: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if chunks and lengths[i] >= MIN_FILL * lengths[chunks[-1][0]]:

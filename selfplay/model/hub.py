@@ -1,5 +1,6 @@
-"""Model folders: found on this machine or fetched from the Hugging Face hub, and checked before
-anything is made of them. Reads no weights, only the tables of contents of their files.
+"""Model folders: local or downloaded from the Hugging Face hub, and checked before use.
+
+Reads no weights, only the headers of their files.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from selfplay.config.settings import SettingsError
 
-# What a model and its tokenizer are read from; no pickles, no code, no second copy of the weights.
+# The files of a model and its tokenizer, without pickles, code or a second copy of the weights.
 FETCHED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 NOT_FETCHED = ["*/*", "consolidated*"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -21,18 +22,17 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def local_folder(name_or_folder: str, *, what: str = "model.path") -> Path:
-    """The folder itself, or the hub's files of the name ORG/NAME on this machine, fetched if need
-    be.
+    """The folder itself, or the local copy of the hub's ORG/NAME, downloaded if necessary.
 
-    Raises SettingsError that begins with `what` for a name of neither and where the hub has no such
-    model or cannot be reached.
+    Raises SettingsError, which begins with `what`, for a name that is neither, for a model that the
+    hub does not have, and if the hub cannot be reached.
     """
     folder = Path(name_or_folder)
     if folder.is_dir():
         return folder
     if not is_hub_name(name_or_folder):
         raise SettingsError(
-            f"{what} must be a Hugging Face folder or a hub's name such as "
+            f"{what} must be a Hugging Face folder or a hub name such as "
             f"Qwen/Qwen2.5-0.5B-Instruct, got {name_or_folder}"
         )
     try:
@@ -41,19 +41,20 @@ def local_folder(name_or_folder: str, *, what: str = "model.path") -> Path:
         )
     except Exception as error:
         raise SettingsError(
-            f"{what} {name_or_folder} is no folder here and cannot be had from the hub: {error}"
+            f"{what} {name_or_folder} is not a local folder and cannot be downloaded from the "
+            f"hub: {error}"
         ) from error
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a name that is no folder can be the hub's: ORG/NAME, and no folder ORG is here, in
-    which case a path was mistyped."""
+    """Whether a name that is not a folder can be a hub name: it is ORG/NAME, and there is no local
+    folder ORG, which would mean a mistyped path."""
     return bool(_HUB_NAME.fullmatch(name)) and not Path(name).parent.exists()
 
 
 def check_weights(folder: Path, *, what: str) -> None:
-    """Raise SettingsError that begins with `what` for a folder without config.json and whole
-    safetensors files."""
+    """Raise SettingsError, which begins with `what`, unless the folder has a config.json and
+    readable safetensors files."""
     if not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
         raise SettingsError(f"{what}: {folder} must hold config.json of a Hugging Face model")
     files = set(folder.glob("*.safetensors"))
@@ -63,18 +64,23 @@ def check_weights(folder: Path, *, what: str) -> None:
     if not files:
         pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
         remedy = "; save the model again with save_pretrained, which writes safetensors"
-        seen = f"{pickles[0]}, a pickle, which can run code{remedy}" if pickles else "none"
-        raise SettingsError(f"{what}: {folder} must hold *.safetensors, got {seen}")
+        content = f"{pickles[0]}, a pickle, which can run code{remedy}" if pickles else "none"
+        raise SettingsError(f"{what}: {folder} must hold *.safetensors, got {content}")
     for file in sorted(files):
         try:
             with safe_open(file, framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
-            raise SettingsError(f"{what}: {file} is no whole safetensors file: {error}") from error
+            raise SettingsError(
+                f"{what}: {file} is not a readable safetensors file: {error}"
+            ) from error
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """Where each tensor of a Hugging Face folder lies."""
+    """The file of each tensor of a Hugging Face folder, by the tensor's name.
+
+    Raises ValueError for a folder without safetensors.
+    """
     index = folder / "model.safetensors.index.json"
     if index.exists():
         return _shards(index, what="model.path")

@@ -1,4 +1,4 @@
-"""liger's fused kernels in a model: where a GPU and the package are there. Knows no tokens."""
+"""liger's fused kernels in a model, for GPUs with the package installed. Knows no tokens."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from transformers import PreTrainedModel
 
 
 def apply_liger(model: PreTrainedModel) -> None:
-    """Replace the model's RMSNorm, RoPE and SwiGLU by liger's Triton kernels; before `shard`.
+    """Replace the model's RMSNorm, RoPE and SwiGLU with liger's Triton kernels; before `shard`.
 
-    Norms and MLPs are replaced in this model only. liger can replace RoPE only for all models of
-    this architecture in the process, which then have to be on a GPU. Raises ValueError for an
-    architecture that liger does not know, ImportError without liger.
+    Norms and MLPs are replaced in this model only. RoPE is replaced for all models of this
+    architecture in the process, which must then be on a GPU. Raises ValueError for an architecture
+    that liger does not support, ImportError without liger.
     """
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
     kind = model.config.model_type
     if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
-        raise ValueError(f"liger must know the architecture, got {kind}; set model.liger to false")
+        raise ValueError(
+            f"liger does not support the architecture {kind}; set model.liger to false"
+        )
     MODEL_TYPE_TO_APPLY_LIGER_FN[kind](
         rope=True,
         rms_norm=True,

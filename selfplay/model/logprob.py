@@ -1,8 +1,9 @@
-"""Log-probability of given next tokens, and the entropy there, straight from hidden states.
+"""Log-probs of given next tokens, and the entropy there, directly from hidden states.
 
 A batch of M positions over a vocabulary of V would need M x V logits (32k x 152k in fp32: 18 GiB).
-They never exist: the forward pass walks over chunks of positions and keeps three numbers a
-position; the backward pass walks over slices of the vocabulary and recomputes the logits it needs.
+They never exist at once: the forward pass goes through chunks of positions and keeps three numbers
+a position; the backward pass goes through slices of the vocabulary and recomputes the logits it
+needs.
 All softmax arithmetic is fp32, all results are in nats.
 This module knows no models, no batches, no losses, no process groups.
 
@@ -20,12 +21,12 @@ import torch
 
 from selfplay.distributed.shard import VocabShard
 
-# A row of logits starts on a multiple of so many elements. Where it does not, cuBLAS falls back to
-# kernels for unaligned memory: 106 of 251 ms of a pass over 16,384 tokens of a 0.5B.
+# Rows of logits start at a multiple of this many elements. Otherwise cuBLAS uses kernels for
+# unaligned memory, which cost 106 of 251 ms of a pass over 16,384 tokens of a 0.5B.
 ALIGNMENT = 64
-# Logits alive at once, in elements. Three fp32 buffers of this size exist at the peak; with a
-# bf16 one of the backward pass that is 1.75 GiB on a GPU, where fewer would starve the matmuls. On
-# a CPU they should fit the cache.
+# Logits that exist at once, in elements. The peak is three fp32 buffers of this size and a bf16 one
+# of the backward pass: 1.75 GiB on a GPU, where fewer make the matmuls too small. On a CPU they
+# should fit the cache.
 LIVE_LOGITS = {"cuda": 2**27, "cpu": 2**22}
 
 
@@ -47,16 +48,16 @@ def token_logprobs(
     set. `chunk` bounds the positions whose logits exist at once (default: as many as LIVE_LOGITS
     allows); results do not depend on it. With `shard`, `weight_VD` is this rank's slice of the
     vocabulary, `hidden_MD` and `targets_M` are the same on every rank, and so are the results and
-    the gradient of `hidden_MD`. Raises ValueError for a temperature of 0 and for unlike lengths.
+    the gradient of `hidden_MD`. Raises ValueError for a temperature of 0 and for different lengths.
     """
     if temperature <= 0:
         raise ValueError(
-            f"temperature must be above 0 to score tokens, got {temperature}; greedy play is "
-            "scored at 1.0"
+            f"temperature must be above 0 to score tokens, got {temperature}; score greedy play "
+            "at 1.0"
         )
     if hidden_MD.shape[0] != targets_M.shape[0]:
         raise ValueError(
-            "hidden and targets must have one row each a position, "
+            "hidden and targets must have one row for each position, "
             f"got {hidden_MD.shape[0]} and {targets_M.shape[0]}"
         )
     chunk = chunk or max(1, LIVE_LOGITS[hidden_MD.device.type] // weight_VD.shape[0])
@@ -89,14 +90,14 @@ class _TokenLogprobs(torch.autograd.Function):
         shard: VocabShard | None,
         cap: float | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Chunks of positions. Over ranks H = sum_r w_r (H_r - log w_r), where w_r is the share of
-        the probability that rank r's words have and H_r the entropy among them."""
+        """Goes through chunks of positions. Over ranks H = sum_r w_r (H_r - log w_r), where w_r is
+        the probability of rank r's part of the vocabulary and H_r the entropy within it."""
         rows = weight_VD.shape[0]
         columns_M = targets_M if shard is None else targets_M - shard.start
         here_M = (columns_M >= 0) & (columns_M < rows)
         columns_M = torch.where(here_M, columns_M, -1)
-        # A position's three numbers: log-sum-exp, entropy, target's logit (0 where another rank
-        # holds the target's row).
+        # Three numbers for each position: log-sum-exp, entropy, and the target's logit (0 if
+        # another rank holds the target's row).
         stats_M3 = hidden_MD.new_empty(hidden_MD.shape[0], 3, dtype=torch.float32)
         scale = stats_M3.new_full((), 1.0 / temperature)
         top = None if cap is None else stats_M3.new_full((), cap)
@@ -127,10 +128,12 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_logprobs_M: torch.Tensor, grad_entropy_M: torch.Tensor) -> Any:
-        """Slices of the vocabulary instead of chunks of positions: each row of the weight's
-        gradient is then one product over all M, accumulated in fp32 inside the product and rounded
-        once, without an fp32 [V, D] buffer. The hidden states' gradient is a sum over slices and
-        has an fp32 buffer, [M, D] being much smaller."""
+        """Goes through slices of the vocabulary instead of chunks of positions.
+
+        Each row of the weight's gradient is then one product over all M, which accumulates in fp32
+        and rounds once, without an fp32 buffer [V, D]. The hidden states' gradient is a sum over
+        slices in an fp32 buffer [M, D], which is much smaller.
+        """
         hidden_MD, weight_VD, columns_M, lse_M, entropy_M = ctx.saved_tensors
         num_positions, rows = hidden_MD.shape[0], weight_VD.shape[0]
         width = _aligned(max(1, min(rows, ctx.chunk * rows // max(1, num_positions))))
@@ -162,7 +165,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _aligned(width: int) -> int:
-    """The largest multiple of ALIGNMENT that is not above `width`; `width` where there is none."""
+    """The largest multiple of ALIGNMENT up to `width`; `width` itself if that is 0."""
     return width - width % ALIGNMENT or width
 
 
@@ -171,8 +174,8 @@ def _capped(logits_CV: torch.Tensor, cap: torch.Tensor) -> torch.Tensor:
 
 
 def _row_stats(logits_CV: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-sum-exp and entropy of z = scale * logits, both [C]. With y = z - max z, the entropy is
-    log sum_v exp y_v - sum_v p_v y_v: small numbers, so that little cancels."""
+    """Log-sum-exp and entropy of z = scale * logits, both [C]. With y = z - max z the entropy is
+    log sum_v exp y_v - sum_v p_v y_v, whose terms are small, so little precision is lost."""
     z_CV = logits_CV * scale
     top_C = z_CV.amax(1)
     y_CV = z_CV - top_C[:, None]
@@ -193,7 +196,7 @@ def _logit_grad(
     cap: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """What flows into the logits of a slice [M, W]; `columns_M` are the targets, counted from it.
+    """The gradient of the logits of a slice [M, W]; `columns_M` are the targets' columns in it.
 
     d logprob_t / d z_v = [v = t] - p_v and d H / d z_v = -p_v (log p_v + H), z = scale * logits.
     `logits_MW` are capped already; d capped / d logit = 1 - (capped / cap)^2.
@@ -212,20 +215,21 @@ def _logit_grad(
 
 
 def _matmul_fp32(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The product in fp32. On CUDA half-precision factors are not rounded back to bf16, whose
-    steps of 1/16 at a logit of 10 would be the largest error of the whole pass."""
+    """The product in fp32. On CUDA a product of half-precision factors is not rounded to bf16: its
+    steps of 1/16 at a logit of 10 would be the largest error of the pass."""
     if left.is_cuda and left.dtype != torch.float32:
         return torch.mm(left, right, out_dtype=torch.float32)
     return torch.mm(left, right).float()
 
 
 def _fused(function: Callable[..., Any], tensor: torch.Tensor) -> Callable[..., Any]:
-    """Compiled on CUDA, where these chains of elementwise steps are bound by memory: one pass over
-    the logits instead of eight. On a CPU compiling would take longer than a tiny run gains."""
+    """The function, compiled on CUDA, where these chains of elementwise operations are bound by
+    memory: one pass over the logits instead of eight. On a CPU compilation would cost a tiny run
+    more than it saves."""
     return _compiled(function) if tensor.is_cuda else function
 
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    # One thread compiles in this process; more would be a pool of children that outlive the work.
+    # More than one thread would start a pool of processes that stay after compilation.
     return torch.compile(function, dynamic=True, options={"compile_threads": 1})

@@ -1,9 +1,9 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) in the policy: W + alpha / rank * B A, only A and B
 trained.
 
-peft's layers are put into the model in place, so that whoever runs the model (the update, the hf
-engine) speaks with them. Whoever wants weights under Hugging Face names (a push, an export) takes
-them merged, one parameter at a time: a second whole copy never exists. Knows no games and no text.
+peft's layers are put into the model in place, so the update and the hf engine run them. Weight sync
+and export read weights under Hugging Face names, merged one parameter at a time, so a second full
+copy never exists. Knows no games and no text.
 
 Shapes: O and I output and input width of a linear layer, R rank.
 """
@@ -33,7 +33,7 @@ A, B = f".lora_A.{NAME}.", f".lora_B.{NAME}."
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """What a learner's adapters are, and the folder of the weights they stand on."""
+    """The settings of a learner's adapters, and the folder of their base weights."""
 
     config: LoraConfig
     base: Path
@@ -41,16 +41,16 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter as a model without adapters has it, to be computed when it is wanted.
+    """A parameter of the model without adapters, merged on request.
 
-    `layer` is the adapted linear layer whose matrix it is, None for a parameter that is its own.
+    `layer` is the linear layer with adapters whose matrix `base` is; None for other parameters.
     """
 
     base: Tensor
     layer: Any = None
 
     def merged(self) -> Tensor:
-        """W + alpha / rank * B A, sharded like W; every rank must call, for A is gathered."""
+        """W + alpha / rank * B A, sharded like W. Gathers A, so every rank must call."""
         base = self.base.detach()
         if self.layer is None:
             return base
@@ -60,16 +60,16 @@ class Weight:
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> None:
-    """Put adapters into the linear layers named in `targets` and freeze all else, in place.
+    """Put adapters into the linear layers named in `targets` and freeze everything else, in place.
 
-    Before `shard`, also on the meta device, whose adapters `first_value` fills. A is drawn as peft
-    draws it and B is 0, so the first policy is the base. Raises SettingsError for a target that the
-    model lacks.
+    Call it before `shard`. On the meta device `first_value` fills the adapters later. A is drawn
+    from peft's distribution and B is 0, so the first policy is the base. Raises SettingsError for a
+    target that the model does not have.
     """
-    from peft import inject_adapter_in_model  # late: it takes seconds and few runs need it
+    from peft import inject_adapter_in_model  # here, because the import takes seconds
 
     check_targets(model, config)
-    with torch.random.fork_rng(devices=[]):  # peft's own draws, which are replaced, leave no trace
+    with torch.random.fork_rng(devices=[]):  # peft's own draws are replaced below
         inject_adapter_in_model(
             peft_config(config), model, low_cpu_mem_usage=model.device.type == "meta"
         )
@@ -81,7 +81,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> No
 
 
 def check_targets(model: PreTrainedModel, config: LoraConfig) -> None:
-    """Raises SettingsError for a target that the model lacks."""
+    """Raise SettingsError for a target that the model does not have."""
     linear = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)}
     for target in config.targets:
         if target not in linear - {"lm_head"}:
@@ -92,7 +92,7 @@ def check_targets(model: PreTrainedModel, config: LoraConfig) -> None:
 
 
 def first_value(name: str, shape: torch.Size, *, seed: int) -> Tensor:
-    """A new adapter's matrix: A uniform within 1 / sqrt(I), B zero; the same on any mesh."""
+    """A new adapter's matrix: A uniform in +-1 / sqrt(I), B zero; the same on any mesh."""
     if B in name:
         return torch.zeros(shape)
     generator = torch.Generator().manual_seed(named_seed(seed, "lora", name))
@@ -104,27 +104,25 @@ def is_adapter(name: str) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """The name that a parameter of an adapted model has in the model without adapters."""
+    """A parameter's name in the model without adapters."""
     return name.replace(".base_layer.", ".")
 
 
 def plain_weights(model: nn.Module) -> dict[str, Weight]:
-    """The parameters of the model without adapters, in its order, each to be merged when wanted.
-
-    For a model that has none these are its parameters.
-    """
+    """The parameters of the model without adapters, in its order, each merged on request."""
     layers = {n: m for n, m in model.named_modules() if hasattr(m, "lora_A")}
-    found = {}
+    weights = {}
     for name, parameter in model.named_parameters():
         stem = name.removesuffix(".base_layer.weight")
         if not is_adapter(name):
-            found[plain_name(name)] = Weight(parameter, layers.get(stem) if stem != name else None)
-    return found
+            layer = layers.get(stem) if stem != name else None
+            weights[plain_name(name)] = Weight(parameter, layer)
+    return weights
 
 
 def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter of the model without adapters, whole and merged, one at a time, under its
-    Hugging Face name; tied ones once. Under FSDP all ranks must walk along."""
+    """Every full parameter of the model with its adapters merged, one at a time, by Hugging Face
+    name; tied ones once. Under FSDP all ranks must iterate together."""
     reshard(model)
     for name, weight in plain_weights(model).items():
         yield name, full_tensor(weight.merged())
@@ -132,9 +130,9 @@ def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is its base: adapters are weighed 0. What has no adapters stays as it is.
+    """Inside, the model is its base: its adapters, if it has any, are scaled by 0.
 
-    Their weights are not touched, and neither is what a backward pass outside will recompute.
+    Their weights do not change, and a backward pass outside recomputes with the usual scale.
     """
     layers: list[Any] = [m for m in model.modules() if hasattr(m, "lora_A")]
     for layer in layers:
@@ -148,7 +146,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def named_dropout(*names: object, config: LoraConfig | None, world: World) -> Iterator[None]:
-    """Dropout inside draws by these names and the rank; the global generators stay as they were."""
+    """Inside, dropout is seeded by these names and the rank; global generators are restored."""
     if config is None or config.dropout == 0.0:
         yield
         return
@@ -161,8 +159,8 @@ def named_dropout(*names: object, config: LoraConfig | None, world: World) -> It
 def export_adapters(
     model: PreTrainedModel, adapters: Adapters, folder: Path, *, world: World
 ) -> None:
-    """Write the adapters in peft's format, which names the folder of the weights they stand on:
-    transformers loads the pair by this folder's name. All ranks must call; rank 0 writes."""
+    """Write the adapters in peft's format, which names the folder of their base weights, so that
+    transformers loads both from this folder. All ranks must call; rank 0 writes."""
     tensors = {}
     for name, parameter in model.named_parameters():
         if is_adapter(name):
@@ -171,15 +169,15 @@ def export_adapters(
     if world.rank != 0:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    described = peft_config(adapters.config)
-    described.base_model_name_or_path = str(adapters.base.resolve())
-    described.inference_mode = True
-    described.save_pretrained(str(folder))
+    exported = peft_config(adapters.config)
+    exported.base_model_name_or_path = str(adapters.base.resolve())
+    exported.inference_mode = True
+    exported.save_pretrained(str(folder))
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def peft_config(config: LoraConfig) -> Any:
-    """The settings in peft's words."""
+    """The settings as peft's config."""
     from peft import LoraConfig as PeftLoraConfig
 
     return PeftLoraConfig(

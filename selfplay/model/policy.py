@@ -1,5 +1,6 @@
-"""The policy: loading or shaping it, scoring packed tokens with it, writing it out. Knows no
-batches and no losses.
+"""The policy: loading or creating it, its log-probs of packed tokens, exporting it.
+
+Knows no batches and no losses.
 
 A packed row is N tokens holding S sequences back to back, without padding: `ids_N` and
 `positions_N` (int64, positions restart at 0 in each sequence), `cu_seqlens_S1` (int32, the starts
@@ -45,7 +46,7 @@ from selfplay.model.stored import Stored
 def load_model(
     name_or_folder: str, *, device: torch.device | str, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """A Hugging Face causal model, its weights in `dtype` on `device`, attending by "packed"."""
+    """A Hugging Face causal model with packed attention, its weights in `dtype` on `device`."""
     register_packed_attention()
     with without_loading_bar():
         model = AutoModelForCausalLM.from_pretrained(
@@ -56,8 +57,8 @@ def load_model(
 
 @contextmanager
 def without_loading_bar() -> Iterator[None]:
-    """Every rank would draw a bar between the run's own lines. Only transformers' bars are off, and
-    only inside: the hub still shows how far a download is."""
+    """Inside, transformers shows no progress bars, which every rank would print between the run's
+    lines. Those of hub downloads stay on."""
     before = set_tqdm_hook(lambda bar, args, options: bar(*args, **{**options, "disable": True}))
     try:
         yield
@@ -77,12 +78,12 @@ def load_sharded(
     lora: LoraConfig | None = None,
     seed: int = 0,
 ) -> PreTrainedModel:
-    """`load_model` and `shard` in one, for models too large to be whole on any rank.
+    """`load_model` and `shard` in one, for models too large to be complete on any rank.
 
-    The model is built and sharded without memory; then each rank reads its own part of each tensor,
-    so that it never holds more than its shard and one tensor. With `lora` its adapters are put in,
-    drawn by `seed`, and all else is frozen. Raises ValueError for a folder without safetensors and
-    for a tensor that the folder lacks.
+    The model is created and sharded on the meta device. Then each rank reads its own part of each
+    tensor, so it never holds more than its shard and one tensor. With `lora`, adapters drawn by
+    `seed` are added and everything else is frozen. Raises ValueError for a folder without
+    safetensors and for a tensor that is not in the folder.
     """
     if world.mesh is None:
         model = load_model(name_or_folder, device=world.device, dtype=dtype)
@@ -115,22 +116,25 @@ def load_sharded(
 
 
 def empty_model(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
-    """A model on the meta device, but for the buffers that no file holds (rotary frequencies,
-    scales of embeddings), which follow from the config; all else gets memory and values from
-    `fill_shards`. Raises ValueError where transformers does not say how such a buffer is made."""
+    """A model on the meta device, except for the buffers that no file contains (rotary frequencies,
+    scales of embeddings).
+
+    These follow from the config; `fill_shards` allocates and fills everything else. Raises
+    ValueError if transformers does not initialize such a buffer.
+    """
     register_packed_attention()
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=PACKED)
     for name, buffer in model.named_non_persistent_buffers():
         unset = float("nan") if buffer.is_floating_point() else 0
         _set_buffer(model, name, torch.full_like(buffer, unset, device="cpu"))
-    # What from_pretrained does; on the meta device only the buffers above take values.
+    # As in from_pretrained. Only the buffers above take values; the rest is on the meta device.
     model.initialize_weights()
     for name, buffer in model.named_non_persistent_buffers():
         if buffer.isnan().any():
             raise ValueError(
                 f"model.path must be a family that can be loaded in shards, got "
-                f"{config.model_type}: nothing says how its buffer {name} is made"
+                f"{config.model_type}: transformers does not initialize its buffer {name}"
             )
     return _train_every_token(model)
 
@@ -143,10 +147,10 @@ def _set_buffer(model: PreTrainedModel, name: str, value: torch.Tensor) -> None:
 def scratch_model(
     scratch: ScratchConfig, *, seed: int, vocab_size: int | None = None, **special_ids: int | None
 ) -> PreTrainedModel:
-    """An fp32 model on the CPU with random weights, the same for the same seed.
+    """An fp32 model on the CPU with random weights, which depend on the seed alone.
 
-    `vocab_size` replaces the settings' own; `special_ids` may name bos_token_id, eos_token_id and
-    pad_token_id. Global generators stay as they were. Raises ValueError where sizes do not fit.
+    `vocab_size` replaces that of the settings; `special_ids` may be bos_token_id, eos_token_id and
+    pad_token_id. Global generators do not change. Raises ValueError for sizes that do not fit.
     """
     register_packed_attention()
     config = scratch_config(scratch, vocab_size=vocab_size, **special_ids)
@@ -158,8 +162,8 @@ def scratch_model(
 
 
 def _train_every_token(model: PreTrainedModel) -> PreTrainedModel:
-    """Nothing is padded here, so where the padding token stands in a text it is a word like any
-    other; its embedding would otherwise get no gradient."""
+    """Give the padding token's embedding a gradient: rows have no padding, so wherever the token
+    occurs it is a normal token."""
     model.get_input_embeddings().padding_idx = None
     return model
 
@@ -176,11 +180,11 @@ def policy_logprobs(
     temperature: float,
     entropy_grad: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-prob of `targets_M` after the tokens at `predict_M` (indices into N, each at most once),
-    and the entropy there; both fp32 [M], in nats.
+    """Log-probs of `targets_M` after the tokens at `predict_M` (indices into N, each at most once),
+    and the entropies there; both fp32 [M], in nats.
 
-    Logits exist only at those positions, a chunk at a time. Under FSDP all ranks must call
-    together; under tensor parallel the ranks of a row with the same tokens.
+    Logits exist only at those positions, one chunk at a time. Under FSDP all ranks must call
+    together; the ranks of a tensor-parallel row call with the same tokens.
     """
     return run_as_forward(
         model,
@@ -212,8 +216,8 @@ def _policy_logprobs(
     head = model.get_output_embeddings()
     weight_VD, rows = vocab_shard(head.weight)
     if getattr(head, "bias", None) is not None:
-        # A column of the weight, which the one behind the hidden state multiplies; more columns of
-        # zeros keep the rows aligned.
+        # The bias becomes a column of the weight and is multiplied by a 1 appended to the hidden
+        # state; columns of zeros keep the rows aligned.
         bias_V1 = vocab_shard(head.bias)[0][:, None]
         weight_VD = torch.cat([weight_VD, pad(bias_V1, (0, ALIGNMENT - 1))], dim=1)
         one_M1 = hidden_MD.new_ones(len(hidden_MD), 1)
@@ -231,7 +235,8 @@ def _policy_logprobs(
 
 
 def hidden_states(model: PreTrainedModel, *row: torch.Tensor | int) -> torch.Tensor:
-    """The last hidden states [M, D] at `predict_M`; `row` as in `policy_logprobs`, up to it."""
+    """The last hidden states [M, D] at `predict_M`; `row` has the arguments of `policy_logprobs` up
+    to `predict_M`."""
     return run_as_forward(model, _hidden_states, *row)
 
 
@@ -259,10 +264,12 @@ def export(
     *,
     world: World | None = None,
 ) -> None:
-    """Write an ordinary Hugging Face folder: config, safetensors in the weights' own dtype and
-    under released names (a tensor for each expert), tokenizer. Adapters are merged into the weights
-    they belong to. Sharded weights are gathered one tensor at a time to rank 0, which writes; all
-    ranks must call."""
+    """Write a standard Hugging Face folder: config, safetensors, tokenizer.
+
+    Tensors keep the weights' dtype and have the released names (a tensor for each expert). Adapters
+    are merged into their weights. Sharded weights are gathered one tensor at a time to rank 0,
+    which writes; all ranks must call.
+    """
     writes = world is None or world.rank == 0
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in full_weights(model):
@@ -270,18 +277,18 @@ def export(
             weights[name] = tensor.cpu()
     if not writes:
         return
-    own = {name for name, _ in model.named_non_persistent_buffers()}
-    weights |= {n: b.cpu() for n, b in model.named_buffers() if n not in own}
+    unsaved = {name for name, _ in model.named_non_persistent_buffers()}
+    weights |= {n: b.cpu() for n, b in model.named_buffers() if n not in unsaved}
     Path(folder).mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(model.config)
-    # FSDP makes a class of its own that says so in its name.
+    # FSDP replaces the class by one with a prefix.
     config.architectures = [type(model).__name__.removeprefix("FSDP")]
     config.dtype = next(iter(weights.values())).dtype
     config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
-    # Experts come out of it as views of one tensor, which safetensors does not write.
-    # Names follow from the family alone; a model that was loaded with adapters would add to them.
+    # The names come from a fresh model of the family, because adapters add names of their own.
+    # Experts become views of one tensor, which safetensors cannot write, so they are cloned.
     weights = revert_weight_conversion(empty_model(model.config, dtype=torch.float32), weights)
     for name, tensor in weights.items():
         if tensor.untyped_storage().nbytes() > tensor.nbytes:
@@ -295,7 +302,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def described_in(weights: Path) -> Path:
-    """The folder of the model's config: adapters stand on another folder's weights."""
+    """The folder of the model's config: for adapters, that of their base weights."""
     adapters = weights / "adapter_config.json"
     if not adapters.exists():
         return weights

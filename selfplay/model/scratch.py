@@ -1,4 +1,4 @@
-"""The shape of a model that is made from random weights, as transformers describes it."""
+"""The transformers config of a model with random weights."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ARCHITECTURES = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig
 def scratch_config(
     scratch: ScratchConfig, *, vocab_size: int | None = None, **special_ids: int | None
 ) -> PretrainedConfig:
-    """`vocab_size` replaces the settings' own; `special_ids` may name bos_token_id, eos_token_id
-    and pad_token_id. Raises ValueError where sizes do not fit."""
+    """The config for these settings. `vocab_size` replaces theirs; `special_ids` may be
+    bos_token_id, eos_token_id and pad_token_id. Raises ValueError for sizes that do not fit."""
     if scratch.arch not in ARCHITECTURES:
         names = ", ".join(ARCHITECTURES)
         raise ValueError(f"model.scratch.arch must be one of {names}, got {scratch.arch!r}")

@@ -1,11 +1,11 @@
-"""Is a family computed here as transformers computes it? Asked of a small random copy, on the CPU.
+"""Checks on a small random copy, on the CPU, that a family is computed as transformers computes it.
 
-The copy has each kind of layer once, narrow layers, few words, a window shorter than the text, and
-caps that act. It costs seconds whatever the size of the model, and needs no weights. What the
-trainer scores on packed rows, on weights read in shards, and what the hf engine says it sampled are
-compared with transformers' own eager forward pass.
+The copy has each kind of layer once, narrow layers, a small vocabulary, a window shorter than the
+text, and caps low enough to matter. The check takes seconds whatever the size of the model, and
+needs no weights. It compares three things with transformers' own eager forward pass: the trainer's
+log-probs on packed rows, those with weights read in shards, and the hf engine's.
 
-All differences are the largest of any token, in nats.
+A difference is the largest of any token, in nats.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from selfplay.engines.hf import HFEngine
 from selfplay.model.policy import empty_model, load_model, policy_logprobs, without_loading_bar
 from selfplay.model.stored import Stored
 
-# In fp32 a log-prob of a few nats through a handful of narrow layers is off by 1e-6 to 5e-6; a part
-# that is left out shows at 1e-2 and above. Where a family amplifies more (scores of attention that
-# nothing divides), what all weights moved by one rounding change says how much more is noise.
+# In fp32 a log-prob of a few nats has an error of 1e-6 to 5e-6 after a few narrow layers; a missing
+# part changes it by 1e-2 and more. Some families amplify rounding errors (attention scores without
+# scaling): there the bound is NOISES times the effect of one rounding on all weights, at most MOST.
 BOUND, NOISES, MOST = 1e-4, 30.0, 1e-2
-WINDOW, WORDS = 6, 96
+WINDOW, VOCAB_SIZE = 6, 96
 TEXTS = (7, 24, 3)  # tokens of each; the second is longer than the window
-# Keys of a config and what they become, where they are larger.
+# Upper bounds of a config's keys.
 NARROW = {
     "intermediate_size": 64, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
     "shared_intermediate_size": 32, "q_lora_rank": 32, "kv_lora_rank": 32, "num_experts": 4,
@@ -70,13 +70,13 @@ def small_config(config: PretrainedConfig) -> PretrainedConfig:
         if groups is not None:
             small.num_key_value_heads = 4 if groups == heads else min(2, groups)
         small.hidden_size = 4 * width
-    small.vocab_size = WORDS
+    small.vocab_size = VOCAB_SIZE
     small.pad_token_id = small.bos_token_id = small.eos_token_id = None
     return small
 
 
 def shake(model: PreTrainedModel) -> None:
-    """Weights of order one; no bias or norm stays neutral, which would hide its absence."""
+    """Draw weights of order one, in biases and norms too: a missing neutral one would not show."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -89,28 +89,29 @@ def shake(model: PreTrainedModel) -> None:
 
 @contextmanager
 def layer_outputs(model: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """Inside, each layer's hidden state [D] at the row's last token, on the CPU, as it is made."""
-    seen: list[Tensor] = []
+    """Inside, a forward pass appends each layer's hidden state [D] at the row's last token, on the
+    CPU, to the list."""
+    outputs: list[Tensor] = []
 
     def keep(_module: nn.Module, _args: Any, output: Any) -> None:
         hidden = output[0] if isinstance(output, tuple) else output
-        seen.append(hidden.reshape(-1, hidden.shape[-1])[-1].detach().float().cpu())
+        outputs.append(hidden.reshape(-1, hidden.shape[-1])[-1].detach().float().cpu())
 
     layers = getattr(model.base_model, "layers", [])
     hooks = [layer.register_forward_hook(keep) for layer in layers]
     try:
-        yield seen
+        yield outputs
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def first_difference(mine: Sequence[Tensor], theirs: Sequence[Tensor], *, bound: float) -> str:
-    """Where the hidden states of two passes part: by more than `bound` of their norm."""
-    for index, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+def first_difference(ours: Sequence[Tensor], theirs: Sequence[Tensor], *, bound: float) -> str:
+    """The first layer after which the hidden states differ by more than `bound` of their norm."""
+    for index, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if not float((a - b).norm()) <= bound * float(b.norm()):
             return f"first after layer {index}"
-    return "after the last layer, in the logits" if mine else "in a layer that is not known"
+    return "after the last layer, in the logits" if ours else "in an unknown layer"
 
 
 def eager_logprobs(
@@ -120,19 +121,19 @@ def eager_logprobs(
     last: int,
     device: torch.device | None = None,
 ) -> Tensor:
-    """The model's own forward pass on one text without packing: log-probs of its `last` tokens, on
-    the CPU. `device` is where the ids go (default: the model's)."""
+    """Log-probs of the `last` tokens by the model's own forward pass on one unpacked text, on the
+    CPU, in nats. `device` is that of the ids (default: the model's)."""
     text = torch.tensor([list(ids)], device=device or model.device)
     with torch.no_grad():
         logits = model(input_ids=text, use_cache=False, logits_to_keep=last + 1).logits
-    found = logits[0, -last - 1 : -1].float().log_softmax(-1).gather(1, text[0, -last:, None])
-    return found[:, 0].cpu()
+    logprobs = logits[0, -last - 1 : -1].float().log_softmax(-1).gather(1, text[0, -last:, None])
+    return logprobs[:, 0].cpu()
 
 
 def packed_logprobs(
     model: PreTrainedModel, texts: Sequence[Sequence[int]], *, grad: bool = False
 ) -> Tensor:
-    """The trainer's log-probs of every token but each text's first, in one packed row."""
+    """The trainer's log-probs of all tokens except each text's first, in one packed row."""
     ids_N = torch.tensor([token for text in texts for token in text])
     positions_N = torch.cat([torch.arange(len(text)) for text in texts])
     bounds = [0, *accumulate(len(text) for text in texts)]
@@ -154,7 +155,7 @@ def packed_logprobs(
 
 
 def _rounded(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy whose weights are off by one step of fp32 each, up or down."""
+    """A copy whose weights are all rounded up or down by one fp32 step."""
     other = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -169,7 +170,7 @@ def whole_copy(folder: Path) -> PreTrainedModel:
 
 
 def in_shards(folder: Path) -> PreTrainedModel:
-    """The folder's model, built without memory and filled as shards are."""
+    """The folder's model, created on the meta device and filled as shards are."""
     model = empty_model(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     stored = Stored(folder, model)
     fill_shards(model, stored.read, torch.device("cpu"))
@@ -177,29 +178,29 @@ def in_shards(folder: Path) -> PreTrainedModel:
 
 
 def check_copy(config: PretrainedConfig, *, engine: bool) -> str | None:
-    """What differs from transformers on a small random copy, None where nothing does.
+    """What differs from transformers on a small random copy; None if nothing does.
 
-    `engine` asks the hf engine too. Global generators stay as they were.
+    `engine` includes the hf engine. Global generators do not change.
     """
     generator = torch.Generator().manual_seed(1)
-    texts = [torch.randint(0, WORDS, (num,), generator=generator).tolist() for num in TEXTS]
+    texts = [torch.randint(0, VOCAB_SIZE, (num,), generator=generator).tolist() for num in TEXTS]
     with tempfile.TemporaryDirectory() as name, torch.random.fork_rng(devices=[]):
         try:
             plain = _plain_copy(config, Path(name))
             alone = [eager_logprobs(plain, ids, last=len(ids) - 1) for ids in texts]
-        except Exception as error:  # noqa: BLE001 — a config that cannot be made small is told
-            what = f"{type(error).__name__}: {error}"
-            print(f"start check: no small copy of {config.model_type} can be made ({what})")
+        except Exception as error:  # noqa: BLE001 — the reason is printed
+            reason = f"{type(error).__name__}: {error}"
+            print(f"start check: cannot make a small copy of {config.model_type} ({reason})")
             return None
         return _compared(Path(name), plain, texts, alone, engine=engine)
 
 
 def _plain_copy(config: PretrainedConfig, folder: Path) -> PreTrainedModel:
     torch.manual_seed(0)
-    made = AutoModelForCausalLM.from_config(small_config(config), dtype=torch.float32)
-    shake(made)
+    small = AutoModelForCausalLM.from_config(small_config(config), dtype=torch.float32)
+    shake(small)
     with without_loading_bar():
-        made.save_pretrained(folder)
+        small.save_pretrained(folder)
         plain: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         )
@@ -226,33 +227,33 @@ def _compared(
     for what, make in ways.items():
         try:
             model = make()
-            gap = _largest(packed_logprobs(model, texts) - expected)
+            difference = _largest(packed_logprobs(model, texts) - expected)
             with layer_outputs(model) as ours:
                 packed_logprobs(model, [texts[0], texts[1]])
-        except Exception as error:  # noqa: BLE001 — whatever a family raises is told
+        except Exception as error:  # noqa: BLE001 — the reason is returned
             return f"{what} cannot be computed ({type(error).__name__}: {error})"
-        if not gap <= bound:
+        if not difference <= bound:
             where = first_difference(ours, theirs, bound=bound)
-            return f"{what} differ by {gap:.2g} nats from its eager forward pass, {where}"
+            return f"{what} differ by {difference:.2g} nats from its eager forward pass, {where}"
     return _engine_differs(whole_copy(folder), plain, texts, bound=bound) if engine else None
 
 
 def _engine_differs(
-    mine: PreTrainedModel, plain: PreTrainedModel, texts: Sequence[list[int]], *, bound: float
+    model: PreTrainedModel, plain: PreTrainedModel, texts: Sequence[list[int]], *, bound: float
 ) -> str | None:
     requests = [Request(ids, 12, seed) for seed, ids in enumerate(texts[:2])]
     try:
-        said = HFEngine(mine).generate(requests, Sampling(temperature=1.0, stop_ids=()))
-    except Exception as error:  # noqa: BLE001 — whatever a family raises is told
+        completions = HFEngine(model).generate(requests, Sampling(temperature=1.0, stop_ids=()))
+    except Exception as error:  # noqa: BLE001 — the reason is returned
         return f"the hf engine cannot generate ({type(error).__name__}: {error})"
-    gap = 0.0
-    for ids, completion in zip(texts[:2], said, strict=True):
-        own = eager_logprobs(plain, [*ids, *completion.ids], last=len(completion.ids))
-        gap = max(gap, _largest(own - torch.tensor(completion.logprobs)))
-    if not gap <= bound:
-        return f"the hf engine differs by {gap:.2g} nats from its eager forward pass"
+    difference = 0.0
+    for ids, completion in zip(texts[:2], completions, strict=True):
+        eager = eager_logprobs(plain, [*ids, *completion.ids], last=len(completion.ids))
+        difference = max(difference, _largest(eager - torch.tensor(completion.logprobs)))
+    if not difference <= bound:
+        return f"the hf engine differs by {difference:.2g} nats from its eager forward pass"
     return None
 
 
-def _largest(gaps: Tensor) -> float:
-    return float(gaps.abs().max())
+def _largest(differences: Tensor) -> float:
+    return float(differences.abs().max())

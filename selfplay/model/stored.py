@@ -1,7 +1,7 @@
 """The tensors of a Hugging Face folder, read in parts under the names that a model gives them.
 
-Released folders of mixtures of experts hold a tensor for each expert; transformers' model holds all
-experts of a layer in one. Which names belong together is transformers' own table. Knows no meshes.
+Released folders of mixtures of experts have a tensor for each expert; transformers' model has one
+tensor for all experts of a layer. transformers' own table maps the names. Knows no meshes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Stored:
     """A folder's tensors for one model, which may be on the meta device."""
 
     def __init__(self, folder: Path, model: PreTrainedModel) -> None:
-        """Reads names only. Raises ValueError for a folder without safetensors."""
+        """Read the names only. Raises ValueError for a folder without safetensors."""
         self._folder, self._files = folder, tensor_files(folder)
         table = get_model_conversion_mapping(model)
         renamings = [entry for entry in table if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in table if isinstance(entry, WeightConverter)]
         by_pattern = {p: converter for converter in converters for p in converter.source_patterns}
         known = model.state_dict()
-        self._whole: dict[str, str] = {}
+        self._single: dict[str, str] = {}
         self._parts: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         self._converters: dict[str, WeightConverter] = {}
         for key in sorted(self._files, key=dot_natural_key):
@@ -49,22 +49,22 @@ class Stored:
             if name not in known and key in known:
                 name, pattern = key, None
             if pattern is None:
-                self._whole[name] = key
+                self._single[name] = key
             else:
                 self._parts[name][pattern].append(key)
                 self._converters[name] = by_pattern[pattern]
 
     def read(self, name: str, box: Box) -> torch.Tensor:
-        """A rectangle of the tensor that the model calls `name`.
+        """The part `box` of the model's tensor `name`.
 
-        Of one that is merged from many only the experts in the box are read, each whole. Raises
-        ValueError for a tensor that the folder lacks.
+        For a tensor merged from experts it reads only the experts in the box, each in full. Raises
+        ValueError for a tensor that is not in the folder.
         """
-        if name in self._whole:
-            return self._slice(self._whole[name], box)
+        if name in self._single:
+            return self._slice(self._single[name], box)
         if name not in self._parts:
             raise ValueError(
-                f"{self._folder} must hold a tensor named {name}, got {len(self._files)} others"
+                f"{self._folder} must have a tensor named {name}, got {len(self._files)} others"
             )
         converter, parts = self._converters[name], dict(self._parts[name])
         first, *rest = converter.operations

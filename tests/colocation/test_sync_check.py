@@ -1,5 +1,5 @@
-"""When engine and trainer are said to disagree: not for noise, however heavy its tail, but for
-other weights; and what happens then."""
+"""The sync check: noise never fails it, however heavy its tail; other weights do, and then the
+weights are pushed again or the run ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ from transformers import PreTrainedModel
 import train
 from selfplay.checkpoint import checkpoints
 from selfplay.colocation import handover as hand_over
-from selfplay.colocation.noise_floor import FACTOR, FEWEST, FIRST, KEPT, MORE, NoiseFloor, turn_gap
+from selfplay.colocation.noise_floor import (
+    FACTOR,
+    FEWEST,
+    FIRST,
+    KEPT,
+    MORE,
+    NoiseFloor,
+    turn_mismatch,
+)
 from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck, Turn
 from selfplay.credit.sample import Sample
 from selfplay.learner.learner import Learner, UpdateSettings
@@ -29,18 +37,18 @@ from selfplay.learner.policy_update import update_policy
 
 
 def noisy_gaps(rng: np.random.Generator, num: int) -> np.ndarray:
-    """Gaps of healthy turns in bf16, as recorded: of 12 tokens, whose noise is Student's t with 3
-    degrees of freedom, its scale 0.01 nats for each nat of improbability; some turns are far less
-    probable than others."""
+    """Mismatches of healthy turns in bf16, like recorded ones. A turn has 12 tokens, whose noise is
+    Student's t with 3 degrees of freedom and a scale of 0.01 nats for each nat of improbability;
+    some turns are far less probable than others."""
     hardness = rng.choice([0.05, 0.3, 1.0, 4.0], (num, 1))
     apart = 0.01 * hardness * rng.exponential(1.0, (num, 12)) * rng.standard_t(3, (num, 12))
     return np.abs(apart).mean(1)
 
 
 def test_ten_thousand_healthy_steps_are_never_suspected() -> None:
-    """The first comparison only asks for the second, at most as often as is stated. A bound of 0.05
-    nats, as it stood before, on 8 turns of 64 tokens read out of context, where every token is
-    improbable, fires in more than one step of a hundred."""
+    """The first comparison leads to the second at most as often as stated. A fixed bound of 0.05
+    nats, on 8 turns of 64 tokens scored without context, where every token is improbable, would
+    fire in more than one step of a hundred."""
     rng, floor = np.random.default_rng(0), NoiseFloor()
     floor.add(noisy_gaps(rng, FEWEST).tolist())
     num_first = num_second = 0
@@ -56,20 +64,20 @@ def test_ten_thousand_healthy_steps_are_never_suspected() -> None:
 
 
 def test_the_stated_rate_is_that_of_exchangeable_draws() -> None:
-    """Three of four above all of 32: C(4, 3) / C(36, 3), 5.6e-4, whatever the distribution; here
-    one without a mean. FACTOR only lowers it. 5 standard errors of 100,000 draws."""
+    """Three of four above all of 32: C(4, 3) / C(36, 3) = 5.6e-4, whatever the distribution; this
+    one has no mean. FACTOR only lowers the rate. Within 5 standard errors of 100,000 draws."""
     total = 100_000
     draws = np.random.default_rng(1).standard_cauchy((total, FEWEST + FIRST)).__abs__()
     above = draws[:, FEWEST:] > draws[:, :FEWEST].max(1, keepdims=True)
-    seen = (above.sum(1) >= 3).mean()
+    measured = (above.sum(1) >= 3).mean()
     rate = math.comb(FIRST, 3) / math.comb(FEWEST + FIRST, 3)
-    assert abs(seen - rate) < 5 * math.sqrt(rate / total)
+    assert abs(measured - rate) < 5 * math.sqrt(rate / total)
     farther = draws[:, FEWEST:] > FACTOR * draws[:, :FEWEST].max(1, keepdims=True)
-    assert (farther.sum(1) >= 3).mean() < seen
+    assert (farther.sum(1) >= 3).mean() < measured
     assert math.comb(MORE, 12) / math.comb(FEWEST + MORE, 12) < 3e-8
 
 
-def test_a_floor_is_none_before_it_is_known_and_forgets() -> None:
+def test_a_floor_suspects_nothing_before_it_is_known_or_after_forget() -> None:
     floor, wild = NoiseFloor(), {0: [9.0] * MORE}
     floor.add([0.01] * (FEWEST - 1))
     assert not floor.suspects(wild, fewest=1)
@@ -86,17 +94,17 @@ def test_a_floor_is_none_before_it_is_known_and_forgets() -> None:
 
 
 def test_a_turn_that_is_not_a_number_lies_above_everything() -> None:
-    assert turn_gap([-1.0, math.nan], [-1.0, -1.0]) == math.inf
-    assert turn_gap([-1.0, -2.0], [-1.5, -1.0]) == pytest.approx(0.75)
-    with pytest.raises(ValueError, match="equally many"):
-        turn_gap([-1.0], [-1.0, -2.0])
+    assert turn_mismatch([-1.0, math.nan], [-1.0, -1.0]) == math.inf
+    assert turn_mismatch([-1.0, -2.0], [-1.5, -1.0]) == pytest.approx(0.75)
+    with pytest.raises(ValueError):
+        turn_mismatch([-1.0], [-1.0, -2.0])
 
 
 # --- a real model in bf16 -----------------------------------------------------------------------
 
 
 class Scorer:
-    """An engine that scores with a model of its own, in bf16, each text by itself."""
+    """An engine that scores with its own model, in bf16, one text at a time."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -104,7 +112,7 @@ class Scorer:
     @torch.no_grad()
     def begin_scoring(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
         with torch.autocast("cpu", torch.bfloat16):
-            found = [
+            logprobs = [
                 trainer_logprobs(
                     self.model,
                     [Sample("", [*t], [0] + [1] * (len(t) - 1), [], [])],
@@ -112,12 +120,12 @@ class Scorer:
                 ).tolist()
                 for t in texts
             ]
-        return lambda: found
+        return lambda: logprobs
 
 
 @torch.no_grad()
 def spoken(model: PreTrainedModel, num: int, *, seed: int) -> list[Turn]:
-    """Turns that the model sampled itself after prompts of 16 ids."""
+    """Turns of 12 ids that the model sampled itself, after prompts of 16 ids."""
     generator = torch.Generator().manual_seed(seed)
     ids_BT = torch.randint(VOCAB, (num, 16), generator=generator)
     for _ in range(12):
@@ -139,7 +147,7 @@ def checked(engine: PreTrainedModel) -> tuple[SyncCheck, Learner]:
 
 
 def test_equal_weights_in_bf16_are_never_suspected() -> None:
-    """50 steps of the model's own turns, scored in a packed row and each by itself."""
+    """50 steps of the model's own turns, packed for the trainer, one at a time for the engine."""
     check, learner = checked(tiny_model())
     for step in range(1, 51):
         check.listen(spoken(learner.model, NUM_TURNS, seed=step))
@@ -151,7 +159,7 @@ def test_equal_weights_in_bf16_are_never_suspected() -> None:
 def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothing(
     mended: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An engine whose weights are 2 % too large; bit for bit they are called equal here."""
+    """The engine's weights are 2 % too large; the comparison of bits is replaced here."""
     large = tiny_model()
     with torch.no_grad():
         for parameter in large.parameters():
@@ -166,9 +174,9 @@ def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothi
 
     monkeypatch.setattr("selfplay.colocation.sync_check.deliver_again", push_again)
     check.listen(spoken(learner.model, NUM_TURNS, seed=1))
-    found = check.after_push(version=7)
-    assert found["num_suspected"] == 1.0 and pushes == [7]
-    assert "pushed again" in capsys.readouterr().err
+    metrics = check.after_push(version=7)
+    assert metrics["num_suspected"] == 1.0 and pushes == [7]
+    assert capsys.readouterr().err
     if mended:
         check.hold(7)
         assert check.after_push(version=8)["num_suspected"] == 0.0
@@ -177,19 +185,19 @@ def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothi
             check.hold(7)
 
 
-# --- a push that did not arrive -----------------------------------------------------------------
+# --- a missed push ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("missed", [1, 2])
 def test_one_missed_push_is_made_again_and_two_end_the_run(
     missed: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One plain step at 1e-6, on a copy of the model as sharded hf engines hold."""
+    """One AdamW step at 1e-6; the engine holds a copy of the model, as sharded hf engines do."""
     from selfplay.engines.hf import HFEngine
 
     model = tiny_model()
     learner, engine = learner_of(model), HFEngine(tiny_model())
-    config = config_of()
+    config = config_of().engine
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -203,7 +211,7 @@ def test_one_missed_push_is_made_again_and_two_end_the_run(
     monkeypatch.setattr(hand_over, "sync_weights", push)
     if missed == 1:
         hand_over.deliver(learner, engine, version=3, config=config)
-        assert "pushed again" in capsys.readouterr().err
+        assert capsys.readouterr().err
         names = [name for name, _ in model.named_parameters()]
         assert hand_over.num_different(learner, engine, names, config=config) == 0
     else:
@@ -214,7 +222,7 @@ def test_one_missed_push_is_made_again_and_two_end_the_run(
 # --- what a run leaves behind -------------------------------------------------------------------
 
 
-def test_the_whole_rollout_is_compared_before_any_weight_moves() -> None:
+def test_the_full_rollout_is_compared_before_any_weight_moves() -> None:
     model = tiny_model(seed=1)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     samples = some_samples(tiny_model(seed=0))
@@ -229,16 +237,16 @@ def test_the_whole_rollout_is_compared_before_any_weight_moves() -> None:
 def test_a_run_that_its_checks_end_saves_first_and_goes_on_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ended by the whole rollout in step 3 (nothing of it counts), then by a push after step 3
-    (which is written down); the weights at the end are those of a run that nothing ended."""
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    """The check of the rollout ends the run in step 3, which is not saved; then a push after step 3
+    ends it, and that step is saved. The final weights are those of an uninterrupted run."""
+    full, broken = tmp_path / "full", tmp_path / "broken"
     quick = ("steps=4", "save_every=100", "eval.final_games=1")
-    assert run_tiny(whole, *quick) == 0
+    assert run_tiny(full, *quick) == 0
     real_learn, real_deliver = train.update_policy, hand_over.deliver
 
     def learn_ended(*args: Any, step: int, **named: Any) -> Any:
         if step == 2:
-            raise EngineDisagrees("whole rollout")
+            raise EngineDisagrees("the rollout")
         return real_learn(*args, step=step, **named)
 
     def deliver_ended(*args: Any, version: int, **named: Any) -> None:
@@ -248,16 +256,16 @@ def test_a_run_that_its_checks_end_saves_first_and_goes_on_from_there(
 
     monkeypatch.setattr(train, "update_policy", learn_ended)
     assert run_tiny(broken, *quick) == 1
-    assert "goes on with step 3" in capsys.readouterr().err
+    assert "step 3" in capsys.readouterr().err
     assert [p.name for p in checkpoints(broken)] == ["step_000002"]
     assert len(metrics_of(broken)) == 2
     monkeypatch.setattr(train, "update_policy", real_learn)
     monkeypatch.setattr(hand_over, "deliver", deliver_ended)
     assert run_tiny(broken, *quick) == 1
-    assert "goes on with step 4" in capsys.readouterr().err
+    assert "step 4" in capsys.readouterr().err
     assert len(metrics_of(broken)) == 3
     monkeypatch.setattr(hand_over, "deliver", real_deliver)
     assert run_tiny(broken, *quick) == 0
-    ends = [(folder / "final" / "model.safetensors").read_bytes() for folder in (whole, broken)]
+    ends = [(folder / "final" / "model.safetensors").read_bytes() for folder in (full, broken)]
     assert ends[0] == ends[1]
-    assert metrics_of(whole) == metrics_of(broken)
+    assert metrics_of(full) == metrics_of(broken)

@@ -1,4 +1,4 @@
-"""What a push cuts, brings and refuses; without any engine process."""
+"""Weight sync without an engine process: buckets, the ledger, layouts and names."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from selfplay.engines.sglang import weights as sglang_push
 SIZES = {"a": torch.Size([4]), "b": torch.Size([2, 3]), "c": torch.Size([20]), "d": torch.Size([1])}
 
 
-def test_buckets_keep_the_order_and_the_bound_and_let_a_large_parameter_go_alone() -> None:
+def test_buckets_keep_order_and_size_limit_and_a_large_parameter_gets_its_own() -> None:
     """In bf16 the four take 8, 12, 40 and 2 bytes."""
     plan = sglang_push.plan_buckets(SIZES, torch.bfloat16, bucket_bytes=20)
     assert plan == [["a", "b"], ["c"], ["d"]]
     assert sglang_push.plan_buckets(SIZES, torch.bfloat16, bucket_bytes=62) == [list("abcd")]
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError):
         sglang_push.plan_buckets(SIZES, torch.bfloat16, bucket_bytes=0)
 
 
-def test_a_buffer_holds_the_parameters_one_after_the_other_cast_once() -> None:
+def test_a_buffer_holds_the_cast_parameters_in_order() -> None:
     sources = [torch.arange(4.0), torch.full((2, 3), 1 / 3)]
     shapes = [s.shape for s in sources]
     flat_N = sglang_push.fill(sources, shapes, dtype=torch.bfloat16, device=torch.device("cpu"))
@@ -31,20 +31,20 @@ def test_a_buffer_holds_the_parameters_one_after_the_other_cast_once() -> None:
     assert flat_N.tolist() == [0, 1, 2, 3, *[torch.tensor(1 / 3).bfloat16().item()] * 6]
 
 
-def test_the_ledger_takes_each_parameter_once_and_knows_the_last() -> None:
+def test_the_ledger_takes_each_parameter_once_and_is_complete_after_the_last() -> None:
     ledger = sglang_push.Ledger(SIZES, complete=True)
     assert ledger.complete
     assert not ledger.expect(["a", "b"])
     ledger.receive(["a", "b"])
     assert not ledger.complete
-    with pytest.raises(ValueError, match="unknown or brought before: \\['a'\\]"):
+    with pytest.raises(ValueError, match=r"'a'"):
         ledger.expect(["a", "c"])
     assert ledger.expect(["c", "d"])
     ledger.receive(["c", "d"])
     assert ledger.complete
 
 
-def test_rows_heads_and_vocabulary_are_cut_as_two_ranks_hold_them() -> None:
+def test_rows_heads_and_vocabulary_are_split_over_two_ranks() -> None:
     """Two query heads of one row each, one key head that both ranks hold, a vocabulary of three."""
     config = SimpleNamespace(
         num_attention_heads=2, num_key_value_heads=1, head_dim=1, hidden_size=2
@@ -72,7 +72,7 @@ def test_rows_heads_and_vocabulary_are_cut_as_two_ranks_hold_them() -> None:
     assert first["embed_tokens.weight"][:4, 0].tolist() == [7, 8, 9, 0]
 
 
-def test_names_survive_what_wraps_the_modules() -> None:
+def test_names_are_those_without_wrapper_modules() -> None:
     inner = nn.Module()
     inner._checkpoint_wrapped_module = nn.Linear(1, 1, bias=False)
     outer = nn.Module()

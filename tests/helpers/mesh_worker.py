@@ -199,7 +199,7 @@ def play(num: int) -> list[Sample]:
 
 def aggregate(overrides: list[str], world: World) -> dict[str, float]:
     """One step of plain descent on seven samples, dealt unevenly, against one process's step."""
-    free = ["model.scratch={}", "rollout.max_game_tokens=1000", "optim.max_grad_norm=1e9"]
+    free = ["model.scratch={}", "rollout.max_game_tokens=1000", "optim.max_grad_norm=1e6"]
     config = load_config(None, [*free, "optim.tokens_per_microbatch=24", *overrides])
     samples = play(7)
     alone = replace(world, rank=0, world_size=1, device=torch.device("cpu"), mesh=None,

@@ -17,7 +17,7 @@ from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.objective import Part
 from selfplay.learner.optimizer_step import optimizer_step
 
-FREE = 1e9  # a bound on the gradient's norm that never binds
+FREE = 1e6  # a bound on the gradient's norm that never binds
 
 
 def config_of(*overrides: str) -> Config:

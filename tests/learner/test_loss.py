@@ -1,4 +1,4 @@
-"""The losses against a loop that a reader can follow, and against their gradients by hand."""
+"""The losses against a plain loop, and their gradients by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOW, HIGH = 0.2, 0.3
 
 
 def naive(logprob: float, old: float, advantage: float) -> tuple[float, bool]:
-    """PPO's clip, case by case: the loss, and whether its gradient is gone."""
+    """PPO's clip, case by case: the loss, and whether the clip removed its gradient."""
     ratio = math.exp(logprob - old)
     if advantage > 0 and ratio > 1 + HIGH:
         return -(1 + HIGH) * advantage, True
@@ -69,7 +69,7 @@ def test_ratio_one_gives_the_reinforce_gradient() -> None:
     torch.testing.assert_close(got, expected)
 
 
-def test_dual_clip_bounds_what_a_negative_advantage_may_cost() -> None:
+def test_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
     """Ratio 5 against A = -2: PPO's loss is 10, with c = 3 it is 6 and has no gradient."""
     logprobs_M = torch.log(torch.tensor([0.5, 0.2, 0.5])).requires_grad_()
     old_M = torch.log(torch.tensor([0.1, 0.1, 0.1]))
@@ -106,8 +106,8 @@ LOG_RATIOS = torch.tensor([0.2, 0.4, -0.3, 0.0, 0.6])
 
 
 def test_gspo_has_one_ratio_a_sequence() -> None:
-    """exp(0.3) is over 1 + 0.3 and, with A > 0, clipped; exp(0.1) is not. A token's gradient is its
-    sequence's ratio times its own advantage, which may differ within a sequence."""
+    """exp(0.3) is above 1 + 0.3 and clipped where A > 0; exp(0.1) is not. A token's gradient is its
+    sequence's ratio times its own advantage; advantages may differ within a sequence."""
     old_M = torch.full((5,), -1.0)
     logprobs_M = (old_M + LOG_RATIOS).requires_grad_()
     advantages_M = torch.tensor([1.0, 1.0, -2.0, -2.0, 0.5])
@@ -174,9 +174,9 @@ def test_sapo_gates_softly_around_ratio_one() -> None:
     assert grad_M.tolist() == pytest.approx([-4 * p * (1 - p) * 2, 3.0])
 
 
-def test_vespo_weighs_a_whole_sequence() -> None:
+def test_vespo_weights_a_sequence() -> None:
     """w is exp(0.6) and exp(0.3): a weight of w^2 e^(3 (1 - w)) where A > 0, w^3 e^(2 (1 - w))
-    where not; the gradient is REINFORCE's times it."""
+    elsewhere; the gradient is REINFORCE's times that weight."""
     old_M = torch.full((5,), -1.0)
     logprobs_M = (old_M + LOG_RATIOS).requires_grad_()
     advantages_M = torch.tensor([1.0, 1.0, -2.0, -2.0, -2.0])
@@ -190,7 +190,7 @@ def test_vespo_weighs_a_whole_sequence() -> None:
     assert grad_M.tolist() == near([-first] * 2 + [2 * second] * 3, 16)
 
 
-def test_reinforce_looks_at_no_ratio() -> None:
+def test_reinforce_ignores_the_ratio() -> None:
     logprobs_M = torch.log(torch.tensor([0.1, 0.4])).requires_grad_()
     losses_M, ratios_M, cut_M = reinforce(
         logprobs_M, torch.log(torch.tensor([0.2, 0.2])), torch.tensor([2.0, -1.0])
@@ -211,18 +211,18 @@ def test_aggregation_weights_by_hand() -> None:
     assert weights("constant", 8) == [0.125] * 5
 
 
-# --- divergences of two known distributions -----------------------------------------------------
+# --- the KL of two known distributions ----------------------------------------------------------
 
 REFERENCE = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
 LOGITS = torch.log(torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64))
 
 
-def divergence(p_V: torch.Tensor, q_V: torch.Tensor) -> torch.Tensor:
+def exact_kl(p_V: torch.Tensor, q_V: torch.Tensor) -> torch.Tensor:
     return (p_V * (p_V / q_V).log()).sum()
 
 
 def test_k1_k2_k3_by_hand() -> None:
-    """The reference gives half, the same, and twice the policy's probability."""
+    """The reference's probability is half, equal to and twice the policy's."""
     logprobs_M = torch.log(torch.tensor([0.4, 0.4, 0.4]))
     reference_M = torch.log(torch.tensor([0.2, 0.4, 0.8]))
     two = math.log(2)
@@ -235,9 +235,9 @@ def test_k1_k2_k3_by_hand() -> None:
         assert got_M.tolist() == near(expected, 16)
 
 
-def test_k1_and_k3_average_to_the_divergence_and_k2_does_not() -> None:
+def test_the_means_of_k1_and_k3_are_the_kl_and_that_of_k2_is_not() -> None:
     policy_V = LOGITS.softmax(0)
-    exact = float(divergence(policy_V, REFERENCE))
+    exact = float(exact_kl(policy_V, REFERENCE))
     means = {
         name: float((policy_V * kl_estimate(policy_V.log(), REFERENCE.log(), estimator=name)).sum())
         for name in ("k1", "k2", "k3")
@@ -248,8 +248,8 @@ def test_k1_and_k3_average_to_the_divergence_and_k2_does_not() -> None:
 
 
 def mean_gradient(estimator: str, *, where: str) -> torch.Tensor:
-    """The policy's own average over all three words of what one sample's term does to the logits:
-    as a loss, as a loss times the ratio, or as a (negative) reward of REINFORCE."""
+    """The gradient on the logits, averaged over the policy's three tokens: of the estimate as a
+    loss, as a loss times the ratio, or as a (negative) reward of REINFORCE."""
     logits_V = LOGITS.clone().requires_grad_()
     logprobs_V = logits_V.log_softmax(0)
     old_V = logprobs_V.detach()
@@ -266,13 +266,13 @@ def mean_gradient(estimator: str, *, where: str) -> torch.Tensor:
 def exact_gradient(*, forward: bool) -> torch.Tensor:
     logits_V = LOGITS.clone().requires_grad_()
     pair = (REFERENCE, logits_V.softmax(0))
-    (gradient_V,) = torch.autograd.grad(divergence(*(pair if forward else pair[::-1])), logits_V)
+    (gradient_V,) = torch.autograd.grad(exact_kl(*(pair if forward else pair[::-1])), logits_V)
     return gradient_V
 
 
 def test_what_the_gradient_of_each_estimator_means() -> None:
-    """In the loss k1 pulls nowhere, k2 towards less KL(policy || reference), k3 towards less
-    KL(reference || policy). As a reward, and in any form times the ratio, k1 is exact."""
+    """In the loss k1 has no gradient, k2 that of KL(policy || reference), k3 that of
+    KL(reference || policy). As a reward k1 has the first of these; times the ratio k1 and k3 do."""
     reverse, forward = exact_gradient(forward=False), exact_gradient(forward=True)
     torch.testing.assert_close(mean_gradient("k1", where="loss"), torch.zeros(3).double())
     torch.testing.assert_close(mean_gradient("k2", where="loss"), reverse)
@@ -280,15 +280,15 @@ def test_what_the_gradient_of_each_estimator_means() -> None:
     for name in ("k1", "k3"):
         torch.testing.assert_close(mean_gradient(name, where="ratio"), reverse)
     torch.testing.assert_close(mean_gradient("k1", where="reward"), reverse)
-    # The two divergences pull differently this far apart.
+    # This far apart the two KLs have different gradients.
     assert (reverse - forward).norm() > 0.1 * reverse.norm()
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
-def test_k2_and_k3_as_rewards_lose_their_pull_near_the_reference(
+def test_k2_and_k3_as_rewards_have_almost_no_gradient_near_the_reference(
     estimator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hundredth of the way off, they pull with under a fiftieth of k1's force."""
+    """At logits 0.01 off, their gradient is under a fiftieth of k1's."""
     near = REFERENCE.log() + 0.01 * torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
     monkeypatch.setitem(globals(), "LOGITS", near)
     held = mean_gradient(estimator, where="reward").norm()
@@ -306,7 +306,7 @@ def test_imitation_is_weighted_cross_entropy() -> None:
 def test_a_log_ratio_far_beyond_exp_has_a_finite_loss_and_gradient(
     loss: str, advantage: float, log_ratio: float
 ) -> None:
-    """Beside a token at ratio 1, which keeps its own gradient where no sequence is shared."""
+    """The other token, at ratio 1, keeps its gradient unless the ratio is that of the sequence."""
     logprobs_M = torch.tensor([-1.0, -1.0], requires_grad=True)
     old_M = torch.tensor([-1.0 - log_ratio, -1.0])
     losses_M, ratios_M, _ = LOSSES[loss](logprobs_M, old_M, torch.tensor([advantage] * 2))
@@ -319,7 +319,7 @@ def test_a_log_ratio_far_beyond_exp_has_a_finite_loss_and_gradient(
 
 
 @pytest.mark.parametrize("d", [-99.0, 99.0])
-def test_k3_far_beyond_exp_is_finite_and_its_gradient_too(d: float) -> None:
+def test_k3_and_its_gradient_are_finite_far_beyond_exp(d: float) -> None:
     logprobs_M = torch.tensor([-1.0], requires_grad=True)
     k3_M = kl_estimate(logprobs_M, torch.tensor([-1.0 + d]), estimator="k3")
     k3_M.sum().backward()
@@ -329,7 +329,7 @@ def test_k3_far_beyond_exp_is_finite_and_its_gradient_too(d: float) -> None:
 
 
 def test_k3_is_not_capped_where_exp_holds() -> None:
-    """At d = 3 k3 is 16.1, above verl's cap of 10, and its gradient 1 - exp(3) is whole."""
+    """At d = 3 k3 is 16.1, above verl's cap of 10, and its gradient is 1 - exp(3)."""
     logprobs_M = torch.tensor([-4.0], requires_grad=True)
     k3_M = kl_estimate(logprobs_M, torch.tensor([-1.0]), estimator="k3")
     k3_M.sum().backward()

@@ -1,4 +1,4 @@
-"""Importance, rejection and the measured gap, in numbers a reader can check."""
+"""Importance weights, rejection and the mismatch metrics, checked by hand."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tolerance import near
 
 from selfplay.learner.mismatch import importance_weights, mismatch_metrics, mismatch_values
 
-# The trainer gives half, as much and four times the probability that the engine gave.
-MISMATCH = [math.log(0.5), 0.0, math.log(4.0)]
+# The trainer's probabilities are half, equal to and four times the engine's.
+LOG_RATIOS = [math.log(0.5), 0.0, math.log(4.0)]
 
 
 @pytest.mark.parametrize(
@@ -26,37 +26,37 @@ MISMATCH = [math.log(0.5), 0.0, math.log(4.0)]
 def test_token_importance_is_truncated_and_rejected(
     bounds: dict[str, float], expected: list[float]
 ) -> None:
-    assert importance_weights(MISMATCH, level="token", **bounds) == pytest.approx(expected)
+    assert importance_weights(LOG_RATIOS, level="token", **bounds) == pytest.approx(expected)
 
 
 def test_sequence_importance_is_the_product() -> None:
     """0.5 x 1 x 4 = 2 for each of its tokens."""
-    free = importance_weights(MISMATCH, level="sequence", cap=0.0, low=0.0, high=9.0)
+    free = importance_weights(LOG_RATIOS, level="sequence", cap=0.0, low=0.0, high=9.0)
     assert free == pytest.approx([2.0] * 3)
-    cut = importance_weights(MISMATCH, level="sequence", cap=1.5, low=0.0, high=0.0)
+    cut = importance_weights(LOG_RATIOS, level="sequence", cap=1.5, low=0.0, high=0.0)
     assert cut == [1.5] * 3
-    none = importance_weights(MISMATCH, level="sequence", cap=1.5, low=0.0, high=1.9)
+    none = importance_weights(LOG_RATIOS, level="sequence", cap=1.5, low=0.0, high=1.9)
     assert none == [0.0] * 3
 
 
-def test_an_absurd_gap_is_a_large_weight_and_no_overflow() -> None:
+def test_a_huge_log_ratio_does_not_overflow() -> None:
     assert importance_weights([1e6], level="token", cap=2.0, low=0.0, high=0.0) == [2.0]
     assert importance_weights([-1e6], level="token", cap=2.0, low=0.0, high=0.0) == [0.0]
 
 
-def test_the_gap_by_hand() -> None:
-    """Weights 0.5, 1, 4: mean 5.5 / 3, mean square 17.25 / 3, so 1.754 of 3 tokens count."""
-    values = mismatch_values(torch.tensor(MISMATCH), torch.zeros(3))
+def test_the_mismatch_by_hand() -> None:
+    """Weights 0.5, 1, 4: mean 5.5 / 3, mean square 17.25 / 3, so 1.754 effective tokens of 3."""
+    values = mismatch_values(torch.tensor(LOG_RATIOS), torch.zeros(3))
     means = {name: float(value.mean()) for name, value in values.items()}
-    found = mismatch_metrics(means)
-    assert found.keys() == {"mismatch_mean", "mismatch_kl", "mismatch_ess"}
-    assert found["mismatch_mean"] == pytest.approx(3 * math.log(2) / 3)
-    assert found["mismatch_kl"] == pytest.approx((5.5 - 3 - math.log(2)) / 3)
-    assert found["mismatch_ess"] == pytest.approx(5.5**2 / (3 * 17.25))
+    metrics = mismatch_metrics(means)
+    assert metrics.keys() == {"mismatch_mean", "mismatch_kl", "mismatch_ess"}
+    assert metrics["mismatch_mean"] == pytest.approx(3 * math.log(2) / 3)
+    assert metrics["mismatch_kl"] == pytest.approx((5.5 - 3 - math.log(2)) / 3)
+    assert metrics["mismatch_ess"] == pytest.approx(5.5**2 / (3 * 17.25))
 
 
-def test_the_gaps_kl_averages_to_the_divergence_of_the_engine() -> None:
-    """Over the engine's own probabilities: KL(engine || trainer)."""
+def test_the_mean_of_mismatch_kl_is_the_kl_of_engine_and_trainer() -> None:
+    """Weighted with the engine's probabilities it is KL(engine || trainer)."""
     engine_V, trainer_V = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.3, 0.3])
     values = mismatch_values(trainer_V.log(), engine_V.log())
     exact = (engine_V * (engine_V / trainer_V).log()).sum()

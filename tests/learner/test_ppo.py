@@ -1,4 +1,4 @@
-"""PPO's critic: what it reads, what its loss moves, how it resumes and runs on two ranks."""
+"""PPO's critic: its values, its gradients, resuming, two ranks."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ KINDS = ("head", "shared_head", "model")
 
 
 def test_a_value_is_clipped_by_hand() -> None:
-    """Old value 0.5, clip 0.2. Towards a return of 1: a value at 0.6 counts as it is; at 0.9 the
-    farther of itself and 0.7 counts, (0.7 - 1)^2 / 2, and has no gradient. Away from it, at 0.1,
-    the farther one is the value itself."""
+    """Old value 0.5, clip 0.2, return 1. A value of 0.6 is within the clip. One of 0.9 is clipped
+    to 0.7, which has the larger error, (0.7 - 1)^2 / 2, and no gradient. One of 0.1 is clipped to
+    0.3, but has the larger error itself."""
     values = torch.tensor([0.6, 0.9, 0.1], requires_grad=True)
     losses, cut = clipped_value_loss(values, torch.full((3,), 0.5), torch.ones(3), clip=0.2)
     assert losses.tolist() == pytest.approx([0.08, 0.045, 0.405])
@@ -58,7 +58,7 @@ def test_a_value_is_clipped_by_hand() -> None:
 
 
 def a_critic(kind: str, model: PreTrainedModel, *, seed: int = 5) -> Critic:
-    """With a head that is not zero any more, under plain gradient descent."""
+    """A critic with a nonzero head and plain gradient descent."""
     critic = make_critic(
         tiny_model(seed=3) if kind == "model" else None,
         width=model.config.hidden_size,
@@ -82,13 +82,13 @@ def a_learner(kind: str) -> Learner:
 
 
 def rewarded(samples: Sequence[Sample]) -> list[Sample]:
-    """A reward at each sample's last token, which is trained."""
+    """The samples with a random reward at the last token, which is trained."""
     rng = random.Random(1)
     return [replace(s, rewards=[0.0] * (len(s.ids) - 1) + [rng.uniform(0, 1)]) for s in samples]
 
 
 def naive_values(learner: Learner, sample: Sample) -> list[float]:
-    """One transcript through the plain trunk, then the head, at the token before each trained."""
+    """The head on the plain backbone's hidden state before each trained token of one transcript."""
     assert learner.critic is not None
     backbone = learner.critic.backbone or learner.model
     with torch.no_grad():
@@ -104,7 +104,7 @@ def test_values_of_a_packed_row_are_those_of_each_transcript_alone(kind: str) ->
     assert found == near([v for s in samples for v in naive_values(learner, s)], FORWARD)
 
 
-def test_a_new_critic_expects_nothing() -> None:
+def test_a_new_critic_returns_zero() -> None:
     learner = learner_of(tiny_model())
     learner.critic = make_critic(
         None, width=32, config=CriticConfig(), optim=OptimConfig(), world=learner.world
@@ -112,8 +112,8 @@ def test_a_new_critic_expects_nothing() -> None:
     assert not batch_values(learner, pack(some_samples(tiny_model()), device=CPU)).any()
 
 
-def test_a_rollout_is_judged_once_and_white() -> None:
-    """Advantages are eq. 16's, then of mean 0 and variance 1 over all trained tokens."""
+def test_advantages_are_gae_and_whitened() -> None:
+    """GAE's equation 16, then mean 0 and variance 1 over all trained tokens."""
     learner, samples = a_learner("model"), rewarded(some_samples(tiny_model()))
     plain, found = estimate_values(
         learner, samples, settings=UpdateSettings.of(config_of(*PPO, "critic.whiten=false"))
@@ -135,8 +135,8 @@ def test_a_rollout_is_judged_once_and_white() -> None:
     assert found["explained_variance"] == pytest.approx(1 - pvariance(left) / pvariance(returns))
 
 
-def test_a_divergence_in_the_reward_is_charged_where_it_arose() -> None:
-    """With lambda 1 a token's return is the reward less the divergences from the token on."""
+def test_kl_penalties_enter_the_returns_of_the_tokens_before() -> None:
+    """With lambda 1 a token's return is the reward less the KL penalties from that token on."""
     model, reference = tiny_model(), tiny_model(seed=1).requires_grad_(False)
     learner = learner_of(model, reference=reference)
     learner.critic, learner.kl = a_critic("model", model), 0.1
@@ -145,10 +145,10 @@ def test_a_divergence_in_the_reward_is_charged_where_it_arose() -> None:
         *PPO, "critic={lam: 1.0, whiten: false}", "algorithm={kl: 0.1, kl_in: reward}",
         "algorithm.kl_estimator=k1",
     )  # fmt: skip
-    charged, _ = recompute_logprobs(learner, samples, settings=UpdateSettings.of(config))
-    judged, _ = estimate_values(learner, charged, settings=UpdateSettings.of(config))
+    penalized, _ = recompute_logprobs(learner, samples, settings=UpdateSettings.of(config))
+    valued, _ = estimate_values(learner, penalized, settings=UpdateSettings.of(config))
     theirs = iter(trainer_logprobs(reference, samples, temperature=1.0).tolist())
-    for sample, found in zip(samples, judged, strict=True):
+    for sample, found in zip(samples, valued, strict=True):
         places = [place for place, m in enumerate(sample.mask) if m]
         k1 = [sample.old_logprobs[place] - next(theirs) for place in places]
         for k, place in enumerate(places):
@@ -156,23 +156,23 @@ def test_a_divergence_in_the_reward_is_charged_where_it_arose() -> None:
             assert found.returns[place] == near(expected, FORWARD, scale=LOGPROB)
 
 
-def test_equal_advantages_become_none() -> None:
+def test_equal_advantages_become_zero() -> None:
     sample = Sample("a", [7, 7, 7], [0, 1, 1], [0.0] * 3, [0.0, 0.4, 0.4])
     assert whitened([sample], init_world(device="cpu"))[0].advantages == [0.0, 0.0, 0.0]
 
 
-def judged_samples(kind: str) -> list[Sample]:
+def valued_samples(kind: str) -> list[Sample]:
     samples = rewarded(some_samples(tiny_model()))
-    judged, _ = estimate_values(
+    valued, _ = estimate_values(
         a_learner(kind), samples, settings=UpdateSettings.of(config_of(*PPO))
     )
-    return judged
+    return valued
 
 
-def moves(
+def changes(
     kind: str, samples: Sequence[Sample], *overrides: str, step: int = 0
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]:
-    """What one optimizer step changes of the policy and of the critic, and its metrics."""
+    """The changes of policy and critic in one optimizer step, and its metrics."""
     learner, config = a_learner(kind), config_of(*PPO, *overrides)
     assert learner.critic is not None
     modules = (learner.model, learner.critic.module)
@@ -187,9 +187,9 @@ def moves(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_critics_gradient_is_the_naive_loops(kind: str) -> None:
-    """Half the squared error of every trained token, at the coefficient, over their number."""
-    samples = judged_samples(kind)
+def test_the_critics_gradient_is_that_of_the_naive_loop(kind: str) -> None:
+    """The coefficient times the mean over trained tokens of half the squared error."""
+    samples = valued_samples(kind)
     learner = a_learner(kind)
     assert learner.critic is not None
     backbone, head = learner.critic.backbone or learner.model, learner.critic.head
@@ -201,14 +201,14 @@ def test_the_critics_gradient_is_the_naive_loops(kind: str) -> None:
                 total = total + 0.5 * (head(hidden[t - 1])[0] - sample.returns[t]) ** 2
     loss = 0.3 * total / sum(sum(s.mask) for s in samples)
     loss.backward()
-    policy, critic, metrics = moves(kind, samples, "critic.coefficient=0.3", "critic.clip=0")
+    policy, critic, metrics = changes(kind, samples, "critic.coefficient=0.3", "critic.clip=0")
     for name, parameter in learner.critic.module.named_parameters():
         assert parameter.grad is not None
         assert_near(critic[name], -parameter.grad, GRADIENT, held=2.0, what=name)
     count = sum(sum(s.mask) for s in samples)
     assert metrics["num_trained_tokens"] == count
     assert metrics["value_loss"] == near(loss.item() / 0.3, FORWARD)
-    without = moves(kind, samples, "critic.coefficient=0")[0]
+    without = changes(kind, samples, "critic.coefficient=0")[0]
     if kind == "shared_head":
         of_values = {n: p.grad for n, p in learner.model.named_parameters() if p.grad is not None}
         assert_same(policy, {name: without[name] - grad for name, grad in of_values.items()})
@@ -218,9 +218,9 @@ def test_the_critics_gradient_is_the_naive_loops(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_step_does_not_depend_on_the_micro_batches(kind: str) -> None:
-    samples = judged_samples(kind)
-    whole = moves(kind, samples)
-    cut = moves(kind, samples[::-1], "optim.tokens_per_microbatch=16")
+    samples = valued_samples(kind)
+    whole = changes(kind, samples)
+    cut = changes(kind, samples[::-1], "optim.tokens_per_microbatch=16")
     assert_same(cut[0], whole[0])
     assert_same(cut[1], whole[1])
     assert cut[2] == near(whole[2], GRADIENT, scale=LOGPROB)
@@ -228,17 +228,17 @@ def test_the_step_does_not_depend_on_the_micro_batches(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_during_the_warm_up_only_the_critic_moves(kind: str) -> None:
-    samples = judged_samples(kind)
-    for step, waits in ((1, True), (2, False)):
-        policy, critic, metrics = moves(kind, samples, "critic.warmup_steps=2", step=step)
-        assert any(delta.any() for delta in policy.values()) is not waits
+def test_during_the_warm_up_only_the_critic_changes(kind: str) -> None:
+    samples = valued_samples(kind)
+    for step, warming_up in ((1, True), (2, False)):
+        policy, critic, metrics = changes(kind, samples, "critic.warmup_steps=2", step=step)
+        assert any(delta.any() for delta in policy.values()) is not warming_up
         assert critic["head.weight"].any()
-        assert (metrics["lr"] == 0.0) is waits and ("policy_loss" in metrics) is not waits
+        assert (metrics["lr"] == 0.0) is warming_up
+        assert ("policy_loss" in metrics) is not warming_up
 
 
-def test_a_critic_learns_what_the_rollout_earns() -> None:
-    """The same rollout again and again: its returns are foretold ever better."""
+def test_a_critic_learns_the_returns_of_a_repeated_rollout() -> None:
     model = tiny_model()
     learner = learner_of(model)
     learner.critic = make_critic(
@@ -251,29 +251,29 @@ def test_a_critic_learns_what_the_rollout_earns() -> None:
     samples = rewarded(some_samples(model))
     settings = ("critic.lam=1", "critic.clip=0", "critic.warmup_steps=30", "critic.kind=model")
     config = config_of(*PPO, *settings)
-    seen = [
+    metrics = [
         update_policy(learner, samples, [], step=step, settings=UpdateSettings.of(config))
         for step in range(30)
     ]
-    assert seen[0]["explained_variance"] == pytest.approx(0.0)
-    assert seen[-1]["explained_variance"] > 0.8
-    assert seen[-1]["value_loss"] < 0.1 * seen[0]["value_loss"]
+    assert metrics[0]["explained_variance"] == pytest.approx(0.0)
+    assert metrics[-1]["explained_variance"] > 0.8
+    assert metrics[-1]["value_loss"] < 0.1 * metrics[0]["value_loss"]
 
 
 def test_bad_combinations_are_refused_with_the_rule() -> None:
     scratch = "model.scratch={}"
     game = "rollout.max_game_tokens=1000"
-    with pytest.raises(SettingsError, match=r"group_size must be at least 2 for grpo, got 1"):
+    with pytest.raises(SettingsError, match="group_size"):
         load_config(None, [scratch, game, "rollout.group_size=1"])
     alone = [scratch, game, "algorithm.method=ppo", "rollout.group_size=1"]
     assert load_config(None, alone).rollout.group_size == 1
     beside = [scratch, game, "rollout.partners=[scripted:honest]", "rollout.group_size=2"]
     assert load_config(None, [*beside, "algorithm.method=ppo"]).rollout.group_size == 2
-    with pytest.raises(SettingsError, match=r"at least 4 for grpo with another partner"):
+    with pytest.raises(SettingsError, match="group_size"):
         load_config(None, beside)
-    with pytest.raises(SettingsError, match=r"parallel.tp must be 1 for algorithm.method ppo"):
+    with pytest.raises(SettingsError, match=r"parallel\.tp"):
         load_config(None, [*alone, "parallel.tp=2"])
-    with pytest.raises(SettingsError, match=r"critic.* is read by algorithm.method ppo alone"):
+    with pytest.raises(SettingsError, match="critic"):
         load_config(None, [scratch, game, "critic.lam=0.5"])
 
 
@@ -288,8 +288,8 @@ def test_the_critic_learns_alone_for_its_first_steps(run: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_ranks_judge_and_learn_as_one(kind: str) -> None:
-    """Whitening, values, gradients of policy, trunk and head, and the critic's checkpoint."""
+def test_two_ranks_compute_the_update_of_one(kind: str) -> None:
+    """Whitening, values, gradients of policy, backbone and head, and the critic's checkpoint."""
     report = two_ranks(f"critic {kind}")
     assert report["moved"] > 0.05
     assert report["resumed"] == 1.0

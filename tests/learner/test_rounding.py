@@ -1,4 +1,4 @@
-"""Small updates of bf16 weights: lost when rounded to the nearest, kept when rounded by chance."""
+"""Small bf16 updates are lost with rounding to nearest and kept with stochastic rounding."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from selfplay.config.settings import SettingsError
 from selfplay.learner.rounding import RoundedAdamW, rounded
 
 
-def test_rounding_by_chance_is_right_on_average_and_never_further_than_a_neighbour() -> None:
-    """Between 1 and 1 + 1/128 lie no bf16 numbers: a quarter of the way goes up one time in 4."""
+def test_stochastic_rounding_is_unbiased_and_returns_a_neighbour() -> None:
+    """No bf16 number lies between 1 and 1 + 1/128; a quarter of the way rounds up 1 time in 4."""
     exact = torch.full((100_000,), 1 + 0.25 / 128)
-    found = rounded(exact, seed=0).float()
-    assert set(found.tolist()) == {1.0, 1 + 1 / 128}
-    assert float((found - 1).mean() * 128) == drawn_share(0.25, 100_000)
+    up = rounded(exact, seed=0).float()
+    assert set(up.tolist()) == {1.0, 1 + 1 / 128}
+    assert float((up - 1).mean() * 128) == drawn_share(0.25, 100_000)
     minus = rounded(-exact, seed=0).float()
     assert float(-(minus + 1).mean() * 128) == drawn_share(0.25, 100_000)
 
 
-def test_what_bf16_can_hold_stays_as_it_is() -> None:
+def test_bf16_numbers_are_not_changed() -> None:
     held = torch.tensor([0.0, -0.0, 1.0, -3.5, 2.0**-130, math.inf, -math.inf])
     assert torch.equal(rounded(held, seed=3).float(), held)
     assert rounded(torch.tensor([math.nan]), seed=0).isnan().all()
 
 
-def test_draws_are_named() -> None:
+def test_draws_depend_on_the_seed_alone() -> None:
     exact = torch.rand(1000)
     assert torch.equal(rounded(exact, seed=1), rounded(exact, seed=1))
     assert not torch.equal(rounded(exact, seed=1), rounded(exact, seed=2))
 
 
 def moved_by(optimizer: torch.optim.Optimizer, weight: torch.Tensor, num_steps: int) -> float:
-    """The mean way of the weights after steps with one gradient, which AdamW makes steps of lr."""
+    """The weights' mean change after steps with equal gradients, where AdamW moves by lr a step."""
     before = weight.detach().float().mean().item()
     for _ in range(num_steps):
         weight.grad = torch.ones_like(weight)
@@ -46,7 +46,7 @@ def moved_by(optimizer: torch.optim.Optimizer, weight: torch.Tensor, num_steps: 
     return weight.detach().float().mean().item() - before
 
 
-def test_steps_of_a_millionth_vanish_in_plain_bf16_and_survive_here() -> None:
+def test_steps_of_1e_minus_6_are_lost_in_plain_bf16_and_kept_here() -> None:
     """300 steps of 1e-6 on weights of 1: nothing in plain bf16, 3e-4 in fp32 and here."""
     plain = torch.ones(4096, dtype=torch.bfloat16, requires_grad=True)
     assert moved_by(torch.optim.AdamW([plain], lr=1e-6, weight_decay=0.0), plain, 300) == 0.0
@@ -64,7 +64,7 @@ def test_steps_of_a_millionth_vanish_in_plain_bf16_and_survive_here() -> None:
 
 
 def test_on_fp32_weights_it_is_torchs_adamw() -> None:
-    """Nothing to round there; decay, bias correction and both moments are the same."""
+    """fp32 weights are not rounded; decay, bias correction and moments are torch's."""
     generator = torch.Generator().manual_seed(0)
     mine = torch.randn(50, generator=generator).requires_grad_()
     yours = mine.detach().clone().requires_grad_()
@@ -80,7 +80,7 @@ def test_on_fp32_weights_it_is_torchs_adamw() -> None:
 
 
 def test_moments_come_back_in_fp32() -> None:
-    """torch would cast them to the weight's bf16, with which the next step cannot be taken."""
+    """torch would cast them to the weights' bf16, and the next step would fail."""
     first, again = (torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)) for _ in range(2))
     saved, loaded = (
         RoundedAdamW([{"params": [w]}], lr=0.1, betas=(0.9, 0.95)) for w in (first, again)
@@ -100,12 +100,12 @@ def test_a_bf16_run_ends_with_bf16_weights() -> None:
     assert {tensor.dtype for tensor in held.values()} == {torch.bfloat16}
 
 
-def test_weights_in_bf16_need_layers_that_compute_in_it() -> None:
-    with pytest.raises(SettingsError, match=r"model\.dtype must be bfloat16 with optim\.master"):
+def test_bf16_master_weights_need_bf16_computation() -> None:
+    with pytest.raises(SettingsError, match=r"model\.dtype.*optim\.master_dtype"):
         load_config(None, ["model.path=x", "optim.master_dtype=bfloat16"])
 
 
-def test_parameters_that_wait_on_the_host_give_no_snapshots() -> None:
-    asked = ["parallel.offload_parameters=true", "rollout.partners=[self,pool]", "model.path=x"]
-    with pytest.raises(SettingsError, match=r"offload_parameters must be false with .* pool"):
-        load_config(None, asked)
+def test_offloaded_parameters_exclude_a_policy_pool() -> None:
+    overrides = ["parallel.offload_parameters=true", "rollout.partners=[self,pool]", "model.path=x"]
+    with pytest.raises(SettingsError, match="offload_parameters"):
+        load_config(None, overrides)

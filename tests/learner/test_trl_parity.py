@@ -1,9 +1,9 @@
 """The losses are TRL's, number for number: loss and every gradient within 1e-5 in fp32.
 
-TRL's own `_compute_loss` runs unchanged on a padded batch and its own scoring of it; this project's
-`part_loss` on the same samples packed into two micro-batches. What TRL reads from a trainer is set
-here, so nothing is trained, loaded or generated. Where the two count differently, docs/methods.md
-says so and the settings below translate.
+TRL's own `_compute_loss` runs unchanged on a padded batch that TRL scores; this project's
+`part_loss` runs on the same samples in two packed micro-batches. The attributes that TRL reads from
+a trainer are set here, so nothing is trained, loaded or generated. docs/methods.md lists where the
+two define a setting differently; the settings below translate.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CONSTANT = ("algorithm.aggregation=constant", f"algorithm.constant_length={LENGT
 HIGHER = ("algorithm.clip_low=0.1", "algorithm.clip_high=0.15")
 GSPO = ("algorithm.loss=gspo", "algorithm.clip_low=0.02", "algorithm.clip_high=0.03")
 
-# What TRL is told, and what this project is told for the same.
+# TRL's settings, and this project's for the same loss.
 VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "grpo": ({"loss_type": "grpo"}, (SEQUENCE,)),
     "bnpo": ({"loss_type": "bnpo"}, ()),
@@ -63,7 +63,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         },
         (*GSPO, "algorithm.aggregation=constant", "algorithm.constant_length=1"),
     ),
-    # TRL's epsilon_high is the cap itself, and nothing bounds the weight from below.
+    # TRL's epsilon_high is the cap itself, and the weight has no lower bound.
     "cispo": (
         {"loss_type": "cispo", "epsilon_high": 1.15},
         ("algorithm.loss=cispo", "algorithm.clip_low=1.0", "algorithm.clip_high=0.15"),
@@ -82,7 +82,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 def plain(model: PreTrainedModel) -> PreTrainedModel:
-    """The same weights in a model that takes padded batches, scored TRL's way."""
+    """The same weights in a model that takes padded batches and scores them as TRL does."""
     config = Qwen2Config(**{**model.config.to_dict(), "attn_implementation": "eager"})
     copy = Qwen2ForCausalLM(config)
     copy.load_state_dict(model.state_dict())
@@ -90,13 +90,13 @@ def plain(model: PreTrainedModel) -> PreTrainedModel:
     return copy.train()
 
 
-def trl_trainer(model: PreTrainedModel, *, weighed: bool, **told: Any) -> GRPOTrainer:
-    """All that `_compute_loss` reads of a trainer, at TRL's defaults unless told otherwise."""
+def trl_trainer(model: PreTrainedModel, *, weighted: bool, **settings: Any) -> GRPOTrainer:
+    """The attributes of a trainer that `_compute_loss` reads, at TRL's defaults or `settings`."""
     trainer = GRPOTrainer.__new__(GRPOTrainer)
-    entropy = told.get("entropy_coef", 0.0)
+    entropy = settings.get("entropy_coef", 0.0)
     args = {
-        "delta": told.get("delta"),
-        "use_bias_correction_kl": told.get("use_bias_correction_kl", False),
+        "delta": settings.get("delta"),
+        "use_bias_correction_kl": settings.get("use_bias_correction_kl", False),
         "steps_per_generation": 1,
         "sapo_temperature_pos": 1.0,
         "sapo_temperature_neg": 1.05,
@@ -109,19 +109,19 @@ def trl_trainer(model: PreTrainedModel, *, weighed: bool, **told: Any) -> GRPOTr
         args=SimpleNamespace(**args),
         model=model,
         accelerator=Accelerator(cpu=True),
-        loss_type=told["loss_type"],
-        importance_sampling_level=told.get("importance_sampling_level", "token"),
-        epsilon_low=told.get("epsilon_low", 0.2),
-        epsilon_high=told.get("epsilon_high", 0.2),
-        beta=told.get("beta", 0.0),
+        loss_type=settings["loss_type"],
+        importance_sampling_level=settings.get("importance_sampling_level", "token"),
+        epsilon_low=settings.get("epsilon_low", 0.2),
+        epsilon_high=settings.get("epsilon_high", 0.2),
+        beta=settings.get("beta", 0.0),
         entropy_coef=entropy,
         _entropy_bonus_enabled=entropy > 0,
         use_adaptive_entropy=False,
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
         aux_loss_enabled=False,
-        use_vllm=weighed,
-        vllm_importance_sampling_correction=weighed,
+        use_vllm=weighted,
+        vllm_importance_sampling_correction=weighted,
         max_completion_length=LENGTH,
         current_gradient_accumulation_steps=1,
         _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
@@ -130,8 +130,8 @@ def trl_trainer(model: PreTrainedModel, *, weighed: bool, **told: Any) -> GRPOTr
 
 
 def padded(samples: list[Sample]) -> dict[str, torch.Tensor]:
-    """A batch as TRL takes it: completions padded on the right, what was not sampled masked as a
-    tool's."""
+    """A batch in TRL's format: completions padded on the right, tokens that were not sampled masked
+    like a tool's."""
     longest = max(len(s.ids) for s in samples) - PROMPT
 
     def completions(lists: list[list[Any]]) -> torch.Tensor:
@@ -156,13 +156,13 @@ def theirs(
     samples: list[Sample],
     *,
     weights: torch.Tensor | None = None,
-    **told: Any,
+    **trl_settings: Any,
 ) -> tuple[float, dict[str, torch.Tensor]]:
     copy, inputs = plain(model), padded(samples)
-    trainer = trl_trainer(copy, weighed=weights is not None, **told)
+    trainer = trl_trainer(copy, weighted=weights is not None, **trl_settings)
     if weights is not None:
         inputs["importance_sampling_ratio"] = weights
-    if "beta" in told:
+    if "beta" in trl_settings:
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         with torch.no_grad():
@@ -215,12 +215,12 @@ def played() -> tuple[PreTrainedModel, PreTrainedModel, list[Sample]]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_loss_and_gradients_are_those_of_trl(played: Any, variant: str) -> None:
-    told, settings = VARIANTS[variant]
-    assert_equal(ours(*played, *settings), theirs(*played, **told))
+    trl_settings, settings = VARIANTS[variant]
+    assert_equal(ours(*played, *settings), theirs(*played, **trl_settings))
 
 
 def test_every_variant_differs_from_the_others(played: Any) -> None:
-    """Else equality would say little: no two of these settings share a gradient's norm."""
+    """No two variants share a gradient norm; otherwise equality with TRL would prove little."""
     norms = [
         math.sqrt(sum(float(g.square().sum()) for g in ours(*played, *settings)[1].values()))
         for _, settings in VARIANTS.values()
@@ -231,15 +231,15 @@ def test_every_variant_differs_from_the_others(played: Any) -> None:
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("mode", ["truncate", "mask"])
 def test_importance_weighs_the_loss_as_in_trl(played: Any, level: str, mode: str) -> None:
-    """TRL's `token_truncate`, `token_mask`, `sequence_truncate` and `sequence_mask`. It makes the
-    weights while it generates, by the clamp and the mask below."""
+    """TRL's `token_truncate`, `token_mask`, `sequence_truncate` and `sequence_mask`. It
+    computes the weights while it generates, by the clamp and the mask below."""
     model, reference, samples = played
     low, high = (0.85, 1.2) if level == "token" else (0.6, 1.8)
     generator = torch.Generator().manual_seed(5)
     gaps = [0.3 * torch.randn(len(s.ids), generator=generator) for s in samples]
     masks = padded(samples)["tool_mask"]
     gaps_BT = torch.zeros(masks.shape)
-    weighed = []
+    weighted = []
     cut = {"cap": high, "low": 0.0, "high": 0.0}
     bounds = cut if mode == "truncate" else {"cap": 0.0, "low": low, "high": high}
     for row, (sample, gap) in enumerate(zip(samples, gaps, strict=True)):
@@ -247,7 +247,7 @@ def test_importance_weighs_the_loss_as_in_trl(played: Any, level: str, mode: str
         log_ratios_T = [g for g, m in zip(gap.tolist(), sample.mask, strict=True) if m]
         left = iter(importance_weights(log_ratios_T, level=level, **bounds))
         weights = [next(left) if m else 0.0 for m in sample.mask]
-        weighed.append(replace(sample, importance=weights))
+        weighted.append(replace(sample, importance=weights))
     logs = gaps_BT * masks
     ratio = (logs.sum(-1, keepdim=True) if level == "sequence" else logs).exp()
     if mode == "truncate":
@@ -257,5 +257,5 @@ def test_importance_weighs_the_loss_as_in_trl(played: Any, level: str, mode: str
         outside = (ratio < low) | (ratio > high)
         ratio = ratio.masked_fill(outside, 0.0)
         assert outside.any() and not outside.all()
-    mine = ours(model, reference, weighed, "algorithm.kl=0.3")
+    mine = ours(model, reference, weighted, "algorithm.kl=0.3")
     assert_equal(mine, theirs(*played, weights=ratio, loss_type="bnpo", beta=0.3))

@@ -1,9 +1,10 @@
-"""One optimizer step: the gradient is the one written on paper, however the batch is cut."""
+"""One optimizer step: its gradient is that of the formula, however the batch is split."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,16 +22,16 @@ from selfplay.learner.optimizer_step import optimizer_step
 from selfplay.learner.policy_update import update_policy
 from selfplay.learner.recompute import recompute_logprobs
 
-GAP = "engine.max_mismatch=1"  # made-up old log-probs are no sign of a broken engine
+LOOSE = "engine.max_mismatch=1"  # these samples' old log-probs are made up
 
 
 def as_taught(samples: list[Sample]) -> list[Sample]:
-    """The same tokens as a teacher's, each worth 1."""
+    """The same tokens as a teacher's, each with weight 1."""
     return [replace(s, advantages=[float(m) for m in s.mask]) for s in samples]
 
 
 def naive_gradient(model: PreTrainedModel, samples: list[Sample]) -> dict[str, torch.Tensor]:
-    """One transcript at a time through the plain model, every token's loss by the formula."""
+    """The formula, token by token, on the plain model's logits of one transcript at a time."""
     total = torch.zeros(())
     for sample in samples:
         logprobs_TV = model(torch.tensor([sample.ids])).logits[0].log_softmax(-1)
@@ -45,7 +46,7 @@ def naive_gradient(model: PreTrainedModel, samples: list[Sample]) -> dict[str, t
 
 
 @pytest.mark.parametrize("arch", ["qwen2", "llama"])
-def test_the_gradient_is_the_naive_loops(arch: str) -> None:
+def test_the_gradient_is_that_of_the_naive_loop(arch: str) -> None:
     model = tiny_model(arch)
     samples = some_samples(model, shift=0.4)
     expected = naive_gradient(model, samples)
@@ -58,7 +59,7 @@ def test_the_gradient_is_the_naive_loops(arch: str) -> None:
 
 
 def test_the_step_does_not_depend_on_the_micro_batches() -> None:
-    """176 tokens in 1, 2 and 8 micro-batches, and in another order: one gradient, one tally."""
+    """176 tokens in 1, 2 and 8 micro-batches, and in another order: same gradient and metrics."""
     model = tiny_model()
     samples = some_samples(model)
     whole, metrics = change(tiny_model(), [Part(samples, "surrogate")])
@@ -90,18 +91,15 @@ def test_recomputed_old_logprobs_make_every_ratio_one() -> None:
     samples = some_samples(model, shift=0.5)
     config = config_of("algorithm.old_logprobs=recomputed", "engine.max_mismatch=1")
     learner = learner_of(model)
-    scored, found = recompute_logprobs(learner, samples, settings=UpdateSettings.of(config))
-    metrics = update_policy(learner, scored, [], step=0, settings=UpdateSettings.of(config))
-    assert (
-        metrics["ratio_mean"] == near(1.0, FORWARD, scale=LOGPROB) and metrics["clip_share"] == 0.0
-    )
-    assert found["mismatch_max"] > 0.4 and "mismatch_max" not in metrics, (
-        "the gap to the engine is still measured"
-    )
+    recomputed, mismatch = recompute_logprobs(learner, samples, settings=UpdateSettings.of(config))
+    metrics = update_policy(learner, recomputed, [], step=0, settings=UpdateSettings.of(config))
+    assert metrics["ratio_mean"] == near(1.0, FORWARD, scale=LOGPROB)
+    assert metrics["clip_share"] == 0.0
+    assert mismatch["mismatch_max"] > 0.4 and "mismatch_max" not in metrics
 
 
-def test_minibatches_share_a_rollout_out_and_epochs_repeat_it() -> None:
-    """Rate 0 keeps the weights, so the means over all steps are those of the rollout."""
+def test_minibatches_divide_a_rollout_and_epochs_repeat_it() -> None:
+    """At learning rate 0 the means over all steps are those of the rollout."""
     model = tiny_model()
     samples = some_samples(model)
     whole = update_policy(
@@ -109,7 +107,7 @@ def test_minibatches_share_a_rollout_out_and_epochs_repeat_it() -> None:
         samples,
         [],
         step=0,
-        settings=UpdateSettings.of(config_of("optim.lr=0.0", GAP)),
+        settings=UpdateSettings.of(config_of("optim.lr=0.0", LOOSE)),
     )
     cut = update_policy(
         learner_of(model),
@@ -117,17 +115,17 @@ def test_minibatches_share_a_rollout_out_and_epochs_repeat_it() -> None:
         [],
         step=0,
         settings=UpdateSettings.of(
-            config_of("optim.lr=0.0", "algorithm.minibatches=4", "algorithm.epochs=3", GAP)
+            config_of("optim.lr=0.0", "algorithm.minibatches=4", "algorithm.epochs=3", LOOSE)
         ),
     )
     assert (whole["num_optimizer_steps"], cut["num_optimizer_steps"]) == (1, 12)
-    # A mean over steps: four cuts of a rollout together hold each of its tokens once.
+    # A mean over steps: four mini-batches together hold each token of the rollout once.
     assert cut["num_trained_tokens"] * 4 == whole["num_trained_tokens"]
 
 
 def test_an_engine_with_other_weights_stops_the_run() -> None:
     samples = some_samples(tiny_model(seed=0))
-    with pytest.raises(RuntimeError, match=r"differ by .* engine.max_mismatch is 0.05"):
+    with pytest.raises(RuntimeError, match=r"engine\.max_mismatch"):
         update_policy(
             learner_of(tiny_model(seed=1)),
             samples,
@@ -137,8 +135,8 @@ def test_an_engine_with_other_weights_stops_the_run() -> None:
         )
 
 
-def test_nothing_to_learn_changes_nothing() -> None:
-    """Every group was flat: a step that is logged and not taken."""
+def test_a_step_without_samples_changes_nothing() -> None:
+    """As after a rollout in which every group has zero variance."""
     moved, metrics = change(tiny_model(), [Part([], "surrogate")])
     assert metrics == {"num_trained_tokens": 0.0}
     assert not any(delta.any() for delta in moved.values())
@@ -155,7 +153,7 @@ def test_a_loss_that_is_not_finite_names_its_sample_and_takes_no_step() -> None:
     )
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     config = config_of("optim.tokens_per_microbatch=64")
-    with pytest.raises(FloatingPointError, match=r"surrogate loss of sample 5 is nan"):
+    with pytest.raises(FloatingPointError, match=r"sample 5"):
         optimizer_step(
             learner_of(model),
             [Part(samples, "surrogate")],
@@ -165,7 +163,7 @@ def test_a_loss_that_is_not_finite_names_its_sample_and_takes_no_step() -> None:
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
-def test_imitation_learns_the_plain_softmax_whatever_the_temperature_of_play() -> None:
+def test_imitation_ignores_the_rollouts_temperature() -> None:
     samples = as_taught(some_samples(tiny_model()))
     model = tiny_model()
     expected = -trainer_logprobs(model, samples, temperature=1.0).mean()
@@ -174,7 +172,7 @@ def test_imitation_learns_the_plain_softmax_whatever_the_temperature_of_play() -
 
 
 def test_parts_add_up_each_over_its_own_tokens() -> None:
-    """A replay of weight 0.25 adds a quarter of its own mean gradient."""
+    """An auxiliary imitation loss of weight 0.25 adds a quarter of its mean gradient."""
     played = some_samples(tiny_model())[:5]
     taught = as_taught(some_samples(tiny_model())[5:])
     alone, _ = change(tiny_model(), [Part(played, "surrogate")])
@@ -186,8 +184,8 @@ def test_parts_add_up_each_over_its_own_tokens() -> None:
     assert {"policy_loss", "imitation_loss"} <= metrics.keys()
 
 
-def test_the_reference_pulls() -> None:
-    """Without any advantage the KL term alone brings the policy to the reference."""
+def test_the_kl_term_moves_the_policy_to_the_reference() -> None:
+    """With advantages of 0 the KL term alone moves the policy to the reference."""
     model, reference = tiny_model(seed=0), tiny_model(seed=0).requires_grad_(False)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -195,24 +193,24 @@ def test_the_reference_pulls() -> None:
     samples = [replace(s, advantages=[0.0] * len(s.ids)) for s in some_samples(model)]
     learner = learner_of(model, reference=reference, kl=0.5)
     config = config_of("algorithm.kl=0.5")
-    seen = [
+    kls = [
         optimizer_step(
             learner, [Part(samples, "surrogate")], lr=0.02, settings=UpdateSettings.of(config)
         )["kl_reference"]
         for _ in range(12)
     ]
-    assert seen[0] > 0.001 and seen[-1] < 0.5 * seen[0]
+    assert kls[0] > 0.001 and kls[-1] < 0.5 * kls[0]
     assert all(p.grad is None for p in reference.parameters())
-    at_home, metrics = change(
+    moved, metrics = change(
         tiny_model(seed=0), [Part(samples, "surrogate")], "algorithm.kl=0.5", reference=reference
     )
     assert metrics["kl_reference"] == near(0.0, FORWARD)
-    assert max(float(delta.abs().max()) for delta in at_home.values()) < tolerance(GRADIENT)
+    assert max(float(delta.abs().max()) for delta in moved.values()) < tolerance(GRADIENT)
 
 
-def test_what_only_fills_a_rank_up_weighs_nothing() -> None:
-    """The weightless micro-batch that a rank with less to do gets has no KL term either; only its
-    token counts here, which on a rank it does not."""
+def test_a_filler_micro_batch_has_no_weight() -> None:
+    """The filler of a rank with fewer micro-batches has no KL term either. Here its token counts in
+    the denominator; on a rank it does not."""
     reference = tiny_model(seed=1).requires_grad_(False)
     samples = some_samples(tiny_model())[2:]
     num_trained = sum(sum(s.mask) for s in samples)
@@ -230,7 +228,7 @@ def test_what_only_fills_a_rank_up_weighs_nothing() -> None:
         assert same[name] == near(metrics[name], FORWARD)
 
 
-def test_long_gradients_are_shortened() -> None:
+def test_the_gradients_norm_is_clipped() -> None:
     samples = some_samples(tiny_model())
     free, metrics = change(tiny_model(), [Part(samples, "surrogate")])
     assert metrics["grad_norm"] > 0.1
@@ -245,22 +243,16 @@ def test_weight_decay_is_for_matrices() -> None:
         tiny_model(), config_of("optim.weight_decay=0.1").optim
     ).param_groups
     assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.1, 0.0)
-    assert {p.ndim for p in matrices["params"]} == {2} and {p.ndim for p in vectors["params"]} == {
-        1
-    }
+    assert {p.ndim for p in matrices["params"]} == {2}
+    assert {p.ndim for p in vectors["params"]} == {1}
 
 
 def test_learning_rates_by_hand() -> None:
+    shape: dict[str, Any] = {"peak": 8.0, "num_steps": 6, "warmup_steps": 2}
+
     def rates(schedule: str, final_share: float = 0.0) -> list[float]:
         return [
-            learning_rate(
-                step,
-                peak=8.0,
-                num_steps=6,
-                warmup_steps=2,
-                schedule=schedule,
-                final_share=final_share,
-            )
+            learning_rate(step, **shape, schedule=schedule, final_share=final_share)
             for step in range(6)
         ]
 
@@ -271,9 +263,5 @@ def test_learning_rates_by_hand() -> None:
         [4, 8, 8, 4 + 4 / math.sqrt(2), 4, 4 - 4 / math.sqrt(2)]
     )
     config = config_of("steps=4", "optim.lr=8.0", "optim.schedule=linear")
-    assert [self_play_rate(step, config.optim, num_steps=config.steps) for step in range(4)] == [
-        8,
-        6,
-        4,
-        2,
-    ]
+    self_play = [self_play_rate(step, config.optim, num_steps=config.steps) for step in range(4)]
+    assert self_play == [8, 6, 4, 2]

@@ -282,7 +282,7 @@ def test_adapters_alone_are_evaluated_by_any_engine(
 
     shutil.rmtree(own / "merged")
     monkeypatch.setattr(checkpoint, "export", overtaken)
-    found_there = merged_folder(config_of(), own, init_world(device="cpu"))
+    found_there = merged_folder(own, init_world(device="cpu"), config_of().optim)
     (found_there / "the other's").unlink()  # fails where it was written over
     assert sorted(own.glob(".merged*")) == []
     merged, final = (
