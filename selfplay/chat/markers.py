@@ -1,7 +1,7 @@
-"""The private copy of a tokenizer in which no typed text becomes a marker.
+"""A private copy of a tokenizer, in which no text that a player types becomes a marker.
 
-Units: token ids. A marker is a special token, or any added token that the chat template writes.
-Must not know: torch, games' rules.
+A marker is a special token, or any added token that the chat template writes. The copy respells
+each marker with a secret. Units: token ids. Must not know: torch, games' rules.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from transformers import PreTrainedTokenizerFast
 
 from selfplay.chat.template import Slot, Template
 
-# What a decoded special token (or an id that no token has) looks like: text no rule of a game
-# reads.
+# The text of a decoded special token, or of an id without a token; no game's rules use it.
 _UNREADABLE = "\ufffd"
-# Control tokens by their look, whether or not they are flagged special.
+# Spellings of control tokens, which are not always flagged special.
 _CONTROL = re.compile(r"<[|｜].*[|｜]>")
-_SIGN = re.compile(r"[^\w\s]")
+_NOT_A_WORD = re.compile(r"[^\w\s]")
 
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """The private copy of a tokenizer, with the secret spelling of each marker by its public one.
+    """The private copy of a tokenizer.
 
-    shown: what a decoded marker looks like, by its secret: a special token is unreadable, any other
-    (`<think>`) has its public spelling.
+    spelling: each marker's secret spelling, by its public one.
+    shown: each marker's decoded text, by its secret spelling: U+FFFD for a special token, the
+        public spelling for any other (`<think>`).
+    pattern: matches the public spelling of any marker.
     """
 
     backend: Tokenizer
@@ -41,21 +42,21 @@ class Markers:
 
     def hide(self, static: str) -> str:
         """Template text with its markers in the secret spelling."""
-        return self.pattern.sub(lambda found: self.spelling[found[0]], static)
+        return self.pattern.sub(lambda match: self.spelling[match[0]], static)
 
     def hide_slot(self, slot: Slot) -> Slot:
-        """A slot with the template text before it hidden."""
+        """The slot with the markers of its template text in the secret spelling."""
         return replace(slot, before=self.hide(slot.before))
 
     def encode(self, text: str) -> list[int]:
         """Ids of text, in which only the secret spellings are markers."""
-        # A batch of one, because only batches can do without each token's place in the text.
+        # Only the batch call can skip the tokens' character offsets, which is faster.
         (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
         ids: list[int] = encoded.ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids with its markers as they are shown."""
+        """Text of ids, with markers replaced by their `shown` text."""
         text = self.backend.decode(list(ids), skip_special_tokens=False)
         for secret, shown in self.shown.items():
             text = text.replace(secret, shown)
@@ -63,7 +64,10 @@ class Markers:
 
 
 def private_markers(tokenizer: PreTrainedTokenizerFast, template: Template) -> Markers:
-    """Copy the tokenizer with every marker respelled by a secret no player can type; ids stay."""
+    """Copy the tokenizer with each marker respelled by a secret; all ids stay the same.
+
+    Raises ValueError for a slow tokenizer, one without markers, and one whose copy changes ids.
+    """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
             f"chat needs a fast tokenizer (tokenizer.json), got {type(tokenizer).__name__}; "
@@ -71,14 +75,14 @@ def private_markers(tokenizer: PreTrainedTokenizerFast, template: Template) -> M
         )
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     nonce = secrets.token_hex(12)
-    found = [token for token in state["added_tokens"] if _is_marker(token, template)]
-    spelling = {t["content"]: f"\ue000{nonce}{number}\ue001" for number, t in enumerate(found)}
+    markers = [token for token in state["added_tokens"] if _is_marker(token, template)]
+    spelling = {t["content"]: f"\ue000{nonce}{number}\ue001" for number, t in enumerate(markers)}
     if not spelling:
         raise ValueError("chat needs a tokenizer with special tokens, got none")
     for token in state["added_tokens"]:
         token["content"] = spelling.get(token["content"], token["content"])
-    # Post-processing adds beginnings of its own, which a chat template writes itself; padding and
-    # cuts are not ours.
+    # The chat template itself writes the tokens that post-processing would add. Prompts are neither
+    # padded nor truncated.
     state["post_processor"] = state["truncation"] = state["padding"] = None
     model = state["model"]
     if isinstance(model["vocab"], dict):
@@ -86,31 +90,33 @@ def private_markers(tokenizer: PreTrainedTokenizerFast, template: Template) -> M
     else:
         model["vocab"] = [[spelling.get(t, t), score] for t, score in model["vocab"]]
     if "merges" in model:
-        # A marker is cut out of a text before merges see it, so merges that spell one, or go on
-        # from one, never took part; here they would put it together from typed text.
+        # The original splits markers off before merging, so merges that build or extend a marker
+        # never apply there. In the copy they could build a marker from typed text.
         pairs = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
         model["merges"] = [[a, b] for a, b in pairs if not {a, b, a + b} & spelling.keys()]
     if isinstance(model.get("unk_token"), str):
         model["unk_token"] = spelling.get(model["unk_token"], model["unk_token"])
     backend = Tokenizer.from_str(json.dumps(state))
-    for token in found:
+    for token in markers:
         if backend.token_to_id(token["content"]) != token["id"]:
             raise ValueError(
                 f"chat cannot copy this tokenizer: special token {token['id']} became "
                 f"{backend.token_to_id(token['content'])}"
             )
     public = {secret: name for name, secret in spelling.items()}
-    shown = {t["content"]: _UNREADABLE if t["special"] else public[t["content"]] for t in found}
+    shown = {t["content"]: _UNREADABLE if t["special"] else public[t["content"]] for t in markers}
     # Longest first, as the tokenizer itself matches.
     names = sorted(spelling, key=len, reverse=True)
     return Markers(backend, spelling, shown, re.compile("|".join(re.escape(n) for n in names)))
 
 
 def _is_marker(token: Mapping[str, Any], template: Template) -> bool:
-    """Whether players must not reach an added token: it is flagged special, looks like a control
-    token, or is written by the template. Words and blanks are no markers, whoever writes them.
+    """Whether an added token is a marker, which no player may produce by typing.
+
+    It is one if it is flagged special, is spelled like a control token, or is written by the
+    template. Words and blanks are never markers.
     """
     name = token["content"]
     if token["special"] or _CONTROL.fullmatch(name):
         return True
-    return bool(_SIGN.search(name)) and template.writes(name)
+    return bool(_NOT_A_WORD.search(name)) and template.writes(name)

@@ -1,12 +1,10 @@
-"""Chat text to token ids, exactly as the model's own chat template would, one new stretch at a
-time.
+"""Turns chat text into token ids, exactly as the model's own chat template does, piece by piece.
 
-Units: token ids. Past ids are never tokenised again: a prompt is the one before, the sampled ids,
-and `following`. Contents cannot forge markers: in a private copy of the tokenizer every marker (a
-special token, or any added token that the template writes) is respelled with a secret, the
-template's own markers are written in that spelling, and so `<|im_end|>` typed by a player is plain
-text while the whole stretch still goes through the tokenizer's own rules at once. Must not know:
-torch, games' rules.
+Earlier ids are never tokenized again: a prompt is the previous prompt, the sampled ids, and
+`following`. Contents cannot forge markers. A private copy of the tokenizer (markers.py) spells each
+marker with a secret, and the template's own text uses that spelling. A typed `<|im_end|>` is
+therefore plain text, while template text and content are still tokenized together. Units: token
+ids. Must not know: torch, games' rules.
 """
 
 from __future__ import annotations
@@ -24,21 +22,23 @@ from selfplay.chat.template import Slot, Template, check_same, find_lead, say
 from selfplay.chat.thinking import check_thinking
 from selfplay.config.tree import SettingsError
 
-_REMEMBERED = 256  # texts whose ids are kept: games of a group open with the same prompt
+_CACHE_SIZE = 256  # texts whose ids are cached: games of a group open with the same prompt
+# Texts with which `make_rendering` checks a template.
 _USERS = ("Hello, world 12.", "  padded\n", "line one\n\nline two: a_b <3", "Grüße, 世界 🙂 1½")
 _SYSTEM, _ANSWER = "Play well.\nBe brief ", "Fine, {} it is."
 
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """How one tokenizer's chat template turns new text into ids. Made by `make_rendering`, checked
-    there.
+    """How one tokenizer's chat template turns new text into ids; made by `make_rendering`.
 
-    stop_ids: ids that end a sample; the first is the template's end-of-turn, the other the
-    tokenizer's eos if it is another one. end_id: the end-of-turn id. folds_system: the template has
-    no system role, so the system text stands before the first user text with a blank line between.
-    typeable: text that opens a turn in this template and that any player can type, since no marker
-    is in it; empty where every turn is opened by a marker.
+    stop_ids: ids that end a sample: the template's end-of-turn, then the tokenizer's eos if it is
+        another token.
+    end_id: the end-of-turn id.
+    folds_system: the template has no system role, so the system text comes before the first user
+        text, with a blank line between them.
+    typeable: text without a marker that opens a turn in this template, so any player can type it;
+        empty where a marker opens every turn.
     """
 
     stop_ids: tuple[int, ...]
@@ -57,9 +57,7 @@ class Rendering:
     _num_ids: int
 
     def first(self, *, system: str, user: str) -> list[int]:
-        """The opening prompt with its generation prompt. An empty system is no system message at
-        all.
-        """
+        """The first prompt, generation prompt included; no system message if `system` is empty."""
         if not system:
             text = self._user_alone.fill(user)
         elif self.folds_system:
@@ -69,52 +67,58 @@ class Rendering:
         return list(self._encode(text + self._tail))
 
     def following(self, user: str, *, closed: bool) -> list[int]:
-        """Everything from the sampled tokens to the next generation prompt.
+        """The ids from the end of the sample to the end of the next generation prompt.
 
-        closed: the sample ended with the end-of-turn token (`ends_turn`); otherwise that token
-        comes first here.
+        closed: the sample ended with the end-of-turn token (`ends_turn`). Otherwise the ids begin
+        with that token.
         """
         ids = self._encode(self._user_later.fill(user) + self._tail)
         return ids[1:] if closed else list(ids)
 
     def action_ids(self, text: str) -> list[int]:
-        """What a policy would have sampled to say `text` after a generation prompt: its tokens and
-        the end-of-turn.
+        """The ids that a policy would sample for `text` after a generation prompt.
+
+        They end with the end-of-turn token.
         """
-        said = self._lead + text.encode("utf-8", "replace").decode("utf-8") + self._end
+        answer = self._lead + text.encode("utf-8", "replace").decode("utf-8") + self._end
         prompt_ids = self._markers.encode(self._tail)
-        ids = self._markers.encode(self._tail + said)
+        ids = self._markers.encode(self._tail + answer)
         if ids[: len(prompt_ids)] == prompt_ids:
             return ids[len(prompt_ids) :]
-        # The text's first characters merge with the prompt's last ones (a leading newline, say). A
-        # policy samples after a fixed prompt, so its text stands alone behind a marker, which keeps
-        # it from counting as a beginning.
-        return self._markers.encode(self._end + said)[1:]
+        # The text's first characters merge with the prompt's last ones (a leading newline, say),
+        # but a policy samples after fixed prompt ids. So the text is encoded behind a marker, which
+        # it cannot merge with and which keeps it from being treated as the start of a text.
+        return self._markers.encode(self._end + answer)[1:]
 
     def token_ranges(self, text: str, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The tokens of `action_ids(text)` that hold each range [start, end) of its characters, as
-        ranges of places."""
-        ids, said = self.action_ids(text), self._lead + text + self._end
+        """Character ranges [start, end) of `text` as token ranges [start, end) of its `action_ids`.
+
+        A token that overlaps a range belongs to it.
+        """
+        ids, answer = self.action_ids(text), self._lead + text + self._end
         for before in (self._tail, self._end):
-            encoded = self._markers.backend.encode(before + said, add_special_tokens=False)
+            encoded = self._markers.backend.encode(before + answer, add_special_tokens=False)
             if encoded.ids[-len(ids) :] == ids:
                 break
         shift = len(before) + len(self._lead)
         offsets = encoded.offsets[-len(ids) :]
-        found = []
-        for first, last in ranges:
-            held = [i for i, (a, b) in enumerate(offsets) if a < last + shift and b > first + shift]
-            found.append((held[0], held[-1] + 1))
-        return found
+        token_ranges = []
+        for start, end in ranges:
+            places = [
+                i for i, (a, b) in enumerate(offsets) if a < end + shift and b > start + shift
+            ]
+            token_ranges.append((places[0], places[-1] + 1))
+        return token_ranges
 
     def ends_turn(self, ids: Sequence[int]) -> bool:
         """Whether sampled ids end with the template's end-of-turn token."""
         return bool(ids) and ids[-1] == self.end_id
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The sampled text without its stop token; any other special token shows as U+FFFD, never
-        as its spelling. Markers that are not flagged special (`<think>`) are readable, and plain
-        text for whoever is told them.
+        """The sampled text without its stop token.
+
+        Any other special token becomes U+FFFD, never its spelling. Markers that are not flagged
+        special (`<think>`) keep their spelling; in a later prompt that is plain text.
         """
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         known = [i if 0 <= i < self._num_ids else self.end_id for i in body]
@@ -124,23 +128,22 @@ class Rendering:
 def make_rendering(
     tokenizer: PreTrainedTokenizerFast, *, template_kwargs: Mapping[str, object] | None = None
 ) -> Rendering:
-    """Read the chat template by rendering it around sentinels, then check it against the template
-    itself.
+    """Read the chat template by rendering it around sentinels, and check the result against it.
 
     A tokenizer without a template gets ChatML. `template_kwargs`, the setting
-    `model.chat_template`, reach the template (`enable_thinking: false`).
+    `model.chat_template`, are passed to the template (`enable_thinking: false`).
 
     Raises:
         SettingsError: one line, for a template that cannot be extended token by token (it rewrites
-            sampled text of old turns, has no single end-of-turn token, fails, ...); says which
-            rendering broke and what to set.
+            sampled text of old turns, has no single end-of-turn token, fails, ...). Names the
+            rendering that failed and the setting that helps.
     """
     try:
         return _make_rendering(tokenizer, template_kwargs)
     except (TemplateError, ValueError) as error:
-        told = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise SettingsError(
-            f"model.chat_template and the tokenizer of {tokenizer.name_or_path!r}: {told}"
+            f"model.chat_template and the tokenizer of {tokenizer.name_or_path!r}: {reason}"
         ) from error
 
 
@@ -157,7 +160,7 @@ def _make_rendering(
         (system, user_after_system), system_tail = template.slots(
             [say("system", 0), say("user", 0)]
         )
-        check_same(system_tail, tail, where="the generation prompt behind a system text")
+        check_same(system_tail, tail, where="the generation prompt after a system text")
     user_later, header = template.turn(user_alone, tail)
     check_thinking(template, tail)
     end = _turn_end(user_later.before, markers)
@@ -169,7 +172,7 @@ def _make_rendering(
         folds_system=folds,
         typeable=_typeable((tail, user_later.before), markers, ends=(end, tokenizer.eos_token)),
         _markers=markers,
-        _encode=lru_cache(maxsize=_REMEMBERED)(markers.encode),
+        _encode=lru_cache(maxsize=_CACHE_SIZE)(markers.encode),
         _system=markers.hide_slot(system),
         _user_after_system=markers.hide_slot(user_after_system),
         _user_alone=markers.hide_slot(user_alone),
@@ -186,26 +189,30 @@ def _make_rendering(
 
 
 def _turn_end(after_answer: str, markers: Markers) -> str:
-    """The one token that ends an answer, in its public spelling, from the text that follows one."""
-    found = markers.pattern.search(after_answer)
-    if found is None or after_answer[: found.start()].strip():
+    """The public spelling of the end-of-turn token, from the template text after an answer.
+
+    Raises ValueError when that text does not begin with exactly one marker.
+    """
+    match = markers.pattern.search(after_answer)
+    if match is None or after_answer[: match.start()].strip():
         raise ValueError(
             "the chat template must end an answer with one special token of the tokenizer, got "
             f"{after_answer!r}; give the tokenizer folder a chat_template.jinja that ends answers "
             "with a token that the model was trained to end them with, such as its eos token"
         )
-    if found.start():
+    if match.start():
         raise ValueError(
-            f"the chat template writes {after_answer[: found.start()]!r} between an answer and its "
-            f"end {found[0]!r}, which no policy samples; give the tokenizer folder a "
+            f"the chat template writes {after_answer[: match.start()]!r} between an answer and its "
+            f"end {match[0]!r}, which no policy samples; give the tokenizer folder a "
             "chat_template.jinja without it"
         )
-    return found[0]
+    return match[0]
 
 
 def _typeable(headers: Sequence[str], markers: Markers, *, ends: Sequence[str | None]) -> str:
-    """The first of the texts that open a turn, less the token that ends the turn before, in which
-    there is no marker; "" if there is none.
+    """The first of the texts that open a turn in which no marker stands; "" if there is none.
+
+    The token that ends the turn before does not count as a marker here.
     """
     for header in headers:
         if not set(markers.pattern.findall(header)) - set(ends):
@@ -221,7 +228,7 @@ def _opening(rendering: Rendering, *, system: str, user: str) -> list[dict[str, 
 
 
 def _check_first(rendering: Rendering, template: Template) -> None:
-    """Every first prompt equals the template's own, id for id."""
+    """Raise ValueError unless every first prompt equals the template's own, id for id."""
     for user in _USERS:
         for system in ("", _SYSTEM):
             talk = _opening(rendering, system=system, user=user)
@@ -231,12 +238,13 @@ def _check_first(rendering: Rendering, template: Template) -> None:
 
 
 def _check_extends(rendering: Rendering, template: Template, *, system: str, drops: bool) -> None:
-    """A conversation grown piece by piece is the template's rendering of the whole.
+    """Raise ValueError unless a conversation grown piece by piece equals the template's rendering.
 
-    What follows an answer must agree id for id, the whole as text: an answer's first token may be
-    cut differently behind a fixed prompt than inside a finished text, and the growing one is what
-    the policy saw. drops: the template leaves generation-only text out of old turns, which we keep,
-    so the text is compared from the last answer on.
+    The ids that follow an answer must be equal. The full conversation must be equal as text only,
+    because an answer's first token may be split differently after fixed prompt ids than inside a
+    finished text; the grown ids are those that the policy saw. drops: the template leaves
+    generation-only text out of old turns. We keep that text, so only the text from the last answer
+    on is compared.
     """
     ids = rendering.first(system=system, user=_USERS[0])
     talk = _opening(rendering, system=system, user=_USERS[0])
@@ -249,14 +257,14 @@ def _check_extends(rendering: Rendering, template: Template, *, system: str, dro
         expected = template.ids(talk)
         where = f"a conversation of {len(talk)} messages grown turn by turn"
         _check_same_ids(following, expected[-len(following) :], template, where=where)
-        text, whole = template.decode(ids[start:]), template.decode(expected)
-        check_same(text, whole[-len(text) :] if drops else whole, where=where)
+        text, expected_text = template.decode(ids[start:]), template.decode(expected)
+        check_same(text, expected_text[-len(text) :] if drops else expected_text, where=where)
 
 
 def _check_same_ids(
     got: Sequence[int], expected: Sequence[int], template: Template, *, where: str
 ) -> None:
-    """Raise with both texts and ids around the first difference."""
+    """Raise ValueError, which shows texts and ids around the first difference, unless equal."""
     if list(got) != list(expected):
         at = next(i for i, (a, b) in enumerate(zip_longest(got, expected)) if a != b)
         near = slice(max(0, at - 8), at + 8)

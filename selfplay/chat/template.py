@@ -1,9 +1,9 @@
-"""Reading a chat template: render it around sentinels, cut the rendering there, refuse what
-rewrites history.
+"""Reads a chat template: renders it around sentinels, splits the rendering there, and refuses a
+template that rewrites history.
 
-Units: text. Names: a slot is a place where the template puts content; the text before it belongs to
-the slot; the tail is what follows the last user text, the generation prompt included. The clock
-that templates read stands still at `CLOCK`. Must not know: ids, torch, games' rules.
+A slot is a place for content together with the template text before it. The tail is the text after
+the last user text, generation prompt included. Templates that read the date always get `CLOCK`.
+Units: text. Must not know: ids, torch, games' rules.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ CHATML = (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
 
-# What `strftime_now` tells templates, so that prompts do not change at midnight: the date that
-# Llama 3's template falls back to.
+# The date that `strftime_now` gives templates, so that prompts do not change at midnight. It is the
+# default date of Llama 3's template.
 CLOCK = datetime(2024, 7, 26)
 
-# Rendered in place of contents; the blanks are of kinds that no template writes in this order.
 _NUM_TURNS = 4
+# Rendered in place of contents.
 SLOT = "slotpx{}xqtext"
+# Rendered around contents to see what a template trims; no template writes these blanks itself.
 _PAD_LEFT, _PAD_RIGHT = "\n\t ", " \t\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place for content: the template text before it, and whether the template trims the
-    content's sides.
-    """
+    """A place for content: the template text before it, and which sides the template trims."""
 
     before: str
     strip_left: bool = False
     strip_right: bool = False
 
     def fill(self, content: str) -> str:
-        """Template text and content; lone surrogates, which no tokenizer takes, become question
-        marks.
+        """The template text, then the content as the template trims it.
+
+        Lone surrogates, which no tokenizer accepts, become question marks.
         """
         content = content.encode("utf-8", "replace").decode("utf-8")
         content = content.lstrip() if self.strip_left else content
@@ -73,19 +73,18 @@ class Template:
 
     @cached_property
     def literals(self) -> list[str]:
-        """What the template can write of its own: its text and the string constants of its code."""
-        parts = Environment().lex(self.source)
+        """The text that the template itself can write: its plain text and its string constants."""
         return [
             value if kind == "data" else _unescaped(value)
-            for _, kind, value in parts
+            for _, kind, value in Environment().lex(self.source)
             if kind in ("data", "string")
         ]
 
     def writes(self, token: str) -> bool:
         """Whether the template writes this token's spelling, as a constant or in a conversation.
 
-        Constants count that no rendering of ours shows: a template opens tool calls and thoughts
-        only where there are some.
+        Constants count even if our conversations never show them: a template writes the markers of
+        tool calls and thoughts only where there are some.
         """
         return token in self._plain or any(token in text for text in self.literals)
 
@@ -96,21 +95,22 @@ class Template:
         return self.text([say("system", 0), *talk] if self.has_system() else talk)
 
     def text(self, messages: Sequence[Mapping[str, str]], **kwargs: object) -> str:
-        """The rendering with its generation prompt; `kwargs` win over the template's own."""
+        """The rendering with its generation prompt; `kwargs` override the template's own."""
         return str(self._render(messages, tokenize=False, **kwargs))
 
     def ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """What `apply_chat_template` makes of the messages with its generation prompt."""
+        """The ids of `apply_chat_template`, generation prompt included."""
         return list(self._render(messages, tokenize=True, return_dict=False))
 
     def _render(self, messages: Sequence[Mapping[str, str]], **kwargs: object) -> Any:
-        """A rendering as text or ids. A template is code of somebody else's: whatever it raises
-        becomes a TemplateError.
+        """A rendering as text or ids.
+
+        A template is third-party code: any exception of it becomes a TemplateError.
         """
         talk = [dict(m) for m in messages]
-        given: dict[str, Any] = {**self.kwargs, **kwargs}
+        merged: dict[str, Any] = {**self.kwargs, **kwargs}
         try:
-            return self.tokenizer.apply_chat_template(talk, add_generation_prompt=True, **given)
+            return self.tokenizer.apply_chat_template(talk, add_generation_prompt=True, **merged)
         except TemplateError:
             raise
         except Exception as error:
@@ -121,8 +121,9 @@ class Template:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def slots(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[Slot], str]:
-        """The slots of sentinel messages and the text after the last; user and system slots know
-        how they trim.
+        """The slots of sentinel messages and the text after the last one.
+
+        User and system slots record which sides the template trims.
         """
         where = " ".join(m["role"] for m in messages)
         plain = _cut(self.text(messages), messages, where=where)
@@ -150,8 +151,8 @@ class Template:
         """The slot of any later user text, and the text between a user text and its answer in
         history.
 
-        Raises ValueError unless every turn of a conversation looks alike and begins like the first
-        prompt.
+        Raises ValueError unless all turns of a conversation have the same template text and the
+        conversation begins like the first prompt.
         """
         talk = [say(role, i) for i in range(_NUM_TURNS) for role in ("user", "assistant")][:-1]
         slots, history_tail = self.slots(talk)
@@ -165,8 +166,9 @@ class Template:
         return users[1], answers[0].before
 
     def has_system(self) -> bool:
-        """Whether a system text comes out before the first user text, in place; Gemma raises,
-        Mistral may move it.
+        """Whether the template writes a system text before the first user text.
+
+        Gemma's template raises instead, and Mistral's may move it.
         """
         system = {"role": "system", "content": SLOT.format("system")}
         talk = [system, say("user", 0), say("assistant", 0), say("user", 1)]
@@ -179,8 +181,10 @@ class Template:
 
 
 def _source(tokenizer: PreTrainedTokenizerFast, given: object) -> str:
-    """The code of the template that is meant: `given` as code or as a name, else the tokenizer's
-    own, of several named ones the default, of none ChatML.
+    """The template's code: `given` as code or as the name of one of the tokenizer's templates.
+
+    Without `given` it is the tokenizer's default template, or ChatML if there is none. Raises
+    ValueError for an unknown name, and for ChatML without its special tokens.
     """
     own: Any = tokenizer.chat_template
     if isinstance(own, list | tuple):
@@ -211,22 +215,25 @@ def _source(tokenizer: PreTrainedTokenizerFast, given: object) -> str:
 
 
 def _unescaped(constant: str) -> str:
-    """The text of a string constant as jinja reads it."""
+    """The value of a jinja string constant, from its source."""
     return constant[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape")
 
 
 def say(role: str, turn: int) -> dict[str, str]:
-    """A message whose content is a sentinel of its own."""
+    """A message whose content is a unique sentinel."""
     return {"role": role, "content": SLOT.format(f"{role}{turn}")}
 
 
 def _cut(text: str, messages: Sequence[Mapping[str, str]], *, where: str) -> list[str]:
-    """Rendered text cut at the sentinels, which must all be there, once, in order."""
+    """The pieces of a rendered text around its sentinels.
+
+    Raises ValueError unless each sentinel appears once and in order.
+    """
     pieces = []
     rest = text
     for message in messages:
-        before, found, rest = rest.partition(message["content"])
-        if not found or message["content"] in rest:
+        before, sentinel, rest = rest.partition(message["content"])
+        if not sentinel or message["content"] in rest:
             raise ValueError(
                 f"chat template, {where}: the {message['role']} text must appear once and in "
                 f"order, got {text!r}"
@@ -236,12 +243,12 @@ def _cut(text: str, messages: Sequence[Mapping[str, str]], *, where: str) -> lis
 
 
 def find_lead(*, tail: str, header: str) -> str:
-    """Blank text the template's history has between its generation prompt and an answer.
+    """The blanks that a template's history has between its generation prompt and an answer.
 
-    `tail` follows a user text in a prompt, `header` in history. A longer tail is text for
-    generation only (Qwen3's empty think block): it stays in our context because it was there when
-    the answer was sampled. A longer header is accepted when it adds blanks only (Mistral's space),
-    which the policy samples itself.
+    `tail` follows a user text in a prompt, `header` in history. A longer tail is generation-only
+    text (Qwen3's empty think block), which our context keeps because the answer was sampled after
+    it. A longer header may add only blanks (Mistral's space), which the policy samples itself.
+    Raises ValueError where neither begins with the other.
     """
     lead = header[len(tail) :]
     if header.startswith(tail) and not lead.strip():
@@ -253,17 +260,17 @@ def find_lead(*, tail: str, header: str) -> str:
 
 
 def special_names(tokenizer: PreTrainedTokenizerFast) -> set[str]:
-    """The spellings the tokenizer flags as special."""
+    """The spellings of the tokens that the tokenizer flags as special."""
     return {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
 
 
 def check_same(got: str, expected: str, *, where: str) -> None:
-    """Raise with both texts around the first difference."""
+    """Raise ValueError, which shows both texts around the first difference, unless equal."""
     if got != expected:
         at = next(i for i, (a, b) in enumerate(zip_longest(got, expected)) if a != b)
         near = slice(max(0, at - 30), at + 30)
         raise ValueError(
             f"chat template, {where}: cannot be extended turn by turn; at character {at} "
-            f"{got[near]!r} stands against {expected[near]!r}. Set model.chat_template so that "
-            "old turns stay as they were, or give the tokenizer folder another chat_template.jinja"
+            f"{got[near]!r} should be {expected[near]!r}. Set model.chat_template so that old "
+            "turns do not change, or give the tokenizer folder another chat_template.jinja"
         )

@@ -1,9 +1,10 @@
-"""A byte-level BPE tokenizer for a model trained from scratch, saved as a Hugging Face folder.
+"""Trains a byte-level BPE tokenizer for a model that is trained from scratch.
 
-Units: token ids. Deterministic: the same texts in the same order give the same vocabulary. Text is
-cut by Qwen2's rules, in which every digit stands alone (a model reads 47 as 4, 7 and never has to
-learn each number anew). They are that class's own because transformers loads any folder whose model
-is a Qwen2 with them, whatever the saved tokenizer says. Must not know: torch, games' rules.
+Deterministic: the same texts in the same order give the same vocabulary. Text is split by Qwen2's
+rules, in which every digit is a piece of its own (47 is read as 4, 7), so a model need not learn
+each number separately. The tokenizer uses the Qwen2 class itself, because transformers applies that
+class's rules to any folder with a Qwen2 model, whatever the saved tokenizer says. Units: token ids.
+Must not know: torch, games' rules.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _MIN_VOCAB_SIZE = 256 + len(_SPECIAL)
 def train_tokenizer(
     texts: Iterable[str], *, vocab_size: int, phrases: Sequence[str] = ()
 ) -> PreTrainedTokenizerFast:
-    """Train on `texts`: at most `vocab_size` tokens, ChatML template, eos `<|im_end|>`, pad
-    `<|endoftext|>`. Each of `phrases` is one token wherever it stands.
+    """Train a tokenizer of at most `vocab_size` tokens on `texts`.
 
-    Any text can be encoded and comes back as it was (in Unicode's composed form). Raises ValueError
-    for a vocabulary too small for all bytes and phrases.
+    It has the ChatML template, eos `<|im_end|>` and pad `<|endoftext|>`. Each of `phrases` is
+    always one token. Any text can be encoded and decodes to itself (in Unicode's composed form).
+    Raises ValueError for a vocabulary too small for all bytes and phrases.
     """
     smallest = _MIN_VOCAB_SIZE + len(phrases)
     if vocab_size < smallest:
@@ -46,10 +47,10 @@ def train_tokenizer(
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer=trainer)
-    learnt = json.loads(backend.to_str())["model"]
-    merges: Any = [(left, right) for left, right in learnt["merges"]]
+    trained = json.loads(backend.to_str())["model"]
+    merges: Any = [(left, right) for left, right in trained["merges"]]
     tokenizer = Qwen2Tokenizer(
-        vocab=learnt["vocab"],
+        vocab=trained["vocab"],
         merges=merges,
         eos_token=TURN_END,
         pad_token=END_OF_TEXT,

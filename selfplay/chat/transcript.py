@@ -1,7 +1,7 @@
-"""One seat's exact tokens: ids, loss mask and engine log-probs, side by side, one entry a token.
+"""One seat's exact tokens: ids, loss mask and engine log-probs, one entry for each token.
 
-Units: tokens and nats. `observe`, `act`, `fork` and `mark_untrained` are the only writers, so the
-three lists always have one length and a 1 in the mask always means "the policy sampled this". Must
+Units: tokens and nats. Only `observe`, `act`, `fork` and `mark_untrained` write, so the three lists
+always have the same length and a 1 in the mask always means "the policy sampled this token". Must
 not know: torch, text, games' rules.
 """
 
@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 class Span:
     """One sampled turn at token positions [start, end).
 
-    `turn` counts the seat's own turns from 0, `version` is the optimizer step whose weights spoke,
-    `finish` is why the sample ended ("stop" or "length"), `trained` whether the loss may see it.
+    `turn` counts the seat's own turns from 0. `version` is the optimizer step of the weights that
+    sampled it. `finish` is why the sample ended ("stop" or "length"). `trained` tells whether the
+    loss includes the turn.
     """
 
     start: int
@@ -28,8 +29,9 @@ class Span:
 
 
 class Transcript:
-    """The growing token record of one seat in one game. Read the lists freely; write through the
-    methods only.
+    """The growing token record of one seat in one game.
+
+    The lists may be read freely and are written through the methods only.
     """
 
     __slots__ = ("ids", "logprobs", "mask", "spans")
@@ -45,7 +47,7 @@ class Transcript:
         return len(self.ids)
 
     def observe(self, ids: Sequence[int]) -> None:
-        """Append context the policy reads but did not say: mask 0, log-prob 0.0."""
+        """Append context that the policy reads but did not sample: mask 0, log-prob 0.0."""
         self._check()
         self.ids.extend(ids)
         self.mask.extend([0] * len(ids))
@@ -61,12 +63,10 @@ class Transcript:
         trained: bool = True,
         untrained: Sequence[tuple[int, int]] = (),
     ) -> Span:
-        """Append exactly what was sampled, its end-of-turn token included, with one engine log-prob
-        a token.
+        """Append exactly the sampled ids, end-of-turn token included, and their engine log-probs.
 
-        `untrained` are ranges [start, end) of `ids` that the loss may not see. Raises ValueError
-        when `ids` is empty or the log-probs are not as many; nothing is written
-        then.
+        `untrained` are ranges [start, end) of `ids` that the loss leaves out. Raises ValueError,
+        before anything is written, when `ids` is empty or has not one log-prob for each id.
         """
         self._check()
         if not ids:
@@ -93,10 +93,9 @@ class Transcript:
         return span
 
     def mark_untrained(self, span_index: int) -> None:
-        """Take one turn out of the loss (a scripted slip that must not be imitated); -1 is the
-        latest turn.
+        """Remove one turn from the loss, such as a scripted player's illegal move.
 
-        Raises ValueError when there is no such turn.
+        An index of -1 is the latest turn. Raises ValueError when there is no such turn.
         """
         num_spans = len(self.spans)
         if not -num_spans <= span_index < num_spans:
@@ -108,7 +107,7 @@ class Transcript:
         self.mask[span.start : span.end] = [0] * (span.end - span.start)
 
     def fork(self) -> Transcript:
-        """An independent copy: what is written to one is never seen in the other."""
+        """An independent copy: writes to one do not change the other."""
         self._check()
         copy = Transcript()
         copy.ids = list(self.ids)
@@ -118,9 +117,7 @@ class Transcript:
         return copy
 
     def _check(self) -> None:
-        """A list written from outside would silently shift the loss mask against the tokens, so it
-        stops here.
-        """
+        """Raise RuntimeError when a list was written from outside, which would shift the mask."""
         if not len(self.ids) == len(self.mask) == len(self.logprobs):
             raise RuntimeError(
                 "transcript lists must keep one length, got "

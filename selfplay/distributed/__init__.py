@@ -1,9 +1,8 @@
-"""Processes, meshes and shards: how one model is spread over ranks and how ranks agree.
+"""Processes, meshes and shards: one model spread over ranks, and values exchanged between ranks.
 
-`world` joins the processes and moves small values between them, `shard` places a model on the mesh
-(FSDP2) and ends its gradients, `tensor` divides its layers (tensor parallel), `gather` reads many
-parameters back whole at once. No other part of the
-trainer speaks to `torch.distributed`, but for the carriers of weights.
+This room speaks of ranks, device meshes, parameter shards (FSDP2, tensor parallel) and collectives.
+It never sees games, tokens or losses. Outside it only checkpoints and the weight sync use
+`torch.distributed` directly.
 """
 
 from selfplay.distributed.gather import gather_flat, local_part, place_of

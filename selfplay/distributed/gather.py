@@ -1,8 +1,8 @@
-"""Reading sharded parameters back whole, many of them in one collective.
+"""Gathers the full values of many sharded parameters with one collective.
 
-`full_tensor()` of each parameter alone is a collective a parameter, most of them too small to fill
-a link. Here every rank packs its own pieces of a whole bucket into one row, one all-gather brings
-all rows to all ranks, and each piece is copied to its place. Exact: bytes are moved, never added.
+`full_tensor()` needs one collective for each parameter, and most are too small to use a link's
+bandwidth. Here every rank packs its pieces of all parameters into one row, one all-gather sends all
+rows to all ranks, and each piece is copied to its place. Exact: bytes are moved, never added.
 
 Shapes: N elements of a flat buffer, R ranks, L elements of a rank's row of pieces.
 """
@@ -27,24 +27,24 @@ Box = tuple[slice, ...]
 def gather_flat(
     parameters: Sequence[Tensor], *, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """These parameters whole, one after the other in a fresh flat buffer [N] of `dtype`.
+    """The full parameters, one after the other in a new flat buffer [N] of `dtype`.
 
-    Sharded ones are cast first, so that fewer bytes travel; every rank of the default process group
-    must call with the same parameters, which are sharded over all its ranks or over a dimension of
-    their mesh. What lies whole on this rank is only copied. On CUDA the buffer's values are queued
-    on the current stream, not yet final.
+    Sharded parameters are cast before they are sent. Parameters that this rank holds in full are
+    only copied. Every rank of the default process group must call this with the same parameters,
+    sharded over all ranks or over one dimension of their mesh. On CUDA the values are queued on the
+    current stream and not yet final.
     """
     flat_N = torch.empty(sum(p.numel() for p in parameters), dtype=dtype, device=device)
     parts = flat_N.split([p.numel() for p in parameters])
-    wholes = [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
+    targets = [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
     sharded: list[tuple[DTensor, Tensor]] = []
-    here: list[tuple[Tensor, Tensor]] = []
-    for parameter, whole in zip(parameters, wholes, strict=True):
+    local: list[tuple[Tensor, Tensor]] = []
+    for parameter, target in zip(parameters, targets, strict=True):
         if isinstance(parameter, DTensor) and parameter.device_mesh.size() > 1:
-            sharded.append((parameter, whole))
+            sharded.append((parameter, target))
         else:
-            here.append((whole, local_part(parameter)))
-    _copy(here)
+            local.append((target, local_part(parameter)))
+    _copy(local)
     if sharded:
         _gather(sharded, dtype=dtype, device=device)
     return flat_N
@@ -53,39 +53,42 @@ def gather_flat(
 def _gather(
     sharded: Sequence[tuple[DTensor, Tensor]], *, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Fill each whole tensor from the pieces of all ranks, by one all-gather."""
+    """Fill each full tensor from the pieces of all ranks, with one all-gather."""
     num_ranks = dist.get_world_size()
-    # A piece has room for the largest of its kind, which is the first rank's, so that all rows are
-    # cut alike and no rank has to know what another holds.
-    boxes = [_boxes(parameter) for parameter, _ in sharded]
-    rooms = [math.prod(_sizes(held[0][1])) for held in boxes]
-    starts = [0, *accumulate(rooms)][:-1]
-    row_L = torch.empty(sum(rooms), dtype=dtype, device=device)
-    mine = [local_part(parameter) for parameter, _ in sharded]
+    # Each piece gets as much space as the first rank's, which is the largest, so that all ranks'
+    # rows have the same layout.
+    boxes = [
+        _boxes_of(tuple(parameter.shape), parameter.placements, parameter.device_mesh)
+        for parameter, _ in sharded
+    ]
+    capacities = [math.prod(_sizes(rank_boxes[0][1])) for rank_boxes in boxes]
+    starts = [0, *accumulate(capacities)][:-1]
+    row_L = torch.empty(sum(capacities), dtype=dtype, device=device)
+    local_pieces = [local_part(parameter) for parameter, _ in sharded]
     _copy(
         [
             (row_L[start : start + piece.numel()].view(piece.shape), piece)
-            for start, piece in zip(starts, mine, strict=True)
+            for start, piece in zip(starts, local_pieces, strict=True)
         ]
     )
     rows_RL = torch.empty(num_ranks, len(row_L), dtype=dtype, device=device)
-    # As bytes: gloo knows fewer dtypes than torch.
+    # As bytes, because gloo does not support all of torch's dtypes.
     dist.all_gather(list(rows_RL.view(torch.uint8).unbind(0)), row_L.view(torch.uint8))
     pieces: list[tuple[Tensor, Tensor]] = []
-    for start, held, (_, whole) in zip(starts, boxes, sharded, strict=True):
-        for rank, box in held:
+    for start, rank_boxes, (_, target) in zip(starts, boxes, sharded, strict=True):
+        for rank, box in rank_boxes:
             sizes = _sizes(box)
             piece_L = rows_RL[rank, start : start + math.prod(sizes)]
-            pieces.append((whole[box], piece_L.view(sizes)))
+            pieces.append((target[box], piece_L.view(sizes)))
     _copy(pieces)
 
 
 def box_at(parameter: DTensor, coordinate: Sequence[int]) -> Box:
-    """The rectangle of the whole tensor that the rank at this place of the parameter's mesh holds.
+    """The box of the full tensor that the rank at `coordinate` of the parameter's mesh holds.
 
-    The mesh's last dimension (tensor parallel) divided first, the one before it (FSDP) divided what
-    was left: the order in which `shard` applies them. Each division is torch.chunk's, so the last
-    ranks get fewer rows, or none, where they do not divide.
+    The mesh's last dimension (tensor parallel) divides the tensor first, the one before it (FSDP)
+    divides the rest, as `shard` does. Each division is torch.chunk's, so where the rows do not
+    divide evenly the last ranks get fewer rows, or none.
     """
     mesh_shape = parameter.device_mesh.shape
     return _box(parameter.shape, parameter.placements, mesh_shape, coordinate)
@@ -107,22 +110,18 @@ def _box(
 
 
 def chunk(rows: slice, parts: int, index: int) -> slice:
-    """The index-th of torch.chunk's parts of a range."""
+    """Part `index` of the range `rows` when torch.chunk splits it into `parts`."""
     step = -(-(rows.stop - rows.start) // parts)
     start = min(rows.stop, rows.start + index * step)
     return slice(start, min(rows.stop, start + step))
 
 
-def _boxes(parameter: DTensor) -> tuple[tuple[int, Box], ...]:
-    """Each rank of the parameter's mesh with the rectangle it holds."""
-    return _boxes_of(tuple(parameter.shape), parameter.placements, parameter.device_mesh)
-
-
-# A model has few shapes, a push many parameters, and asking a mesh for its ranks is slow.
+# Cached, because many parameters share a shape and reading a mesh's ranks is slow.
 @lru_cache(maxsize=1024)
 def _boxes_of(
     shape: tuple[int, ...], placements: tuple[Placement, ...], mesh: DeviceMesh
 ) -> tuple[tuple[int, Box], ...]:
+    """Each rank of the mesh with the box that it holds of a parameter."""
     ranks: list[int] = mesh.mesh.flatten().tolist()
     coordinates = product(*map(range, mesh.shape))
     return tuple(
@@ -136,18 +135,20 @@ def _sizes(box: Box) -> list[int]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor: its shard, or all of one that is not sharded."""
+    """This rank's shard of a tensor, or the full tensor if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def place_of(tensor: Tensor) -> tuple[int, ...]:
-    """Where in its own mesh this rank's part of a tensor lies: ranks at the same place hold the
-    same values. () for a tensor that is not sharded."""
+    """This rank's coordinate in the tensor's mesh; () for a tensor that is not sharded.
+
+    Ranks at the same coordinate hold the same values.
+    """
     coordinate = tensor.device_mesh.get_coordinate() if isinstance(tensor, DTensor) else None
     return tuple(coordinate or ())
 
 
 def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Copy each source into its target, cast on the way, by as few kernels as can be."""
+    """Copy and cast each (target, source) pair with as few kernels as possible."""
     if pairs:
         torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])

@@ -1,4 +1,4 @@
-"""One model over the mesh: placing its parameters, ending its gradients, reading it back whole.
+"""One model over the mesh: shards its parameters, reduces its gradients, gathers its values.
 
 Each rank's loss is its sum over tokens divided by the GLOBAL number of tokens, so gradients are
 summed over "dp", never averaged. Knows no tokens and no losses.
@@ -38,12 +38,13 @@ def shard(
     reduce_dtype: torch.dtype = torch.float32,
     activation_checkpointing: str = "none",
 ) -> PreTrainedModel:
-    """Spread the model over the mesh, in place: parameters become DTensors on `world.device`.
+    """Shard the model over the mesh, in place: parameters become DTensors on `world.device`.
 
-    Parameters keep the dtype they come in (the master copy); layers compute in `param_dtype`,
-    gradients are summed over ranks in `reduce_dtype`. `activation_checkpointing` is "none", "full"
-    or "every K" (each K-th layer). A model on the meta device is sharded without memory and gets
-    its values later. One CPU process shards nothing.
+    Parameters keep their dtype (the master copy). Layers compute in `param_dtype`, and gradients
+    are summed over ranks in `reduce_dtype`. `activation_checkpointing` is "none", "full" or
+    "every K" (each K-th layer). A model on the meta device takes no memory until `fill_shards`. A
+    single CPU process shards nothing. Raises ValueError for an unknown `activation_checkpointing`
+    and for a model that `divide` refuses.
     """
     checkpoint_activations(model, activation_checkpointing)
     if world.mesh is None:
@@ -53,24 +54,26 @@ def shard(
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     mesh = world.mesh["dp"]
     for layer in model.base_model.layers:
-        # A mesh of one has nothing to gather again: keeping the compute copy from forward to
-        # backward saves its second cast.
+        # With one rank there is nothing to gather, so keep the compute copy for the backward pass
+        # instead of casting twice.
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=world.dp_size > 1)
-    # The root holds the embeddings, the last norm and the head; they are needed at both ends of a
-    # pass, so they stay gathered between forward and backward.
+    # The root holds the embeddings, the last norm and the head. Both ends of a pass need them, so
+    # they stay gathered between forward and backward.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     _sum_gradients(model)
     for module in model.modules():
         for name, buffer in module._buffers.items():
-            # Rotary frequencies are no parameters, so FSDP leaves them where they are.
+            # FSDP does not move buffers, such as rotary frequencies.
             if buffer is not None and not buffer.is_meta:
                 module._buffers[name] = buffer.to(world.device)
     return model
 
 
 def shard_alone(module: nn.Module, world: World) -> None:
-    """Shard one small module over the data-parallel ranks, in place; it computes in the dtype of
-    its parameters."""
+    """Shard one small module over the data-parallel ranks, in place.
+
+    It computes in the dtype of its parameters.
+    """
     if world.mesh is not None:
         fully_shard(module, mesh=world.mesh["dp"])
         _sum_gradients(module)
@@ -79,13 +82,16 @@ def shard_alone(module: nn.Module, world: World) -> None:
 def _sum_gradients(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # A sum instead of a mean, by the one reduction that gloo knows too.
+            # A sum instead of a mean, by a reduction that gloo supports too.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 
 def checkpoint_activations(model: PreTrainedModel, which: str) -> None:
-    """Recompute layers in the backward pass: "none", "full", or "every K" for each K-th layer."""
+    """Recompute layers in the backward pass: "none", "full", or "every K" for each K-th layer.
+
+    Raises ValueError for any other `which`.
+    """
     words = which.split()
     if which in ("none", "full"):
         every = 0 if which == "none" else 1
@@ -105,8 +111,11 @@ def checkpoint_activations(model: PreTrainedModel, which: str) -> None:
 def run_as_forward(
     model: nn.Module, function: Callable[..., T], *args: object, **kwargs: object
 ) -> T:
-    """`function(model, *args, **kwargs)`, run as FSDP runs `forward`: parameters are gathered
-    around it and its gradients reduced. Any other model just runs it."""
+    """`function(model, *args, **kwargs)`, run as FSDP runs `forward`.
+
+    FSDP gathers the parameters around the call and reduces their gradients. Without FSDP this is a
+    plain call.
+    """
     if not isinstance(model, FSDPModule):
         return function(model, *args, **kwargs)
     name = f"fsdp_{function.__name__}"
@@ -115,19 +124,19 @@ def run_as_forward(
         register_fsdp_forward_method(model, name)
     result: T = getattr(model, name)(*args, **kwargs)
     if not torch.is_grad_enabled():
-        reshard(model)  # no backward pass will, and what stays gathered is stale after a step
+        reshard(model)  # no backward pass does it, and gathered values are stale after a step
     return result
 
 
 def reshard(model: nn.Module) -> None:
-    """Let go of gathered parameters, which would stand in the place of the shards."""
+    """Free gathered parameters, so that the model's parameters are its shards again."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def vocab_shard(weight_VD: torch.Tensor) -> tuple[torch.Tensor, VocabShard | None]:
-    """The head's local rows and, where the vocabulary is divided over ranks, how to combine."""
+    """The head's local rows [V local, D], with a VocabShard if the vocabulary is divided."""
     if not isinstance(weight_VD, DTensor):
         return weight_VD, None
     local_VD, mesh = weight_VD.to_local(), weight_VD.device_mesh
@@ -147,11 +156,11 @@ def vocab_shard(weight_VD: torch.Tensor) -> tuple[torch.Tensor, VocabShard | Non
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float, world: World) -> float:
-    """End a step's backward passes: finish gradients, shorten them to `max_norm`, return the norm
-    they had. To be called exactly once between the last backward and the optimizer's step.
+    """Finish the gradients' reduction, clip them to `max_norm` and return their norm before that.
 
-    The norm is that of the whole gradient, over all shards of both mesh dimensions; `max_norm` may
-    be infinite. A norm that is not finite scales nothing.
+    Call exactly once between the last backward pass and the optimizer's step. The norm covers the
+    full gradient, over all shards of both mesh dimensions. `max_norm` may be infinite. If the norm
+    is not finite, nothing is scaled.
     """
     divided: list[torch.Tensor] = []
     repeated: list[torch.Tensor] = []
@@ -166,7 +175,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float, world: World) -> float:
             assert world.mesh is not None
             dist.all_reduce(grad, group=world.mesh["tp"].get_group())
         (divided if _divided_over_tp(parameter) else repeated).append(grad)
-    # Parameters that every tp rank holds whole would otherwise be counted once a rank.
+    # Every tp rank holds the same repeated gradients, so each is counted `tp` times.
     total = _sum_of_squares(divided, world) + _sum_of_squares(repeated, world) / world.tp
     if world.mesh is not None:
         dist.all_reduce(total)
@@ -189,8 +198,10 @@ def _divided_over_tp(parameter: torch.Tensor) -> bool:
 
 
 def full_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter, whole, one at a time, under its Hugging Face name; tied ones once. Under
-    FSDP or tensor parallel all ranks must walk along."""
+    """Each parameter's Hugging Face name and full value, one at a time; tied ones appear once.
+
+    Under FSDP or tensor parallelism all ranks must iterate together.
+    """
     reshard(model)
     for name, parameter in model.named_parameters():
         yield name, full_tensor(parameter.detach())
@@ -204,10 +215,12 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def plus_product(
     base: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, scale: float
 ) -> torch.Tensor:
-    """base + scale * left @ right, computed in fp32, in the dtype of `base` and sharded like it.
-    All ranks must call, for `right`, which should be small, is gathered. Sharded tensors are cut by
-    rows."""
-    # Base and left are cut by the same rows: a rank's rows of both are all that its part needs.
+    """base + scale * left @ right, computed in fp32; dtype and sharding are those of `base`.
+
+    Sharded tensors must be split by rows. All ranks must call this, because it gathers `right`,
+    which should be small.
+    """
+    # `base` and `left` are split by the same rows, so each rank only needs its own rows of both.
     product = local_part(left).float() @ full_tensor(right).float()
     local = (local_part(base).float() + scale * product).to(base.dtype)
     if not isinstance(base, DTensor):
@@ -227,16 +240,14 @@ def fill_shards(
     read: Callable[[str, tuple[slice, ...]], torch.Tensor],
     device: torch.device,
 ) -> None:
-    """Give a model that was sharded on the meta device memory and values. Buffers that have values
-    keep them.
+    """Allocate and fill a model that was sharded on the meta device; existing buffers keep values.
 
-    `read(name, box)` returns a rectangle of the whole tensor of that name, on any device; a rank
-    whose part is empty may be given any empty tensor.
+    `read(name, box)` returns a box of the full tensor of that name, on any device.
     """
     buffers = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
     model.to_empty(device=device)
     if not isinstance(model, FSDPModule):
-        model.tie_weights()  # FSDP sees to it itself
+        model.tie_weights()  # FSDP does this itself
     for name, buffer in list(model.named_buffers()):
         if name in buffers:
             module, _, leaf = name.rpartition(".")
@@ -257,10 +268,10 @@ def fill_shards(
 
 @dataclass(frozen=True, slots=True)
 class VocabShard:
-    """This rank's part of a vocabulary divided over tensor-parallel ranks, and how to combine.
+    """This rank's part of a vocabulary that is divided over tensor-parallel ranks.
 
-    `start` is the id of its first row; `all_gather` stacks a tensor of every rank on a new first
-    dimension; `all_reduce` returns the sum over the ranks.
+    `start` is the id of its first row. `all_gather` stacks a tensor of every rank on a new first
+    dimension. `all_reduce` returns the sum over the ranks.
     """
 
     start: int

@@ -1,8 +1,9 @@
-"""Tensor parallel from a model's own plan: which rank computes which heads, MLP columns and words.
+"""Tensor parallelism from a model's own plan: splits heads, MLP columns and vocabulary over ranks.
 
-transformers' `base_model_tp_plan` names for each linear layer "colwise" or "rowwise"; these become
-torch's parallel styles. Between the two every rank computes its own heads; outside them all ranks
-of a row hold the same hidden states. Knows no tokens and no losses.
+transformers' `base_model_tp_plan` marks each linear layer "colwise" or "rowwise"; these become
+torch's parallel styles. Between a colwise and a rowwise layer each rank computes its own heads or
+columns; elsewhere all ranks of a "tp" row hold the same hidden states. Knows no tokens and no
+losses.
 """
 
 from __future__ import annotations
@@ -24,34 +25,36 @@ from torch.distributed.tensor.parallel import (
 from transformers import PreTrainedModel
 
 STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-# A norm over each head: its weight is the same on every rank, its gradient a sum over their heads.
+# A norm over each head: every rank holds its full weight; its gradient is summed over the ranks.
 PER_HEAD = "replicated_with_grad_allreduce"
 LAYER = "layers.*."
 
 
 def divide(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Divide the trunk by the plan, and embeddings and head by vocabulary, in place.
+    """Divide the backbone by the plan, and embeddings and head by vocabulary, in place.
 
-    The vocabulary is divided even where the plan would gather logits: log-probs then combine three
-    numbers a position and rank instead of whole rows, and a tied embedding shares the division.
-    Raises ValueError for a family that is not tested so, where the sizes do not divide, and where
-    the plan asks for more than is known here.
+    The vocabulary is divided even where the plan would gather logits: log-probs then need only
+    three numbers from each rank and position instead of full rows, and a tied embedding is divided
+    in the same way. Raises ValueError for a family without tests of this, for sizes that do not
+    divide, and for a plan with unknown styles.
     """
     plan = _checked_plan(model, mesh.size())
     backbone = model.base_model
     linear = {name: STYLES[kind]() for name, kind in plan.items() if kind in STYLES}
-    # Every rank holds the same values (or none, on the meta device), so none has to be sent.
+    # Every rank already holds the same values (or none, on the meta device): send nothing.
     parallelize_module(backbone, mesh, linear, src_data_rank=None)
-    words: dict[str, ParallelStyle] = {"embed_tokens": RowwiseParallel(input_layouts=Replicate())}
-    parallelize_module(backbone, mesh, words, src_data_rank=None)
-    # A copy waits for the collective, as `arrived` does, and can be differentiated.
+    embedding: dict[str, ParallelStyle] = {
+        "embed_tokens": RowwiseParallel(input_layouts=Replicate())
+    }
+    parallelize_module(backbone, mesh, embedding, src_data_rank=None)
+    # A copy waits for the collective, as `arrived` does, but stays in the autograd graph.
     backbone.embed_tokens.register_forward_hook(lambda _module, _ids, rows: rows.clone())
     if model.config.tie_word_embeddings:
         model.get_output_embeddings().weight = backbone.embed_tokens.weight
     else:
         parallelize_module(model, mesh, {"lm_head": ColwiseParallel()}, src_data_rank=None)
-    # Marked once as the same on every rank, a hidden state has its gradient summed over ranks once
-    # and not once each for q, k and v, or gate and up.
+    # The hidden states are marked as replicated once for each block, so that their gradient is
+    # summed over ranks once, not separately for q, k and v, or gate and up.
     parents = {name.rpartition(".")[0] for name, kind in plan.items() if kind == "colwise"}
     for layer in backbone.layers:
         for parent in sorted(parents):
@@ -60,7 +63,7 @@ def divide(model: PreTrainedModel, mesh: DeviceMesh) -> None:
 
 
 def partial_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
-    """Parameters that are whole on every rank while each rank's gradient covers its heads only."""
+    """Parameters that each rank holds in full but whose gradient covers only that rank's heads."""
     plan = model.config.base_model_tp_plan or {}
     names = [name.removeprefix(LAYER) for name, kind in plan.items() if kind == PER_HEAD]
     return [
@@ -73,14 +76,14 @@ def partial_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
 
 def _checked_plan(model: PreTrainedModel, size: int) -> dict[str, str]:
     config = model.config
-    refused = why_not_divided(model)
-    if refused is not None:
-        raise ValueError(f"{config.model_type}: {refused}")
+    reason = why_not_divided(model)
+    if reason is not None:
+        raise ValueError(f"{config.model_type}: {reason}")
     plan: dict[str, str] = config.base_model_tp_plan or {}
     unknown = set(plan.values()) - set(STYLES) - {PER_HEAD}
     if not plan or unknown:
-        why = f"its plan asks for {sorted(unknown)}" if plan else "it brings no plan"
-        raise ValueError(f"parallel.tp must be 1 for {config.model_type}, got {size}: {why}")
+        reason = f"its plan has unknown styles {sorted(unknown)}" if plan else "it has no plan"
+        raise ValueError(f"parallel.tp must be 1 for {config.model_type}, got {size}: {reason}")
     for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
         units = getattr(config, key)
         if units % size:
@@ -93,18 +96,19 @@ def _checked_plan(model: PreTrainedModel, size: int) -> dict[str, str]:
 
 
 def arrived(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself once its collective has ended, without its graph.
+    """The tensor after its collective has ended, detached from the autograd graph.
 
-    What a collective returns is a wrapper without memory of its own until an operator of torch asks
-    for it. A kernel that takes a bare address (liger's are Triton's) never asks and would read from
-    nowhere: "illegal memory access".
+    A collective returns a wrapper that has no memory until a torch operator uses it. A kernel that
+    takes a raw address (as liger's Triton kernels do) would read invalid memory instead.
     """
     return tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
 def _replicate_input(mesh: DeviceMesh) -> Callable[..., Any]:
-    """A pre-forward hook that marks the hidden states as the same on every rank of the mesh; their
-    gradient, a sum over the ranks, has arrived when the norm before it is differentiated."""
+    """A pre-forward hook that marks the hidden states as replicated over the mesh.
+
+    Their gradient, a sum over the ranks, is awaited before the preceding norm's backward reads it.
+    """
 
     def replicated(hidden: torch.Tensor) -> DTensor:
         if hidden.requires_grad:
@@ -121,14 +125,14 @@ def _replicate_input(mesh: DeviceMesh) -> Callable[..., Any]:
     return hook
 
 
-# Families whose division is compared with one process in tests/test_families.py.
+# Families that tests/model/test_families.py compares with one process.
 DIVIDED = (
     "llama", "qwen2", "qwen3", "mistral", "granite", "cohere", "seed_oss", "smollm3", "arcee",
 )  # fmt: skip
 
 
 def why_not_divided(model: PreTrainedModel) -> str | None:
-    """Why tensor parallel cannot be used for this model; None where it may."""
+    """Why tensor parallelism is refused for this model; None if it is supported."""
     if model.config.model_type in DIVIDED:
         return None
-    return f"parallel.tp must be 1 for it, tensor parallel is tested for {', '.join(DIVIDED)}"
+    return f"parallel.tp must be 1: tensor parallelism is tested only for {', '.join(DIVIDED)}"

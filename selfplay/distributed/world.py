@@ -1,8 +1,8 @@
-"""Processes and the mesh they form, and how ranks agree on small things. Knows no models.
+"""Joins the processes into a device mesh and exchanges small values between ranks.
 
-One device mesh carries both kinds of parallelism: "dp", over which every parameter is sharded, and
-"tp", over which heads, MLP and vocabulary are divided. The ranks of one "tp" row are neighbours
-and see the same tokens.
+One mesh has both kinds of parallelism: FSDP shards every parameter over "dp"; tensor parallelism
+divides heads, MLP and vocabulary over "tp". The ranks of one "tp" row are neighbours and process
+the same tokens. Knows no models.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Where this process stands. `mesh` is None for one CPU process; `control` is a gloo group for
-    small objects; `dp_size` * `tp` is `world_size`."""
+    """This process's ranks, device and process groups.
+
+    `mesh` is None for a single CPU process. `control` is a gloo group for small objects.
+    `dp_size` * `tp` is `world_size`.
+    """
 
     rank: int
     world_size: int
@@ -49,13 +52,13 @@ class World:
 def init_world(
     tp: int = 1, fsdp: int | None = None, *, engine_tp: int = 1, device: str | None = None
 ) -> World:
-    """Read torchrun's environment and join the others; `fsdp` defaults to all that `tp` leaves.
-    `engine_tp` neighbouring ranks of one host share one engine.
+    """Read torchrun's environment and join the process groups.
 
-    One CPU process joins nothing. One GPU makes a mesh of one, so that it gets FSDP's mixed
-    precision like many. `device` is "cuda" or "cpu" (default: cuda where there is one). Raises
-    ValueError when `tp` * `fsdp` is not the number of processes, or `engine_tp` does not divide a
-    host's.
+    `fsdp` defaults to the number of processes divided by `tp`. `engine_tp` neighbouring ranks of
+    one host share one engine. `device` is "cuda" or "cpu" (default: cuda where there is one). A
+    single CPU process joins no group. A single GPU gets a mesh of one rank, so that FSDP's mixed
+    precision applies to it too. Raises ValueError when `tp` * `fsdp` is not the number of
+    processes, or `engine_tp` does not divide the processes of a host.
     """
     world_size = _number("WORLD_SIZE", 1, low=1)
     rank = _number("RANK", 0, below=world_size)
@@ -63,33 +66,45 @@ def init_world(
     dp_size = data_parallel_size(world_size, tp, fsdp)
     check_size(engine_tp, host_size=_number("LOCAL_WORLD_SIZE", world_size, low=1))
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    here = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
+    own_device = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
-        torch.cuda.set_device(here)
-    if world_size == 1 and kind == "cpu":
-        return World(0, 1, 0, here, None, 0, 1, 0, 1, None, make_replica(0, 1, engine_tp))
-    # One process needs no rendezvous, so it takes no port.
-    alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
-        timeout=timedelta(seconds=TIMEOUT_S),
-        **(alone if world_size == 1 else {}),
-    )
-    # A child of this process that starts a process group of its own would take up torchrun's store.
-    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-    control = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S))
-    shape, names = ((dp_size, tp), ("dp", "tp")) if tp > 1 else ((dp_size,), ("dp",))
-    mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
+        torch.cuda.set_device(own_device)
+    mesh: DeviceMesh | None = None
+    control: dist.ProcessGroup | None = None
+    if world_size > 1 or kind == "cuda":
+        # A single process needs no rendezvous and no port.
+        alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
+            timeout=timedelta(seconds=TIMEOUT_S),
+            **(alone if world_size == 1 else {}),
+        )
+        # Otherwise a child's own process group would use torchrun's store.
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S))
+        shape, names = ((dp_size, tp), ("dp", "tp")) if tp > 1 else ((dp_size,), ("dp",))
+        mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
     dp_rank, tp_rank = divmod(rank, tp)
-    replica = make_replica(rank, world_size, engine_tp)
     return World(
-        rank, world_size, local_rank, here, mesh, dp_rank, dp_size, tp_rank, tp, control, replica
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        device=own_device,
+        mesh=mesh,
+        dp_rank=dp_rank,
+        dp_size=dp_size,
+        tp_rank=tp_rank,
+        tp=tp,
+        control=control,
+        replica=make_replica(rank, world_size, engine_tp),
     )
 
 
 def _number(variable: str, default: int, *, low: int = 0, below: int = 1_000_000) -> int:
-    """A launcher's environment variable. Raises ValueError that names it for anything but a whole
-    number from `low` up to `below`, exclusive."""
+    """The integer value of a launcher's environment variable.
+
+    Raises ValueError, which names the variable, unless it lies in [low, below).
+    """
     text = os.environ.get(variable, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 8 and low <= int(text) < below):
         raise ValueError(
@@ -100,9 +115,13 @@ def _number(variable: str, default: int, *, low: int = 0, below: int = 1_000_000
 
 
 def data_parallel_size(world_size: int, tp: int, fsdp: int | None) -> int:
-    """The ranks left for FSDP, after checking that the two sizes make up the world."""
+    """The number of data-parallel ranks.
+
+    Raises ValueError when `tp` * `fsdp` is not `world_size`, or `tp` does not divide it.
+    """
     if tp < 1 or world_size % tp:
-        nearest = min(_divisors(world_size), key=lambda n: abs(n - tp))
+        divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
+        nearest = min(divisors, key=lambda n: abs(n - tp))
         raise ValueError(
             f"parallel.tp must divide the number of processes ({world_size}), got {tp}; "
             f"the nearest is {nearest}"
@@ -115,21 +134,17 @@ def data_parallel_size(world_size: int, tp: int, fsdp: int | None) -> int:
     return world_size // tp
 
 
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
-
-
 def close_world(world: World) -> None:
-    """Leave the process groups; nothing to do for one CPU process."""
+    """Leave the process groups; a single CPU process has none."""
     if world.mesh is not None:
-        # A gloo thread drops the tensors of its last collective a moment after that has returned,
-        # and needs the interpreter's lock for it. An exit before that moment aborts the process
-        # ("terminate called without an active exception"), so the lock is given up here.
+        # A gloo thread frees the tensors of its last collective shortly after the collective
+        # returns, and needs the GIL for that. Exiting before then aborts the process ("terminate
+        # called without an active exception"), so release the GIL here for a moment.
         time.sleep(0.1)
         dist.destroy_process_group()
 
 
-# What follows goes over gloo: it moves Python values and never touches a GPU stream.
+# The functions below use gloo: they exchange Python values and never touch a GPU stream.
 
 
 def all_reduce_sum(values: list[float], world: World) -> list[float]:
@@ -171,17 +186,20 @@ def gather_objects(value: T, world: World) -> list[T]:
 
 
 def exchange_objects(outgoing: Sequence[T], world: World) -> list[T]:
-    """Every rank has one value for each rank and gets one from each, in rank order; its own comes
-    back as it is. Unlike `gather_objects` nobody unpacks what is meant for another."""
+    """Send `outgoing[r]` to each rank r; return the values received, in rank order.
+
+    A rank's value for itself is returned unchanged. Unlike `gather_objects`, each rank receives
+    only its own values.
+    """
     if world.control is None:
         return list(outgoing)
-    packed = [
+    pickled = [
         np.frombuffer(b"" if rank == world.rank else pickle.dumps(value, protocol=5), np.uint8)
         for rank, value in enumerate(outgoing)
     ]
-    sizes = [len(one) for one in packed]
+    sizes = [len(data) for data in pickled]
     incoming = [row[world.rank] for row in gather_objects(sizes, world)]
-    sent = torch.from_numpy(np.concatenate(packed))
+    sent = torch.from_numpy(np.concatenate(pickled))
     received = torch.empty(sum(incoming), dtype=torch.uint8)
     dist.all_to_all_single(received, sent, incoming, sizes, group=world.control)
     return [
@@ -191,8 +209,7 @@ def exchange_objects(outgoing: Sequence[T], world: World) -> list[T]:
 
 
 def on_first_rank(action: Callable[[], object], world: World) -> None:
-    """Let rank 0 act while the others wait; the ValueError or OSError it ends in is raised on every
-    rank."""
+    """Run `action` on rank 0 while the others wait; its ValueError or OSError is raised on all."""
     failure: Exception | None = None
     if world.rank == 0:
         try:
@@ -205,6 +222,6 @@ def on_first_rank(action: Callable[[], object], world: World) -> None:
 
 
 def barrier(world: World) -> None:
-    """Wait until every rank is here."""
+    """Wait until every rank has called this."""
     if world.control is not None:
         dist.barrier(group=world.control)

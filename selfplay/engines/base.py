@@ -1,8 +1,8 @@
-"""What an engine is: prompt ids in, sampled ids out. Knows no games, no rewards, no text.
+"""The engine interface: prompt ids in, sampled ids out. Knows no games and no rewards.
 
-Two drivers meet two kinds of engine: a wave engine (`generate`) answers all waiting prompts at
-once; a streaming engine (`stream`) answers each as soon as it is done, on its own event loop.
-`Engine.streaming` says which one it is.
+There are two kinds of engine. A wave engine (`generate`) answers all waiting prompts as one batch.
+A streaming engine (`stream`) answers each request as soon as it is done, on its own event loop.
+`Engine.streaming` tells which kind it is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a chat for a speaker that is asked in text; `role` as chat templates say."""
+    """One chat message, for a speaker that takes text; `role` as in chat templates."""
 
     role: str
     content: str
@@ -24,10 +24,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One turn to generate: the exact prompt ids, how many more at most, the seed of its draws.
+    """One turn to generate: exact prompt ids, limit of new tokens, seed of the sampling.
 
-    `speaker` names who is to speak, "" the policy. A speaker that is asked in text reads `messages`
-    in place of prompt ids.
+    `speaker` names the model that generates; "" is the policy. A speaker that takes text reads
+    `messages` instead of prompt ids.
     """
 
     prompt_ids: Sequence[int]
@@ -39,11 +39,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What was sampled: new ids, one log-prob a token, why it ended, whose weights.
+    """A sampled turn: new ids, one log-prob for each, why it ended, version of the weights.
 
-    The ids include the matched stop token. Log-probs are those of the full softmax after the
-    temperature. `finish` is "stop" or "length"; a speaker that is asked in text answers in `text`
-    without ids, and with "void" where it gave no answer, `text` then saying why.
+    The ids include the matched stop token. Log-probs are in nats, of the full softmax after the
+    temperature. `finish` is "stop" or "length". A speaker that takes text returns `text` and no
+    ids; its `finish` is "void" where it gave no answer, and `text` then holds the reason.
     """
 
     ids: list[int]
@@ -55,7 +55,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How every request of a rollout is sampled.
+    """How every request of a rollout is sampled: temperature and the ids that end a turn.
 
     Temperature 0 is greedy, with log-probs at temperature 1.
     """
@@ -64,8 +64,12 @@ class Sampling:
     stop_ids: tuple[int, ...]
 
 
+# Sends one request and waits for its completion.
+Ask = Callable[[Request], Awaitable[Completion]]
+
+
 class Engine(Protocol):
-    """A generator of turns with replaceable weights. All sizes in tokens, all times in seconds."""
+    """Generates turns, with replaceable weights. All sizes in tokens, all times in seconds."""
 
     streaming: bool
     version: int
@@ -76,10 +80,10 @@ class Engine(Protocol):
 
     def stream(
         self,
-        tasks: Iterable[Callable[[Callable[[Request], Awaitable[Completion]]], Awaitable[Any]]],
+        tasks: Iterable[Callable[[Ask], Awaitable[Any]]],
         sampling: Sampling,
     ) -> list[Any]:
-        """Run one coroutine a game, each given `ask(request)`; results in order.
+        """Run one coroutine for each game, passing it `ask(request)`; results in order.
 
         Streaming engines only.
         """
@@ -88,15 +92,15 @@ class Engine(Protocol):
     def update_weights(
         self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int
     ) -> None:
-        """From the next request on the engine speaks with these weights (Hugging Face names)."""
+        """Generate with these weights (Hugging Face names) from the next request on."""
         ...
 
     def sleep(self) -> None:
-        """Give memory (weights, cache) back while the trainer works, where any can be freed."""
+        """Free the memory of weights and cache while the trainer works, where possible."""
         ...
 
     def wake(self, what: str) -> None:
-        """Take memory again: "weights" before a push, then "kv_cache" before generating."""
+        """Allocate memory again: "weights" before a push, then "kv_cache" before generating."""
         ...
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
-"""An OpenAI-compatible chat endpoint: messages in, a text out, or a void answer that says why.
+"""An OpenAI-compatible chat endpoint: messages in, text out.
 
-It never raises for what the network or the server does: a request that fails is tried again with
-exponential back-off and jitter (M. Brooker, "Exponential Backoff And Jitter", AWS 2015, with jitter
-between a half and one and a half), then answered with finish "void". The key is put into one header
-and nowhere else. Times in seconds, prices by the million tokens. Knows no games.
+Network and server errors never raise. A failed request is retried with exponential back-off and
+jitter (M. Brooker, "Exponential Backoff And Jitter", AWS 2015; here the jitter factor lies between
+0.5 and 1.5). When all retries fail, the completion has finish "void" and its text is the reason.
+The API key appears in one header and nowhere else. Times in seconds, prices per million tokens.
+Knows no games.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from selfplay.config.settings import SettingsError
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Request
 
-# The server may do better next time: too slow, in conflict, too early, asked too often.
-_TRY_AGAIN = (408, 409, 425, 429)
-# So many requests without an answer in a row, and the endpoint is dead for a while.
+# HTTP statuses below 500 that a retry may cure: time-out, conflict, too early, too many requests.
+_RETRIED = (408, 409, 425, 429)
+# After this many consecutive void answers the endpoint counts as dead for `max_backoff_s`.
 _DEAD_AFTER = 3
 
 
 @dataclass(slots=True)
 class Usage:
-    """What was asked since the last `take_usage`, by all threads together."""
+    """Requests and tokens of all threads since the last `take_usage`."""
 
     num_requests: int = 0
     num_retries: int = 0
@@ -42,15 +43,14 @@ class Usage:
     num_new_tokens: int = 0
 
     def cost(self, settings: EndpointConfig) -> float:
-        """In the currency of the prices."""
+        """The price of these tokens, in the currency of the settings' prices."""
         million = 1_000_000
         prompt = self.num_prompt_tokens * settings.price_in / million
         return prompt + self.num_new_tokens * settings.price_out / million
 
 
 def check_address(url: str, *, what: str) -> None:
-    """Raise SettingsError that begins with `what` for an address that no request could be sent
-    to."""
+    """Raise SettingsError, which begins with `what`, unless `url` is a usable HTTP address."""
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, ValueError) as error:
@@ -63,10 +63,10 @@ def check_address(url: str, *, what: str) -> None:
 
 
 def endpoint_key(settings: EndpointConfig) -> str | None:
-    """The key that endpoint.key_variable names, None where it names none.
+    """The API key in the variable that endpoint.key_variable names; None where it is empty.
 
-    Raises SettingsError, which does not show the key, for a variable that is not set or whose value
-    cannot stand in a header.
+    Raises SettingsError, which does not show the key, when the variable is not set or its value is
+    not valid in a header.
     """
     variable = settings.key_variable
     if not variable:
@@ -84,7 +84,7 @@ def endpoint_key(settings: EndpointConfig) -> str | None:
 
 
 class Endpoint:
-    """One model behind one address, asked by at most `concurrency` threads."""
+    """One model behind one address, with at most `concurrency` requests at a time."""
 
     def __init__(self, model: str, url: str, *, settings: EndpointConfig, key: str | None) -> None:
         self.name = f"{model}@{url}"
@@ -102,14 +102,14 @@ class Endpoint:
         )
 
     def submit(self, request: Request) -> Future[Completion]:
-        """Ask as soon as a thread is free."""
+        """Send the request as soon as a thread is free."""
         return self._threads.submit(self._answer, request)
 
     def take_usage(self) -> Usage:
-        """What was asked since the last call."""
+        """The usage since the last call; starts a new count."""
         with self._lock:
-            taken, self._usage = self._usage, Usage()
-        return taken
+            usage, self._usage = self._usage, Usage()
+        return usage
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
@@ -118,7 +118,7 @@ class Endpoint:
     def _answer(self, request: Request) -> Completion:
         body = self._body(request)
         self._count(num_requests=1)
-        why = "it is dead"
+        reason = "it is dead"
         for attempt in range(self._settings.retries + 1):
             if time.monotonic() < self._dead_until_s:
                 break
@@ -126,23 +126,23 @@ class Endpoint:
             try:
                 response = self._client.post("/chat/completions", json=body)
             except httpx.HTTPError as error:
-                why = f"{type(error).__name__}: {self._told(str(error))}"
+                reason = f"{type(error).__name__}: {self._excerpt(str(error))}"
             else:
                 if response.status_code == 200:
-                    said = _read(response)
-                    if said is not None:
-                        return self._said(*said)
-                    why = "its answer is no chat completion"
+                    answer = _read(response)
+                    if answer is not None:
+                        return self._completion(*answer)
+                    reason = "its answer is no chat completion"
                 else:
-                    why = f"HTTP {response.status_code}: {self._told(response.text)}"
-                    if response.status_code not in _TRY_AGAIN and response.status_code < 500:
+                    reason = f"HTTP {response.status_code}: {self._excerpt(response.text)}"
+                    if response.status_code not in _RETRIED and response.status_code < 500:
                         break
-                    asked_s = _retry_after_s(response.headers.get("Retry-After"))
-                    wait_s = min(max(wait_s, asked_s), self._settings.max_backoff_s)
+                    retry_after_s = _retry_after_s(response.headers.get("Retry-After"))
+                    wait_s = min(max(wait_s, retry_after_s), self._settings.max_backoff_s)
             if attempt < self._settings.retries:
                 self._count(num_retries=1)
                 time.sleep(wait_s)
-        return self._void(why)
+        return self._void(reason)
 
     def _body(self, request: Request) -> dict[str, Any]:
         settings = self._settings
@@ -150,7 +150,7 @@ class Endpoint:
             "model": self._model,
             "messages": [{"role": m.role, "content": m.content} for m in request.messages],
         }
-        if "max_completion_tokens" not in settings.body:  # some servers refuse both together
+        if "max_completion_tokens" not in settings.body:  # some servers refuse both
             body["max_tokens"] = request.max_new_tokens
         if settings.temperature is not None:
             body["temperature"] = settings.temperature
@@ -160,14 +160,14 @@ class Endpoint:
         jitter = 0.5 + named_seed(seed, "retry", attempt) / 2**63
         return min(self._settings.backoff_s * 2**attempt * jitter, self._settings.max_backoff_s)
 
-    def _said(self, text: str, finish: str, usage: tuple[int, int]) -> Completion:
+    def _completion(self, text: str, finish: str, usage: tuple[int, int]) -> Completion:
         self._count(num_prompt_tokens=usage[0], num_new_tokens=usage[1])
         with self._lock:
             self._num_failed_in_a_row = 0
-        text = self._without_key(text)  # a server may say back what it was sent
+        text = self._without_key(text)  # a server may echo its request
         return Completion(ids=[], logprobs=[], finish=finish, version=0, text=text)
 
-    def _void(self, why: str) -> Completion:
+    def _void(self, reason: str) -> Completion:
         self._count(num_void=1)
         with self._lock:
             self._num_failed_in_a_row += 1
@@ -175,16 +175,16 @@ class Endpoint:
             if dead and time.monotonic() >= self._dead_until_s:
                 self._dead_until_s = time.monotonic() + self._settings.max_backoff_s
         if first:
-            told = f"endpoint {self.name} gave no answer, its games end void: {why}"
-            print(told, file=sys.stderr, flush=True)
-        return Completion(ids=[], logprobs=[], finish="void", version=0, text=why)
+            message = f"endpoint {self.name} gave no answer, its games end void: {reason}"
+            print(message, file=sys.stderr, flush=True)
+        return Completion(ids=[], logprobs=[], finish="void", version=0, text=reason)
 
     def _without_key(self, text: str) -> str:
-        key = (self._key or "").strip()  # a line end of its own is escaped by whoever quotes it
+        key = (self._key or "").strip()  # quoting escapes a line end
         return text.replace(key, "[key]") if key else text
 
-    def _told(self, text: str) -> str:
-        """The start of what a server or library said, on one line, control characters escaped."""
+    def _excerpt(self, text: str) -> str:
+        """The first 200 characters without the key, on one line, control characters escaped."""
         return repr(self._without_key(text)[:200])[1:-1]
 
     def _count(self, **more: int) -> None:
@@ -194,13 +194,16 @@ class Endpoint:
 
 
 def _read(response: httpx.Response) -> tuple[str, str, tuple[int, int]] | None:
-    """Text, finish ("stop" or "length") and (prompt, answer) tokens of a chat completion."""
+    """Text, finish ("stop" or "length") and (prompt, answer) tokens of a chat completion.
+
+    None where the response is no chat completion.
+    """
     try:
-        answer = response.json()
-        choice = answer["choices"][0]
+        body = response.json()
+        choice = body["choices"][0]
         text = choice["message"]["content"]
         finish = "length" if choice.get("finish_reason") == "length" else "stop"
-        usage = answer.get("usage") or {}
+        usage = body.get("usage") or {}
         counts = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0))
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
@@ -208,7 +211,7 @@ def _read(response: httpx.Response) -> tuple[str, str, tuple[int, int]] | None:
 
 
 def _retry_after_s(header: str | None) -> float:
-    """Seconds that a Retry-After header asks for, a number or a date; 0 without a readable one."""
+    """The seconds in a Retry-After header (a number or a date); 0 for none or an invalid one."""
     if not header:
         return 0.0
     try:

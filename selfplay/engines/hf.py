@@ -1,11 +1,10 @@
-"""The transformers engine: one model in this process, batched over all waiting prompts. The
-reference for tests.
+"""The transformers engine: one model in this process, batched over all waiting prompts.
 
-It reads the policy's own parameters, so there is nothing to push while both live in one process.
-Every request draws from its own seed, so a completion does not depend on what it was batched with
-(up to the rounding of the matmuls).
+It is the reference engine of the tests. It can share the policy's parameters, which then need no
+push. Each request samples by inverse CDF from uniforms of its own seed, so a completion does not
+depend on its batch (up to the rounding of the matmuls).
 
-Shapes: B rows, P longest prompt, K keys so far, V vocabulary.
+Shapes: B rows, P longest prompt, Q new positions of a row, K keys so far, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,14 +18,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.engines.base import Ask, Completion, Request, Sampling
 
 
 class _Slots(CacheLayerMixin):
-    """One layer's keys and values in memory taken once.
-
-    A step writes in place instead of copying all that came before.
-    """
+    """One layer's keys and values in preallocated memory, so that a step writes in place."""
 
     is_sliding = False
 
@@ -51,7 +47,7 @@ class _Slots(CacheLayerMixin):
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
     def take(self, rows: Tensor) -> None:
-        """Keep these rows, in this order; a row may be taken several times."""
+        """Keep these rows, in this order; a row may be repeated."""
         self.keys, self.values = self.keys[rows], self.values[rows]
 
     def get_seq_length(self) -> int:
@@ -68,7 +64,7 @@ class _Slots(CacheLayerMixin):
 
 
 def _uniforms(requests: Sequence[Request], length: int) -> np.ndarray:
-    """One uniform draw a row and step, [B, length], each row from its request's own seed."""
+    """Uniform draws [B, length], each row from its request's own seed."""
     draws = np.empty((len(requests), length))
     for row, request in enumerate(requests):
         draws[row] = np.random.Generator(np.random.Philox(request.seed)).random(length)
@@ -76,9 +72,9 @@ def _uniforms(requests: Sequence[Request], length: int) -> np.ndarray:
 
 
 def _sample(logits_BV: Tensor, temperature: float, draws_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Sampled ids and their log-probs under the full softmax after the temperature.
+    """Sampled ids [B] and their log-probs [B] under the full softmax after the temperature.
 
-    Temperature 0 takes the largest.
+    Temperature 0 takes the likeliest token.
     """
     logprobs_BV = (logits_BV.float() / (temperature or 1.0)).log_softmax(-1)
     if temperature == 0.0:
@@ -101,7 +97,7 @@ class HFEngine:
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Answer all requests, in order.
 
-        Prompts of like length are batched together, equal prompts are read once.
+        Prompts of similar length share a batch; equal prompts share one prefill.
         """
         order = sorted(
             range(len(requests)),
@@ -144,9 +140,8 @@ class HFEngine:
             num_going = int(going_B.sum())
             if num_going == 0:
                 break
-            if num_going <= 0.75 * len(
-                rows
-            ):  # finished rows ride along until dropping them pays for the copy
+            # Dropping finished rows copies the cache, which pays off once a quarter has finished.
+            if num_going <= 0.75 * len(rows):
                 keep = going_B.nonzero()[:, 0]
                 for layer in layers:
                     layer.take(keep)
@@ -163,9 +158,9 @@ class HFEngine:
     def _prefill(
         self, requests: Sequence[Request], horizon: int
     ) -> tuple[list[_Slots], Tensor, Tensor, Tensor]:
-        """Read the prompts, left-padded.
+        """Prefill the left-padded prompts: layers, valid keys [B, K], lengths [B], logits [B, V].
 
-        Equal neighbours (a group's first turns) are read once and then copied.
+        Equal neighbours (a group's first turns) are computed once and then copied.
         """
         unique: list[Sequence[int]] = []
         index: list[int] = []
@@ -182,8 +177,7 @@ class HFEngine:
         ids_BP, valid_BK = ids_BP.to(device), valid_BK.to(device)
         positions_BP = (valid_BK[:, :P].cumsum(-1) - 1).clamp(min=0)
         causal_PP = torch.ones(P, P, dtype=torch.bool, device=device).tril()
-        # A padding row sees itself: a softmax over nothing would be NaN, and NaN would spread
-        # through the values.
+        # A padding position attends to itself: a softmax over no key is NaN, which would spread.
         mask_BPP = (causal_PP & valid_BK[:, None, :P]) | torch.eye(
             P, dtype=torch.bool, device=device
         )
@@ -211,30 +205,27 @@ class HFEngine:
 
     def stream(
         self,
-        tasks: Iterable[Callable[[Callable[[Request], Awaitable[Completion]]], Awaitable[Any]]],
+        tasks: Iterable[Callable[[Ask], Awaitable[Any]]],
         sampling: Sampling,
     ) -> list[Any]:
         raise NotImplementedError("the hf engine answers in waves: use generate")
 
     def update_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Copy tensors into the model by name.
-
-        Unknown names raise KeyError before anything speaks with them.
-        """
-        own = dict(self.model.named_parameters())
+        """Copy tensors into the model by name. Raises KeyError for an unknown name."""
+        parameters = dict(self.model.named_parameters())
         with torch.no_grad():
             for name, tensor in named_tensors:
-                if name not in own:
+                if name not in parameters:
                     raise KeyError(f"the engine's model has no parameter {name!r}")
-                if own[name].data_ptr() != tensor.data_ptr():  # else it reads the very parameter
-                    own[name].copy_(tensor)
+                if parameters[name].data_ptr() != tensor.data_ptr():  # shared with the policy
+                    parameters[name].copy_(tensor)
         self.version = version
 
     def sleep(self) -> None:
-        """Nothing to free: the cache lives only in `generate`, the weights are the policy's."""
+        """Does nothing: the cache exists only in `generate`, and the policy needs the weights."""
 
     def wake(self, what: str) -> None:
-        """Nothing was freed."""
+        """Does nothing, since `sleep` frees nothing."""
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Does nothing: the engine has no processes."""

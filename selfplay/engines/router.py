@@ -1,8 +1,8 @@
-"""Several engines as one: each request goes to the speaker it names.
+"""Several engines behind one interface: each request goes to the speaker that it names.
 
-The policy's engine leads: it decides between waves and streams, and it alone is pushed to and put
-to sleep. Beside it stand frozen engines, which answer in waves, and endpoints, which answer each
-request on its own. All three work at the same time where they can. Knows no games.
+The policy's engine decides between waves and streams; only it takes new weights and sleeps. Frozen
+engines answer in waves, endpoints answer each request on its own. All work at the same time where
+they can. Knows no games.
 """
 
 from __future__ import annotations
@@ -10,30 +10,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from selfplay.engines.base import Completion, Engine, Request, Sampling
+from selfplay.engines.base import Ask, Completion, Engine, Request, Sampling
 from selfplay.engines.endpoint import Endpoint
-
-Ask = Callable[[Request], Awaitable[Completion]]
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """A wave engine that is never pushed to, and the ids that end its turns."""
+    """A wave engine whose weights never change, and the ids that end its turns."""
 
     engine: Engine
     stop_ids: tuple[int, ...]
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """Answer with the rollout's temperature and the speaker's own end of turn."""
+        """Answer with the rollout's temperature and this model's own stop ids."""
         return self.engine.generate(requests, replace(sampling, stop_ids=self.stop_ids))
 
 
 class EngineRouter:
-    """An `Engine` that speaks with the policy's voice and with those of its partners."""
+    """An `Engine` that passes each request to the policy's engine or to a partner's."""
 
     def __init__(
         self, policy: Engine, *, frozen: Mapping[str, Frozen], endpoints: Mapping[str, Endpoint]
@@ -54,7 +53,7 @@ class EngineRouter:
         by_speaker: dict[str, list[int]] = {}
         for place, request in enumerate(requests):
             by_speaker.setdefault(request.speaker, []).append(place)
-        on_their_way = {
+        from_endpoints = {
             place: self._endpoints[speaker].submit(requests[place])
             for speaker, places in by_speaker.items()
             if speaker in self._endpoints
@@ -63,19 +62,22 @@ class EngineRouter:
         answers: dict[int, Completion] = {}
         for speaker, places in by_speaker.items():
             if speaker not in self._endpoints:
-                voice = self._frozen[speaker] if speaker else self._policy
-                said = voice.generate([requests[place] for place in places], sampling)
-                answers.update(zip(places, said, strict=True))
-        answers |= {place: answer.result() for place, answer in on_their_way.items()}
+                engine = self._frozen[speaker] if speaker else self._policy
+                batch = engine.generate([requests[place] for place in places], sampling)
+                answers.update(zip(places, batch, strict=True))
+        answers |= {place: answer.result() for place, answer in from_endpoints.items()}
         return [answers[place] for place in range(len(requests))]
 
     def stream(
         self, tasks: Iterable[Callable[[Ask], Awaitable[Any]]], sampling: Sampling
     ) -> list[Any]:
-        """Run one coroutine a game on the policy's loop; a partner's turn delays its own games."""
+        """Run one coroutine for each game on the policy's event loop; results in order.
+
+        A partner's turn delays only the game in which it is taken.
+        """
         queues = {
-            name: _Queue(lambda batch, voice=voice: voice.generate(batch, sampling))  # type: ignore[misc]
-            for name, voice in self._frozen.items()
+            name: _WaveQueue(partial(engine.generate, sampling=sampling))
+            for name, engine in self._frozen.items()
         }
 
         def routed(task: Callable[[Ask], Awaitable[Any]]) -> Callable[[Ask], Awaitable[Any]]:
@@ -109,9 +111,11 @@ class EngineRouter:
         self._policy.close()
 
 
-class _Queue:
-    """Turns a wave engine into one that can be awaited: what came while it was busy is its next
-    wave. It works in a thread, so that the loop goes on."""
+class _WaveQueue:
+    """Makes a wave engine awaitable: requests that arrive while it is busy form its next wave.
+
+    The engine works in a thread, so the event loop is not blocked.
+    """
 
     def __init__(self, generate: Callable[[list[Request]], list[Completion]]) -> None:
         self._generate = generate
@@ -127,37 +131,40 @@ class _Queue:
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(0)  # games that are ready at this very moment join the first wave
+        await asyncio.sleep(0)  # games that are ready now join the first wave
         while self._waiting:
             wave, self._waiting = self._waiting, []
             requests = [request for request, _ in wave]
             try:
-                said = await loop.run_in_executor(None, self._attempt, requests)
+                outcome = await loop.run_in_executor(None, self._attempt, requests)
             except asyncio.CancelledError:
                 for _, answer in wave + self._waiting:
                     answer.cancel()
                 raise
-            if isinstance(said, BaseException):
-                # Nobody awaits this task, so whoever waits for an answer crashes with the error.
+            if isinstance(outcome, BaseException):
+                # Nothing awaits this task, so the error goes to the games of this wave.
                 for _, answer in wave:
                     if not answer.done():  # its game may have been cancelled
-                        answer.set_exception(said)
+                        answer.set_exception(outcome)
                 continue
-            for (_, answer), completion in zip(wave, said, strict=True):
+            for (_, answer), completion in zip(wave, outcome, strict=True):
                 if not answer.done():
                     answer.set_result(completion)
 
     def _attempt(self, requests: list[Request]) -> list[Completion] | BaseException:
-        """One wave's completions, or whatever went wrong: an error that is not delivered would
-        leave its games waiting for ever."""
+        """One wave's completions, or the exception raised instead.
+
+        Every exception must reach the wave's games, which would otherwise wait for ever.
+        """
         try:
-            said = self._generate(requests)
-        except StopIteration as error:  # a future cannot carry this one
+            completions = self._generate(requests)
+        except StopIteration as error:  # a future cannot hold a StopIteration
             return RuntimeError(f"a partner's engine raised {error!r}")
         except BaseException as error:  # noqa: BLE001
             return error
-        if len(said) != len(requests):
+        if len(completions) != len(requests):
             return ValueError(
-                f"a partner's engine owes {len(requests)} completions, gave {len(said)}"
+                f"a partner's engine returned {len(completions)} completions for "
+                f"{len(requests)} requests"
             )
-        return said
+        return completions

@@ -1,6 +1,4 @@
-"""Rendering equals each family's own template, extends turn by turn, and cannot be talked into
-markers.
-"""
+"""Rendering equals each family's own template, extends turn by turn, and has no typed markers."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from selfplay.chat.template import CHATML, CLOCK
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config.settings import SettingsError
 
-# Text as players write it: anything but lone surrogates and what spells a special token.
+# Any text without lone surrogates and without the characters that begin special tokens.
 PLAIN = st.text(st.characters(exclude_categories=["Cs"]), max_size=40).filter(
     lambda text: not re.search(r"[<|\[]", text)
 )
@@ -68,7 +66,7 @@ def test_first_prompt_is_the_templates_own(name: str, system: str, user: str) ->
 @every_family
 @EXAMPLES
 @given(users=st.tuples(PLAIN, PLAIN, PLAIN))
-def test_what_follows_an_answer_is_the_templates_own(name: str, users: tuple[str, ...]) -> None:
+def test_the_ids_after_an_answer_are_the_templates_own(name: str, users: tuple[str, ...]) -> None:
     rendering = RENDERINGS[name]
     talk = opening(rendering, "", users[0])
     for user in users[1:]:
@@ -79,11 +77,11 @@ def test_what_follows_an_answer_is_the_templates_own(name: str, users: tuple[str
         assert expected[-len(following) - 1] == rendering.end_id
 
 
-# Their templates leave out of old turns, or change, what a prompt of ours keeps.
-NOT_WHOLE = ("qwen3 without thinking", "qwen3, tags unflagged")
+# Their templates remove or change text in old turns that our prompts keep.
+CHANGES_HISTORY = ("qwen3 without thinking", "qwen3, tags unflagged")
 
 
-@pytest.mark.parametrize("name", [n for n in FAMILIES if n not in NOT_WHOLE])
+@pytest.mark.parametrize("name", [n for n in FAMILIES if n not in CHANGES_HISTORY])
 def test_a_grown_conversation_is_the_templates_rendering_of_it(name: str) -> None:
     rendering = RENDERINGS[name]
     ids = rendering.first(system="Be brief.", user="Who are you?")
@@ -95,7 +93,7 @@ def test_a_grown_conversation_is_the_templates_rendering_of_it(name: str) -> Non
 
 
 def test_qwen3_keeps_the_empty_think_block_that_was_in_the_prompt() -> None:
-    """The template drops the block from old turns; our context keeps what was really there."""
+    """The template drops the block from old turns; our context keeps it, as the policy saw it."""
     name = "qwen3 without thinking"
     rendering = RENDERINGS[name]
     ids = rendering.first(system="", user="A") + rendering.action_ids("B")
@@ -107,14 +105,14 @@ def test_qwen3_keeps_the_empty_think_block_that_was_in_the_prompt() -> None:
     )
 
 
-def test_qwen25_keeps_its_default_system_text_when_there_is_none() -> None:
+def test_qwen25_uses_its_default_system_text_when_none_is_given() -> None:
     ids = RENDERINGS["qwen2.5"].first(system="", user="A")
     assert text_of("qwen2.5", ids).startswith("<|im_start|>system\nYou are Tess")
     ids = RENDERINGS["qwen2.5"].first(system="S", user="A")
     assert text_of("qwen2.5", ids).startswith("<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n")
 
 
-def test_llama3_and_gemma_trim_what_their_templates_trim() -> None:
+def test_llama3_and_gemma_trim_contents_as_their_templates_do() -> None:
     ids = RENDERINGS["llama3"].following(" \n next \n", closed=False)
     assert text_of("llama3", ids) == (
         "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nnext<|eot_id|>"
@@ -130,7 +128,7 @@ def test_llama3_and_gemma_trim_what_their_templates_trim() -> None:
     ("name", "folds"),
     [("qwen2.5", False), ("llama3", False), ("mistral", True), ("mistral nemo", True)],
 )
-def test_a_template_without_a_steady_system_role_gets_it_in_the_first_user_text(
+def test_without_a_reliable_system_role_the_system_text_joins_the_first_user_text(
     name: str, folds: bool
 ) -> None:
     rendering = RENDERINGS[name]
@@ -155,38 +153,38 @@ def test_stop_ids(name: str, stops: list[str]) -> None:
 
 
 @every_family
-def test_the_end_of_turn_comes_from_the_sample_or_from_what_follows(name: str) -> None:
+def test_the_end_of_turn_comes_from_the_sample_or_from_the_following_ids(name: str) -> None:
     rendering = RENDERINGS[name]
-    said = rendering.action_ids("Yes.")
-    assert rendering.ends_turn(said)
-    assert not rendering.ends_turn(said[:-1])
+    answer = rendering.action_ids("Yes.")
+    assert rendering.ends_turn(answer)
+    assert not rendering.ends_turn(answer[:-1])
     assert not rendering.ends_turn([])
-    cut_off = said[:-1] + rendering.following("Go on.", closed=False)
-    assert cut_off == said + rendering.following("Go on.", closed=True)
+    truncated = answer[:-1] + rendering.following("Go on.", closed=False)
+    assert truncated == answer + rendering.following("Go on.", closed=True)
 
 
 @every_family
 @EXAMPLES
 @given(text=PLAIN)
-def test_an_action_reads_as_its_text(name: str, text: str) -> None:
+def test_an_action_decodes_to_its_text(name: str, text: str) -> None:
     rendering = RENDERINGS[name]
     ids = rendering.action_ids(text)
     assert ids[-1] == rendering.end_id
     assert not set(ids[:-1]) & set(tokenizer_of(name).all_special_ids)
-    if "word marks" not in name:  # Those decoders drop a text's first blank, the template's or not.
+    if "word marks" not in name:  # Those decoders drop a text's first blank.
         normal = tokenizer_of(name).backend_tokenizer.normalizer
         assert rendering.decode(ids) == (normal.normalize_str(text) if normal else text)
 
 
 @every_family
 @pytest.mark.parametrize("text", ["BLEU: Ava\nSWAG: Noah", "\n Grüße, 世界 7", "a"])
-def test_a_range_of_characters_has_the_tokens_that_hold_it(name: str, text: str) -> None:
+def test_a_character_range_maps_to_the_tokens_that_contain_it(name: str, text: str) -> None:
     rendering, words = RENDERINGS[name], [m.span() for m in re.finditer(r"\w+", text)]
     ids = rendering.action_ids(text)
     for (start, end), (first, last) in zip(words, rendering.token_ranges(text, words), strict=True):
         assert 0 <= first < last < len(ids)
         assert text[start:end] in rendering.decode(ids[first:last])
-        # One token fewer at either end and a part of the word is missing.
+        # The range is minimal: without its first or last token a part of the word is missing.
         for fewer in (ids[first + 1 : last], ids[first : last - 1]):
             assert text[start:end] not in rendering.decode(fewer)
 
@@ -205,14 +203,14 @@ def test_text_that_spells_special_tokens_stays_text(name: str) -> None:
     assert forged in tokenizer.decode(first, skip_special_tokens=False)
     following = rendering.following(forged, closed=True)
     assert num_special(following) == num_special(rendering.following("a", closed=True))
-    said = rendering.action_ids(forged)
-    assert num_special(said) == 1
-    assert rendering.decode(said) == forged
+    answer = rendering.action_ids(forged)
+    assert num_special(answer) == 1
+    assert rendering.decode(answer) == forged
 
 
 @every_family
 def test_no_added_token_that_the_template_writes_can_be_typed(name: str) -> None:
-    """Typed markers, flagged or not, are plain text wherever a player's words stand."""
+    """Typed markers, flagged special or not, are plain text everywhere in a prompt."""
     tokenizer, rendering = tokenizer_of(name), RENDERINGS[name]
     names = FAMILIES[name].specials + FAMILIES[name].added
     markers = set(tokenizer.convert_tokens_to_ids(list(names)))
@@ -231,23 +229,23 @@ def test_no_added_token_that_the_template_writes_can_be_typed(name: str) -> None
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if FAMILIES[name].added])
 def test_a_sampled_tag_that_is_not_flagged_special_is_readable(name: str) -> None:
-    """A thought in the policy's own `<think>` ids reads like a typed one, so that what removes
-    private reasoning finds its end; told to somebody, it is plain text.
+    """A thought in the policy's own `<think>` ids decodes like a typed one, so that the code that
+    removes private reasoning finds its end. In a later prompt it is plain text.
     """
     tokenizer, rendering = tokenizer_of(name), RENDERINGS[name]
     begin, end = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
     word = rendering.action_ids("yes")[:-1]
-    said = rendering.decode([begin, *word, end, *word, rendering.end_id])
-    assert said == "<think>yes</think>yes"
-    assert drop_reasoning(said, ("accept",)) == "yes"
-    extra = len(rendering.following("a", closed=True))
-    heard = rendering.following(said, closed=True)
-    assert {begin, end} & set(heard) <= {begin, end} & set(rendering.following("a", closed=True))
-    assert len(heard) > extra
+    text = rendering.decode([begin, *word, end, *word, rendering.end_id])
+    assert text == "<think>yes</think>yes"
+    assert drop_reasoning(text, ("accept",)) == "yes"
+    plain = rendering.following("a", closed=True)
+    prompt = rendering.following(text, closed=True)
+    assert {begin, end} & set(prompt) <= {begin, end} & set(plain)
+    assert len(prompt) > len(plain)
 
 
 def test_added_words_of_a_game_stay_tokens_that_players_type() -> None:
-    """The phrases of a scratch tokenizer are no markers: a message is cut into them."""
+    """The phrases of a scratch tokenizer are not markers, so typed text is encoded with them."""
     tokenizer = train_tokenizer(["Ava BLEU 3"], vocab_size=300, phrases=["[message]", "Ava BLEU "])
     ids = make_rendering(tokenizer).action_ids("[message]\nAva BLEU 3")
     assert set(tokenizer.convert_tokens_to_ids(["[message]", "Ava BLEU "])) <= set(ids)
@@ -287,13 +285,13 @@ def test_what_cannot_be_extended_is_refused_in_one_line(name: str) -> None:
     family, word = REFUSED[name]
     with pytest.raises(SettingsError) as refusal:
         make_rendering(make_tokenizer(family), template_kwargs=family.kwargs)
-    told = str(refusal.value)
-    assert "model.chat_template" in told and word in told and "\n" not in told
+    message = str(refusal.value)
+    assert "model.chat_template" in message and word in message and "\n" not in message
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_refusal_names_no_setting_that_does_nothing(name: str) -> None:
-    """Whatever "set model.chat_template: {...}" a refusal gives makes the template acceptable."""
+def test_the_setting_that_a_refusal_names_helps(name: str) -> None:
+    """Each "set model.chat_template: {...}" in a refusal makes the template acceptable."""
     family, _ = REFUSED[name]
     with pytest.raises(SettingsError) as refusal:
         make_rendering(make_tokenizer(family), template_kwargs=family.kwargs)
@@ -302,7 +300,7 @@ def test_a_refusal_names_no_setting_that_does_nothing(name: str) -> None:
         make_rendering(make_tokenizer(family), template_kwargs=kwargs)
 
 
-def test_the_clock_that_templates_read_stands_still() -> None:
+def test_templates_always_read_the_same_date() -> None:
     text = text_of("granite 3.3", RENDERINGS["granite 3.3"].first(system="", user="A"))
     assert f"Today's Date: {CLOCK.strftime('%B %d, %Y')}." in text
     own = tokenizer_of("granite 3.3").apply_chat_template(
@@ -317,11 +315,13 @@ NAMED = {"default": CHATML, "tool_use": CHATML.replace("<|im_start|>", "<|im_sta
 
 
 @pytest.mark.parametrize(
-    "given", [NAMED, [{"name": k, "template": v} for k, v in NAMED.items()]], ids=["dict", "list"]
+    "templates",
+    [NAMED, [{"name": k, "template": v} for k, v in NAMED.items()]],
+    ids=["dict", "list"],
 )
-def test_of_several_named_templates_the_default_or_the_one_asked_for_is_used(given: object) -> None:
+def test_of_several_named_templates_the_default_or_the_named_one_is_used(templates: object) -> None:
     tokenizer = make_tokenizer(Family("", CHAT))
-    tokenizer.chat_template = given
+    tokenizer.chat_template = templates
     first = make_rendering(tokenizer).first(system="", user="A")
     assert first == RENDERINGS["no template"].first(system="", user="A")
     named = make_rendering(tokenizer, template_kwargs={"chat_template": "tool_use"})
@@ -343,7 +343,7 @@ def test_a_broken_template_is_refused_in_one_line(broken: str) -> None:
         make_rendering(tokenizer)
 
 
-def test_no_template_and_no_chatml_tokens_says_how_to_add_them() -> None:
+def test_missing_chatml_tokens_are_named_with_how_to_add_them() -> None:
     tokenizer = make_tokenizer(Family("", ("<s>", "</s>"), bos="<s>", eos="</s>", word_marks=True))
     with pytest.raises(ValueError, match=r"missing: <\|im_start\|>, <\|im_end\|>.*add_special"):
         make_rendering(tokenizer)

@@ -1,4 +1,4 @@
-"""What train.py and eval.py say about a chat template before anything is loaded or played."""
+"""train.py and eval.py check the chat template before they load a model or play a game."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ def folder_with(family: Family, folder: Path) -> Path:
     return folder
 
 
-def test_both_doors_refuse_a_template_in_one_line(
+def test_both_programs_refuse_a_template_in_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     family, remedy = REFUSED["qwen3 thinking"]
     model = folder_with(family, tmp_path / "model")
     (tmp_path / "tiny.yaml").write_text(TINY)
-    words = [f"model.path={model}", "model.scratch=null", "warm_start.num_games=0"]
-    doors = {
+    settings = [f"model.path={model}", "model.scratch=null", "warm_start.num_games=0"]
+    programs = {
         "train.py": lambda: train.main(
-            ["--config", str(tmp_path / "tiny.yaml"), f"out={tmp_path / 'run'}", *words]
+            ["--config", str(tmp_path / "tiny.yaml"), f"out={tmp_path / 'run'}", *settings]
         ),
         "eval.py": lambda: evaluation.main(
             [
-                *("--checkpoint", str(model), "--config", str(tmp_path / "tiny.yaml"), *words),
+                *("--checkpoint", str(model), "--config", str(tmp_path / "tiny.yaml"), *settings),
                 *("--games", "generated", "--num", "2"),
             ]
         ),
     }
-    for door, start in doors.items():
+    for program, start in programs.items():
         assert start() == 2
-        (line,) = [s for s in capfd.readouterr().err.splitlines() if s.startswith(door)]
+        (line,) = [s for s in capfd.readouterr().err.splitlines() if s.startswith(program)]
         assert "model.chat_template" in line and remedy in line and str(model) in line
 
 
 @pytest.mark.parametrize(("name", "shown"), [("zephyr", "<|assistant|>"), ("llama3", "")])
-def test_a_template_whose_turns_can_be_typed_is_told_at_start(
+def test_a_template_whose_turns_can_be_typed_is_reported_at_start(
     name: str, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY)

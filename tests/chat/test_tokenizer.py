@@ -1,4 +1,4 @@
-"""The tokenizer of a scratch model: digits, round trips, folders that load to the same ids."""
+"""A scratch model's tokenizer: single digits, round trips, saved folders with the same ids."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_empty_system_is_no_system_block() -> None:
     assert TOKENIZER.decode(rendering.first(system="S", user="Hi")) == full
 
 
-def test_every_digit_stands_alone() -> None:
+def test_every_digit_is_a_token_of_its_own() -> None:
     pieces = [TOKENIZER.decode([i]) for i in TOKENIZER.encode("paper 1247 at 47.5")]
     assert [p for p in pieces if any(c.isdigit() for c in p)] == list("1247475")
     multi = [t for t in TOKENIZER.get_vocab() if sum(c.isdigit() for c in t) and len(t) > 1]
@@ -53,7 +53,7 @@ def test_every_digit_stands_alone() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.text(st.characters(max_codepoint=0x2FF)))
-def test_any_text_comes_back(text: str) -> None:
+def test_any_text_decodes_to_itself(text: str) -> None:
     ids = TOKENIZER.encode(text, split_special_tokens=True)
     assert TOKENIZER.decode(ids) == text
 
@@ -62,7 +62,7 @@ def test_any_text_comes_back(text: str) -> None:
 def test_a_saved_folder_loads_to_the_same_ids(
     tmp_path: Path, config: Qwen2Config | LlamaConfig | None
 ) -> None:
-    """A model's config makes transformers choose the class; ids must not change."""
+    """transformers picks the class by the model's config; ids must not depend on it."""
     TOKENIZER.save_pretrained(tmp_path)
     if config is not None:
         config.save_pretrained(tmp_path)

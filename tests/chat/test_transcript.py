@@ -1,4 +1,4 @@
-"""A transcript's lists by hand: what is masked, what is trained, and that forks are independent."""
+"""Transcripts: which tokens are masked or trained, and that forks are independent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from selfplay.chat.transcript import Span, Transcript
 
 
 def two_turns() -> Transcript:
-    """Prompt 1 2 3, said 10 11, heard 4 5, said 12."""
+    """Prompt 1 2 3, sampled 10 11, observed 4 5, sampled 12."""
     transcript = Transcript()
     transcript.observe([1, 2, 3])
     transcript.act([10, 11], logprobs=[-0.5, -0.25], version=7, finish="stop")
@@ -50,7 +50,7 @@ def test_parts_of_a_turn_can_be_left_out_of_the_loss() -> None:
 @pytest.mark.parametrize(
     ("span_index", "mask"), [(0, [0, 0, 0, 0, 0, 0, 0, 1]), (-1, [0, 0, 0, 1, 1, 0, 0, 0])]
 )
-def test_mark_untrained_takes_one_turn_out(span_index: int, mask: list[int]) -> None:
+def test_mark_untrained_removes_one_turn(span_index: int, mask: list[int]) -> None:
     transcript = two_turns()
     transcript.mark_untrained(span_index)
     assert transcript.mask == mask
@@ -59,27 +59,27 @@ def test_mark_untrained_takes_one_turn_out(span_index: int, mask: list[int]) -> 
 
 
 @pytest.mark.parametrize("span_index", [2, -3])
-def test_mark_untrained_refuses_a_turn_that_is_not_there(span_index: int) -> None:
+def test_mark_untrained_refuses_a_turn_that_does_not_exist(span_index: int) -> None:
     with pytest.raises(ValueError, match="below 2"):
         two_turns().mark_untrained(span_index)
 
 
-def test_forks_share_the_past_and_nothing_else() -> None:
-    trunk = two_turns()
-    branch = trunk.fork()
+def test_forks_share_earlier_tokens_and_nothing_else() -> None:
+    original = two_turns()
+    branch = original.fork()
     assert (branch.ids, branch.mask, branch.logprobs, branch.spans) == (
-        trunk.ids,
-        trunk.mask,
-        trunk.logprobs,
-        trunk.spans,
+        original.ids,
+        original.mask,
+        original.logprobs,
+        original.spans,
     )
     branch.observe([6])
     branch.act([13, 14], logprobs=[-0.1, -0.2], version=9, finish="stop")
     branch.mark_untrained(0)
-    assert trunk.ids == two_turns().ids
-    assert trunk.mask == two_turns().mask
-    assert trunk.spans == two_turns().spans
-    trunk.observe([99])
+    assert original.ids == two_turns().ids
+    assert original.mask == two_turns().mask
+    assert original.spans == two_turns().spans
+    original.observe([99])
     assert branch.ids == [1, 2, 3, 10, 11, 4, 5, 12, 6, 13, 14]
 
 
@@ -92,7 +92,7 @@ def test_act_refuses_wrong_lengths_and_writes_nothing() -> None:
     assert transcript.ids == two_turns().ids
 
 
-def test_a_list_written_from_outside_is_noticed() -> None:
+def test_a_list_written_from_outside_is_refused() -> None:
     transcript = two_turns()
     transcript.ids.append(1)
     with pytest.raises(RuntimeError, match="9 ids, 8 mask, 8 logprobs"):

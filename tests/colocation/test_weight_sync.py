@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from selfplay.colocation import weight_sync as sync
+from selfplay.distributed import gather_flat
 from selfplay.engines.sglang import weights as sglang_push
 
 SIZES = {"a": torch.Size([4]), "b": torch.Size([2, 3]), "c": torch.Size([20]), "d": torch.Size([1])}
@@ -25,8 +26,7 @@ def test_buckets_keep_order_and_size_limit_and_a_large_parameter_gets_its_own() 
 
 def test_a_buffer_holds_the_cast_parameters_in_order() -> None:
     sources = [torch.arange(4.0), torch.full((2, 3), 1 / 3)]
-    shapes = [s.shape for s in sources]
-    flat_N = sglang_push.fill(sources, shapes, dtype=torch.bfloat16, device=torch.device("cpu"))
+    flat_N = gather_flat(sources, dtype=torch.bfloat16, device=torch.device("cpu"))
     assert flat_N.dtype == torch.bfloat16
     assert flat_N.tolist() == [0, 1, 2, 3, *[torch.tensor(1 / 3).bfloat16().item()] * 6]
 

@@ -1,4 +1,4 @@
-"""One gradient from every mesh: FSDP2, tensor parallel and both at once against one process."""
+"""Every mesh gives the gradient of one process: FSDP2, tensor parallelism and both together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from selfplay.model.policy import scratch_model
 SHAPE = ScratchConfig(
     width=16, layers=4, heads=4, kv_heads=2, mlp_width=24, max_positions=32, vocab_size=20
 )
-# Roundings on the way through the worker's models, and the size of a log-prob over 54 words.
+# The number of roundings in the worker's models, and the size of a log-prob over 54 tokens.
 FORWARD = 54 + 2 * 32 + 2 * (2 * 32 + 2 * 32 + 8 + 9 + 32 + 64)
 GRADIENT, NATS = 3 * FORWARD + 200, 4.0
 MODELS = ("qwen2 True", "llama False", "qwen3 True")
@@ -31,13 +31,13 @@ MESHES = [(2, "fsdp2"), (2, "tp2"), pytest.param((4, "fsdp2xtp2"), marks=pytest.
 
 @pytest.fixture(params=MESHES, ids=["fsdp2", "tp2", "fsdp2xtp2"])
 def report(request: pytest.FixtureRequest) -> Any:
-    """How many processes there were on a mesh, and what they measured."""
+    """The number of processes of a mesh, and their measurements."""
     num, mesh = request.param
     return num, two_ranks(mesh) if num == 2 else measured_by("mesh_worker.py", "2", torchrun=4)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_scores_and_gradients_are_those_of_one_process(report: Any, model: str) -> None:
+def test_logprobs_and_gradients_are_those_of_one_process(report: Any, model: str) -> None:
     measured = report[1][model]
     assert measured["logprob"] < tolerance(FORWARD, scale=NATS)
     assert measured["entropy"] < tolerance(FORWARD, scale=NATS)
@@ -45,17 +45,20 @@ def test_scores_and_gradients_are_those_of_one_process(report: Any, model: str) 
     assert measured["norm"] < tolerance(GRADIENT)
 
 
-def test_ranks_share_samples_by_tokens_and_a_row_s_ranks_get_the_same(report: Any) -> None:
-    """Rank 0 played 5 and 3 tokens, rank 1 nothing, rank 2 twice 4, rank 3 one: of two ranks the
-    second gets the 3; of two rows, with 8 and 9, neither gives the other any."""
-    num, told = report
+def test_ranks_share_samples_by_tokens_and_ranks_of_a_row_get_the_same(report: Any) -> None:
+    """Rank 0 has samples of 5 and 3 tokens, rank 1 none, rank 2 two of 4, rank 3 one of 1.
+
+    Of two ranks the second gets the sample of 3. Of two rows, with 8 and 9 tokens, neither passes
+    any on.
+    """
+    num, measured = report
     wanted = {(2, 1): ["a", "b"], (2, 2): ["ab", "ab"], (4, 2): ["ab", "ab", "cde", "cde"]}
-    assert told["shared"] == [[names, True] for names in wanted[num, told["tp"]]]
+    assert measured["shared"] == [[names, True] for names in wanted[num, measured["tp"]]]
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_norms_read_tensors_that_have_arrived(report: Any, model: str) -> None:
-    """Liger's norm takes a bare address; what a collective returns has none until it is awaited."""
+def test_norms_read_tensors_whose_collective_has_ended(report: Any, model: str) -> None:
+    """Liger's norm takes a raw address; a collective's result has none until it is awaited."""
     assert report[1][model]["plain"] == 1.0
 
 
@@ -71,8 +74,8 @@ def test_sharding_keeps_values_and_names(report: Any, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_many_parameters_come_back_whole_in_one_gather(report: Any, model: str) -> None:
-    """Bit for bit what `full_tensor()` gives, uneven shards and both mesh dimensions included."""
+def test_one_gather_returns_many_full_parameters(report: Any, model: str) -> None:
+    """Equal to `full_tensor()` bit for bit, also for uneven shards and both mesh dimensions."""
     assert report[1][model]["gathered"] == 1.0
 
 
@@ -83,16 +86,16 @@ def test_export_and_load_are_exact_and_no_rank_holds_more_than_its_share(
     num, measured = report[0], report[1][f"round trip {tied}"]
     assert measured["exported"] == measured["loaded"] == 1.0
     assert measured["logprob"] < tolerance(FORWARD, scale=NATS)
-    # Norms are not divided over tp ranks and rows do not always divide.
+    # Norms are not divided over tp ranks, and rows do not always divide evenly.
     assert measured["share"] < 1 / num + 0.02
 
 
-def test_ranks_round_what_they_all_hold_alike(report: Any) -> None:
-    """bf16 weights are rounded by chance, and a norm lies whole on every tensor-parallel rank."""
+def test_ranks_round_repeated_parameters_alike(report: Any) -> None:
+    """bf16 weights are rounded stochastically; every tensor-parallel rank holds the full norms."""
     assert report[1]["rounded"] == {"alike": 1.0, "moved": 1.0}
 
 
-def test_ranks_agree_on_small_things(report: Any) -> None:
+def test_ranks_exchange_small_values(report: Any) -> None:
     num, measured = report
     assert measured["sum"] == [num, num * (num - 1) / 2]
     assert measured["max"] == num - 1
@@ -111,7 +114,7 @@ def test_one_cpu_process_is_a_world_without_a_mesh() -> None:
 def test_the_norm_before_clipping_is_returned() -> None:
     world = init_world(device="cpu")
     model = scratch_model(SHAPE, seed=0)
-    model.model.norm.weight.grad = torch.full((16,), 3.0)  # its norm is 3 * sqrt(16)
+    model.model.norm.weight.grad = torch.full((16,), 3.0)  # norm: 3 * sqrt(16) = 12
     assert clip_grad_norm(model, float("inf"), world) == pytest.approx(12.0)
     assert clip_grad_norm(model, 6.0, world) == pytest.approx(12.0)
     assert model.model.norm.weight.grad.tolist() == pytest.approx([1.5] * 16)
@@ -131,11 +134,11 @@ def test_activation_checkpointing_names_its_layers(which: str, recomputed: list[
 @pytest.mark.parametrize("which", ["some", "every", "every 0", "every x"])
 def test_an_unknown_checkpointing_is_refused(which: str) -> None:
     model = scratch_model(SHAPE, seed=0)
-    with pytest.raises(ValueError, match='must be "none", "full" or "every K"'):
+    with pytest.raises(ValueError, match="activation_checkpointing"):
         shard(model, init_world(device="cpu"), activation_checkpointing=which)
 
 
-def test_mesh_sizes_must_make_up_the_world() -> None:
+def test_mesh_sizes_must_multiply_to_the_number_of_processes() -> None:
     assert data_parallel_size(8, 2, None) == data_parallel_size(8, 2, 4) == 4
     with pytest.raises(ValueError, match=r"tp must divide .*\(8\), got 3; the nearest is 2"):
         data_parallel_size(8, 3, None)
@@ -144,7 +147,7 @@ def test_mesh_sizes_must_make_up_the_world() -> None:
 
 
 def test_an_engine_stays_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two hosts of four ranks take an engine of four; eight is refused before anybody waits."""
+    """With hosts of four ranks an engine of four is accepted, one of eight refused at once."""
     for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     check_size(4, host_size=4)
@@ -152,7 +155,7 @@ def test_an_engine_stays_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
         init_world(engine_tp=8, device="cpu")
 
 
-def test_tensor_parallel_must_divide_heads_and_words() -> None:
+def test_tensor_parallelism_must_divide_heads_and_vocabulary() -> None:
     model = scratch_model(SHAPE, vocab_size=21, seed=0)
     with pytest.raises(ValueError, match=r"num_key_value_heads \(2\), got 4; the nearest is 2"):
         _checked_plan(model, 4)
@@ -164,5 +167,5 @@ def test_tensor_parallel_must_divide_heads_and_words() -> None:
 def test_chunks_are_those_of_torch(rows: int, parts: int) -> None:
     expected = [list(chunk) for chunk in torch.arange(rows).chunk(parts)]
     expected += [[]] * (parts - len(expected))
-    mine = [chunk(slice(0, rows), parts, i) for i in range(parts)]
-    assert [list(range(part.start, part.stop)) for part in mine] == expected
+    chunks = [chunk(slice(0, rows), parts, i) for i in range(parts)]
+    assert [list(range(part.start, part.stop)) for part in chunks] == expected

@@ -1,8 +1,9 @@
-"""Endpoints as partners, against a server on this machine: answers, refusals, silence, death."""
+"""Endpoints as partners, with a local server: answers, errors, time-outs, dead endpoints."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from chat_server import Answer, chat_server
 from dialop_boards import FULL, SMALL
+from scripted_engine import WaveEngine
 from test_partners import Proposes, ProposesInAStream, boards, config_of
 from tiny_run import metrics_of, run_tiny, run_warm
 
@@ -25,8 +27,8 @@ from selfplay.engines.base import Completion, Message, Request, Sampling
 from selfplay.engines.endpoint import Endpoint, _retry_after_s
 from selfplay.metrics.step import game_measures, tally
 from selfplay.partners.partners import Partners
-from selfplay.rollout.driver import play_games
-from selfplay.rollout.episode import Limits
+from selfplay.rollout.driver import RolloutStats, play_games
+from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.rollout.seating import self_play_games
 
 FAST = EndpointConfig(timeout_s=0.3, retries=2, backoff_s=0.01, max_backoff_s=0.05)
@@ -42,9 +44,9 @@ def test_an_answer_is_a_completion_and_its_tokens_are_counted() -> None:
     settings = EndpointConfig(price_in=2.0, price_out=10.0, body={"top_p": 0.5}, temperature=0.7)
     with chat_server(lambda body, number: Answer("[message] hi")) as server:
         endpoint = Endpoint("small", server.url, settings=settings, key="sk-1")
-        said = ask(endpoint)
+        completion = ask(endpoint)
         endpoint.close()
-    assert (said.text, said.finish, said.ids) == ("[message] hi", "stop", [])
+    assert (completion.text, completion.finish, completion.ids) == ("[message] hi", "stop", [])
     assert server.bodies == [
         {
             "model": "small",
@@ -64,7 +66,7 @@ def test_an_answer_is_a_completion_and_its_tokens_are_counted() -> None:
     assert endpoint.take_usage().num_requests == 0, "counted once"
 
 
-def test_a_cut_off_answer_says_so_and_without_a_key_none_is_sent() -> None:
+def test_a_truncated_answer_has_finish_length_and_no_key_sends_no_header() -> None:
     with chat_server(lambda body, number: Answer("[propose] BL", finish="length")) as server:
         endpoint = Endpoint("small", server.url, settings=FAST, key=None)
         assert ask(endpoint).finish == "length"
@@ -73,7 +75,7 @@ def test_a_cut_off_answer_says_so_and_without_a_key_none_is_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    "trouble",
+    "failure",
     [
         Answer(status=500),
         Answer(status=503, body=b"busy"),
@@ -84,19 +86,19 @@ def test_a_cut_off_answer_says_so_and_without_a_key_none_is_sent() -> None:
     ],
     ids=["500", "503", "429", "no JSON", "no choice", "silence"],
 )
-def test_trouble_that_passes_is_tried_again(trouble: Answer) -> None:
-    with chat_server(lambda body, number: trouble if number < 2 else Answer("ok")) as server:
+def test_a_temporary_failure_is_retried(failure: Answer) -> None:
+    with chat_server(lambda body, number: failure if number < 2 else Answer("ok")) as server:
         endpoint = Endpoint("small", server.url, settings=FAST, key=None)
-        said = ask(endpoint)
+        completion = ask(endpoint)
         endpoint.close()
-    assert (said.text, said.finish, len(server.bodies)) == ("ok", "stop", 3)
+    assert (completion.text, completion.finish, len(server.bodies)) == ("ok", "stop", 3)
     assert endpoint.take_usage().num_retries == 2
 
 
-def test_it_waits_as_long_as_it_is_asked_to() -> None:
+def test_a_retry_waits_as_long_as_retry_after_asks() -> None:
     slow = EndpointConfig(retries=1, backoff_s=0.0, max_backoff_s=5.0)
-    asks_for = Answer(status=429, headers={"Retry-After": "0.4"})
-    with chat_server(lambda body, number: Answer("ok") if number else asks_for) as server:
+    too_many = Answer(status=429, headers={"Retry-After": "0.4"})
+    with chat_server(lambda body, number: Answer("ok") if number else too_many) as server:
         endpoint = Endpoint("small", server.url, settings=slow, key=None)
         began_s = time.monotonic()
         assert ask(endpoint).finish == "stop"
@@ -105,7 +107,7 @@ def test_it_waits_as_long_as_it_is_asked_to() -> None:
     assert len(server.bodies) == 2
 
 
-def test_a_wait_may_be_asked_for_in_seconds_or_until_a_date() -> None:
+def test_retry_after_is_a_number_of_seconds_or_a_date() -> None:
     assert [_retry_after_s(text) for text in (None, "", "soon", "-3", "2.5")] == [0, 0, 0, 0, 2.5]
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
     assert 28 <= _retry_after_s(soon) <= 30
@@ -125,31 +127,31 @@ def test_waits_double_within_a_seeded_jitter() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 404])
-def test_a_refusal_is_final(status: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_client_error_is_not_retried(status: int, capsys: pytest.CaptureFixture[str]) -> None:
     refusal = Answer(status=status, body=b"no such model")
     with chat_server(lambda body, number: refusal) as server:
         endpoint = Endpoint("small", server.url, settings=FAST, key="sk-secret")
-        said = ask(endpoint)
+        completion = ask(endpoint)
         endpoint.close()
-    assert said.finish == "void" and said.text == f"HTTP {status}: no such model"
+    assert completion.finish == "void" and completion.text == f"HTTP {status}: no such model"
     assert len(server.bodies) == 1
-    told = capsys.readouterr().err
-    assert "its games end void: HTTP" in told and "sk-secret" not in told
+    message = capsys.readouterr().err
+    assert f"HTTP {status}" in message and "sk-secret" not in message
 
 
-def test_a_dead_endpoint_is_left_alone_for_a_while_and_then_asked_again() -> None:
+def test_a_dead_endpoint_gets_no_requests_for_a_while() -> None:
     settings = EndpointConfig(retries=0, backoff_s=0.0, max_backoff_s=0.3)
     with chat_server(lambda body, n: Answer("ok") if n >= 3 else Answer(status=500)) as server:
         endpoint = Endpoint("small", server.url, settings=settings, key=None)
         assert [ask(endpoint).finish for _ in range(5)] == ["void"] * 5
-        assert len(server.bodies) == 3, "two requests were not even sent"
+        assert len(server.bodies) == 3, "the last two requests were not sent"
         time.sleep(0.35)
         assert ask(endpoint).finish == "stop"
         endpoint.close()
     assert endpoint.take_usage().num_void == 5
 
 
-def test_no_more_requests_are_under_way_than_allowed() -> None:
+def test_concurrency_limits_the_requests_at_a_time() -> None:
     settings = EndpointConfig(concurrency=3)
     with chat_server(lambda body, number: Answer(wait_s=0.05)) as server:
         endpoint = Endpoint("small", server.url, settings=settings, key=None)
@@ -160,7 +162,7 @@ def test_no_more_requests_are_under_way_than_allowed() -> None:
     assert (len(server.bodies), server.busiest) == (12, 3)
 
 
-# --- at the table -------------------------------------------------------------------------------
+# --- in games -----------------------------------------------------------------------------------
 
 
 def partners_of(url: str, rendering: Rendering, *overrides: str) -> tuple[Config, Partners]:
@@ -171,41 +173,47 @@ def partners_of(url: str, rendering: Rendering, *overrides: str) -> tuple[Config
     return config, Partners(shares, config, rendering=rendering, world=world)
 
 
+def play(
+    config: Config, partners: Partners, engine: WaveEngine, *, num_boards: int
+) -> tuple[Sequence[GameSetup], list[Episode], RolloutStats]:
+    """The games of a step on these boards, their episodes and statistics."""
+    games = self_play_games(
+        boards(num_boards),
+        partners.for_step(0),
+        step=0,
+        game=config.game,
+        rollout=config.rollout,
+        seed=config.seed,
+        rendering=engine.rendering,
+    )
+    router = partners.beside(engine)
+    episodes, stats = play_games(games, router, sampling=Sampling(1.0, ()), limits=Limits(8, 1))
+    partners.close()
+    return games, episodes, stats
+
+
 def plays(body: dict[str, Any], number: int) -> Answer:
-    """A partner who slips when it moves first, then lets the other propose, and accepts."""
-    told = body["messages"][-1]["content"]
-    if "You can only answer" in told:
+    """A partner that makes one illegal move if it moves first, then lets the other propose."""
+    prompt = body["messages"][-1]["content"]
+    if "You can only answer" in prompt:
         return Answer("[accept]")
-    return Answer("[message] You propose." if "Error:" in told else "I propose")
+    return Answer("[message] You propose." if "Error:" in prompt else "I propose")
 
 
 @pytest.mark.parametrize("kind", [Proposes, ProposesInAStream])
-def test_a_chat_model_plays_and_reads_what_any_seat_reads(
+def test_a_chat_model_plays_and_gets_the_same_texts_as_any_seat(
     kind: type[Proposes], rendering: Rendering
 ) -> None:
     with chat_server(plays) as server:
         config, partners = partners_of(server.url, rendering)
-        tables = self_play_games(
-            boards(2),
-            partners.for_step(0),
-            step=0,
-            game=config.game,
-            rollout=config.rollout,
-            seed=config.seed,
-            rendering=rendering,
-        )
-        engine = partners.beside(kind(rendering, {}))
-        episodes, stats = play_games(
-            tables, engine, sampling=Sampling(1.0, ()), limits=Limits(8, 1)
-        )
-        partners.close()
+        _, episodes, stats = play(config, partners, kind(rendering, {}), num_boards=2)
     assert len(episodes) == 8 and stats.void == ()
     assert [e.outcome.score_norm for e in episodes] == [1.0] * 8
     for episode in episodes:
         seat = episode.players.index("policy")
         assert episode.transcripts[seat] is not None and episode.transcripts[1 - seat] is None
         assert episode.players[1 - seat] == f"endpoint:small@{server.url}"
-    # A game in which it moves first: rules, its own table, its slip, what it was told of it.
+    # A game in which it moves first: rules, its view, its illegal move, the error message.
     longest = max((body["messages"] for body in server.bodies), key=len)
     roles = ["system", "user", "assistant", "user", "assistant", "user"]
     assert [message["role"] for message in longest] == roles
@@ -217,62 +225,36 @@ def test_a_chat_model_plays_and_reads_what_any_seat_reads(
 def test_games_of_a_dead_endpoint_are_void_and_in_no_score(
     rendering: Rendering, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It refuses every fifth request; whoever gets no answer is left out, not beaten."""
+    """The server refuses every fifth request; those games are left out, not lost."""
     with chat_server(lambda body, n: plays(body, n) if n % 5 else Answer(status=401)) as server:
         config, partners = partners_of(server.url, rendering, "endpoint.concurrency=1")
-        tables = self_play_games(
-            boards(4),
-            partners.for_step(0),
-            step=0,
-            game=config.game,
-            rollout=config.rollout,
-            seed=config.seed,
-            rendering=rendering,
-        )
-        engine = partners.beside(Proposes(rendering, {}))
-        episodes, stats = play_games(
-            tables, engine, sampling=Sampling(1.0, ()), limits=Limits(8, 1)
-        )
-        partners.close()
+        games, episodes, stats = play(config, partners, Proposes(rendering, {}), num_boards=4)
     assert 0 < len(stats.void) < 16 and len(episodes) + len(stats.void) == 16
     assert stats.num_games == len(episodes)
-    void = {(tables[place].instance, tables[place].index) for place in stats.void}
+    void = {(games[place].instance, games[place].index) for place in stats.void}
     assert void.isdisjoint((e.instance, e.index) for e in episodes)
     assert tally(episodes)["games"] == len(episodes)
     assert all(episode.outcome.score_norm == 1.0 for episode in episodes)
     assert "HTTP 401" in capsys.readouterr().err
 
 
-def test_a_void_future_says_nothing_of_its_turn(rendering: Rendering) -> None:
-    """Branches beside an endpoint that fails now and then: only futures that ended are compared."""
+def test_a_void_continuation_does_not_count_for_its_turn(rendering: Rendering) -> None:
+    """Branches with an endpoint that sometimes fails: only finished continuations are compared."""
     branch = ("rollout.branch.turns=first", "rollout.branch.siblings=4")
     with chat_server(lambda body, n: plays(body, n) if n % 4 else Answer(status=401)) as server:
         config, partners = partners_of(server.url, rendering, "endpoint.concurrency=1", *branch)
-        tables = self_play_games(
-            boards(4),
-            partners.for_step(0),
-            step=0,
-            game=config.game,
-            rollout=config.rollout,
-            seed=config.seed,
-            rendering=rendering,
-        )
-        engine = partners.beside(Proposes(rendering, {}))
-        episodes, stats = play_games(
-            tables, engine, sampling=Sampling(1.0, ()), limits=Limits(8, 1)
-        )
-        partners.close()
+        _, episodes, stats = play(config, partners, Proposes(rendering, {}), num_boards=4)
     points = [point for episode in episodes for point in episode.branches]
-    futures = [future for point in points for future in point.continuations.values()]
-    assert stats.void and points and 0 < len(futures) < 3 * len(points)
-    assert all(episode.ended != "void" for episode in [*episodes, *futures])
+    continuations = [episode for point in points for episode in point.continuations.values()]
+    assert stats.void and points and 0 < len(continuations) < 3 * len(points)
+    assert all(episode.ended != "void" for episode in [*episodes, *continuations])
 
 
-def test_a_key_that_is_not_there_is_told_at_once(
+def test_a_missing_key_variable_is_refused_at_start(
     rendering: Rendering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    with pytest.raises(SettingsError, match="variable that is set, got NO_SUCH_KEY"):
+    with pytest.raises(SettingsError, match=r"endpoint\.key_variable.*NO_SUCH_KEY"):
         partners_of("http://127.0.0.1:9/v1", rendering, "endpoint.key_variable=NO_SUCH_KEY")
     monkeypatch.setenv("NO_SUCH_KEY", "sk-2")
     with chat_server(lambda body, number: Answer()) as server:
@@ -283,9 +265,9 @@ def test_a_key_that_is_not_there_is_told_at_once(
     assert server.headers[0]["authorization"] == "Bearer sk-2"
 
 
-def test_a_run_beside_an_endpoint_that_dies(tmp_path: Path) -> None:
-    """The first step is played; in the second nobody answers, and only what the policy lost by
-    itself before its partner's turn counts."""
+def test_a_run_with_an_endpoint_that_dies(tmp_path: Path) -> None:
+    """In the second step the endpoint never answers, so only games that the policy lost before its
+    partner's first turn count."""
     with chat_server(lambda body, n: Answer("[accept]")) as server:
         settings = (
             f"rollout.partners=[endpoint:small@{server.url}]",
@@ -306,12 +288,11 @@ def test_a_run_beside_an_endpoint_that_dies(tmp_path: Path) -> None:
     assert second["num_endpoint_retries"] == 0 and second["endpoint_cost"] == 0.0
 
 
-def test_a_step_of_void_games_alone_has_no_means() -> None:
+def test_a_step_with_only_void_games_has_no_means() -> None:
     assert game_measures(tally([])) == {}
 
 
-def test_the_first_seat_s_cells_are_what_it_is_shown(rendering: Rendering) -> None:
-    """What an endpoint reads of a board is its own seat's view and no more."""
+def test_an_endpoint_reads_only_its_own_seats_cells(rendering: Rendering) -> None:
     game = MatchingGame(SMALL, FULL)
     with chat_server(plays) as server:
         _, partners = partners_of(server.url, rendering)
@@ -319,4 +300,4 @@ def test_the_first_seat_s_cells_are_what_it_is_shown(rendering: Rendering) -> No
         request = next(player.move(game, 0, ""))
         partners.close()
     assert request.messages[1].content.endswith("You move first.")
-    assert "7" not in request.messages[1].content, "seat 1 alone sees the 7"
+    assert "7" not in request.messages[1].content, "only seat 1 may see the 7"

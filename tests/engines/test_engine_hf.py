@@ -1,4 +1,4 @@
-"""The transformers engine against the trainer's own scoring, and what a request may rely on."""
+"""The transformers engine: log-probs equal the trainer's, samples depend on their seed alone."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ REQUESTS = [
 ]
 
 
-def as_sample(request: Request, said: Completion) -> Sample:
+def as_sample(request: Request, completion: Completion) -> Sample:
     num_prompt = len(request.prompt_ids)
     return Sample(
         name="",
-        ids=[*request.prompt_ids, *said.ids],
-        mask=[0] * num_prompt + [1] * len(said.ids),
-        old_logprobs=[0.0] * num_prompt + said.logprobs,
-        advantages=[0.0] * (num_prompt + len(said.ids)),
+        ids=[*request.prompt_ids, *completion.ids],
+        mask=[0] * num_prompt + [1] * len(completion.ids),
+        old_logprobs=[0.0] * num_prompt + completion.logprobs,
+        advantages=[0.0] * (num_prompt + len(completion.ids)),
     )
 
 
@@ -50,20 +50,20 @@ def generate(
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_the_trainers(arch: str, temperature: float) -> None:
     model = tiny_model(arch)
-    said = HFEngine(model).generate(REQUESTS, Sampling(temperature=temperature, stop_ids=STOPS))
-    samples = [as_sample(r, c) for r, c in zip(REQUESTS, said, strict=True)]
+    answers = HFEngine(model).generate(REQUESTS, Sampling(temperature=temperature, stop_ids=STOPS))
+    samples = [as_sample(r, c) for r, c in zip(REQUESTS, answers, strict=True)]
     expected = trainer_logprobs(model, samples, temperature=temperature)
-    got = torch.tensor([p for completion in said for p in completion.logprobs])
-    assert len({len(c.ids) for c in said}) > 2, "rows of one length would not test the cache"
+    got = torch.tensor([p for completion in answers for p in completion.logprobs])
+    assert len({len(c.ids) for c in answers}) > 2, "unequal lengths test the cache"
     assert_near(got, expected, FORWARD)
 
 
-def test_a_completion_does_not_depend_on_what_it_was_batched_with() -> None:
+def test_a_completion_does_not_depend_on_its_batch() -> None:
     together = generate(REQUESTS)
     alone = [generate([request])[0] for request in REQUESTS]
-    turned = generate(REQUESTS[::-1])[::-1]
+    reversed_order = generate(REQUESTS[::-1])[::-1]
     split = generate(REQUESTS, max_batch=2)
-    for other in (alone, turned, split):
+    for other in (alone, reversed_order, split):
         assert [c.ids for c in other] == [c.ids for c in together]
         assert [c.finish for c in other] == [c.finish for c in together]
         for a, b in zip(other, together, strict=True):
@@ -72,15 +72,15 @@ def test_a_completion_does_not_depend_on_what_it_was_batched_with() -> None:
 
 def test_equal_prompts_differ_by_seed_alone() -> None:
     requests = [Request(PROMPTS[2], 12, seed) for seed in (1, 2, 3, 1)]
-    said = generate(requests, stops=())
-    assert said[0].ids == said[3].ids
-    assert len({tuple(c.ids) for c in said}) == 3
+    answers = generate(requests, stops=())
+    assert answers[0].ids == answers[3].ids
+    assert len({tuple(c.ids) for c in answers}) == 3
 
 
-def test_stop_token_is_kept_and_limits_are_each_requests_own() -> None:
+def test_the_stop_token_is_kept_and_each_request_has_its_own_limit() -> None:
     requests = [Request(PROMPTS[i % 8], 1 + i % 9, seed=i) for i in range(64)]
-    said = generate(requests)
-    for request, completion in zip(requests, said, strict=True):
+    answers = generate(requests)
+    for request, completion in zip(requests, answers, strict=True):
         assert len(completion.ids) == len(completion.logprobs) <= request.max_new_tokens
         assert not set(completion.ids[:-1]) & set(STOPS)
         if completion.ids[-1] in STOPS:
@@ -88,10 +88,10 @@ def test_stop_token_is_kept_and_limits_are_each_requests_own() -> None:
         else:
             assert completion.finish == "length"
             assert len(completion.ids) == request.max_new_tokens
-    assert {c.finish for c in said} == {"stop", "length"}
+    assert {c.finish for c in answers} == {"stop", "length"}
 
 
-def test_a_shorter_limit_only_cuts() -> None:
+def test_a_shorter_limit_only_truncates() -> None:
     (long,) = generate([Request(PROMPTS[3], 20, seed=5)], stops=())
     (short,) = generate([Request(PROMPTS[3], 8, seed=5)], stops=())
     assert short.ids == long.ids[:8]
@@ -112,21 +112,21 @@ def test_greedy_takes_the_likeliest_token_whatever_the_seed() -> None:
 
 
 def test_samples_follow_the_softmax_at_the_temperature() -> None:
-    """One token of 4,000 seeds: each common token's share lies within four standard errors."""
+    """One token for each of 4,000 seeds: common tokens' shares are within four standard errors."""
     model, num, temperature = tiny_model(), 4000, 0.7
     requests = [Request(PROMPTS[0], 1, seed) for seed in range(num)]
-    said = HFEngine(model).generate(requests, Sampling(temperature=temperature, stop_ids=()))
+    answers = HFEngine(model).generate(requests, Sampling(temperature=temperature, stop_ids=()))
     with torch.no_grad():
         logits_V = model(torch.tensor([PROMPTS[0]])).logits[0, -1]
     expected_V = (logits_V / temperature).softmax(-1).double()
-    shares_V = torch.bincount(torch.tensor([c.ids[0] for c in said]), minlength=VOCAB) / num
+    shares_V = torch.bincount(torch.tensor([c.ids[0] for c in answers]), minlength=VOCAB) / num
     common_V = expected_V > 0.01
     errors_V = (expected_V * (1 - expected_V) / num).sqrt()
     assert common_V.sum() > 5
     assert ((shares_V - expected_V).abs() < 4 * errors_V)[common_V].all()
 
 
-def test_new_weights_speak_from_the_next_request_on() -> None:
+def test_new_weights_are_used_from_the_next_request_on() -> None:
     engine, sampling = HFEngine(tiny_model(seed=0)), Sampling(temperature=1.0, stop_ids=())
     before = engine.generate(REQUESTS, sampling)
     engine.update_weights(tiny_model(seed=1).named_parameters(), version=7)
@@ -134,12 +134,12 @@ def test_new_weights_speak_from_the_next_request_on() -> None:
     fresh = HFEngine(tiny_model(seed=1)).generate(REQUESTS, sampling)
     assert [c.ids for c in after] == [c.ids for c in fresh] != [c.ids for c in before]
     assert {c.version for c in before} == {0} and {c.version for c in after} == {7}
-    with pytest.raises(KeyError, match="no parameter 'lm_tail'"):
+    with pytest.raises(KeyError, match="lm_tail"):
         engine.update_weights([("lm_tail", torch.zeros(1))], version=8)
     assert engine.version == 7
 
 
-def test_generating_leaves_the_model_as_it_was() -> None:
+def test_generating_does_not_change_the_model() -> None:
     model = tiny_model().train()
     before = {name: p.clone() for name, p in model.named_parameters()}
     HFEngine(model).generate(REQUESTS, Sampling(temperature=1.0, stop_ids=STOPS))
@@ -149,13 +149,14 @@ def test_generating_leaves_the_model_as_it_was() -> None:
     )
 
 
-def test_no_request_no_answer() -> None:
+def test_no_requests_give_no_answers() -> None:
     assert generate([]) == []
 
 
-def test_requests_are_answered_in_their_own_order() -> None:
-    """Sorted inside by length: the k-th answer is still the k-th request's."""
+def test_answers_come_in_the_order_of_the_requests() -> None:
+    """The engine sorts by length inside; the k-th answer is still the k-th request's."""
     limits = [9, 2, 7, 1, 5]
-    said = generate([Request(PROMPTS[7 - i], n, seed=i) for i, n in enumerate(limits)], stops=())
-    assert [len(c.ids) for c in said] == limits
-    assert all(a != b for a, b in pairwise(c.ids for c in said))
+    requests = [Request(PROMPTS[7 - i], n, seed=i) for i, n in enumerate(limits)]
+    answers = generate(requests, stops=())
+    assert [len(c.ids) for c in answers] == limits
+    assert all(a != b for a, b in pairwise(c.ids for c in answers))

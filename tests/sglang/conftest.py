@@ -1,4 +1,4 @@
-"""These tests run the real engine; without it they are skipped with a reason."""
+"""These tests run the real SGLang engine; they are skipped where it is not installed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ REASON = "the real engine on CPU is not installed here: make test-sglang"
 
 
 def is_here() -> bool:
-    """SGLang itself (a regular package, not this folder's name) and the stand-ins on the path."""
-    found = importlib.util.find_spec("sglang")
+    """Whether SGLang (a regular package, not this folder) and the stand-ins can be imported."""
+    sglang = importlib.util.find_spec("sglang")
     return (
-        found is not None
-        and found.origin is not None
+        sglang is not None
+        and sglang.origin is not None
         and importlib.util.find_spec("sgl_kernel") is not None
     )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not is_here():
-        mine = [item for item in items if HERE in item.path.parents]
-        for item in mine:
-            item.add_marker(pytest.mark.skip(reason=REASON))
+        for item in items:
+            if HERE in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason=REASON))

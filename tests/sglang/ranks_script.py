@@ -1,8 +1,7 @@
-"""Two torchrun ranks on gloo, FSDP2 shards, engines of both kinds. `torchrun … ranks_script.py
-MODEL_FOLDER OUT`.
+"""Run by test_ranks.py: `torchrun … ranks_script.py MODEL_FOLDER OUT`, two ranks on gloo.
 
-First one engine a rank, then one engine two ranks wide led by rank 0, then rank 1 fails while rank
-0 is in a barrier.
+The model has FSDP2 shards. First each rank has an engine of its own, then both ranks share one that
+rank 0 leads, then rank 1 fails while rank 0 waits in a barrier.
 """
 
 from __future__ import annotations
@@ -34,40 +33,41 @@ def sharded(model: PreTrainedModel) -> PreTrainedModel:
     return fully_shard(model, mesh=mesh)
 
 
-def gaps(engine: SGLangEngine, model: PreTrainedModel) -> list[float]:
+def mismatches(engine: SGLangEngine, model: PreTrainedModel) -> list[float]:
     completions = engine.generate([Request(PROMPT[:n], 10, 0) for n in (5, 40)], PLAIN)
-    return [tiny.worst_gap(model, PROMPT[:n], c) for n, c in zip((5, 40), completions, strict=True)]
+    return [
+        tiny.worst_mismatch(model, PROMPT[:n], c) for n, c in zip((5, 40), completions, strict=True)
+    ]
 
 
 def main(folder: str, out: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    # A launcher's habit that keeps an engine's children from ever coming up; the engine has to
-    # cope.
+    # torchrun sets this, and it keeps an engine's children from starting unless it is removed.
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     reference = tiny.moved(tiny.build(), seed=4)
     policy = sharded(tiny.moved(tiny.build(), seed=4))
 
     engine = SGLangEngine(folder, **tiny.ENGINE)
-    stale = gaps(engine, reference)
+    stale = mismatches(engine, reference)
     sync.push(policy, engine, version=3, dtype=torch.float32, bucket_bytes=50_000)
-    say(f"replica {rank}", stale=stale, fresh=gaps(engine, reference), version=engine.version)
+    say(f"replica {rank}", stale=stale, fresh=mismatches(engine, reference), version=engine.version)
     engine.close()
     dist.barrier()
 
     group = dist.new_group([0, 1], backend="gloo")
     wide = SGLangEngine(folder, **tiny.ENGINE, tp_size=2) if rank == 0 else None
-    stale = gaps(wide, reference) if wide is not None else []
+    stale = mismatches(wide, reference) if wide is not None else []
     names = [name for name, _ in sync.named_weights(policy)]
-    told: dict[str, Any] = {"group": group, "dtype": torch.float32, "bucket_bytes": 50_000}
-    before = sync.compare(policy, wide, names, **told)
+    options: dict[str, Any] = {"group": group, "dtype": torch.float32, "bucket_bytes": 50_000}
+    before = sync.compare(policy, wide, names, **options)
     for version in (1, 2):
-        sync.push(policy, wide, version=version, **told)
-    after = sync.compare(policy, wide, names, **told)
+        sync.push(policy, wide, version=version, **options)
+    after = sync.compare(policy, wide, names, **options)
     say(f"compared {rank}", before=before.num_different, after=after.num_different)
     say(f"counted {rank}", num=after.num_elements)
     if wide is not None:
-        say("wide", stale=stale, fresh=gaps(wide, reference), version=wide.version)
+        say("wide", stale=stale, fresh=mismatches(wide, reference), version=wide.version)
         wide._loop.engine.save_sharded_model(path=out, pattern=None, max_size=None)
         torch.save(dict(reference.named_parameters()), pathlib.Path(out) / "reference.pt")
 

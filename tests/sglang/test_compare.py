@@ -1,4 +1,4 @@
-"""Weights compared inside the real engine: equal ones always are, others never."""
+"""Weights compared inside the real engine: equal ones show no difference, others always do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN = Sampling(1.0, (tiny.STOP,))
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
-    """In bf16, as on a GPU, so that a cast is part of what is compared."""
+    """In bf16, as on a GPU, so that the comparison includes a cast."""
     folder = tiny.save(tmp_path_factory.mktemp("model"))
     engine = SGLangEngine(folder, **{**tiny.ENGINE, "dtype": "bfloat16"})
     yield engine
@@ -39,12 +39,12 @@ def names_of(model: Any) -> list[str]:
 def test_equal_weights_differ_nowhere_and_comparing_writes_nothing(
     engine: SGLangEngine, policy: Any
 ) -> None:
-    """Every element once, in one buffer or many; then another model's, and the engine's stay."""
+    """Each element is counted once, in one buffer or many. Comparing other weights changes none."""
     num = sum(parameter.numel() for parameter in policy.parameters())
     for bucket_bytes in (2**31, 20_000):
-        found = sync.compare(policy, engine, names_of(policy), bucket_bytes=bucket_bytes)
-        # The engine fills its vocabulary of 301 up to 320 rows of 64 and those count, too.
-        assert found == sync.Compared(num + 19 * 64, 0)
+        compared = sync.compare(policy, engine, names_of(policy), bucket_bytes=bucket_bytes)
+        # The engine pads its vocabulary from 301 to 320 rows of 64, which count too.
+        assert compared == sync.Compared(num + 19 * 64, 0)
     other = tiny.moved(policy, seed=1)
     assert sync.compare(other, engine, names_of(other)).num_different > 0.9 * num
     assert sync.compare(policy, engine, names_of(policy)).num_different == 0
@@ -56,8 +56,8 @@ def test_equal_weights_differ_nowhere_and_comparing_writes_nothing(
 def test_one_step_at_the_smallest_rate_shows_in_any_matrix(
     engine: SGLangEngine, policy: Any, layer: str
 ) -> None:
-    """AdamW at 1e-6, the smallest of configs/: a step of 1e-6 moves few elements to the next number
-    in bf16, but a matrix has many; and a push brings them."""
+    """AdamW at 1e-6, the smallest rate in configs/. The step changes few elements in bf16, but some
+    in every matrix; the next push sends them."""
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, weight_decay=0.0)
     ids = torch.arange(10, 110)[None]
     policy(ids, labels=ids).loss.backward()

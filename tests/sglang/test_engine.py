@@ -1,4 +1,4 @@
-"""The adapter on the real engine: what it returns, whose weights speak, what it refuses."""
+"""`SGLangEngine` with the real engine: completions, versions of the weights, refusals."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ def test_logprobs_are_those_of_the_full_softmax_after_the_temperature(
     for request, completion in zip(
         requests, engine.generate(requests, Sampling(temperature, ())), strict=True
     ):
-        assert tiny.worst_gap(policy, list(request.prompt_ids), completion, temperature) < 1e-4
+        assert tiny.worst_mismatch(policy, list(request.prompt_ids), completion, temperature) < 1e-4
 
 
-def test_a_text_s_logprobs_are_those_of_the_full_softmax_and_come_while_others_work(
+def test_scoring_gives_the_full_softmax_s_logprobs_and_returns_at_once(
     engine: SGLangEngine, policy: Any
 ) -> None:
-    """Of each token but the first, given those before it, whatever the prefix cache holds."""
+    """For each token but the first, given those before it, with or without a prefix cache."""
     texts = [PROMPT, PROMPT[:2], PROMPT[5:25]]
     engine.generate([Request(PROMPT, 4, 0)], PLAIN)
     answers = engine.begin_scoring(texts)
-    assert len(engine._manager.rid_to_state) == 3  # the engine has the texts, nobody waits
+    assert len(engine._manager.rid_to_state) == 3  # the engine has the texts; no call waits
     with torch.no_grad():
         logits = [policy(torch.tensor([text])).logits[0].log_softmax(-1) for text in texts]
-    for text, mine_TV, theirs in zip(texts, logits, answers(), strict=True):
-        wanted = [mine_TV[i, token].item() for i, token in enumerate(text[1:])]
-        assert theirs == pytest.approx(wanted, abs=1e-4)
+    for text, logprobs_TV, scored in zip(texts, logits, answers(), strict=True):
+        wanted = [logprobs_TV[i, token].item() for i, token in enumerate(text[1:])]
+        assert scored == pytest.approx(wanted, abs=1e-4)
 
 
 def test_greedy_takes_the_largest_and_scores_it_at_temperature_one(
@@ -74,25 +74,23 @@ def test_greedy_takes_the_largest_and_scores_it_at_temperature_one(
     with torch.no_grad():
         best = policy(torch.tensor([PROMPT])).logits[0, -1].argmax().item()
     assert completion.ids[0] == best
-    assert tiny.worst_gap(policy, PROMPT, completion) < 1e-4
+    assert tiny.worst_mismatch(policy, PROMPT, completion) < 1e-4
 
 
 def test_a_completion_ends_with_its_stop_token_or_at_its_length(
     engine: SGLangEngine, policy: Any
 ) -> None:
-    [whole] = engine.generate([Request(PROMPT, 8, 0)], Sampling(0.0, ()))
-    stop = (
-        next(i for i in whole.ids if i != whole.ids[0]) if len(set(whole.ids)) > 1 else whole.ids[0]
-    )
+    [full] = engine.generate([Request(PROMPT, 8, 0)], Sampling(0.0, ()))
+    stop = next(i for i in full.ids if i != full.ids[0]) if len(set(full.ids)) > 1 else full.ids[0]
     [cut] = engine.generate([Request(PROMPT, 8, 0)], Sampling(0.0, (stop,)))
-    assert (whole.finish, len(whole.ids), len(whole.logprobs)) == ("length", 8, 8)
+    assert (full.finish, len(full.ids), len(full.logprobs)) == ("length", 8, 8)
     assert cut.finish == "stop"
-    assert cut.ids == whole.ids[: whole.ids.index(stop) + 1]
+    assert cut.ids == full.ids[: full.ids.index(stop) + 1]
     assert len(cut.logprobs) == len(cut.ids)
 
 
-def test_the_second_turn_costs_only_its_new_tokens(engine: SGLangEngine, policy: Any) -> None:
-    """All but the last of 40 prompt and 6 sampled tokens are in the cache: it was not fed back."""
+def test_the_second_turn_computes_only_its_new_tokens(engine: SGLangEngine, policy: Any) -> None:
+    """The cache has 40 prompt and 6 sampled tokens except the last, which was never an input."""
 
     async def two_turns(ask: Any) -> tuple[Completion, Completion, list[int]]:
         first = await ask(Request(PROMPT, 6, 0))
@@ -103,11 +101,11 @@ def test_the_second_turn_costs_only_its_new_tokens(engine: SGLangEngine, policy:
 
     [(first, second, (num_cached, *history))] = engine.stream([two_turns], Sampling(1.0, ()))
     assert num_cached >= len(PROMPT) + len(first.ids) - 1
-    assert tiny.worst_gap(policy, history, second) < 1e-4
+    assert tiny.worst_mismatch(policy, history, second) < 1e-4
 
 
-def test_games_go_on_without_waiting_for_each_other(engine: SGLangEngine, policy: Any) -> None:
-    """A game of two short turns ends while the long turn, asked first, still runs."""
+def test_games_do_not_wait_for_each_other(engine: SGLangEngine, policy: Any) -> None:
+    """A game of two short turns ends while a long turn that was requested first still runs."""
     ended: list[str] = []
 
     async def long(ask: Any) -> str:
@@ -130,7 +128,7 @@ def test_a_failing_game_ends_the_others_and_leaves_the_engine_idle(
 ) -> None:
     async def long(ask: Any) -> None:
         await ask(Request(PROMPT, 400, 0))
-        raise AssertionError("was to be cancelled")
+        raise AssertionError("should have been cancelled")
 
     async def fails(ask: Any) -> None:
         await ask(Request(PROMPT, 1, 0))
@@ -142,7 +140,7 @@ def test_a_failing_game_ends_the_others_and_leaves_the_engine_idle(
     assert engine.generate([Request(PROMPT, 2, 0)], PLAIN)[0].ids
 
 
-def test_a_request_that_cannot_fit_is_refused_and_the_engine_stays_usable(
+def test_a_request_that_does_not_fit_is_refused_and_the_engine_stays_usable(
     engine: SGLangEngine, policy: Any
 ) -> None:
     with pytest.raises(ValueError, match="context of 512 tokens, got 40 \\+ 480"):
@@ -150,7 +148,7 @@ def test_a_request_that_cannot_fit_is_refused_and_the_engine_stays_usable(
     assert engine.generate([Request(PROMPT, 2, 0)], PLAIN)[0].ids
 
 
-def test_a_push_changes_who_speaks(engine: SGLangEngine, policy: Any) -> None:
+def test_a_push_changes_the_weights_that_generate(engine: SGLangEngine, policy: Any) -> None:
     other = tiny.moved(policy, seed=1)
     version = engine.version
     [stale] = engine.generate([Request(PROMPT, 12, 0)], PLAIN)
@@ -158,16 +156,17 @@ def test_a_push_changes_who_speaks(engine: SGLangEngine, policy: Any) -> None:
     [fresh] = engine.generate([Request(PROMPT, 12, 0)], PLAIN)
     assert pushed.num_buckets > 2
     assert (stale.version, fresh.version) == (version, version + 5)
-    assert tiny.worst_gap(other, PROMPT, stale) > 0.1
-    assert tiny.worst_gap(other, PROMPT, fresh) < 1e-4
+    assert tiny.worst_mismatch(other, PROMPT, stale) > 0.1
+    assert tiny.worst_mismatch(other, PROMPT, fresh) < 1e-4
     engine.update_weights(policy.named_parameters(), version + 6)
     assert (
-        tiny.worst_gap(policy, PROMPT, engine.generate([Request(PROMPT, 12, 0)], PLAIN)[0]) < 1e-4
+        tiny.worst_mismatch(policy, PROMPT, engine.generate([Request(PROMPT, 12, 0)], PLAIN)[0])
+        < 1e-4
     )
 
 
-def test_adapters_are_merged_where_weights_leave(engine: SGLangEngine, policy: Any) -> None:
-    """The engine has no adapters and speaks as the model that has them."""
+def test_a_push_merges_adapters(engine: SGLangEngine, policy: Any) -> None:
+    """The engine has no adapters but generates like the model that has them."""
     adapted = tiny.build()
     add_adapters(adapted, LoraConfig(rank=4), seed=3)
     generator = torch.Generator().manual_seed(4)
@@ -177,31 +176,31 @@ def test_adapters_are_merged_where_weights_leave(engine: SGLangEngine, policy: A
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
     sync.push(adapted, engine, version=engine.version + 1, dtype=torch.float32)
     [completion] = engine.generate([Request(PROMPT, 12, 0)], PLAIN)
-    assert tiny.worst_gap(adapted, PROMPT, completion) < 1e-4
-    assert tiny.worst_gap(policy, PROMPT, completion) > 0.1
+    assert tiny.worst_mismatch(adapted, PROMPT, completion) < 1e-4
+    assert tiny.worst_mismatch(policy, PROMPT, completion) > 0.1
 
 
 @pytest.mark.parametrize(
     "wrong", ["everything is old", "model.layers.1.mlp.down_proj.weight", "all are 2 % too large"]
 )
-def test_log_probs_in_context_find_an_engine_with_other_weights_and_a_push_mends_it(
+def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
     engine: SGLangEngine, policy: Any, tmp_path: pathlib.Path, wrong: str
 ) -> None:
-    """Old ones, one old matrix of 26, or all too large, with the comparison of bits left out."""
+    """All weights old, one old matrix of 26, or all too large; bits are not compared here."""
     folder = tiny.save(tmp_path)
     config = load_config(None, ["engine.kind=sglang", f"model.path={folder}", "model.scratch=null"])
     learner = make_learner(config, pathlib.Path(folder), init_world(device="cpu"), reference=False)
     prompts = [[*range(10 + n, 50 + n)] for n in range(NUM_TURNS)]
-    said = engine.generate([Request(prompt, 12, 0) for prompt in prompts], PLAIN)
+    answers = engine.generate([Request(prompt, 12, 0) for prompt in prompts], PLAIN)
     turns = [
         ([*prompt, *completion.ids], [0] * len(prompt) + [1] * len(completion.ids))
-        for prompt, completion in zip(prompts, said, strict=True)
+        for prompt, completion in zip(prompts, answers, strict=True)
     ]
     check = SyncCheck(learner, engine, config=config)
     check.listen(turns)
     served = engine.served.num_requests
-    found = check.after_push(version=engine.version)
-    assert found["num_suspected"] == 0.0 and found["sync_check_mismatch"] < 1e-5
+    metrics = check.after_push(version=engine.version)
+    assert metrics["num_suspected"] == 0.0 and metrics["sync_check_mismatch"] < 1e-5
     assert engine.served.num_requests - served == FIRST
     held = {name: value.clone() for name, value in policy.named_parameters()}
     if wrong == "all are 2 % too large":
@@ -214,11 +213,11 @@ def test_log_probs_in_context_find_an_engine_with_other_weights_and_a_push_mends
             engine.update_weights(partly.items(), engine.version + 1)
     assert check.after_push(version=engine.version)["num_suspected"] == 1.0
     check.hold(1)
-    found = check.after_push(version=engine.version)
-    assert found["num_suspected"] == 0.0 and found["sync_check_mismatch"] < 1e-5
+    metrics = check.after_push(version=engine.version)
+    assert metrics["num_suspected"] == 0.0 and metrics["sync_check_mismatch"] < 1e-5
 
 
-def test_every_tensor_of_the_engine_is_the_trainers_bit_for_bit(
+def test_every_tensor_of_the_engine_equals_the_trainers_bit_for_bit(
     engine: SGLangEngine, policy: Any, tmp_path: pathlib.Path
 ) -> None:
     other = tiny.moved(policy, seed=2)
@@ -234,14 +233,14 @@ def test_every_tensor_of_the_engine_is_the_trainers_bit_for_bit(
             tp_rank=0,
         )
     )
-    # The tied table is written once, under this name.
+    # The tied embedding is written once, under this name.
     wanted["lm_head.weight"] = wanted.pop("model.embed_tokens.weight")
     assert wanted.keys() == held.keys()
     assert all(torch.equal(held[name], tensor) for name, tensor in wanted.items())
 
 
 @pytest.mark.parametrize("case", ["unknown", "missing", "shape"])
-def test_a_push_that_is_not_the_whole_model_is_refused(
+def test_a_push_of_an_incomplete_model_is_refused(
     engine: SGLangEngine, policy: Any, case: str
 ) -> None:
     named = dict(policy.named_parameters())
@@ -251,14 +250,12 @@ def test_a_push_that_is_not_the_whole_model_is_refused(
         del named["model.norm.weight"]
     else:
         named["model.norm.weight"] = torch.zeros(65)
-    with pytest.raises(ValueError, match="must carry the engine's 26 parameters"):
+    with pytest.raises(ValueError, match="26 parameters"):
         engine.update_weights(named.items(), engine.version + 1)
     assert engine.generate([Request(PROMPT, 2, 0)], PLAIN)[0].ids
 
 
-def test_half_a_push_silences_the_engine_until_the_rest_has_come(
-    engine: SGLangEngine, policy: Any
-) -> None:
+def test_requests_are_refused_until_a_push_is_complete(engine: SGLangEngine, policy: Any) -> None:
     named = {name: parameter.detach() for name, parameter in policy.named_parameters()}
     halves = [list(named)[:10], list(named)[10:]]
     for names, is_last in zip(halves, (False, True), strict=True):

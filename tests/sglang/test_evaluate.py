@@ -1,4 +1,4 @@
-"""eval.py on the real engine: it reads the checkpoint's folder itself and plays the same games."""
+"""eval.py with the real engine plays the same greedy games as the transformers engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tiny_run import finished
 
-import eval as door
+import eval as evaluation
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def run() -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def greedy(run: pathlib.Path) -> Any:
-    """Its greedy games as the transformers engine played them."""
+    """That run's greedy games, played by the transformers engine."""
     return json.loads((run / "held_out_after.json").read_text())["greedy"]
 
 
@@ -31,7 +31,7 @@ def test_greedy_games_are_those_of_the_transformers_engine(
     out = tmp_path / "out"
     words = ["--checkpoint", str(run), "--games", "generated", "--out", str(out)]
     settings = ["engine.kind=sglang", "engine.max_cache_tokens=16384"]
-    assert door.main([*words, "--temperature", "0", "--temperature", "1", *settings]) == 0
+    assert evaluation.main([*words, "--temperature", "0", "--temperature", "1", *settings]) == 0
     assert "engine up" in capfd.readouterr().out
     page = json.loads((out / "evaluation.json").read_text())
     assert page["engine"] == "sglang"
@@ -40,17 +40,17 @@ def test_greedy_games_are_those_of_the_transformers_engine(
     assert len(page["rows"]["policy"]["scores"]) == 16
 
 
-def test_rows_of_a_matrix_have_an_engine_each_and_partners_stand_beside_it(
+def test_each_row_of_a_matrix_has_its_own_engine_and_partners_have_none(
     run: pathlib.Path, greedy: Any, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The same weights three times: greedy games are those of self-play, whoever has which seat."""
+    """All three policies have the same weights, so every pairing plays self-play's greedy games."""
     out = tmp_path / "out"
     for name in ("twin", "partner"):
         shutil.copytree(run / "final", tmp_path / name)
     rows = ["--checkpoint", str(run), "--checkpoint", str(tmp_path / "twin")]
     words = ["--partners", str(tmp_path / "partner"), "--games", "generated", "--temperature", "0"]
     settings = ["engine.kind=sglang", "engine.max_cache_tokens=16384", "--out", str(out)]
-    assert door.main([*rows, *words, *settings]) == 0
+    assert evaluation.main([*rows, *words, *settings]) == 0
     assert capfd.readouterr().out.count("engine up") == 2
     cells = json.loads((out / "crossplay.json").read_text())["cells"]
     assert len(cells) == 2 + 2 + 2 * 2

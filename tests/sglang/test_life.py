@@ -1,4 +1,4 @@
-"""Signals, crashes, hangs: the engine ends with its trainer, which never waits for ever."""
+"""Signals, crashes, hangs: the engine ends with its trainer, and no call waits for ever."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts trainers of their own, `trainer_script.py` with the stand-ins, ended with the test."""
+    """Starts `trainer_script.py` with the stand-ins; the test's end kills what it started."""
     started: list[subprocess.Popen[str]] = []
 
     def start_one(*arguments: str) -> subprocess.Popen[str]:
@@ -42,69 +42,66 @@ def start() -> Iterator[Start]:
         process.kill()
 
 
-def family(process: subprocess.Popen[str], said: dict[str, Any]) -> list[psutil.Process]:
-    """The trainer and its engine, without the child that is not the engine's."""
-    return [p for p in processes.tree(process) if p.pid != said["training"].get("bystander")]
+def family(process: subprocess.Popen[str], reports: dict[str, Any]) -> list[psutil.Process]:
+    """The trainer's and engine's processes, without the child that is not the engine's."""
+    return [p for p in processes.tree(process) if p.pid != reports["training"].get("bystander")]
 
 
 def test_sigterm_during_training_is_an_ordinary_exit(model: str, start: Start) -> None:
-    """`finally` runs while the engine lives, then it is closed; another child lives on."""
+    """`finally` runs while the engine lives, then the engine is closed; another child lives on."""
     process = start("plain", model)
-    said = processes.marks(processes.read_until(process, "MARK training"))
-    everyone = family(process, said)
+    reports = processes.marks(processes.read_until(process, "MARK training"))
+    everyone = family(process, reports)
     assert any("sglang::scheduler" in " ".join(p.cmdline()) for p in everyone)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM, output
     assert processes.marks(output)["finally"]["alive"] == [True, True]
     assert processes.seconds_until_gone(everyone) < 10
-    os.kill(said["training"]["bystander"], signal.SIGKILL)  # it is still there to be killed
+    os.kill(reports["training"]["bystander"], signal.SIGKILL)  # it still runs
 
 
-def test_a_hang_ends_with_the_time_out_and_sigkill_takes_the_stopped_engine_along(
+def test_a_hang_ends_at_the_time_out_and_sigkill_ends_the_stopped_engine_too(
     model: str, start: Start
 ) -> None:
     process = start("hang", model)
-    said = processes.marks(processes.read_until(process, "MARK training"))
-    assert (
-        said["asked"]["error"]
-        == "the engine gave no answer within 3 s during generation: 3 requests wait"
-    )
-    assert 3 <= said["asked"]["after_s"] < 15
-    assert "the engine is gone (silent for 3 s" in said["asked again"]["error"]
-    everyone = family(process, said)
+    reports = processes.marks(processes.read_until(process, "MARK training"))
+    assert re.search(r"no answer within 3 s .*: 3 requests", reports["asked"]["error"])
+    assert 3 <= reports["asked"]["after_s"] < 15
+    assert "silent for 3 s" in reports["asked again"]["error"]
+    everyone = family(process, reports)
     process.kill()
     assert processes.seconds_until_gone(everyone) < 10
-    os.kill(said["training"]["bystander"], signal.SIGKILL)
+    os.kill(reports["training"]["bystander"], signal.SIGKILL)
     process.communicate(timeout=60)
 
 
-def test_a_crash_during_training_is_told_at_the_next_call_and_sigterm_is_heard_in_a_collective(
+def test_a_crash_in_training_fails_the_next_call_and_sigterm_works_in_a_collective(
     model: str, start: Start
 ) -> None:
     process = start("crash", model)
-    said = processes.marks(processes.read_until(process, "MARK training"))
-    assert re.search(r"the engine is gone \(pid \d+ with exit code -9\)", said["asked"]["error"])
-    assert said["asked"]["after_s"] < 5
-    everyone = family(process, said)
+    reports = processes.marks(processes.read_until(process, "MARK training"))
+    assert re.search(r"the engine is gone \(pid \d+ with exit code -9\)", reports["asked"]["error"])
+    assert reports["asked"]["after_s"] < 5
+    everyone = family(process, reports)
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
     assert processes.seconds_until_gone(everyone) < 10
     process.communicate(timeout=60)
 
 
-def test_a_crash_while_asked_and_a_failed_start_are_errors_at_once(
+def test_a_crash_during_a_request_and_a_failed_start_raise_at_once(
     model: str, start: Start
 ) -> None:
     process = start("crash while asked", "broken", model)
     output, _ = process.communicate(timeout=400)
-    said = processes.marks(output)
+    reports = processes.marks(output)
     assert process.returncode == 0, output
     assert re.search(
-        r"died during generation: pid \d+ with exit code -9", said["crash while asked"]["error"]
+        r"died during generation: pid \d+ with exit code -9", reports["crash while asked"]["error"]
     )
-    assert said["crash while asked"]["after_s"] < 15
-    assert "died during initialization" in said["broken"]["error"]
+    assert reports["crash while asked"]["after_s"] < 15
+    assert "died during initialization" in reports["broken"]["error"]
 
 
 def test_a_trainer_killed_while_the_engine_starts_leaves_nothing_behind(
@@ -116,7 +113,6 @@ def test_a_trainer_killed_while_the_engine_starts_leaves_nothing_behind(
         time.sleep(0.05)
     process.kill()
     assert len(everyone) >= 4
-    # The children look for their trainer once its own module is imported: 3 s where nothing else
-    # runs.
+    # The children check for their trainer once its main module is imported: 3 s on an idle machine.
     assert processes.seconds_until_gone(everyone, limit_s=120) < 100
     process.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""Two ranks with FSDP2 shards push to an engine each, then to a wide one; then one rank fails."""
+"""Two ranks with FSDP2 shards push to one engine each, then to a shared one; then a rank fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Ran:
-    said: dict[str, dict[str, Any]]
+    marks: dict[str, dict[str, Any]]
     folder: pathlib.Path
     returncode: int
     gone_s: float
@@ -40,17 +40,17 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_rank_pushes_the_gathered_shards_to_its_own_engine(ran: Ran, rank: int) -> None:
-    said = ran.said[f"replica {rank}"]
-    assert min(said["stale"]) > 0.1
-    assert max(said["fresh"]) < 1e-4
-    assert said["version"] == 3
+    measured = ran.marks[f"replica {rank}"]
+    assert min(measured["stale"]) > 0.1
+    assert max(measured["fresh"]) < 1e-4
+    assert measured["version"] == 3
 
 
 def test_two_ranks_push_to_an_engine_two_ranks_wide(ran: Ran) -> None:
-    said = ran.said["wide"]
-    assert min(said["stale"]) > 0.1
-    assert max(said["fresh"]) < 1e-4
-    assert said["version"] == 2
+    measured = ran.marks["wide"]
+    assert min(measured["stale"]) > 0.1
+    assert max(measured["fresh"]) < 1e-4
+    assert measured["version"] == 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -59,7 +59,7 @@ def test_each_rank_of_the_wide_engine_holds_its_slices_bit_for_bit(ran: Ran, ran
     reference = torch.load(ran.folder / "reference.pt", weights_only=False)
     layout = sglang_push.engine_layout(reference, tiny.build().config, tp_size=2, tp_rank=rank)
     wanted = {name: tensor.detach() for name, tensor in layout}
-    # The tied table is written once, under this name.
+    # The tied embedding is written once, under this name.
     wanted["lm_head.weight"] = wanted.pop("model.embed_tokens.weight")
     assert wanted.keys() == held.keys()
     assert all(torch.equal(held[name], tensor) for name, tensor in wanted.items())
@@ -69,19 +69,19 @@ def test_each_rank_of_the_wide_engine_holds_its_slices_bit_for_bit(ran: Ran, ran
 def test_each_rank_of_the_wide_engine_is_compared_with_the_gathered_shards(
     ran: Ran, rank: int
 ) -> None:
-    """More than half of all elements each: the norms lie on both."""
-    compared = ran.said[f"compared {rank}"]
+    """Each compares more than half of all elements, because both hold the norms."""
+    compared = ran.marks[f"compared {rank}"]
     assert compared["before"] > 0 and compared["after"] == 0
     num = sum(parameter.numel() for parameter in tiny.build().parameters())
-    assert num / 2 < ran.said[f"counted {rank}"]["num"] < num
+    assert num / 2 < ran.marks[f"counted {rank}"]["num"] < num
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_model_that_is_not_the_engines_is_refused_on_every_rank(ran: Ran, rank: int) -> None:
-    assert "unknown ['inner." in ran.said[f"refused {rank}"]["error"]
+def test_a_push_of_another_model_is_refused_on_every_rank(ran: Ran, rank: int) -> None:
+    assert "inner." in ran.marks[f"refused {rank}"]["error"]
 
 
 def test_an_exception_in_one_rank_ends_them_all(ran: Ran) -> None:
-    """6 s where nothing else runs: two interpreters that exit, one after the other."""
+    """Takes 6 s on an idle machine: two interpreters exit one after the other."""
     assert ran.returncode != 0
     assert ran.gone_s < 20

@@ -1,8 +1,7 @@
-"""Whole runs of train.py on the real engine: what they leave behind, and that nothing stays when
-they are ended while they train.
+"""Complete runs of train.py with the real engine: their results, and that ended runs leave nothing.
 
-The runs share one warm start, made here with the transformers engine, and stand beside each other
-where their claims allow it, since a run spends its time starting an engine.
+The runs share one warm start, made with the transformers engine. Runs go in parallel where the
+tests allow it, because starting an engine takes most of a run's time.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"
-# Many passes over a rollout make an update long enough to be met in, and move the policy far.
+# Many passes over a rollout make an update long enough to interrupt, and move the policy far.
 SETTINGS = (
     "engine.kind=sglang",
     "engine.max_cache_tokens=16384",
@@ -36,7 +35,7 @@ SETTINGS = (
     "save_every=1",
 )
 FOR_EVER = "steps=1000000"
-GENEROUS_S = 240.0  # for what is not a claim about time, on a machine that does other things too
+GENEROUS_S = 240.0  # limit of waits that are not measured, on a busy machine
 Train = Callable[..., tuple[subprocess.Popen[str], pathlib.Path]]
 
 
@@ -63,7 +62,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
 
 
 def wait_for(process: subprocess.Popen[str], path: pathlib.Path) -> None:
-    """Until a run has written this file."""
+    """Wait until a run has written this file."""
     until_s = time.perf_counter() + GENEROUS_S
     while not path.exists():
         check_running(process, until_s, f"without {path.name}")
@@ -71,26 +70,26 @@ def wait_for(process: subprocess.Popen[str], path: pathlib.Path) -> None:
 
 
 def check_running(process: subprocess.Popen[str], until_s: float, how: str) -> None:
-    """Fails, with all the run has said, if it has ended or takes too long."""
+    """Fail with the run's output if it has ended or takes too long."""
     if process.poll() is not None or time.perf_counter() > until_s:
         process.kill()
         raise AssertionError(f"ended or stuck {how}:\n{process.communicate()[0]}")
 
 
-def met_in_updates(
+def caught_in_updates(
     runs: dict[str, tuple[subprocess.Popen[str], pathlib.Path]],
 ) -> Iterator[tuple[str, list[psutil.Process]]]:
-    """Each run's name and processes at a moment when it updates, in the order of those moments.
+    """Each run's name and processes during one of its updates, in the order in which they come.
 
-    A run is met once its file is written and its trainer then computes while its engine idles: for
-    as long as half a second it does so in the update alone.
+    A run is in an update when its file is written and its trainer then computes for half a second
+    while its engine idles.
     """
     until_s = time.perf_counter() + GENEROUS_S
     began: dict[str, tuple[float, float]] = {}
     waiting = dict(runs)
     while waiting:
         for name, (process, after) in list(waiting.items()):
-            check_running(process, until_s, "before it was met in an update")
+            check_running(process, until_s, "before an update was observed")
             if not after.exists():
                 continue
             everyone = processes.tree(process)
@@ -100,27 +99,27 @@ def met_in_updates(
                 late - early for late, early in zip(now, began.get(name, now), strict=True)
             )
             if name not in began or not 0 <= played_s <= 0.02:
-                began[name] = now  # the engine works: look again from here on
+                began[name] = now  # the engine works: measure again from here
             elif trained_s > 0.5 and schedulers(everyone):
                 del waiting[name]
                 yield name, everyone
         time.sleep(0.05)
 
 
-def said_at_the_end(process: subprocess.Popen[str]) -> str:
+def final_output(process: subprocess.Popen[str]) -> str:
     return process.communicate(timeout=GENEROUS_S)[0]
 
 
 def schedulers(everyone: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that compute for the engines."""
+    """The engines' scheduler processes."""
     return [p for p in everyone if p.name().startswith("sglang::sche")]
 
 
 def check_finished(folder: pathlib.Path, num_steps: int) -> None:
-    """Each step was taken once, engine and trainer agreed in it, and the policy can be loaded.
+    """Each step ran once, engine and trainer agreed in it, and the final policy can be loaded.
 
-    After hundreds of passes over a rollout all groups of the next may earn the same, and nothing
-    trains; from the warm start they do not.
+    After hundreds of passes over a rollout all groups of the next may have zero variance, so that
+    nothing trains; in the first step this does not happen.
     """
     lines = metrics_of(folder)
     assert [line["step"] for line in lines] == list(range(1, num_steps + 1))
@@ -145,8 +144,7 @@ def check_finished(folder: pathlib.Path, num_steps: int) -> None:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that a signal ended in an update: its folder, and after how many seconds all of its
-    processes were gone."""
+    """A run that a signal ended in an update; its processes were gone after `gone_s` seconds."""
 
     folder: pathlib.Path
     num_processes: int
@@ -163,18 +161,18 @@ def ended(start: Train) -> dict[str, Ended]:
     }
     signals = {"kill": signal.SIGKILL, "term": signal.SIGTERM}
     first = {"kill": "checkpoints/step_000001/progress.json", "term": "held_out_before.json"}
-    found = {}
+    results = {}
     for name, (process, folder) in runs.items():
-        [(_, everyone)] = met_in_updates({name: (process, folder / first[name])})
+        [(_, everyone)] = caught_in_updates({name: (process, folder / first[name])})
         process.send_signal(signals[name])
         gone_s = processes.seconds_until_gone(everyone)
-        found[name] = Ended(folder, len(everyone), gone_s, process.wait(GENEROUS_S))
-    return found
+        results[name] = Ended(folder, len(everyone), gone_s, process.wait(GENEROUS_S))
+    return results
 
 
 @pytest.mark.parametrize("name", ["kill", "term"])
 def test_a_signal_in_an_update_leaves_no_process(ended: dict[str, Ended], name: str) -> None:
-    """The trainer, the scheduler, the detokenizer and two helpers of theirs."""
+    """The processes are the trainer, the scheduler, the detokenizer and two helpers."""
     assert ended[name].num_processes >= 4
     assert ended[name].gone_s < 10
     assert ended[name].returncode == {"kill": -signal.SIGKILL, "term": 128 + signal.SIGTERM}[name]
@@ -188,20 +186,20 @@ def test_an_engine_that_dies_or_hangs_in_an_update_ends_the_run_at_the_push(star
     }
     signals = {"crash": signal.SIGKILL, "hang": signal.SIGSTOP}
     everyone = []
-    for name, family in met_in_updates(
+    for name, family in caught_in_updates(
         {name: (process, run / "held_out_before.json") for name, (process, run) in runs.items()}
     ):
         schedulers(family)[0].send_signal(signals[name])
         everyone += family
-    said = {name: said_at_the_end(process) for name, (process, _) in runs.items()}
+    outputs = {name: final_output(process) for name, (process, _) in runs.items()}
     assert processes.seconds_until_gone(everyone) < 10
     assert [process.returncode for process, _ in runs.values()] == [1, 1]
     gone = r"the engine (is gone \(|died during a weight push: )pid \d+ with exit code -9"
-    assert re.search(gone, said["crash"])
-    assert "gave no answer within 10 s during a weight push" in said["hang"]
+    assert re.search(gone, outputs["crash"])
+    assert "gave no answer within 10 s during a weight push" in outputs["hang"]
 
 
-def test_the_same_command_finishes_a_killed_run_and_so_do_two_ranks_with_an_engine_each(
+def test_a_killed_run_resumes_to_its_end_and_two_ranks_run_with_an_engine_each(
     ended: dict[str, Ended], start: Train
 ) -> None:
     folder, num_steps = ended["kill"].folder, len(metrics_of(ended["kill"].folder)) + 1
@@ -211,7 +209,7 @@ def test_the_same_command_finishes_a_killed_run_and_so_do_two_ranks_with_an_engi
     everyone = processes.tree(ranks)
     assert len(schedulers(everyone)) == 2
     for process, run, num, num_engines in ((again, folder, num_steps, 1), (ranks, shared, 2, 2)):
-        output = said_at_the_end(process)
+        output = final_output(process)
         assert process.returncode == 0, output
         assert output.count("engine up") == num_engines
         assert "self-play took the score from" in output

@@ -1,4 +1,4 @@
-"""A tiny model for the real engine on CPU, and what the trainer would say of the same tokens."""
+"""A tiny model for the real engine on CPU, and the model's own log-probs of the same tokens."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def save(folder: pathlib.Path) -> str:
 
 
 def moved(model: PreTrainedModel, *, seed: int) -> PreTrainedModel:
-    """A copy whose every parameter has been moved, as a few updates would."""
+    """A copy in which every parameter has changed, as after a few updates."""
     model = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -65,7 +65,7 @@ def score(
     return logits.log_softmax(-1).gather(1, tokens[0, len(prompt) :, None])[:, 0].tolist()
 
 
-def worst_gap(
+def worst_mismatch(
     model: PreTrainedModel, prompt: list[int], completion: Any, temperature: float = 1.0
 ) -> float:
     """The largest difference between the engine's log-probs and the model's, in nats."""

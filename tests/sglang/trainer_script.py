@@ -1,4 +1,7 @@
-"""A trainer to be killed, or to lose its engine: `trainer_script.py CASE … MODEL_FOLDER`."""
+"""Run by test_life.py: a trainer that is killed or loses its engine.
+
+Usage: `trainer_script.py CASE … MODEL_FOLDER`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def build(folder: str, timeout_s: float = 60.0) -> SGLangEngine:
 
 
 def scheduler(engine: SGLangEngine) -> int:
-    """The process that computes: the one whose title says so."""
+    """The pid of the engine's scheduler, found by its process title."""
     pids = [p.pid for p in engine._loop.processes if p.pid is not None]
     return next(
         pid for pid in pids if b"scheduler" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -32,7 +35,7 @@ def scheduler(engine: SGLangEngine) -> int:
 
 
 def refused(engine: SGLangEngine) -> dict[str, object]:
-    """Ask, expecting a RuntimeError; what it said and after how many seconds."""
+    """Send requests and expect a RuntimeError; its text and the seconds until it came."""
     began_s = time.perf_counter()
     try:
         engine.generate([REQUEST] * 3, SAMPLING)
@@ -42,7 +45,7 @@ def refused(engine: SGLangEngine) -> dict[str, object]:
 
 
 def train(engine: SGLangEngine) -> None:
-    """Train until a signal comes, beside a child that is not the engine's."""
+    """Train until a signal comes; also start a child that does not belong to the engine."""
     bystander = subprocess.Popen(
         ["sleep", "60"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -55,14 +58,14 @@ def train(engine: SGLangEngine) -> None:
 
 
 def wait_in_a_call() -> None:
-    """Wait inside one library call, as in a collective: Python runs no signal handler meanwhile."""
+    """Wait inside a library call, where Python runs no signal handlers, as in a collective."""
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     say("training")
-    store.get("a key that nobody sets")
+    store.get("a key that is never set")
 
 
 def hang(folder: str) -> None:
-    """The engine stops answering; then the trainer goes on until it is killed."""
+    """The engine stops answering; the trainer goes on until it is killed."""
     engine = build(folder, timeout_s=3.0)
     os.kill(scheduler(engine), signal.SIGSTOP)
     say("asked", **refused(engine))
@@ -75,14 +78,14 @@ def crash(folder: str) -> None:
     engine = build(folder)
     os.kill(scheduler(engine), signal.SIGKILL)
     until_s = time.perf_counter() + 3.0
-    while time.perf_counter() < until_s:  # SGLang's watchdog looks once a second and reports once
+    while time.perf_counter() < until_s:  # SGLang's watchdog polls once a second
         torch.randn(64, 64) @ torch.randn(64, 64)
     say("asked", **refused(engine))
     wait_in_a_call()
 
 
 def crash_while_asked(folder: str) -> None:
-    """The engine dies while answers are awaited: the wait ends at once, not at the time-out."""
+    """The engine dies while requests are pending; the wait ends at once, not at the time-out."""
     engine = build(folder)
 
     async def game(ask: object) -> None:
@@ -99,15 +102,15 @@ def crash_while_asked(folder: str) -> None:
 
 
 def broken(folder: str) -> None:
-    """Weights that cannot be read: an exception, where SGLang would SIGKILL who started it."""
+    """The weight file is truncated: an exception, where SGLang alone would SIGKILL the trainer."""
     weights = pathlib.Path(folder) / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:1000])
+    content = weights.read_bytes()
+    weights.write_bytes(content[:1000])
     try:
         build(folder)
     except RuntimeError as error:
         say("broken", error=str(error))
-    weights.write_bytes(whole)
+    weights.write_bytes(content)
 
 
 def plain(folder: str) -> None:

@@ -1,14 +1,13 @@
-"""The SGLang engine: continuous batching in processes beside the trainer, its weights replaceable.
+"""The SGLang engine: continuous batching in child processes of the trainer, replaceable weights.
 
-The trainer's process keeps the front of the engine; one scheduler process a tensor-parallel rank
-does the work. Everything asynchronous runs on the engine's one event loop. Sizes in tokens unless a
-name says bytes, times in seconds. Knows no games and no rewards. SGLang itself is imported when an
-engine starts, never before.
+The trainer's process holds SGLang's front end; one scheduler process for each tensor-parallel rank
+does the work. All asynchronous code runs on the engine's one event loop. Sizes in tokens unless a
+name says bytes, times in seconds. Knows no games and no rewards.
 
-What can be reproduced: with `deterministic=True` a completion depends on its prompt, its seed and
-the weights alone. Without it `Request.seed` is ignored: draws come from one generator a scheduler,
-seeded by `seed`, and depend on which requests share a batch, so a run is a fair sample but not
-repeatable token for token.
+Reproducibility: with `deterministic=True` a completion depends only on its prompt, its seed and the
+weights. Otherwise `Request.seed` is ignored: each scheduler draws from one generator, seeded by
+`seed`, and a draw depends on which requests share a batch. Such a run samples correctly but cannot
+be repeated token for token.
 """
 
 from __future__ import annotations
@@ -20,20 +19,17 @@ from typing import Any
 
 import torch
 
-from selfplay.engines.base import Completion, Request, Sampling
-from selfplay.engines.sglang import compare as sglang_compare
-from selfplay.engines.sglang import launch as sglang_start
-from selfplay.engines.sglang import processes as sglang_children
-from selfplay.engines.sglang import weights as sglang_push
+from selfplay.distributed import gather_flat
+from selfplay.engines.base import Ask, Completion, Request, Sampling
+from selfplay.engines.sglang import compare, launch, processes, weights
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.requests import Asker, Served
 
-Ask = Callable[[Request], Awaitable[Completion]]
-TAGS = ("kv_cache", "weights")  # what sleeps; CUDA graphs stay resident
+TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
 
 
 class SGLangEngine:
-    """One replica: `tp_size` GPUs wide, led by the process that builds it, ended with it."""
+    """One engine on `tp_size` GPUs; it ends with the process that builds it."""
 
     streaming = True
 
@@ -56,23 +52,21 @@ class SGLangEngine:
         memory_saver: bool = True,
         load_format: str = "auto",
     ) -> None:
-        """Start the engine; blocks until it has answered once.
+        """Start the engine; blocks until it has answered one request.
 
         model_path: a local folder with config.json and, unless `load_format` is "dummy", weights.
-        mem_fraction: weights' and cache's share of the GPU memory that is free at this moment.
-        attention_backend: "auto" picks by hardware, see `sglang_start.pick_attention_backend`.
-        max_total_tokens: size of the cache, where memory should not decide it.
-        base_gpu_id: the replica's first GPU among those visible; it takes `tp_size` in a row.
-        timeout_s: how long the engine may be silent while it owes an answer.
-        load_format: "dummy" starts with random weights; asking is refused until others are pushed.
+        mem_fraction: share of the currently free GPU memory for weights and cache.
+        attention_backend: "auto" picks by hardware, see `launch.pick_attention_backend`.
+        max_total_tokens: size of the cache; None derives it from the memory.
+        base_gpu_id: the engine's first visible GPU; it uses `tp_size` consecutive ones.
+        timeout_s: how long a call may wait without any answer from the engine.
+        load_format: "dummy" starts with random weights; requests are refused until a push.
 
-        Raises RuntimeError outside the main thread or when a child process dies while starting,
+        Raises RuntimeError outside the main thread or when a child process dies during the start,
         ValueError for `deterministic` on a CPU.
         """
         if attention_backend == "auto":
-            attention_backend = sglang_start.pick_attention_backend(
-                device, deterministic=deterministic
-            )
+            attention_backend = launch.pick_attention_backend(device, deterministic=deterministic)
         if device == "cpu" and max_total_tokens is None:
             max_total_tokens = 65_536
         self.tp_size, self.dtype, self.device = tp_size, getattr(torch, dtype), device
@@ -80,10 +74,10 @@ class SGLangEngine:
         self.deterministic = deterministic
         self.version = 0
         self.can_sleep = memory_saver and device == "cuda"
-        expected = sglang_start.expected_parameters(model_path)
-        self.weights = sglang_push.Ledger(expected, complete=load_format != "dummy")
+        expected = launch.expected_parameters(model_path)
+        self.weights = weights.Ledger(expected, complete=load_format != "dummy")
         self._released: set[str] = set()
-        arguments = sglang_start.engine_arguments(
+        arguments = launch.engine_arguments(
             model_path,
             device=device,
             dtype=dtype,
@@ -99,8 +93,8 @@ class SGLangEngine:
             memory_saver=self.can_sleep,
             load_format=load_format,
         )
-        signals = sglang_children.Signals()
-        started = sglang_start.launch(arguments)
+        signals = processes.Signals()
+        started = launch.launch(arguments)
         self._loop = EngineLoop(started, signals, timeout_s=timeout_s)
         self._manager = self._loop.manager
         self._asker = Asker(self._loop)
@@ -109,8 +103,8 @@ class SGLangEngine:
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.start_s.items())
         print(f"engine up: {parts}; attention {attention_backend}, tp {tp_size}", flush=True)
 
-    def _warm_up(self, started: sglang_start.Started, *, patience_s: float) -> dict[str, float]:
-        """Answer once, which compiles kernels; the seconds of each part of the start."""
+    def _warm_up(self, started: launch.Started, *, patience_s: float) -> dict[str, float]:
+        """Answer one request, which compiles kernels; return seconds for each part of the start."""
         began_s = time.perf_counter()
         answer = self._answer(Request([1, 2, 3, 4], 2, 0), Sampling(1.0, ()))
         self._loop.run(answer, what="the first answer", timeout_s=patience_s)
@@ -122,28 +116,28 @@ class SGLangEngine:
 
     @property
     def served(self) -> Served:
-        """Running counts since the start."""
+        """Running request and token counts since the start."""
         return self._asker.served
 
-    # Answers
+    # Generation
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Answer all requests, in order. Raises like `stream`."""
 
-        def one(request: Request) -> Callable[[Ask], Awaitable[Completion]]:
+        def task(request: Request) -> Callable[[Ask], Awaitable[Completion]]:
             return lambda ask: ask(request)
 
-        return self.stream([one(request) for request in requests], sampling)
+        return self.stream(map(task, requests), sampling)
 
     def stream(
         self, tasks: Iterable[Callable[[Ask], Awaitable[Any]]], sampling: Sampling
     ) -> list[Any]:
-        """Run one coroutine a game, all at once, each given `ask(request)`; results in order.
+        """Run one coroutine for each game concurrently; return the results in order.
 
-        The first exception cancels the other games and their requests, then propagates. Also raises
-        ValueError for a request that cannot fit the context, RuntimeError when the engine has died,
-        stays silent for `timeout_s` while it owes an answer, aborts a request, or holds no valid
-        weights or cache (asleep, or a push is incomplete).
+        Each coroutine gets `ask(request)`. The first exception cancels the other games and their
+        requests, then propagates. Also raises ValueError for a request that does not fit the
+        context, RuntimeError when the engine has died, gives no answer for `timeout_s`, aborts a
+        request, or has no valid weights or cache (it sleeps, or a push is incomplete).
         """
         self._check_awake()
 
@@ -163,9 +157,12 @@ class SGLangEngine:
         return self._loop.run(play(), what="generation")
 
     def begin_scoring(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
-        """Ask for the log-prob of each token given those before it, and go on while the engine
-        works. What is returned waits for the answers: a list a text, one shorter than the text, at
-        temperature 1. Both raise like `stream`."""
+        """Request the log-prob of each token of these texts given the tokens before it.
+
+        Returns at once, while the engine works. The returned function waits for the answers: one
+        list for each text, one entry shorter than the text, in nats at temperature 1. Both raise
+        like `stream`.
+        """
         self._check_awake()
 
         async def score(ids: Sequence[int]) -> list[float]:
@@ -180,9 +177,9 @@ class SGLangEngine:
 
     def _check_awake(self) -> None:
         if self._released:
-            raise RuntimeError(f"the engine sleeps: wake {sorted(self._released)} before asking")
+            raise RuntimeError(f"the engine sleeps: wake {sorted(self._released)} first")
         if not self.weights.complete:
-            raise RuntimeError("the engine holds no valid weights: push them before asking")
+            raise RuntimeError("the engine holds no valid weights: push them first")
 
     async def _answer(self, request: Request, sampling: Sampling) -> Completion:
         parameters = {
@@ -192,7 +189,7 @@ class SGLangEngine:
             "top_k": -1,
             "stop_token_ids": list(sampling.stop_ids),
         }
-        if self.deterministic:  # a missing seed would be 42 for all, and a group's games identical
+        if self.deterministic:  # SGLang's default seed is 42: a group's games would be identical
             parameters["sampling_seed"] = request.seed % 2**63
         answer = await self._asker.ask(request.prompt_ids, parameters, version=self.version)
         meta = answer["meta_info"]
@@ -208,35 +205,37 @@ class SGLangEngine:
     def update_weights(
         self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int
     ) -> None:
-        """Speak with these weights (Hugging Face names, all of them) from the next request on.
+        """Generate with these weights (Hugging Face names, all of them) from the next request on.
 
-        For whole tensors; `selfplay.colocation.weight_sync.push` gathers sharded ones bucket by bucket.
+        Takes full tensors; `selfplay.colocation.weight_sync.push` gathers sharded ones, one bucket
+        at a time.
         """
         named = dict(named_tensors)
         shapes = {name: tensor.shape for name, tensor in named.items()}
         self.weights.check_names(shapes)
         self.weights.lose()
-        for names in sglang_push.plan_buckets(shapes, self.dtype):
+        for names in weights.plan_buckets(shapes, self.dtype):
             sizes = [shapes[name] for name in names]
-            sources = (named[name].detach() for name in names)
             device = named[names[0]].device
-            flat_N = sglang_push.fill(sources, sizes, dtype=self.dtype, device=device)
-            payloads = [sglang_push.serialise(flat_N, names, sizes) for _ in range(self.tp_size)]
+            flat_N = gather_flat([named[n] for n in names], dtype=self.dtype, device=device)
+            if flat_N.is_cuda:  # the engine may open the buffer only when its values are final
+                torch.cuda.current_stream(device).synchronize()
+            payloads = [weights.serialise(flat_N, names, sizes) for _ in range(self.tp_size)]
             self.begin_bucket(payloads, names=names, version=version)()
             del flat_N
-            sglang_push.collect(device)
+            weights.collect(device)
 
     def begin_bucket(
         self, payloads: Sequence[bytes], *, names: Sequence[str], version: int
     ) -> Callable[[], None]:
-        """Have one bucket loaded, and go on meanwhile: one payload a rank, in order, made by
-        `sglang_push.serialise`. What is returned waits until the engine has read it; only then may
-        the next one begin, and this one's buffer go.
+        """Start loading one bucket and return at once.
 
-        Between the first bucket and the one that completes the weights the engine will not answer.
+        `payloads` has one payload of `weights.serialise` for each rank, in order. The returned
+        function waits until the engine has read the bucket. Only then may the next bucket begin or
+        this one's buffer be freed. The engine refuses requests until a push is complete.
         """
         last = self.weights.expect(names)
-        updated = self._send(
+        wait = self._send(
             payloads,
             load_format="flattened_bucket",
             flush_cache=last and "kv_cache" not in self._released,
@@ -244,7 +243,7 @@ class SGLangEngine:
         )
 
         def finish() -> None:
-            updated()
+            wait()
             self.weights.receive(names)
             if last:
                 self.version = version
@@ -252,28 +251,38 @@ class SGLangEngine:
         return finish
 
     def begin_compare(self, payloads: Sequence[bytes]) -> Callable[[], None]:
-        """The same for payloads of `serialise_compared`: nothing is loaded, slots are filled."""
+        """Start a comparison of payloads of `weights.serialise_compared`; return at once.
+
+        The engine loads nothing and fills the result slots. The returned function waits for it.
+        """
         if not self.weights.complete:
-            raise RuntimeError("the engine holds no valid weights: push them before comparing")
+            raise RuntimeError("the engine holds no valid weights: push them first")
         return self._send(
-            payloads, load_format=sglang_compare.LOADER, flush_cache=False, weight_version=None
+            payloads, load_format=compare.LOADER, flush_cache=False, weight_version=None
         )
 
-    def _send(self, payloads: Sequence[bytes], **how: Any) -> Callable[[], None]:
+    def _send(self, payloads: Sequence[bytes], **options: Any) -> Callable[[], None]:
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
         if "weights" in self._released:
             raise RuntimeError("the engine's weights sleep: wake them before a push")
         if len(payloads) != self.tp_size:
             raise ValueError(f"a bucket needs {self.tp_size} payloads, got {len(payloads)}")
-        request = UpdateWeightsFromTensorReqInput(serialized_named_tensors=list(payloads), **how)
-        updating = self._manager.update_weights_from_tensor(request, None)
-        return sglang_push.settled(
-            self._loop.begin(self._loop.owed(updating), what="a weight push")
+        request = UpdateWeightsFromTensorReqInput(
+            serialized_named_tensors=list(payloads), **options
         )
+        updating = self._manager.update_weights_from_tensor(request, None)
+        result = self._loop.begin(self._loop.awaiting_answer(updating), what="a weight push")
+
+        def wait() -> None:
+            success, message = result()
+            if not success:
+                raise RuntimeError(f"the engine refused a bucket: {message}")
+
+        return wait
 
     def fingerprints(self) -> list[dict[str, str]]:
-        """The engine's hash of each parameter and buffer, one dict a rank. CUDA only."""
+        """The engine's hash of each parameter and buffer, one dict for each rank. CUDA only."""
         from sglang.srt.managers.io_struct import CheckWeightsReqInput
 
         checked = self._manager.check_weights(CheckWeightsReqInput(action="checksum"))
@@ -285,9 +294,9 @@ class SGLangEngine:
     # Memory
 
     def sleep(self) -> None:
-        """Give cache and weights back to the GPU, contents lost; no-op unless `can_sleep`.
+        """Free the GPU memory of cache and weights, whose contents are lost.
 
-        The memory saver is a CUDA library: on CPU, or without it, the engine keeps what it holds.
+        Does nothing unless `can_sleep`: the memory saver is a CUDA library.
         """
         if not self.can_sleep or self._released:
             return
@@ -301,10 +310,13 @@ class SGLangEngine:
         self.weights.lose()
 
     def wake(self, what: str) -> None:
-        """Take memory again: "weights" (void until pushed) before a push, "kv_cache" after it."""
+        """Allocate memory again: "weights" before a push, "kv_cache" after it.
+
+        The weights are void until the push is complete. Raises ValueError for any other `what`.
+        """
         if what not in TAGS:
             raise ValueError(f"wake takes one of {TAGS}, got {what!r}")
-        if what not in self._released:  # resuming it would end the whole process tree
+        if what not in self._released:  # SGLang would end its whole process tree
             return
         from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
 
@@ -319,5 +331,5 @@ class SGLangEngine:
                 raise RuntimeError("the engine could not flush its prefix cache")
 
     def close(self) -> None:
-        """End the engine's processes, and only those. Safe to call twice."""
+        """Kill the engine's processes and no others. Safe to call twice."""
         self._loop.close()

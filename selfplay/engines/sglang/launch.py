@@ -1,7 +1,6 @@
-"""How an SGLang engine comes up: the arguments it gets, the environment its children get, its
-start-up by part.
+"""Starts an SGLang engine: its arguments, its children's environment, its processes.
 
-Knows SGLang 0.5.17 and nothing of training. Times in seconds.
+Written for SGLang 0.5.17; knows nothing of training. Times in seconds.
 """
 
 from __future__ import annotations
@@ -24,30 +23,26 @@ from typing import Any
 
 import torch
 
-from selfplay.engines.sglang import compare as sglang_compare
-from selfplay.engines.sglang import processes as sglang_children
-from selfplay.engines.sglang.processes import ChildOf
+from selfplay.engines.sglang import compare, processes
 
-# What the children must see (a value) or must not see (None), and why:
+# Variables that the children's environment must have (a value) or must not have (None), and why:
 CHILD_ENVIRONMENT: dict[str, str | None] = {
-    # A child that believes in the launcher's store waits for a server that is not there.
+    # A child that uses torchrun's store would wait for a server that does not exist.
     "TORCHELASTIC_USE_AGENT_STORE": None,
     # The memory saver and CUDA IPC both need plain cudaMalloc segments.
     "PYTORCH_CUDA_ALLOC_CONF": None,
     "PYTORCH_ALLOC_CONF": None,
-    # NVLink multicast can put a shared host's GPUs out of service.
+    # NVLink multicast can break the GPUs of a shared host.
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    # Graphs are not backed up over a pause in this version; they stay resident.
+    # This version cannot save CUDA graphs while the engine sleeps; they stay in memory.
     "SGLANG_MEMORY_SAVER_CUDA_GRAPH": None,
-    # Log-probs after the temperature are the contract.
+    # `Completion.logprobs` are log-probs after the temperature.
     "SGLANG_RETURN_ORIGINAL_LOGPROB": None,
-    # Notes on absent hardware and progress bars, once a process, are not news to the reader of a
-    # run.
+    # Each process would print progress bars and warnings about missing hardware.
     "PYTHONWARNINGS": "ignore",
     "TQDM_DISABLE": "1",
 }
-
 
 FIRST_PORT, NUM_PORTS = 20_000, 750
 
@@ -63,10 +58,10 @@ class Started:
 
 
 def pick_attention_backend(device: str, *, deterministic: bool = False) -> str:
-    """The fastest attention that can run here: fa3, flashinfer, triton; torch_native on CPU.
+    """The first attention backend that runs here of fa3, flashinfer, triton; torch_native on CPU.
 
-    fa3 needs Hopper and sglang-kernel's flash_ops binary; flashinfer compiles, so it needs nvcc,
-    and it would switch the prefix cache off in the deterministic mode.
+    fa3 needs a Hopper GPU and sglang-kernel's flash_ops binary. flashinfer compiles kernels, so it
+    needs nvcc; deterministic mode skips it because it would switch the prefix cache off.
     """
     if device == "cpu":
         return "torch_native"
@@ -82,11 +77,12 @@ def pick_attention_backend(device: str, *, deterministic: bool = False) -> str:
 
 
 def free_port() -> int:
-    """A port for an engine's ranks to meet at, which no other engine of this host will pick.
+    """A rendezvous port for an engine's ranks that no other engine on this host should pick.
 
-    SGLang takes whatever is free at the moment and binds it seconds later, when another rank or run
-    may have taken the same. This one begins where this process's number says, 16 apart from its
-    neighbours', below the ports that the kernel gives to outgoing connections.
+    SGLang picks a port that is free at the moment and binds it seconds later, when another rank or
+    run may have picked the same one. Here the search starts at a port derived from this process's
+    id. Consecutive ids start 16 ports apart. All ports lie below the range that the kernel uses for
+    outgoing connections. Raises RuntimeError when no port is free.
     """
     first = os.getpid() % NUM_PORTS
     for step in range(NUM_PORTS):
@@ -125,7 +121,7 @@ def engine_arguments(
         )
     arguments: dict[str, Any] = {
         "model_path": model_path,
-        "skip_tokenizer_init": True,  # ids in, ids out
+        "skip_tokenizer_init": True,  # requests and answers are token ids
         "load_format": load_format,
         "device": device,
         "dtype": dtype,
@@ -139,12 +135,12 @@ def engine_arguments(
         "attention_backend": attention_backend,
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
-        "sleep_on_idle": True,  # else it polls all through training, one core a rank
+        "sleep_on_idle": True,  # else each rank polls during training and keeps one core busy
         "weight_version": "0",
-        "custom_weight_loader": [sglang_compare.LOADER],
+        "custom_weight_loader": [compare.LOADER],
         "log_level": "error",
-        "custom_sigquit_handler": sglang_children.leave_launch_alone,
-        "disable_custom_all_reduce": True,  # with the next line: no multicast rendezvous
+        "custom_sigquit_handler": processes.leave_launch_alone,
+        "disable_custom_all_reduce": True,  # together with the next line: no NVLink multicast
         "enforce_disable_flashinfer_allreduce_fusion": True,
         "enable_memory_saver": memory_saver,
         "enable_deterministic_inference": deterministic,
@@ -153,18 +149,17 @@ def engine_arguments(
     if device == "cpu":
         arguments["disable_cuda_graph"] = True
     else:
-        arguments["disable_prefill_cuda_graph"] = True  # open wrong-output bug, sglang #37606
+        arguments["disable_prefill_cuda_graph"] = True  # wrong outputs, open bug: sglang #37606
         arguments["cuda_graph_max_bs_decode"] = max_running_requests
     return {name: value for name, value in arguments.items() if value is not None}
 
 
 @contextlib.contextmanager
 def child_environment(device: str, tp_size: int) -> Iterator[None]:
-    """The environment in which children are started; the trainer's own comes back afterwards,
-    SGLang's edits undone.
+    """Set the environment in which children start; on exit, restore this process's own.
 
-    SGLang forces CUDA_DEVICE_MAX_CONNECTIONS=8 and more on the process that starts it, and resets
-    root logging.
+    That undoes SGLang's edits too: it sets CUDA_DEVICE_MAX_CONNECTIONS=8 and other variables in the
+    process that starts it, and resets root logging.
     """
     environment, root = dict(os.environ), logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -189,30 +184,33 @@ def child_environment(device: str, tp_size: int) -> Iterator[None]:
 
 
 def launch(arguments: dict[str, Any]) -> Started:
-    """Import SGLang, start its processes, load the weights; RuntimeError if a child dies."""
+    """Import SGLang, start its processes and load the weights.
+
+    Raises RuntimeError outside the main thread and when a child process dies.
+    """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(
-            "an engine starts in the main thread: the kernel ties its children's lives to it"
+            "an engine must start in the main thread: its children end when that thread ends"
         )
     began_s = time.perf_counter()
     if arguments["device"] == "cpu":
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"  # read when sglang is imported
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # as for the children
+        warnings.simplefilter("ignore")  # as PYTHONWARNINGS does in the children
         from sglang.srt.entrypoints.engine import Engine
 
     imported_s = time.perf_counter()
     parent_pid = os.getpid()
 
     class GuardedEngine(Engine):
-        run_scheduler_process_func = ChildOf(parent_pid, sglang_children.run_scheduler)
-        run_detokenizer_process_func = ChildOf(parent_pid, sglang_children.run_detokenizer)
+        run_scheduler_process_func = processes.ChildOf(parent_pid, processes.run_scheduler)
+        run_detokenizer_process_func = processes.ChildOf(parent_pid, processes.run_detokenizer)
 
         def shutdown(self) -> None:
-            """SGLang would SIGKILL every child of this process at exit; `close` is exact."""
+            """Do nothing: SGLang would SIGKILL every child of this process, not only its own."""
 
     before = set(multiprocessing.active_children())
-    # Its one line at this level announces the handler that we pass on purpose.
+    # This logger warns only about the custom SIGQUIT handler, which we pass on purpose.
     logging.getLogger("sglang.srt.entrypoints.engine").setLevel(logging.CRITICAL)
     complete = False
     try:
@@ -220,22 +218,21 @@ def launch(arguments: dict[str, Any]) -> Started:
             engine = GuardedEngine(**arguments)
         complete = True
     finally:
-        processes = tuple(set(multiprocessing.active_children()) - before)
+        children = tuple(set(multiprocessing.active_children()) - before)
         if not complete:
-            sglang_children.kill(processes)
-    # Its modules bring half a million objects that live as long as the process. Out of the
-    # collector's sight they cost neither 0.3 s a full collection nor 1.7 s at the exit, when a
-    # scheduler of jobs may be waiting to kill.
+            processes.kill(children)
+    # SGLang's modules create half a million objects that live as long as the process. Freezing them
+    # saves 0.3 s in each full garbage collection and 1.7 s at exit.
     gc.collect()
     gc.freeze()
-    return Started(engine, processes, imported_s - began_s, time.perf_counter() - imported_s)
+    return Started(engine, children, imported_s - began_s, time.perf_counter() - imported_s)
 
 
 def expected_parameters(model_path: str) -> dict[str, torch.Size]:
-    """Names and shapes that a complete push must carry; a tied output head is not among them.
+    """Names and shapes of the parameters in a complete push; a tied output head is not one of them.
 
-    SGLang only warns of names it does not know and says nothing of names it misses, so pushes are
-    checked against the transformers model of the same config.
+    They are those of the transformers model of the same config. SGLang itself only warns of unknown
+    names and ignores missing ones.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -1,8 +1,8 @@
-"""The engine's child processes: they die with the trainer, and a signal meant for the trainer
-reaches it.
+"""The engine's child processes and the trainer's signals.
 
-Child processes import this module first, so it stays light: no torch, no sglang at its top. Times
-in seconds.
+The children die with the trainer. SIGTERM still reaches the trainer's own handler while an engine
+runs. Child processes import this module first, so it must import neither torch nor sglang at its
+top. Times in seconds.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel SIGKILL this process when its parent ends, and end now if it already has.
+    """Have the kernel SIGKILL this process when its parent ends; exit now if it already has.
 
-    SGLang asks for the signal too, but without the look back: a trainer killed while its children
-    still import would leave them behind. The kernel ties the signal to the thread that started the
-    child, so engines start in the main thread. Linux only; elsewhere the look back is all there is.
+    SGLang requests the signal too, but does not check the parent afterwards: a trainer that is
+    killed while its children still import would leave them running. The kernel sends the signal
+    when the thread that started the child ends, so engines start in the main thread. Systems other
+    than Linux only get the check.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -35,11 +36,10 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 class ChildOf:
-    """The body of a child process that ends with `parent_pid`, from the moment the child unpickles
-    it.
+    """The target function of a child process, which calls `die_with_parent` when it is unpickled.
 
-    A spawned child unpickles its target first and the target's arguments next; those import SGLang,
-    which takes seconds. So the guard stands before them.
+    A spawned child unpickles its target first and the target's arguments next. The arguments import
+    SGLang, which takes seconds, so `die_with_parent` must run before they are unpickled.
     """
 
     def __init__(self, parent_pid: int, body: Callable[..., None]) -> None:
@@ -55,40 +55,41 @@ def _enter(parent_pid: int, body: Callable[..., None]) -> Callable[..., None]:
 
 
 def run_scheduler(*arguments: Any, **keywords: Any) -> None:
-    """Body of a scheduler process: one tensor-parallel rank of the engine."""
+    """Target of a scheduler process: one tensor-parallel rank of the engine."""
     from sglang.srt.managers.scheduler import run_scheduler_process
 
     run_scheduler_process(*arguments, **keywords)
 
 
 def run_detokenizer(*arguments: Any, **keywords: Any) -> None:
-    """Body of the detokenizer process, which SGLang starts even for ids in, ids out."""
+    """Target of the detokenizer process, which SGLang starts even without a tokenizer."""
     from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
 
     run_detokenizer_process(*arguments, **keywords)
 
 
 def leave_launch_alone(_signal: int, _frame: FrameType | None) -> None:
-    """SIGQUIT handler while the engine starts: do nothing, since the start notices a dead child and
-    raises.
-
-    SGLang's own handler would SIGKILL the trainer, and nobody would read why.
+    """SIGQUIT handler during an engine's start: does nothing, because the start itself detects a
+    dead child and raises. SGLang's own handler would SIGKILL the trainer without an error message.
     """
 
 
 def kill(processes: Sequence[BaseProcess], *, wait_s: float = 60.0) -> None:
-    """SIGKILL these processes and what they started, nothing else, and wait until they are gone."""
+    """SIGKILL only these processes and their descendants; wait until they are gone.
+
+    Raises RuntimeError when one still runs after `wait_s`.
+    """
     import psutil
 
-    below = []
+    descendants = []
     for process in processes:
         if process.is_alive() and process.pid is not None:
-            below += psutil.Process(process.pid).children(recursive=True)
+            descendants += psutil.Process(process.pid).children(recursive=True)
     for process in processes:
         process.kill()
-    for grandchild in below:
-        if grandchild.is_running():
-            grandchild.kill()
+    for descendant in descendants:
+        if descendant.is_running():
+            descendant.kill()
     for process in processes:
         process.join(wait_s)
     left = [str(process.pid) for process in processes if process.is_alive()]
@@ -99,24 +100,24 @@ def kill(processes: Sequence[BaseProcess], *, wait_s: float = 60.0) -> None:
 
 
 def how_they_ended(processes: Sequence[BaseProcess]) -> str | None:
-    """A sentence part on the processes that have ended, None while all run."""
+    """Pids and exit codes of the processes that have ended, as text; None while all run."""
     ended = [f"pid {p.pid} with exit code {p.exitcode}" for p in processes if not p.is_alive()]
     return ", ".join(ended) or None
 
 
 def _leave(_signal: int, _frame: FrameType | None) -> None:
-    """SIGTERM as an ordinary exit: `finally` and `atexit` run, logs get written, engines closed."""
+    """Turn SIGTERM into an ordinary exit, so that `finally` blocks and `atexit` functions run."""
     raise SystemExit(128 + signal.SIGTERM)
 
 
 class Signals:
-    """SIGTERM and SIGQUIT of a process that holds an engine, from the engine's start to its end.
+    """Handles SIGTERM and SIGQUIT in the trainer's process while an engine exists.
 
-    SGLang's event loop takes both signals and handles them only while it runs, that is never during
-    training. `take` gives SIGTERM back to the trainer's own handler (an ordinary exit if it had
-    none) and SIGQUIT, with which a dying child reports, to `on_death`. Python runs handlers between
-    its own instructions, so a trainer that waits inside a collective would never hear SIGTERM: a
-    thread ends the process if the handler has not run after `grace_s`.
+    SGLang's event loop installs handlers for both signals, but they only run while the loop runs,
+    which it does not do during training. `take` routes SIGTERM to the trainer's previous handler
+    (an ordinary exit if there was none) and SIGQUIT, which a dying child sends, to `on_death`.
+    Python runs handlers between bytecode instructions, so a trainer blocked in a collective would
+    not handle SIGTERM at all: a thread ends the process if no handler has run after `grace_s`.
     """
 
     def __init__(self, *, grace_s: float = 3.0) -> None:
@@ -125,11 +126,11 @@ class Signals:
         self._previous = {
             number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGQUIT)
         }
-        self._heard = threading.Event()
+        self._handler_ran = threading.Event()
         self._wakeup: tuple[socket.socket, socket.socket, int] | None = None
 
     def take(self, on_death: Callable[[], None]) -> None:
-        """Take both signals. The engine's loop has let go of them and does not run."""
+        """Install both handlers. The engine's loop must not run and must have removed its own."""
         self._on_death = on_death
         signal.signal(signal.SIGTERM, self._on_term)
         signal.signal(signal.SIGQUIT, self._on_quit)
@@ -141,18 +142,18 @@ class Signals:
             target=self._end_if_stuck, args=(reader,), daemon=True, name="sigterm-grace"
         ).start()
 
-    def sync_and_wake(self) -> None:
-        """Restore the handlers found at the start."""
+    def restore(self) -> None:
+        """Restore the handlers that were installed before the engine started."""
         if self._wakeup is not None:
             _reader, writer, previous_fd = self._wakeup
             signal.set_wakeup_fd(previous_fd)
-            writer.close()  # the thread reads the end of the stream and ends
+            writer.close()  # the thread then reads end-of-stream and ends
             self._wakeup = None
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
-        self._heard.set()
+        self._handler_ran.set()
         previous = self._previous[signal.SIGTERM]
         if previous == signal.SIG_IGN:
             return
@@ -165,5 +166,5 @@ class Signals:
     def _end_if_stuck(self, reader: socket.socket) -> None:
         with reader:
             while numbers := reader.recv(16):
-                if signal.SIGTERM in numbers and not self._heard.wait(self._grace_s):
+                if signal.SIGTERM in numbers and not self._handler_ran.wait(self._grace_s):
                     os._exit(128 + signal.SIGTERM)  # the kernel then ends the children

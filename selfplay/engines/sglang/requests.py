@@ -1,4 +1,4 @@
-"""One request to a running SGLang engine, and its answer, checked. Sizes in tokens."""
+"""Sends one request to a running SGLang engine and checks the answer. Sizes in tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from selfplay.engines.sglang.event_loop import EngineLoop
 
 @dataclass(slots=True)
 class Served:
-    """Running counts over the engine's life; cached tokens are prompt tokens not computed again."""
+    """Running counts since the engine's start; cached tokens are prompt tokens not recomputed."""
 
     num_requests: int = 0
     num_prompt_tokens: int = 0
@@ -21,7 +21,7 @@ class Served:
 
 
 class Asker:
-    """Sends requests from the engine's loop and counts what they took."""
+    """Sends requests on the engine's event loop and counts requests and tokens."""
 
     def __init__(self, loop: EngineLoop) -> None:
         self._loop = loop
@@ -36,11 +36,13 @@ class Asker:
         version: int,
         score: bool = False,
     ) -> Mapping[str, Any]:
-        """SGLang's answer to these ids, log-probs of its new tokens included. With `score` those of
-        the ids come, too, and all of them are computed, whatever the prefix cache holds.
+        """SGLang's answer to these prompt ids, with the log-probs of its new tokens.
 
-        Raises ValueError for what cannot fit the context, RuntimeError when the engine aborts it or
-        answers with other weights than `version`.
+        With `score` the answer also has the log-probs of the prompt ids; SGLang then bypasses the
+        prefix cache and computes all of them.
+
+        Raises ValueError for a request that does not fit the context, RuntimeError when the engine
+        aborts the request or answers with weights of another version than `version`.
         """
         num_new = parameters["max_new_tokens"]
         if len(ids) + num_new > self._context_length:
@@ -51,7 +53,7 @@ class Asker:
         rid = f"turn-{self.served.num_requests}"
         self.served.num_requests += 1
         try:
-            with self._loop.owing():
+            with self._loop.pending_answer():
                 answer: Mapping[str, Any] = await self._loop.engine.async_generate(
                     input_ids=list(ids),
                     sampling_params=dict(parameters),
@@ -67,7 +69,7 @@ class Asker:
             raise RuntimeError(f"the engine ended a request with {meta['finish_reason']}")
         if meta["weight_version"] != str(version):
             raise RuntimeError(
-                f"the engine speaks with version {meta['weight_version']}, expected {version}"
+                f"the engine's weights have version {meta['weight_version']}, expected {version}"
             )
         self.served.num_prompt_tokens += meta["prompt_tokens"]
         self.served.num_cached_tokens += meta["cached_tokens"]

@@ -1,16 +1,15 @@
-"""Stand-ins with which the real SGLang runs on a CPU without AMX. For tests only; a GPU host
-installs the packages.
+"""Stand-ins with which the real SGLang runs on a CPU without AMX, for tests only.
 
-Put this folder on PYTHONPATH: the interpreter then runs this file at start, the engine's child
-processes included. What is faked, and why no test result depends on it:
+Put this folder on PYTHONPATH: the interpreter, also of the engine's child processes, then runs this
+file at start. What is faked, and why no test result depends on it:
 - sgl_kernel: compiled kernels. The torch_native path imports their names and calls none; a call
   raises.
 - xgrammar: constrained decoding. SGLang needs its types to import; the engine runs with
   grammar_backend="none".
 - IPython: notebook display, imported by SGLang's top module.
 - torchvision's registrations for operators that a CPU build of torch cannot load; no image is ever
-  read. Scheduler, prefix cache, sampling, log-probs, weight loading, tensor parallelism: all of
-  that is SGLang's own.
+  read.
+Scheduler, prefix cache, sampling, log-probs, weight loading and tensor parallelism are SGLang's.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from collections.abc import Sequence
 
 
 class Uncallable:
-    """A compiled function that is not there."""
+    """A stand-in for a compiled function; raises when called."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,7 +45,7 @@ class Kernels(types.ModuleType):
 
 
 class Types(types.ModuleType):
-    """Any public name is an empty pydantic model, good enough to annotate a field with."""
+    """Any public name is an empty pydantic model, which can annotate a field."""
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
@@ -67,7 +66,7 @@ STAND_INS: dict[str, type[types.ModuleType]] = {
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Serves the names above, before any other finder."""
+    """Finds and loads the stand-ins above, before any other finder."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -80,7 +79,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return STAND_INS[spec.name](spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run: the module's class answers for its names."""
+        """Does nothing: the module's class provides its names."""
 
 
 sys.meta_path.insert(0, Finder())
