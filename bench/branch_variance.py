@@ -1,16 +1,19 @@
-"""How noisy the policy gradient is with branch points and without, at equal generated tokens.
+"""Compares the noise of the policy gradient with and without branch points, per generated token.
 
     python -m bench.branch_variance --config configs/tiny.yaml --run runs/tiny --steps 64
     python -m bench.branch_variance --run runs/tiny --setting 'groups:' \\
         --setting 'all turns: rollout.branch.turns=all rollout.group_size=1'
 
-Each setting plays `--steps` steps of fresh instances with the same frozen weights; g_r is the
-gradient of step r's policy loss without KL and clipping. With mean gradient m over R steps, noise
-V = sum |g_r - m|^2 / (R - 1) and signal S = |m|^2 - V / R (the bias of |m|^2 taken out). V / S does
-not change with the scale of a loss and falls as 1 / tokens, so settings of different size are
-compared by V / S times a step's generated tokens: how many make signal and noise equal. The last
-column is that number over the first setting's, with a 95 % interval from a jackknife over blocks of
-steps (nan: so few steps that a block decides whether there is a signal).
+Each setting plays `--steps` steps of new instances with the same frozen weights. g_r is the
+gradient of step r's policy loss without KL and clipping. With mean gradient m over R steps, the
+noise is V = sum |g_r - m|^2 / (R - 1) and the signal is S = |m|^2 - V / R, which removes the bias
+of |m|^2. V / S does not depend on the scale of the loss and falls as 1 / tokens. Settings of
+different size are therefore compared by V / S times the generated tokens of a step: the number of
+tokens at which signal and noise are equal. The last column is this number divided by that of the
+first setting, with a 95 % interval from a jackknife over blocks of steps (nan: too few steps to
+tell whether there is a signal).
+
+Before that, a table compares the errors of two advantage estimates: the group's and the branch's.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ NUM_BLOCKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One setting's steps: gradients [R, P], tokens sampled and trained a step."""
+    """One setting's gradients [R, P], and its sampled and trained tokens per step."""
 
     name: str
     gradients_RP: torch.Tensor
@@ -66,17 +69,17 @@ class Measured:
 
 
 def main() -> None:
-    """Measure every setting, print one row each."""
+    """Measure all settings and print one row for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--config", default="configs/tiny.yaml", help="the run's settings")
-    parser.add_argument("--run", required=True, type=Path, help="folder with its weights")
+    parser.add_argument("--run", required=True, type=Path, help="the run folder with its weights")
     parser.add_argument("--weights", default="warm_start", help="warm_start or final")
-    parser.add_argument("--steps", type=int, default=64, help="gradients a setting")
+    parser.add_argument("--steps", type=int, default=64, help="number of gradients per setting")
     parser.add_argument(
-        "--instances", type=int, default=32, help="instances of the first table; 0 leaves it out"
+        "--instances", type=int, default=32, help="instances of the first table; 0 skips it"
     )
     parser.add_argument(
-        "--setting", action="append", help="'name: overrides'; the first is compared with"
+        "--setting", action="append", help="'name: overrides'; the others compare to the first"
     )
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -98,7 +101,7 @@ def main() -> None:
 
 
 def measure(name: str, config: Config, run: Path, *, weights: str, num_steps: int) -> Measured:
-    """Gradients of `num_steps` steps with the run's weights, which never move."""
+    """The gradients of `num_steps` steps, all with the run's unchanged weights."""
     play_step, learner = player(config, run / weights)
     gradients, num_generated, num_trained = [], 0, 0
     for step in progress(range(num_steps), name):
@@ -116,7 +119,8 @@ def measure(name: str, config: Config, run: Path, *, weights: str, num_steps: in
 def player(
     config: Config, weights: Path
 ) -> tuple[Callable[[int], tuple[list[Episode], int]], Learner]:
-    """What plays a step (its number to its episodes and tokens), and the policy that speaks."""
+    """A function from a step's number to its episodes and their number of sampled tokens, and the
+    learner with the policy that plays."""
     world = init_world(1, device="cpu")
     rendering = make_rendering(
         AutoTokenizer.from_pretrained(weights), template_kwargs=config.model.chat_template
@@ -128,7 +132,7 @@ def player(
 
     def play_step(step: int) -> tuple[list[Episode], int]:
         instances = stream.step(step, range(config.rollout.instances))
-        tables = self_play_games(
+        setups = self_play_games(
             instances,
             step=step,
             game=config.game,
@@ -136,16 +140,16 @@ def player(
             seed=config.seed,
             rendering=rendering,
         )
-        episodes, played = play_games(
-            tables, engine, sampling=sampling, limits=limits_of(config.rollout)
+        episodes, stats = play_games(
+            setups, engine, sampling=sampling, limits=limits_of(config.rollout)
         )
-        return episodes, played.num_generated_tokens
+        return episodes, stats.num_generated_tokens
 
     return play_step, learner
 
 
 def turn_table(args: argparse.Namespace) -> list[str]:
-    """The first table: mean square errors of both credits, by what the turn did."""
+    """The first table: mean square errors of both advantage estimates, by kind of turn."""
     forked = "rollout.branch.turns=all rollout.branch.siblings=12 rollout.branch.continuations=3"
     config = load_config(
         args.config, ["device=cpu", "algorithm.kl=0.0", "rollout.instances=1", *forked.split()]
@@ -165,26 +169,27 @@ def turn_table(args: argparse.Namespace) -> list[str]:
         "| turn | number | mean square of A | error by group | error by branch | ratio |",
         "|---|--:|--:|--:|--:|--:|",
     ]
-    for kind, found in sorted(squares.items(), key=lambda item: -len(item[1])):
-        truth, group, branch = (float(np.mean(column)) for column in zip(*found, strict=True))
+    for kind, errors_of_kind in sorted(squares.items(), key=lambda item: -len(item[1])):
+        columns = zip(*errors_of_kind, strict=True)
+        truth, group, branch = (float(np.mean(column)) for column in columns)
         ratio = f"{branch / group:.2f}" if group > 0 else "–"
-        lines.append(
-            f"| {kind} | {len(found)} | {truth:.5f} | {group:.5f} | {branch:.5f} | {ratio} |"
-        )
+        num = len(errors_of_kind)
+        lines.append(f"| {kind} | {num} | {truth:.5f} | {group:.5f} | {branch:.5f} | {ratio} |")
     return lines
 
 
 def turn_errors(
     episode: Episode, point: BranchPoint, others: Sequence[Episode], *, config: Config
 ) -> tuple[float, float, float]:
-    """Unbiased estimates of A^2 and of both credits' square errors for one turn."""
+    """Unbiased estimates, for one turn, of A^2 and of the square errors of the group's and the
+    branch's estimate of A."""
 
     def reward(game: Episode) -> float:
         return seat_reward(game, point.seat, config=config.reward)
 
     own, *siblings = siblings_of(episode, point)
     firsts = [reward(continuations[0]) for continuations in siblings]
-    # A turn that ends its game has one continuation, which is then all its value.
+    # A turn that ends its game has one continuation, whose reward is its exact value.
     more = [reward(continuation) for continuation in own[1:]] or [reward(episode)] * 2
     true = [value - float(np.mean(firsts[3 + 4 * i : 7 + 4 * i])) for i, value in enumerate(more)]
     by_group = reward(episode) - float(np.mean([reward(other) for other in others]))
@@ -197,7 +202,7 @@ def turn_errors(
 
 
 def gradient(learner: Learner, samples: Sequence[Sample], *, config: Config) -> torch.Tensor:
-    """The policy loss' gradient over all parameters [P], a mean over trained tokens."""
+    """The policy loss's gradient over all parameters [P], a mean over trained tokens."""
     part, total = Part(samples, "surrogate"), num_trained_tokens(samples)
     budget = config.optim.tokens_per_microbatch
     learner.model.train()
@@ -213,7 +218,7 @@ def gradient(learner: Learner, samples: Sequence[Sample], *, config: Config) -> 
 
 
 def noise_and_signal(gram_RR: np.ndarray, picks: np.ndarray) -> tuple[float, float]:
-    """V and S of the picked steps, from the gradients' inner products."""
+    """V and S of the picked steps, from the inner products of the gradients [R, R]."""
     num, inner_RR = len(picks), gram_RR[np.ix_(picks, picks)]
     mean_square = float(inner_RR.sum()) / num**2
     noise = (float(np.trace(inner_RR)) - num * mean_square) / (num - 1)
@@ -221,15 +226,17 @@ def noise_and_signal(gram_RR: np.ndarray, picks: np.ndarray) -> tuple[float, flo
 
 
 def shown(row: Measured, *, against: Measured) -> str:
-    """One line of the table."""
-    mine, theirs = gram(row), gram(against)
-    every = np.arange(min(len(mine), len(theirs)))
-    noise, signal = noise_and_signal(mine, every)
+    """One line of the second table."""
+    gram_RR, base_gram_RR = gram(row), gram(against)
+    every = np.arange(min(len(gram_RR), len(base_gram_RR)))
+    noise, signal = noise_and_signal(gram_RR, every)
     scale = row.num_generated / against.num_generated
 
     def log_ratio(picks: np.ndarray) -> float:
-        costs = [np.divide(*noise_and_signal(gram_RR, picks)) for gram_RR in (mine, theirs)]
-        return float(np.log(scale * max(costs[0], 0.0) / costs[1]))
+        cost, base_cost = (
+            np.divide(*noise_and_signal(gram, picks)) for gram in (gram_RR, base_gram_RR)
+        )
+        return float(np.log(scale * max(cost, 0.0) / base_cost))
 
     left_out = [log_ratio(np.delete(every, block)) for block in np.array_split(every, NUM_BLOCKS)]
     spread = float(np.std(left_out)) * (NUM_BLOCKS - 1) ** 0.5
@@ -242,7 +249,7 @@ def shown(row: Measured, *, against: Measured) -> str:
 
 
 def gram(row: Measured) -> np.ndarray:
-    """Inner products of the steps' gradients [R, R]."""
+    """The inner products of the steps' gradients [R, R]."""
     gradients_RP = row.gradients_RP.double()
     return (gradients_RP @ gradients_RP.T).numpy()
 

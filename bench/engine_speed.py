@@ -1,13 +1,12 @@
-"""How many tokens a second the SGLang engine samples, and what its deterministic mode costs.
+"""Measures tokens per second of the SGLang engine, and the cost of its deterministic mode.
 
     python -m bench.engine_speed --shape 0.5B                        one GPU, both modes
-    python -m bench.engine_speed --shape 7B --attention fa3 triton   backends beside each other
+    python -m bench.engine_speed --shape 7B --attention fa3 triton   compare two backends
     python -m bench.engine_speed --dry-run                           a tiny shape, SGLang on a CPU
 
-The load is a rollout's: `--games` tasks at once, each asking for turn after turn on a prompt that
-grows by what was said, so that prefixes are reused; each game goes on as soon as its turn is done.
-Random weights, so every turn has its full length. The first pass warms up; seconds are the median
-of the others.
+The load is like a rollout: `--games` concurrent games, each of which requests one turn after the
+other on a growing prompt, so that prefixes are reused. Weights are random, so every turn has its
+full length. The first pass warms up; seconds are the median of the others.
 """
 
 from __future__ import annotations
@@ -42,28 +41,29 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--prompt-tokens", type=int, default=500, help="before the first turn")
     parser.add_argument("--turn-tokens", type=int, default=64)
-    parser.add_argument("--passes", type=int, default=3, help="timed, after one that warms up")
-    parser.add_argument("--out", type=Path, default=None, help="append JSON lines here")
-    parser.add_argument("--dry-run", action="store_true", help="a tiny shape on the CPU")
+    parser.add_argument("--passes", type=int, default=3, help="timed passes, after one for warm-up")
+    parser.add_argument("--out", type=Path, default=None, help="append JSON lines to this file")
+    parser.add_argument("--dry-run", action="store_true", help="run a tiny shape on the CPU")
     chosen = parser.parse_args()
     if chosen.dry_run:
         chosen.shape, chosen.games, chosen.turns, chosen.passes = "tiny", 4, 2, 1
         chosen.prompt_tokens, chosen.turn_tokens = 20, 8
-        chosen.attention, chosen.deterministic = ["torch_native"], ["off"]  # all that a CPU has
+        chosen.attention, chosen.deterministic = ["torch_native"], ["off"]  # all a CPU supports
     return chosen
 
 
 def game(options: argparse.Namespace, index: int) -> Callable[[Ask], Awaitable[int]]:
-    """One game's turns, each with a seed of its own; returns the tokens sampled."""
+    """A game that plays its turns, each with its own seed, and returns the number of tokens
+    sampled."""
     generator = torch.Generator().manual_seed(index)
     prompt = torch.randint(10, 500, (options.prompt_tokens,), generator=generator).tolist()
 
     async def play(ask: Ask) -> int:
         ids, num_sampled = list(prompt), 0
         for turn in range(options.turns):
-            said = await ask(Request(tuple(ids), options.turn_tokens, 1000 * index + turn))
-            ids += [*said.ids, *prompt[:16]]  # what the other seat says
-            num_sampled += len(said.ids)
+            completion = await ask(Request(tuple(ids), options.turn_tokens, 1000 * index + turn))
+            ids += [*completion.ids, *prompt[:16]]  # the latter stand for the other seat's turn
+            num_sampled += len(completion.ids)
         return num_sampled
 
     return play
@@ -72,7 +72,7 @@ def game(options: argparse.Namespace, index: int) -> Callable[[Ask], Awaitable[i
 def measure(
     options: argparse.Namespace, world: World, folder: str, *, attention: str, deterministic: bool
 ) -> dict[str, object]:
-    """One engine under the load."""
+    """The figures of one engine under the load."""
     on_cpu = world.device.type == "cpu"
     engine = SGLangEngine(
         folder,

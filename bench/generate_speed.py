@@ -1,4 +1,4 @@
-"""How many instances a second are generated, by board size and worker processes.
+"""Measures generated instances per second, by board size and number of worker processes.
 
 python -m bench.generate_speed --num 200 --processes 1 2
 """

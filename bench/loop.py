@@ -1,14 +1,15 @@
-"""A whole step at true sizes: the engine's start, each stage's seconds, memory in each phase.
+"""Times a full training step at real sizes: engine start, seconds per stage, memory per phase.
 
     python -m bench.loop --shape 0.5B                                          one GPU
     torchrun --nproc-per-node 4 -m bench.loop --shape 7B --tp 2 --fsdp 2       a 2 x 2 mesh
     python -m bench.loop --dry-run [--engine sglang]                           a tiny shape on a CPU
 
-The stages are train.py's, on 8x8 games with everything a seat reads in full. Random weights never
-end a turn and never agree, so each game is a row of tries of `--turn-tokens` by one seat, each
-refused and answered, and its reward is drawn: how long a step takes does not depend on what is
-said. The first step is smaller and warms up; the others count, by their median. Memory is what all
-processes hold of a GPU (sampled), the most of any GPU. Seconds end in _s, sizes are GiB.
+The stages are those of train.py, on 8x8 games in the full style. A policy with random weights never
+ends a turn and never agrees. Each game is therefore a sequence of `--tries` refused moves of
+`--turn-tokens` tokens by one seat, and its reward is drawn at random; neither changes how long a
+step takes. The first step is smaller and warms up. The others are timed, and medians are reported.
+Memory is the sampled use of a GPU by all processes, the maximum over GPUs. Seconds end in _s, sizes
+are in GiB.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from selfplay.colocation.handover import sleep_engine, sync_and_wake
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck
 from selfplay.config import Config, load_config
-from selfplay.credit.advantages import assign_advantages, reward_samples, sample_statistics
+from selfplay.credit.advantages import compute_advantages, reward_samples
+from selfplay.credit.sample import Sample
 from selfplay.data.seeds import named_seed
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import (
@@ -60,10 +62,10 @@ from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.seating import self_play_games
 from selfplay.setup import make_tokenizer
 
-STAGES = ("play", "credit", "sleep", "score", "update", "push", "gate")
-# Games a GPU: about as many as make a step of 10 to 20 s.
+STAGES = ("play", "credit", "sleep", "logprobs", "advantages", "update", "push", "sync_check")
+# Games per GPU, for a step of about 10 to 20 s.
 GAMES = {"0.5B": 512, "1.5B": 256, "7B": 96, "tiny": 4}
-# As configs/qwen2.5_7b.yaml says for one GPU; what the command line says wins over these.
+# Settings for a 7B on one GPU, from configs/qwen2.5_7b.yaml. The command line overrides them.
 LONE_7B = [
     "parallel.checkpointing=full",
     "optim.master_dtype=bfloat16",
@@ -78,19 +80,29 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--shape", choices=SHAPES, default="0.5B")
     parser.add_argument("--tp", type=int, default=1, help="tensor parallel ranks of the update")
-    parser.add_argument("--fsdp", type=int, default=None)
-    parser.add_argument("--engine-tp", type=int, default=None, help="default: as --tp")
-    parser.add_argument("--games", type=int, default=None, help="a GPU; by shape if not given")
-    parser.add_argument("--tries", type=int, default=4, help="of a game")
-    parser.add_argument("--turn-tokens", type=int, default=64, help="sampled a try")
-    parser.add_argument("--steps", type=int, default=2, help="timed, after one that warms up")
-    parser.add_argument("--mem-fraction", type=float, default=None, help="0.3; 0.25: a lone 7B")
-    parser.add_argument("--attention", default="triton")
-    parser.add_argument("--engine", choices=["sglang", "hf"], default=None, help="hf to dry-run")
-    parser.add_argument("--checkpointing", default=None, help="none or full; full for a lone 7B")
-    parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="any setting")
-    parser.add_argument("--out", type=Path, default=None, help="append one JSON line here")
-    parser.add_argument("--dry-run", action="store_true", help="a tiny shape on the CPU")
+    parser.add_argument("--fsdp", type=int, default=None, help="FSDP ranks of the update")
+    parser.add_argument("--engine-tp", type=int, default=None, help="default: same as --tp")
+    parser.add_argument(
+        "--games", type=int, default=None, help="games per GPU; default: depends on the shape"
+    )
+    parser.add_argument("--tries", type=int, default=4, help="refused moves per game")
+    parser.add_argument("--turn-tokens", type=int, default=64, help="tokens sampled per move")
+    parser.add_argument("--steps", type=int, default=2, help="timed steps, after one for warm-up")
+    parser.add_argument(
+        "--mem-fraction", type=float, default=None, help="default: 0.3, or 0.25 for 7B on one GPU"
+    )
+    parser.add_argument("--attention", default="triton", help="the engine's attention backend")
+    parser.add_argument(
+        "--engine", choices=["sglang", "hf"], default=None, help="default: hf in a dry run"
+    )
+    parser.add_argument(
+        "--checkpointing", default=None, help="none or full; default: full for 7B on one GPU"
+    )
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="key=value", help="override any setting"
+    )
+    parser.add_argument("--out", type=Path, default=None, help="append one JSON line to this file")
+    parser.add_argument("--dry-run", action="store_true", help="run a tiny shape on the CPU")
     chosen = parser.parse_args()
     if chosen.dry_run:
         chosen.shape, chosen.tries, chosen.turn_tokens, chosen.steps = "tiny", 2, 8, 1
@@ -101,11 +113,11 @@ def arguments() -> argparse.Namespace:
 
 
 def settings(options: argparse.Namespace, folder: Path, num_ranks: int) -> Config:
-    """A run's settings for this shape. The scratch section only shapes the tokenizer."""
+    """A run's settings for this shape. `model.scratch` only affects the tokenizer."""
     lone_7b = options.shape == "7B" and num_ranks == 1
     group_size = min(8, options.games)
     engine_tp = options.engine_tp or options.tp
-    said = {
+    optional = {
         "engine.mem_fraction": options.mem_fraction,
         "parallel.checkpointing": options.checkpointing,
     }
@@ -122,14 +134,14 @@ def settings(options: argparse.Namespace, folder: Path, num_ranks: int) -> Confi
             f"rollout.max_retries={options.tries - 1}",
             f"rollout.max_new_tokens={options.turn_tokens}",
             f"engine.kind={options.engine}",
-            f"engine.max_batch={max(64, options.games * engine_tp)}",  # no graphs for more
+            f"engine.max_batch={max(64, options.games * engine_tp)}",  # CUDA graphs only up to this
             "engine.mem_fraction=0.3",
             f"engine.attention={options.attention}",
             f"engine.tp_size={engine_tp}",
-            "engine.max_mismatch=0.5",  # random weights make large logits, which bf16 resolves badly
+            "engine.max_mismatch=0.5",  # random weights give large logits, imprecise in bf16
             f"parallel.tp={options.tp}",
             *(LONE_7B if lone_7b else []),
-            *(f"{key}={value}" for key, value in said.items() if value is not None),
+            *(f"{key}={value}" for key, value in optional.items() if value is not None),
             *options.set,
         ],
     )
@@ -138,8 +150,10 @@ def settings(options: argparse.Namespace, folder: Path, num_ranks: int) -> Confi
 def start_engine(
     shape: str, config: Config, world: World, folder: Path, cleanup: ExitStack
 ) -> SGLangEngine | None:
-    """The replica's engine on its leader, asleep, with random weights that the first push replaces;
-    None on other ranks."""
+    """The replica's engine on its leader, awake, with random weights that the first push replaces.
+
+    None on other ranks.
+    """
     if not world.replica.leads:
         return None
     model_folder = folder / f"config_{world.rank}"
@@ -162,7 +176,7 @@ def start_engine(
 
 
 def make_learner(shape: str, config: Config, world: World) -> Learner:
-    """The shape with random weights over the mesh, and its optimizer."""
+    """A learner for the shape, with random weights on the mesh and an optimizer."""
     liger = config.model.liger and world.device.type == "cuda" and liger_is_here()
     model = random_model(
         shape,
@@ -176,14 +190,14 @@ def make_learner(shape: str, config: Config, world: World) -> Learner:
 
 
 def with_drawn_rewards(episodes: Sequence[Episode], step: int) -> list[Episode]:
-    """Every episode with a reward of its own, since random weights all earn the same nothing."""
-    drawn = []
+    """The episodes with random rewards. With random weights, all rewards would be 0 otherwise."""
+    with_rewards = []
     for episode in episodes:
         seed = named_seed("reward", step, episode.instance, episode.index)
-        earned = random.Random(seed).random()
-        outcome = replace(episode.outcome, rewards=(earned,) * len(episode.transcripts))
-        drawn.append(replace(episode, outcome=outcome))
-    return drawn
+        reward = random.Random(seed).random()
+        outcome = replace(episode.outcome, rewards=(reward,) * len(episode.transcripts))
+        with_rewards.append(replace(episode, outcome=outcome))
+    return with_rewards
 
 
 def run_steps(
@@ -194,8 +208,11 @@ def run_steps(
     folder: Path,
     peaks: Peaks,
 ) -> tuple[list[dict[str, float]], dict[str, float]]:
-    """The loop of train.py, one dict of seconds and counts a step; the first one warms up. Then the
-    lone pushes."""
+    """Run the stages of train.py's loop, then time single pushes.
+
+    Returns one dict of seconds and counts per step, the first of which is the warm-up, and the
+    figures of the pushes.
+    """
     world = learner.world
     rendering = make_rendering(make_tokenizer(config, folder, world))
     sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
@@ -207,63 +224,63 @@ def run_steps(
     )
     stream, limits = TrainStream(config), limits_of(config.rollout)
     sync_and_wake(learner, engine, offload, version=0, config=config.engine)
+    update_settings = UpdateSettings.of(config)
     watch, steps = Stopwatch(), []
     check = SyncCheck(learner, engine, config=config)
     for step in range(options.steps + 1):
         num = config.rollout.instances if step else max(world.replica.num, 1)
         with watch("play"), peaks("play"):
-            instances = stream.step(step, world.replica.share(num))
-            tables = self_play_games(
-                instances,
+            setups = self_play_games(
+                stream.step(step, world.replica.share(num)),
                 step=step,
                 game=config.game,
                 rollout=config.rollout,
                 seed=config.seed,
                 rendering=rendering,
             )
-            episodes, played = play_games(tables, engine, sampling=sampling, limits=limits)
+            episodes, rollout_stats = play_games(setups, engine, sampling=sampling, limits=limits)
             barrier(world)
         check.listen(first_turns(episodes, NUM_TURNS))
         episodes = with_drawn_rewards(episodes, step)
         with watch("credit"):
-            samples, credited = reward_samples(
+            samples, credit_stats = reward_samples(
                 episodes, algorithm=config.algorithm, reward=config.reward
             )
-            mine = share_by_tokens(samples, world)
+            samples = share_by_tokens(samples, world)
         with watch("sleep"):
             sleep_engine(engine, offload, world)
-        with watch("score"), peaks("update"):
-            mine, scored = recompute_logprobs(learner, mine, settings=UpdateSettings.of(config))
-            among = gather_objects(sample_statistics(mine, algorithm=config.algorithm), world)
-            mine = assign_advantages(mine, algorithm=config.algorithm, everyone=among)
+        with watch("logprobs"), peaks("update"):
+            samples, metrics = recompute_logprobs(learner, samples, settings=update_settings)
+        with watch("advantages"):
+            samples, _ = compute_advantages(samples, {}, algorithm=config.algorithm, world=world)
         with watch("update"), peaks("update"):
-            learnt = scored | update_policy(
-                learner, mine, [], step=step, settings=UpdateSettings.of(config)
-            )
+            metrics |= update_policy(learner, samples, [], step=step, settings=update_settings)
         with watch("push"), peaks("push"):
             sync_and_wake(learner, engine, offload, version=step + 1, config=config.engine)
-        with watch("gate"):
-            learnt |= check.after_push(version=step + 1)
-        metrics = step_metrics(episodes, played, credited, learnt, world)
-        steps.append({**metrics, "num_packed_tokens": num_packed(mine, world), **watch.lap()})
+        with watch("sync_check"):
+            metrics |= check.after_push(version=step + 1)
+        metrics = step_metrics(episodes, rollout_stats, credit_stats, metrics, world)
+        steps.append({**metrics, "num_packed_tokens": num_packed(samples, world), **watch.lap()})
     return steps, lone_pushes(learner, engine, config, version=options.steps + 2)
 
 
-def num_packed(samples: Sequence[object], world: World) -> float:
-    """Tokens that the update read, over all ranks."""
-    mine = sum(len(sample.ids) for sample in samples)  # type: ignore[attr-defined]
-    return float(sum(gather_objects(mine, world)) // world.tp)
+def num_packed(samples: Sequence[Sample], world: World) -> float:
+    """The number of tokens that the update reads, over all ranks."""
+    num_tokens = sum(len(sample.ids) for sample in samples)
+    return float(sum(gather_objects(num_tokens, world)) // world.tp)
 
 
 def summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Medians over the timed steps. Rank 0, whose stages are shown, leads an engine: a rank without
-    one would count as credit what is its waiting for the games."""
+    """Medians over the timed steps, on rank 0.
+
+    Rank 0 leads an engine. A rank without one would count its wait for the games as credit.
+    """
     timed = steps[1:]
-    found = {
+    figures = {
         f"{stage}_s": statistics.median(step[f"{stage}_s"] for step in timed)
         for stage in (*STAGES, "step")
     }
-    found["other_share"] = 1.0 - (found["play_s"] + found["update_s"]) / found["step_s"]
+    figures["other_share"] = 1.0 - (figures["play_s"] + figures["update_s"]) / figures["step_s"]
     for name in (
         "num_games",
         "num_generated_tokens",
@@ -272,16 +289,16 @@ def summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
         "sync_check_mismatch",
     ):
         if name in timed[-1]:
-            found[name] = timed[-1][name]
-    found["generated_per_s"] = found["num_generated_tokens"] / found["play_s"]
-    found["packed_per_s"] = found["num_packed_tokens"] / found["update_s"]
-    return found
+            figures[name] = timed[-1][name]
+    figures["generated_per_s"] = figures["num_generated_tokens"] / figures["play_s"]
+    figures["packed_per_s"] = figures["num_packed_tokens"] / figures["update_s"]
+    return figures
 
 
 def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> dict[str, object]:
-    """One shape on this mesh."""
-    place = cleanup.enter_context(tempfile.TemporaryDirectory())
-    folder = Path(broadcast_object(place, world))
+    """The figures of one shape on this mesh."""
+    temporary = cleanup.enter_context(tempfile.TemporaryDirectory())
+    folder = Path(broadcast_object(temporary, world))
     config = settings(options, folder, world.world_size)
     row: dict[str, object] = {
         "shape": options.shape,

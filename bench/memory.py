@@ -1,7 +1,6 @@
-"""What a GPU holds in each phase; how long an engine takes to let go of it and to take weights; how
-fast it copies.
+"""Measures GPU memory in each phase, and times an engine's sleep, wake, pushes and plain copies.
 
-Seconds end in _s, sizes are GiB. Memory is what all processes together hold of a GPU.
+Seconds end in _s, sizes are in GiB. Memory is the use of a GPU by all processes together.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ GIB = 2**30
 
 
 class Peaks:
-    """The most GPU memory seen in each phase, by a thread that looks every few milliseconds."""
+    """The peak GPU memory of each phase in GiB, sampled by a thread every 10 ms."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -57,27 +56,29 @@ class Peaks:
 
 
 def nap(engine: SGLangEngine | None, world: World) -> dict[str, float]:
-    """Seconds to sleep and to wake, with nothing else on the card."""
+    """Seconds for the engine to sleep and to wake, with nothing else on the GPU."""
     verbs: dict[str, Callable[[SGLangEngine], None]] = {
         "sleep_s": lambda awake: awake.sleep(),
         "wake_weights_s": lambda asleep: asleep.wake("weights"),
         "wake_cache_s": lambda asleep: asleep.wake("kv_cache"),
     }
-    found = {
+    seconds = {
         name: _seconds(partial(verb, engine) if engine is not None else None, world)
         for name, verb in verbs.items()
     }
     if engine is not None:
         engine.sleep()
     barrier(world)
-    return found
+    return seconds
 
 
 def lone_pushes(
     learner: Learner, engine: Engine | None, config: Config, *, version: int
 ) -> dict[str, float]:
-    """Pushes with all awake, the median of three: what a push takes beside wakes and offloads. None
-    where the parameters wait on the host."""
+    """The median of three pushes with everything awake, so without wakes and onloads.
+
+    Returns {} if the parameters are offloaded to the host.
+    """
     if config.parallel.offload_parameters:
         return {}
     pushed: list[Pushed] = []
@@ -95,7 +96,7 @@ def lone_pushes(
 
 
 def _seconds(verb: Callable[[], object] | None, world: World) -> float:
-    """How long all ranks take together; a rank without a verb waits for the others."""
+    """Seconds until all ranks have called `verb`. A rank without one waits for the others."""
     barrier(world)
     began_s = time.perf_counter()
     if verb is not None:
@@ -105,7 +106,7 @@ def _seconds(verb: Callable[[], object] | None, world: World) -> float:
 
 
 def copy_ceiling(device: torch.device) -> float:
-    """GiB a second of a plain copy on the device; each GiB is read once and written once."""
+    """GiB per second of a plain copy on the device. Each GiB is read once and written once."""
     num_bytes = GIB if device.type == "cuda" else 2**24
     source, target = (torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
     seconds = []

@@ -1,10 +1,10 @@
-"""How methods learn over the same first steps: one table and a figure each, of runs cut off or not.
+"""Compares methods over the same training steps: one table, and one figure per method.
 
     python -m bench.methods_curves runs/default_s0 runs/rloo_s0 … --steps 81 100 --out docs/figures
 
-A run's folder is named METHOD_sSEED; its metrics.jsonl is all that is read. Numbers are means over
-the training games of the named steps, all runs counting alike; a run with fewer steps is left out
-and named. Curves are means of ten steps. Plays nothing.
+A run's folder must be named METHOD_sSEED. Only its metrics.jsonl is read, so the run need not be
+finished. Figures are means over the training games of the given steps, with equal weight for each
+run. A run with fewer steps is left out and reported. Each point of a curve is a mean of ten steps.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from selfplay.metrics.log import write_atomically
 Steps = list[dict[str, float]]  # a run's lines, in order
 MEASURES = ("messages", "honesty", "errors", "zero_variance_groups", "entropy", "kl_reference")
 HEADINGS = ("method", "seeds", "score", "lowest, highest seed", *MEASURES)
-SMOOTHED = 10  # steps to a point of a curve
+SMOOTHED = 10  # steps per point of a curve
 
 
 def read_runs(
     folders: Sequence[Path], *, last: int
 ) -> tuple[dict[str, dict[str, Steps]], list[str]]:
-    """Each method's runs by seed, cut at step `last`, and the folders that end before it.
+    """Each method's runs by seed, cut after step `last`, and messages on runs with fewer steps.
 
     Raises:
         ValueError: for a folder that is not named METHOD_sSEED.
     """
-    found: dict[str, dict[str, Steps]] = {}
+    methods: dict[str, dict[str, Steps]] = {}
     short = []
     for folder in sorted(folders, key=lambda path: path.name):
         named = re.fullmatch(r"(.+)_s(\d+)", folder.name)
@@ -46,12 +46,12 @@ def read_runs(
         if len(lines) < last:
             short.append(f"{folder.name} has {len(lines)} steps")
             continue
-        found.setdefault(named[1], {})[named[2]] = [json.loads(line) for line in lines[:last]]
-    return found, short
+        methods.setdefault(named[1], {})[named[2]] = [json.loads(line) for line in lines[:last]]
+    return methods, short
 
 
 def table(methods: Mapping[str, Mapping[str, Steps]], *, first: int, base: str) -> str:
-    """One row a method, the base above all, the others by their score."""
+    """One row per method: the base first, then the others by falling score."""
 
     def score(name: str) -> list[float]:
         return [mean(steps, "score", first=first) for steps in methods[name].values()]
@@ -72,12 +72,12 @@ def table(methods: Mapping[str, Mapping[str, Steps]], *, first: int, base: str) 
 
 
 def mean(steps: Steps, measure: str, *, first: int) -> float:
-    """A measure's mean from step number `first` on, over the lines that have it."""
+    """A measure's mean over the steps from number `first` that have it."""
     return fmean(line[measure] for line in steps[first - 1 :] if measure in line)
 
 
 def smoothed(steps: Steps) -> list[dict[str, float]]:
-    """The score's means of ten steps, each at the last of them."""
+    """The mean score of each ten steps, placed at the last of them."""
     return [
         {"step": end, "score": fmean(line["score"] for line in steps[end - SMOOTHED : end])}
         for end in range(SMOOTHED, len(steps) + 1, SMOOTHED)
@@ -87,7 +87,7 @@ def smoothed(steps: Steps) -> list[dict[str, float]]:
 def write_figures(
     methods: Mapping[str, Mapping[str, Steps]], folder: Path, *, base: str
 ) -> list[str]:
-    """One SVG a method beside the base; returns the Markdown."""
+    """Write one SVG per method that compares it with the base. Returns Markdown that shows them."""
     folder.mkdir(parents=True, exist_ok=True)
     shown = []
     for method in methods:
@@ -99,7 +99,7 @@ def write_figures(
                 curves[f"{name}, seed {seed}"] = smoothed(steps)
                 alike[f"{name}, seed {seed}"] = name
         path = folder / f"method_{method}.svg"
-        title = f"{method} beside {base}: score of training games"
+        title = f"{method} and {base}: score of training games"
         write_atomically(path, learning_curve_svg(curves, y="score", title=title, alike=alike))
         shown.append(f"![{title}]({path.as_posix()})")
     return shown
@@ -113,21 +113,23 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
     parser.add_argument("--steps", nargs=2, type=int, default=(81, 100), metavar=("FIRST", "LAST"))
-    parser.add_argument("--base", default="default", help="the method that others stand beside")
-    parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="where figures go")
-    asked = parser.parse_args(words)
-    first, last = asked.steps
+    parser.add_argument("--base", default="default", help="the method to compare the others with")
+    parser.add_argument(
+        "--out", type=Path, default=Path("docs/figures"), help="folder for the figures"
+    )
+    args = parser.parse_args(words)
+    first, last = args.steps
     if not 1 <= first <= last:
         parser.error(f"--steps must be 1 <= FIRST <= LAST, got {first} {last}")
     try:
-        methods, short = read_runs(asked.runs, last=last)
-        figures = write_figures(methods, asked.out, base=asked.base)
+        methods, short = read_runs(args.runs, last=last)
+        figures = write_figures(methods, args.out, base=args.base)
     except (ValueError, OSError) as error:
         print(f"methods_curves: {error}", file=sys.stderr)
         return 2
     for reason in short:
         print(f"methods_curves: left out: {reason}, {last} are needed", file=sys.stderr)
-    print(table(methods, first=first, base=asked.base), *figures, sep="\n\n")
+    print(table(methods, first=first, base=args.base), *figures, sep="\n\n")
     return 0
 
 

@@ -1,15 +1,15 @@
-"""How fast and how exactly weights reach the engine: start, push, sleep, wake, memory, gap.
+"""Measures the weight sync: engine start, push, sleep and wake times, memory, log-prob mismatch.
 
     python -m bench.push --shapes 0.5B,1.5B,7B                       one GPU
-    torchrun --nproc-per-node 2 -m bench.push --shapes 7B            FSDP2 shards, an engine 2 wide
+    torchrun --nproc-per-node 2 -m bench.push --shapes 7B            FSDP2 shards, engine with tp 2
     python -m bench.push --dry-run                                   a tiny model on CPU, same path
 
-True Qwen2.5 configs with random weights. The order is a training step's: the engine sleeps, the
-trainer holds its memory, the engine wakes its weights, takes the push, wakes its cache. The trainer
-scores what the engine said while the engine sleeps, as an update would: 7B in fp32 beside an engine
-with 0.7 of the card leaves no room for activations. Beside each push stands the rate of a plain
-copy on the same device: a push writes everything twice, once cast into a bucket and once into
-place. Sizes in GiB, times in seconds.
+Uses real Qwen2.5 configs with random weights. The order is that of a training step: the engine
+sleeps, the trainer uses the memory, the engine wakes its weights, receives the push and wakes its
+cache. The trainer recomputes the engine's log-probs while the engine sleeps, as in an update: a 7B
+in fp32 and an engine with 0.7 of the GPU's memory leave no room for activations. The rate of a
+plain copy on the same device is printed for comparison. A push writes everything twice: it casts
+the weights into a bucket, then copies them into place. Sizes are in GiB, times in seconds.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shapes", default="0.5B,1.5B,7B", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--bucket-gib", type=float, default=sglang_push.BUCKET_BYTES / GIB)
     parser.add_argument("--master", default="float32", help="dtype of the trainer's parameters")
-    parser.add_argument("--pushes", type=int, default=5, help="timed pushes a shape")
-    parser.add_argument("--soak", type=int, default=200, help="pushes in a row, first shape only")
+    parser.add_argument("--pushes", type=int, default=5, help="timed pushes per shape")
+    parser.add_argument(
+        "--soak", type=int, default=200, help="pushes of the memory test, first shape only"
+    )
     parser.add_argument("--attention", default="auto", help="the engine's attention backend")
     parser.add_argument("--mem-fraction", type=float, default=0.7)
-    parser.add_argument("--out", type=pathlib.Path, help="write one JSON line a shape here")
-    parser.add_argument("--dry-run", action="store_true", help="the tiny shape on CPU")
+    parser.add_argument("--out", type=pathlib.Path, help="append one JSON line per shape")
+    parser.add_argument("--dry-run", action="store_true", help="run a tiny shape on the CPU")
     options = parser.parse_args()
     if options.dry_run:
         options.shapes, options.soak, options.bucket_gib = "tiny", 20, 1e-4
@@ -60,7 +62,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Bench:
-    """This rank's place among the ranks, and what it measured of one shape."""
+    """This rank's device and process group, and its figures of the current shape."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -77,14 +79,14 @@ class Bench:
             self.group = dist.new_group(backend="gloo")
 
     def meet(self) -> None:
-        """All ranks, and all work queued on their devices, up to here."""
+        """Wait for all ranks and for all work queued on their devices."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         if self.group is not None:
             dist.barrier(self.group)
 
     def empty_cache(self) -> None:
-        """What the buckets took is what the engine wants next."""
+        """Free the memory of the buckets, which the engine needs next."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -95,11 +97,12 @@ class Bench:
             print(f"  {name:34s} {shown}", flush=True)
 
     def note_memory(self, phase: str) -> None:
-        """GiB in use on this device by everyone, and by this process's tensors."""
+        """Note the GiB in use on this device by all processes, and by this process's tensors."""
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info()
-            own = torch.cuda.memory_allocated()
-            self.note(f"memory {phase}", [round((total - free) / GIB, 2), round(own / GIB, 2)])
+            allocated = torch.cuda.memory_allocated()
+            gib = [round((total - free) / GIB, 2), round(allocated / GIB, 2)]
+            self.note(f"memory {phase}", gib)
 
     def push(
         self, model: PreTrainedModel, engine: SGLangEngine | None, version: int
@@ -116,7 +119,7 @@ class Bench:
 
 
 def start_engine(bench: Bench, folder: str) -> SGLangEngine | None:
-    """The replica's engine on rank 0, with random weights of its own; None elsewhere."""
+    """The replica's engine on rank 0, with its own random weights; None on other ranks."""
     if bench.rank != 0:
         return None
     on_cpu = bench.device.type == "cpu"
@@ -138,7 +141,7 @@ def start_engine(bench: Bench, folder: str) -> SGLangEngine | None:
 
 
 def build_trainer(bench: Bench, config: Qwen2Config) -> PreTrainedModel:
-    """Random weights, the same on every rank, sharded when there are several."""
+    """A model with random weights, equal on all ranks; sharded if there are several ranks."""
     torch.manual_seed(0)
     with torch.device(bench.device):
         model = AutoModelForCausalLM.from_config(
@@ -153,43 +156,43 @@ def build_trainer(bench: Bench, config: Qwen2Config) -> PreTrainedModel:
     return model
 
 
-def speak(bench: Bench, engine: SGLangEngine | None) -> list[Completion]:
-    """A few turns sampled by the engine, known to every rank."""
-    said: list[list[Completion] | None] = [None]
+def sample_turns(bench: Bench, engine: SGLangEngine | None) -> list[Completion]:
+    """A few turns sampled by the engine, sent to all ranks."""
+    shared: list[list[Completion] | None] = [None]
     if engine is not None:
-        said[0] = engine.generate([Request(p, 64, 0) for p in PROMPTS], Sampling(1.0, ()))
+        shared[0] = engine.generate([Request(p, 64, 0) for p in PROMPTS], Sampling(1.0, ()))
     if bench.group is not None:
-        dist.broadcast_object_list(said, group=bench.group, group_src=0)
-    return said[0] or []
+        dist.broadcast_object_list(shared, group=bench.group, group_src=0)
+    return shared[0] or []
 
 
 @torch.no_grad()
-def gap(bench: Bench, model: PreTrainedModel, said: list[Completion]) -> list[float]:
-    """Mean and largest |log-prob difference| in nats a token, engine against trainer."""
-    theirs: list[float] = []
-    ours: list[float] = []
-    for prompt, completion in zip(PROMPTS, said, strict=True):
+def mismatch(bench: Bench, model: PreTrainedModel, completions: list[Completion]) -> list[float]:
+    """The mean and largest |log-prob difference| of engine and trainer, in nats per token."""
+    engine_logprobs: list[float] = []
+    trainer_logprobs: list[float] = []
+    for prompt, completion in zip(PROMPTS, completions, strict=True):
         ids = torch.tensor([[*prompt, *completion.ids]], device=bench.device)
         with torch.autocast(bench.device.type, bench.dtype, enabled=bench.dtype != torch.float32):
             logits = model(ids, logits_to_keep=len(completion.ids) + 1).logits[0, :-1].float()
         chosen = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
-        ours += chosen.tolist()
-        theirs += completion.logprobs
+        trainer_logprobs += chosen.tolist()
+        engine_logprobs += completion.logprobs
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.reshard()  # without a backward pass nobody else drops the gathered copies
-    apart = [abs(t - o) for t, o in zip(theirs, ours, strict=True)]
-    return [round(statistics.mean(apart), 5), round(max(apart), 4)]
+            module.reshard()  # without a backward pass, the gathered copies stay in memory
+    differences = [abs(e - t) for e, t in zip(engine_logprobs, trainer_logprobs, strict=True)]
+    return [round(statistics.mean(differences), 5), round(max(differences), 4)]
 
 
 @torch.no_grad()
-def move(model: PreTrainedModel, factor: float) -> None:
+def scale_weights(model: PreTrainedModel, factor: float) -> None:
     for parameter in model.parameters():
         parameter.mul_(factor)
 
 
 def time_pushes(bench: Bench, model: PreTrainedModel, engine: SGLangEngine | None) -> None:
-    """Median, first and best seconds of a push, and its rate."""
+    """Note the first, median and best seconds of a push, and its rate."""
     seconds = []
     for version in range(1, bench.options.pushes + 1):
         bench.meet()
@@ -207,17 +210,21 @@ def time_pushes(bench: Bench, model: PreTrainedModel, engine: SGLangEngine | Non
 
 
 def hand_over(bench: Bench, model: PreTrainedModel, engine: SGLangEngine | None) -> None:
-    """What follows an update: weights wake, are pushed and compared by hash, the cache wakes."""
+    """The steps after an update: wake the weights, push and compare by hash, wake the cache."""
     bench.empty_cache()
     if engine is not None:
         engine.wake("weights")
     bench.push(model, engine, bench.options.pushes + 1)
     if bench.device.type == "cuda":
-        wanted = sync.checksum(model, dtype=bench.dtype, tp_size=bench.size)
+        expected = sync.checksum(model, dtype=bench.dtype, tp_size=bench.size)
         if engine is not None:
-            held = engine.fingerprints()
-            wrong = [n for w, h in zip(wanted, held, strict=True) for n in w if w[n] != h.get(n)]
-            bench.note("tensors checked, of them wrong", [sum(map(len, wanted)), wrong[:3]])
+            wrong = [
+                name
+                for hashes, actual in zip(expected, engine.fingerprints(), strict=True)
+                for name in hashes
+                if hashes[name] != actual.get(name)
+            ]
+            bench.note("tensors checked, of them wrong", [sum(map(len, expected)), wrong[:3]])
     bench.empty_cache()
     if engine is not None:
         engine.wake("kv_cache")
@@ -225,19 +232,19 @@ def hand_over(bench: Bench, model: PreTrainedModel, engine: SGLangEngine | None)
 
 
 def check(bench: Bench, model: PreTrainedModel, engine: SGLangEngine | None) -> None:
-    """Right weights, wrong ones, right ones again; the engine sleeps while the trainer scores."""
+    """Note the mismatch with equal weights, with stale ones, and with equal ones after a push."""
     for name, factor in (("equal weights", 1.0), ("stale weights", 1.03), ("a push", 1.0)):
-        said = speak(bench, engine)
+        completions = sample_turns(bench, engine)
         if engine is not None:
             engine.sleep()
         bench.meet()
-        move(model, factor)
-        bench.note(f"gap with {name}", gap(bench, model, said))
+        scale_weights(model, factor)
+        bench.note(f"mismatch with {name}", mismatch(bench, model, completions))
         hand_over(bench, model, engine)
 
 
 def soak(bench: Bench, model: PreTrainedModel, engine: SGLangEngine | None) -> None:
-    """Many pushes in a row must hold memory flat."""
+    """Push many times and note the memory, which must not grow."""
     used = []
     for i in range(bench.options.soak):
         bench.push(model, engine, 1000 + i)
@@ -299,8 +306,8 @@ def main() -> None:
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     options = arguments()
     bench = Bench(options)
-    for place, shape in enumerate(options.shapes.split(",")):
-        measure(bench, shape, with_soak=place == 0 and options.soak > 0)
+    for index, shape in enumerate(options.shapes.split(",")):
+        measure(bench, shape, with_soak=index == 0 and options.soak > 0)
         if options.out is not None and bench.rank == 0:
             with options.out.open("a") as file:
                 file.write(json.dumps(bench.facts) + "\n")

@@ -1,10 +1,10 @@
-"""What scripted players score on fresh instances, as a Markdown table.
+"""Plays scripted players on new instances and prints their scores as a Markdown table.
 
     python -m bench.scripted_figures --num 1000
     python -m bench.scripted_figures --num 2000 --board 2x2
 
-Score is the mean share of the best matching with its standard error; turns, messages, words (of
-messages) and rejections are means a game. Unfinished games count as 0.
+The score is the mean share of the best matching, with its standard error. Turns, messages, words of
+messages and rejections are means per game. Unfinished games score 0.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ MAX_TURNS = 30
 
 
 def main() -> None:
-    """Generate instances, let every pair play them all, print one row a pair."""
+    """Generate instances, have every pair play all of them, and print one row per pair."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--num", type=int, default=1000, help="instances")
+    parser.add_argument("--num", type=int, default=1000, help="number of instances")
     parser.add_argument("--board", choices=BOARDS, default="8x8", help="kind of instance")
     parser.add_argument("--seed", type=int, default=1_000_003, help="seed of the instances")
     args = parser.parse_args()
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def print_reference_points(instances: Sequence[MatchingInstance]) -> None:
-    """The instances' own figures, beside which the specification puts its own."""
+    """Print the reference values of the instances, to compare with those of the specification."""
     best = [float(i.best) for i in instances]
     solo = [i.norm(s) for i in instances for s in i.solo]
     better = [i.norm(max(i.solo)) for i in instances]
@@ -80,13 +80,13 @@ def print_reference_points(instances: Sequence[MatchingInstance]) -> None:
 def row(
     instances: Sequence[MatchingInstance], specs: tuple[str, str], *, options: MatchingOptions
 ) -> str:
-    """One pair's figures; the seats swap with every instance."""
+    """One pair's figures. The players change seats after every second instance."""
     norms: list[float] = []
     totals = dict.fromkeys(("agreed", "turns", "messages", "words", "rejections"), 0)
     begin_s = time.perf_counter()
     for number, instance in enumerate(instances):
         game = new_game(instance, options)
-        # Who moves first alternates with the number too, so the swap goes by pairs of instances.
+        # The first seat alternates with the index, so players change seats every two instances.
         seats = specs if number // 2 % 2 == 0 else specs[::-1]
         players = [make_scripted(s, seed=2 * number + seat) for seat, s in enumerate(seats)]
         while (seat := game.seat_to_move) is not None and len(game.view(0).log) < MAX_TURNS:

@@ -1,4 +1,4 @@
-"""The shapes that benches run: true configs with random weights, so nothing is downloaded."""
+"""The model shapes of the benches: real configs with random weights, so nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPES = {
 
 
 def qwen2_config(name: str) -> Qwen2Config:
-    """Qwen2.5's config of this size; 2 ends a text, and no word begins one."""
+    """The Qwen2.5 config of this size. Token 2 ends a text, and there is no start token."""
     width, layers, heads, kv_heads, mlp_width, vocab, tied = SHAPES[name]
     return Qwen2Config(
         hidden_size=width,
@@ -39,7 +39,7 @@ def qwen2_config(name: str) -> Qwen2Config:
 def random_model(
     name: str, world: World, *, master: torch.dtype, liger: bool, checkpointing: str
 ) -> PreTrainedModel:
-    """The shape on the mesh, each rank's shards filled with noise, norms with ones."""
+    """A model of this shape on the mesh, with random weights. Norm weights are ones."""
     model = empty_model(qwen2_config(name), dtype=master)
     if liger:
         apply_liger(model)

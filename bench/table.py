@@ -1,13 +1,13 @@
-"""The loop at true sizes on every number of GPUs of this host, as a table.
+"""Runs `bench.loop` for several shapes and numbers of GPUs, and prints a table.
 
     python -m bench.table --gpus 1 2 4 --out runs/table       every shape on 1, 2 and 4 GPUs
-    python -m bench.table --gpus 1 --shapes 0.5B 7B --games 64     the rest goes to bench.loop
+    python -m bench.table --gpus 1 --shapes 0.5B 7B --games 64     --games is passed to bench.loop
     python -m bench.table --dry-run                           the tiny shape on the CPU
 
-Each case is one `bench.loop`. Cases of as many GPUs run beside each other on the GPUs that are
-free, wider ones after them, so no two share a GPU. A 7B on two GPUs and more is divided in two by
-tensor parallel, with one engine for each two GPUs. What a case printed stands in OUT/CASE.log; one
-that fails is named and the others go on.
+Each case is one run of `bench.loop`. Cases with the same number of GPUs run in parallel on
+different GPUs; cases with more GPUs run after them. On two or more GPUs, a 7B uses tensor parallel
+2 and one engine per two GPUs. The output of a case is in OUT/CASE.log. A case that fails is named
+at the end and does not stop the others.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from bench.shapes import SHAPES
 
 COLUMNS = (
     "shape | GPUs | mesh | engine up | sleep + wake | push | GiB: asleep, play, update, push | "
-    f"step | {', '.join(STAGES)} | rest | sampled, packed tokens/s | gap"
+    f"step | {', '.join(STAGES)} | rest | sampled, packed tokens/s | mismatch"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One shape on so many GPUs, the last `tp` of them dividing each layer."""
+    """One shape on a number of GPUs."""
 
     shape: str
     gpus: int
@@ -92,8 +92,10 @@ def start(case: Case, places: tuple[int, ...], options: argparse.Namespace) -> R
 
 
 def run_cases(cases: Sequence[Case], options: argparse.Namespace) -> list[str]:
-    """Cases of one width beside each other, in their order; the next width when all have ended.
-    Returns the names of those that failed."""
+    """Run the cases in order of their number of GPUs, those with the same number in parallel.
+
+    Returns the names of the cases that failed.
+    """
     failed: list[str] = []
     for width in sorted({case.gpus for case in cases}):
         free, running = set(range(max(options.gpus))), list[Running]()
@@ -113,7 +115,7 @@ def run_cases(cases: Sequence[Case], options: argparse.Namespace) -> list[str]:
 
 
 def table_line(row: dict[str, Any]) -> str:
-    """A case's measures in the columns' order."""
+    """A case's figures, in the order of `COLUMNS`."""
 
     def number(name: str, digits: int) -> str:
         return f"{row[name]:.{digits}f}" if name in row else "-"
@@ -145,10 +147,10 @@ def main() -> None:
     options = arguments()
     here = torch.cuda.device_count()
     if not options.dry_run and max(options.gpus) > here:
-        sys.exit(f"--gpus must be at most {here}, what this host has, got {max(options.gpus)}")
+        sys.exit(f"--gpus must be at most {here}, the GPUs of this host, got {max(options.gpus)}")
     options.out.mkdir(parents=True, exist_ok=True)
     cases = [Case(shape, gpus) for gpus in options.gpus for shape in options.shapes]
-    for case in cases:  # a row of an earlier table must not stand for a case that fails now
+    for case in cases:  # remove rows of an earlier table, in case this case fails
         (options.out / f"{case.name}.json").unlink(missing_ok=True)
     failed = run_cases(cases, options)
     print(f"\n| {COLUMNS} |\n|{'---|' * (COLUMNS.count('|') + 1)}")

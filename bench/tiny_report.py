@@ -1,10 +1,10 @@
-"""The figures of several finished runs as one Markdown passage: seeds and their controls.
+"""Reports several finished runs as Markdown: runs with different seeds, and their controls.
 
     python -m bench.tiny_report runs/tiny runs/tiny_seed1 runs/tiny_control --name tiny
 
-Reads what each run left in its folder, prints the table of before and after, the learning curves
-(written as SVG into docs/figures/) and one game before and after. Plays nothing. Scores are shares
-of the best possible value, other measures are means a game.
+Reads the run folders. Prints a table of results before and after self-play, links to the learning
+curves (written as SVG to docs/figures/) and one game before and after. Scores are shares of the
+best possible value, other measures are means per game.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from selfplay.games import kit_of
 from selfplay.metrics.bootstrap import show_interval
 from selfplay.metrics.log import clock, write_atomically
 
-# Metric, the name of its figure, its title.
+# Metric, name of its figure, title.
 CURVES = (
     ("eval_score", "score", "Score on held-out games"),
     ("eval_messages", "messages", "Messages a held-out game"),
 )
-# Measures of the table, those that the game has.
-SAID = ("messages", "words", "errors", "honesty", "questions", "interactivity")
+# Further measures of the table. A game has some of them.
+MEASURES = ("messages", "words", "errors", "honesty", "questions", "interactivity")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A finished run: its settings, its held-out games before and after, its metrics by step."""
+    """A finished run: settings, held-out results before and after, and metrics of each step."""
 
     label: str
     config: Config
@@ -50,7 +50,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Raises ValueError for a folder that holds no finished run, with the file it lacks."""
+    """Read a run folder. Raises ValueError if the run is not finished; names the missing file."""
     names = ("config.yaml", "held_out_before.json", "held_out_after.json", "metrics.jsonl")
     paths = [folder / name for name in names]
     for path in paths:
@@ -64,10 +64,10 @@ def read_run(folder: Path) -> Run:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """All runs, talking ones first, each with a label of its own.
+    """All runs, each with a unique label; those with messages come first.
 
     Raises:
-        ValueError: for runs that were held to different held-out games.
+        ValueError: for runs that were evaluated on different held-out games.
     """
     runs = [read_run(folder) for folder in folders]
     for run, folder in zip(runs, folders, strict=True):
@@ -85,15 +85,17 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def held_to(config: Config) -> Config:
-    """The settings that decide which held-out games a run plays; all others at their defaults."""
+    """The settings that decide which held-out games a run plays; the others have defaults."""
     game = replace(config.game, messages=True)
     return Config(game=game, eval=replace(Config().eval, final_games=config.eval.final_games))
 
 
 def results_table(runs: Sequence[Run]) -> str:
-    """One row a run: sampling as in training unless a heading says greedy. "Apart" says whether the
-    interval after lies above the one before."""
-    said = [m for m in SAID if any(m in r.after["sampled"]["measures"] for r in runs)]
+    """One row per run, sampled as in training unless a heading says greedy.
+
+    The column "apart" says whether the interval after self-play lies above the one before.
+    """
+    measures = [m for m in MEASURES if any(m in r.after["sampled"]["measures"] for r in runs)]
     headings = (
         "run",
         "score before [95 %]",
@@ -102,14 +104,14 @@ def results_table(runs: Sequence[Run]) -> str:
         "apart",
         "greedy score",
         "greedy agreement",
-        *said,
+        *measures,
         "self-play",
     )
     lines = [row(headings), row(["---", *["--:"] * (len(headings) - 1)])]
     for run in runs:
         before, after = run.before["sampled"], run.after["sampled"]
         greedy = run.after["greedy"]
-        arrows = [f"{_mean(before, measure)} → {_mean(after, measure)}" for measure in said]
+        arrows = [f"{_mean(before, measure)} → {_mean(after, measure)}" for measure in measures]
         cells = [
             run.label,
             show_interval(before["interval"]),
@@ -126,26 +128,30 @@ def results_table(runs: Sequence[Run]) -> str:
 
 
 def baselines(runs: Sequence[Run]) -> str:
-    """How to read the table, and the scripted players' scores on the same instances."""
+    """A note on how to read the table, and scripted players' scores on the same instances."""
     after, scripts = runs[0].after, kit_of(runs[0].config.game).BASELINES
     shown = [f"{name} {show_interval(after[name]['interval'])}" for name in scripts]
     num_games = len(after["sampled"]["scores"])
     return (
-        "Sampled as in training unless greedy is said; apart: the interval after lies above the "
-        "one before; what is said and refused: a game, before → after. "
+        "Sampled as in training unless a heading says greedy. Apart: whether the interval after "
+        "self-play lies above the one before. Messages, errors and so on: means per game, "
+        "before → after. "
         f"Scripted players on the same {num_games:,} instances: {', '.join(shown)}."
     )
 
 
 def curve_rows(run: Run) -> list[dict[str, Any]]:
-    """The run's evaluations by step. Step 0 is the held-out evaluation before self-play, for a run
-    evaluates on its validation games only after its first steps."""
+    """The run's evaluations by step.
+
+    Step 0 is the held-out evaluation before self-play, because a run plays its validation games
+    only after its first steps.
+    """
     start = {f"eval_{name}": value for name, value in run.before["sampled"]["measures"].items()}
     return [{"step": 0, **start}, *(step for step in run.steps if "eval_score" in step)]
 
 
 def write_curves(runs: Sequence[Run], folder: Path, *, name: str) -> list[str]:
-    """Write one SVG a curve; returns the Markdown that shows them."""
+    """Write one SVG per learning curve. Returns Markdown that shows them."""
     folder.mkdir(parents=True, exist_ok=True)
     shown = []
     for metric, word, title in CURVES:
@@ -154,21 +160,20 @@ def write_curves(runs: Sequence[Run], folder: Path, *, name: str) -> list[str]:
         write_atomically(path, learning_curve_svg(rows, y=metric, title=title))
         shown.append(f"![{title}]({path.as_posix()})")
     for number, run in enumerate(runs):
-        seen = [
+        drift = [
             (step["step"], step["eval_score"], step["eval_drift_score"])
             for step in run.steps
             if "eval_drift_score" in step
         ]
-        if seen:
+        if drift:
             path = folder / f"{name}_guard_{number}.svg"
-            write_atomically(path, drift_svg(seen, partner=run.config.eval.drift_monitor.partner))
-            shown.append(f"![{run.label}: its guard]({path.as_posix()})")
+            write_atomically(path, drift_svg(drift, partner=run.config.eval.drift_monitor.partner))
+            shown.append(f"![{run.label}: language drift]({path.as_posix()})")
     return shown
 
 
 def one_game(run: Run) -> str:
-    """Of the held-out games that were kept in full, the first that gained most, before and
-    after."""
+    """The held-out game with the largest gain, before and after, among those kept in full."""
     before = {game["instance"]: game for game in run.before["sampled"]["games"]}
     pairs = [
         (before[game["instance"]], game)
@@ -195,7 +200,7 @@ def row(cells: Sequence[str]) -> str:
 
 
 def _mean(row: dict[str, Any], measure: str) -> str:
-    """A mean with two decimals; a dash where nothing was there to measure."""
+    """A mean with two decimals; a dash if there was nothing to measure."""
     return f"{row['measures'][measure]:.2f}" if measure in row["measures"] else "-"
 
 
@@ -206,12 +211,14 @@ def main(words: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a finished run's folder")
-    parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="where figures go")
-    parser.add_argument("--name", default="tiny", help="how the figures' file names begin")
-    asked = parser.parse_args(words)
+    parser.add_argument(
+        "--out", type=Path, default=Path("docs/figures"), help="folder for the figures"
+    )
+    parser.add_argument("--name", default="tiny", help="prefix of the figures' file names")
+    args = parser.parse_args(words)
     try:
-        runs = read_runs(asked.runs)
-        figures = write_curves(runs, asked.out, name=asked.name)
+        runs = read_runs(args.runs)
+        figures = write_curves(runs, args.out, name=args.name)
     except (SettingsError, ValueError, OSError) as error:
         print(f"tiny_report: {error}", file=sys.stderr)
         return 2

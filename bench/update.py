@@ -1,15 +1,16 @@
-"""How fast and how large the update is: log-probs of packed tokens, backward, optimizer step.
+"""Measures time and memory of the update: log-probs of packed tokens, backward, optimizer step.
 
-True Qwen2.5 shapes with random weights, so nothing has to be downloaded. Utilisation is the work of
-a step (6 operations a weight and token, of the head only where a token is trained, plus causal
-attention; recomputed activations are no work) over what this GPU's matmul reaches in the same run.
+Uses real Qwen2.5 shapes with random weights, so nothing is downloaded. Utilisation is the
+operations per second of a pass over those of a large matmul on this GPU in the same run. A pass
+counts 6 operations per weight and token (for the head, per trained token) plus causal attention;
+recomputed activations do not count.
 
     python -m bench.update                                    one GPU, every shape
     torchrun --nproc-per-node 4 -m bench.update --tp 2        a 2 x 2 mesh
     python -m bench.update --shapes 0.5B --liger on --profile  where the time of a pass goes
     python -m bench.update --dry-run                          a tiny shape on a CPU
 
-Prints one line a case (rank 0), and writes them as JSON lines to --out. Seconds end in _s.
+Rank 0 prints one line per case and writes JSON lines to --out. Seconds end in _s.
 Shapes: N packed tokens of S sequences, M trained positions.
 """
 
@@ -39,19 +40,21 @@ GIB = 2**30
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["0.5B", "1.5B", "7B"])
-    parser.add_argument("--tokens", nargs="+", type=int, default=[16_384, 32_768], help="a rank")
+    parser.add_argument(
+        "--tokens", nargs="+", type=int, default=[16_384, 32_768], help="packed tokens per rank"
+    )
     parser.add_argument("--seq-len", type=int, default=1536)
-    parser.add_argument("--trained", type=float, default=1.0, help="share of tokens trained")
+    parser.add_argument("--trained", type=float, default=1.0, help="share of trained tokens")
     parser.add_argument("--liger", nargs="+", choices=["off", "on"], default=["off", "on"])
     parser.add_argument(
         "--checkpointing", nargs="+", default=["none", "full"], help='"none", "full" or "every K"'
     )
     parser.add_argument("--master", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--tp", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=5, help="timed, after 2 that warm up")
-    parser.add_argument("--profile", action="store_true", help="kernels by time, rank 0")
-    parser.add_argument("--out", type=Path, default=None, help="JSON lines")
-    parser.add_argument("--dry-run", action="store_true", help="a tiny shape on the CPU")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps, after 2 for warm-up")
+    parser.add_argument("--profile", action="store_true", help="print kernels by time on rank 0")
+    parser.add_argument("--out", type=Path, default=None, help="append JSON lines to this file")
+    parser.add_argument("--dry-run", action="store_true", help="run a tiny shape on the CPU")
     chosen = parser.parse_args()
     if chosen.dry_run:
         chosen.shapes, chosen.tokens, chosen.seq_len = ["tiny"], [256, 512], 60
@@ -62,7 +65,11 @@ def arguments() -> argparse.Namespace:
 def packed_batch(
     num_tokens: int, seq_len: int, trained: float, vocab: int, world: World
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, torch.Tensor, torch.Tensor]:
-    """Sequences of one length, the last one shorter; the same on the ranks of a tp row."""
+    """Random sequences of one length, the last one shorter; equal on all ranks of a tp group.
+
+    Returns ids [N], positions [N], sequence bounds [S + 1], the maximum length, the trained
+    positions [M] and their target ids [M].
+    """
     generator = torch.Generator().manual_seed(world.dp_rank)
     bounds = torch.tensor([*range(0, num_tokens, seq_len), num_tokens], dtype=torch.int32)
     ids_N = torch.randint(0, vocab, (num_tokens,), generator=generator)
@@ -78,19 +85,19 @@ def packed_batch(
 
 
 def work(name: str, num_tokens: int, seq_len: int, num_trained: int) -> float:
-    """Operations of one forward and backward pass over one rank's tokens."""
+    """The operations of a forward and backward pass over one rank's tokens."""
     width, layers, heads, kv_heads, mlp_width, vocab, _ = SHAPES[name]
     head = width // heads
     a_layer = width * head * (2 * heads + 2 * kv_heads) + 3 * width * mlp_width
     lengths = [seq_len] * (num_tokens // seq_len) + [num_tokens % seq_len]
-    # Forward, QK^T and AV: 2 products of 2 L^2 operations a channel, half of them masked; the
-    # backward pass is twice that.
+    # Forward, QK^T and AV: 2 products of 2 L^2 operations per channel, half of them masked. The
+    # backward pass takes twice as many.
     attention = 3 * 2 * sum(n * n for n in lengths) * width * layers
     return 6.0 * (a_layer * layers * num_tokens + vocab * width * num_trained) + attention
 
 
 def matmul_peak(device: torch.device) -> float:
-    """Operations a second of a large square product in the compute dtype."""
+    """Operations per second of a large square matmul in the compute dtype."""
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     seconds = timed(lambda: left @ right, device, num=20)
@@ -98,7 +105,7 @@ def matmul_peak(device: torch.device) -> float:
 
 
 def timed(function: Callable[[], object], device: torch.device, *, num: int) -> float:
-    """Median seconds of `num` runs after two."""
+    """Median seconds of `num` runs, after two runs for warm-up."""
     seconds = []
     for _ in range(num + 2):
         synchronize(device)
@@ -129,7 +136,7 @@ def restart_peak(device: torch.device) -> None:
 
 
 def logprob_memory(name: str, num_positions: int, device: torch.device) -> float:
-    """Peak GiB of the fused log-prob above its inputs and their gradients, forward and backward."""
+    """Peak GiB of the fused log-prob, forward and backward, without inputs and their gradients."""
     width, vocab = SHAPES[name][0], SHAPES[name][5]
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     hidden_MD = torch.randn(num_positions, width, device=device, dtype=dtype, requires_grad=True)
@@ -145,30 +152,32 @@ def logprob_memory(name: str, num_positions: int, device: torch.device) -> float
 
 
 def profile(function: Callable[[], object], wall_s: float, world: World, *, rows: int = 22) -> None:
-    """Print which kernels a pass spends its time in, and how long the device is busy at all: a
-    pass that takes much longer than its kernels waits for the CPU to launch them."""
+    """Print the kernels of a pass by time, and the total time that the device is busy.
+
+    A pass that takes much longer than its kernels waits for the CPU to launch them.
+    """
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if world.device.type == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=kinds) as found:
+    with torch.profiler.profile(activities=kinds) as profiler:
         function()
         synchronize(world.device)
     if world.rank:
         return
-    averages = found.key_averages()
+    averages = profiler.key_averages()
     kernels = [e for e in averages if e.self_device_time_total > 0 and not is_cpu_side(e)]
     busy_s = sum(e.self_device_time_total for e in kernels) / 1e6
     num = sum(e.count for e in kernels)
     print(f"a pass takes {wall_s * 1e3:.1f} ms unprofiled; {num} kernels, {busy_s * 1e3:.1f} ms")
     for event in sorted(kernels, key=lambda e: -e.self_device_time_total)[:rows]:
         print(f"  {event.self_device_time_total / 1e3:8.2f} ms {event.count:6d} x {event.key[:90]}")
-    print("on the CPU, without what they call:")
+    print("on the CPU, without the time of called functions:")
     for event in sorted(averages, key=lambda e: -e.self_cpu_time_total)[: rows // 2]:
         print(f"  {event.self_cpu_time_total / 1e3:8.2f} ms {event.count:6d} x {event.key[:90]}")
 
 
 def is_cpu_side(event: Any) -> bool:
-    """Whether an event stands for the CPU's call and not for what ran on the device."""
+    """Whether an event is a call on the CPU and not a kernel on the device."""
     return bool(event.device_type == torch.autograd.DeviceType.CPU)
 
 
@@ -176,7 +185,7 @@ def measure(
     name: str, num_tokens: int, options: argparse.Namespace, world: World, *, liger: bool,
     checkpointing: str, peak_flops: float,
 ) -> dict[str, object]:  # fmt: skip
-    """One case: seconds of its parts, tokens a second, utilisation, peak memory."""
+    """The figures of one case: seconds per part, tokens per second, utilisation, peak memory."""
     master = getattr(torch, options.master)
     model = random_model(name, world, master=master, liger=liger, checkpointing=checkpointing)
     batch = packed_batch(num_tokens, options.seq_len, options.trained, SHAPES[name][5], world)
@@ -212,10 +221,10 @@ def measure(
     try:
         step_s = all_reduce_max(timed(step, world.device, num=options.steps), world)
     except torch.cuda.OutOfMemoryError:
-        step_s = None  # the passes were measured; the optimizer's state does not fit beside them
+        step_s = None  # there is no room for the optimizer's state; report the passes only
     pass_s, forward_s = all_reduce_max(pass_s, world), all_reduce_max(forward_s, world)
     flops = work(name, num_tokens, options.seq_len, len(batch[-1])) * world.dp_size
-    # Random weights know nothing: the loss starts near the log of the vocabulary.
+    # With random weights, the loss starts near the log of the vocabulary size.
     expected = math.log(SHAPES[name][5])
     assert abs(first_losses[0] * world.dp_size - expected) < 1.5, (first_losses, expected)
     return {
@@ -236,7 +245,7 @@ def measure(
 
 
 def cases(options: argparse.Namespace) -> list[tuple[bool, str, int, str]]:
-    """Plain layers first: once liger is on, its RoPE serves every model of the process."""
+    """All cases, those without liger first: its RoPE patch affects every later model."""
     chosen = sorted({name == "on" for name in options.liger})
     return [
         (liger, name, tokens, checkpointing)
@@ -277,7 +286,7 @@ def main() -> None:
             )  # fmt: skip
         except torch.cuda.OutOfMemoryError as error:
             if world.world_size > 1:
-                raise  # other ranks wait in a collective
+                raise  # the other ranks are waiting in a collective
             say(f"{head} {checkpointing} | out of memory: {str(error)[:80]}")
             continue
         step_s = row["step_s"]

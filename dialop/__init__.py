@@ -1,1 +1,5 @@
-"""Decision-oriented dialogue games for two players, as text. Knows no tokens, models or tensors."""
+"""Dialogue games for two players who must decide something together, as text.
+
+Each game has its own folder. This folder holds what the games share: the interface, move tags, data
+files and the command line. Nothing here sees tokens, models, tensors or `selfplay`.
+"""

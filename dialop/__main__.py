@@ -1,4 +1,4 @@
-"""`python -m dialop`: generate instances, replay recorded games, step one game by hand."""
+"""`python -m dialop`: generate instances, rescore recorded games, play one game by hand."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import sys
 
 from dialop.cli import main
 
-# The guard keeps worker processes, which import this module again, from starting over.
+# Worker processes import this module again and must not run the command a second time.
 if __name__ == "__main__":
     sys.exit(main())

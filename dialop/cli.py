@@ -1,4 +1,7 @@
-"""The commands of `python -m dialop`. JSON lines go to standard output, words to standard error."""
+"""The commands of `python -m dialop`.
+
+JSON lines go to standard output, everything else to standard error.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ _EPILOG = """examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0, 1 when a replayed game disagrees, 2 for bad input."""
+    """Run one command and return its exit status.
+
+    0 is success, 1 means that a rescored game differs from its record, 2 means bad input.
+    """
     args = _parser().parse_args(argv)
     commands = {"generate": _generate, "replay": _replay, "step": _step}
     try:
@@ -49,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dialop",
-        description="Instances of a game, recorded games of matching, play by hand.",
+        description="Generate instances, rescore recorded games of matching, play a game by hand.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -58,19 +64,22 @@ def _parser() -> argparse.ArgumentParser:
 
     make = commands.add_parser(
         "generate",
-        help="draw instances and write them as parquet",
-        description="Draw instances, each a function of the seed and its number alone.",
+        help="generate random instances and write them as parquet",
+        description="Generate random instances. Each depends only on the seed and its index.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     make.add_argument("--game", choices=GAMES, default="matching", help="which game")
-    make.add_argument("--num", type=int, required=True, help="how many instances")
+    make.add_argument("--num", type=int, required=True, help="number of instances")
     make.add_argument("--out", type=Path, required=True, help="the .parquet file to write")
     make.add_argument("--seed", type=int, default=0, help="seed of the stream")
-    make.add_argument("--start", type=int, default=0, help="number of the first instance")
-    make.add_argument("--processes", type=int, default=1, help="worker processes")
-    make.add_argument("--size", type=int, default=defaults.size, help="reviewers, 2 to 8")
+    make.add_argument("--start", type=int, default=0, help="index of the first instance")
+    make.add_argument("--processes", type=int, default=1, help="number of worker processes")
+    make.add_argument("--size", type=int, default=defaults.size, help="number of reviewers, 2 to 8")
     make.add_argument(
-        "--p-observed", type=float, default=defaults.p_observed, help="chance to see a cell"
+        "--p-observed",
+        type=float,
+        default=defaults.p_observed,
+        help="probability that a seat sees a cell",
     )
     make.add_argument(
         "--scale",
@@ -79,43 +88,49 @@ def _parser() -> argparse.ArgumentParser:
         help="multiply each seat's values by a hidden factor from 1 to 10",
     )
     make.add_argument(
-        "--max-value", type=int, default=defaults.max_value, help="values lie below this"
+        "--max-value", type=int, default=defaults.max_value, help="all values are below this"
     )
     make.add_argument(
-        "--hardness", type=float, default=defaults.hardness, help="keep if solo x this < best"
+        "--hardness",
+        type=float,
+        default=defaults.hardness,
+        help="keep a table if solo value x hardness < best value",
     )
     make.add_argument(
-        "--keep", choices=KEEPS, default=defaults.keep, help="for which seats that must hold"
+        "--keep", choices=KEEPS, default=defaults.keep, help="seats for which that must hold"
     )
     make.add_argument(
-        "--max-tables", type=int, default=defaults.max_tables, help="refused tables an instance"
+        "--max-tables",
+        type=int,
+        default=defaults.max_tables,
+        help="most tables to reject for one instance",
     )
 
     again = commands.add_parser(
         "replay",
-        help="score recorded games from their text",
-        description="For each recorded game one JSON line: its score from the accepted proposal's "
-        "text, its best by assignment, and whether both agree with the record. Exit status 1 "
-        "unless all agree.",
+        help="rescore recorded games from their text",
+        description="Print one JSON line for each recorded game: its score from the text of the "
+        "accepted proposal, the best score, and whether both equal the recorded ones. The exit "
+        "status is 1 unless all do.",
     )
-    again.add_argument("file", type=Path, help="recorded games, one JSON object a line")
+    again.add_argument("file", type=Path, help="recorded games, one JSON object per line")
 
     step = commands.add_parser(
         "step",
-        help="play one game, moves as JSON lines",
-        description='Read moves {"seat": 0, "text": "[message] Hello"} from standard input and '
-        "answer each line with one JSON line.",
+        help="play one game by JSON lines",
+        description='Read moves like {"seat": 0, "text": "[message] Hello"} from standard input '
+        "and answer each line with one JSON line.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     step.add_argument("--game", choices=GAMES, default="matching", help="which game")
     step.add_argument("--instances", type=Path, required=True, help=".parquet or recorded .jsonl")
-    step.add_argument("--index", type=int, default=0, help="which instance, from 0")
-    step.add_argument("--brief", action="store_true", help="the terse texts for tiny models")
+    step.add_argument("--index", type=int, default=0, help="index of the instance, from 0")
+    step.add_argument("--brief", action="store_true", help="use the short texts for tiny models")
     step.add_argument("--no-messages", action="store_true", help="refuse [message] moves")
     step.add_argument(
         "--private-reasoning", action="store_true", help="allow private text before the tag"
     )
-    step.add_argument("--prompts", action="store_true", help="show both prompts on standard error")
+    step.add_argument("--prompts", action="store_true", help="print both prompts to standard error")
     return parser
 
 
@@ -144,7 +159,7 @@ def _generate(args: argparse.Namespace) -> int:
 
 
 def _generate_numbers(args: argparse.Namespace) -> int:
-    """The collaboration's drawn tasks; only --max-value of the boards' options means something."""
+    """Generate hidden-number tasks. Of the options for boards, only --max-value applies."""
     if args.max_value < 2:
         raise ValueError(f"--max-value must be at least 2, got {args.max_value}")
     tasks = [
@@ -157,15 +172,15 @@ def _generate_numbers(args: argparse.Namespace) -> int:
 
 
 def _figures(instances: Sequence[MatchingInstance]) -> str:
-    """The reference points of a set of instances, for a look at what was generated."""
+    """One line of mean reference values of the instances, to check what was generated."""
     solo = [instance.norm(value) for instance in instances for value in instance.solo]
     better = [instance.norm(max(instance.solo)) for instance in instances]
-    seen = [sum(map(sum, mask)) for instance in instances for mask in instance.masks]
+    num_visible = [sum(map(sum, mask)) for instance in instances for mask in instance.masks]
     best = [float(instance.best) for instance in instances]
     return (
         f"best {statistics.fmean(best):.1f}, solo plan {statistics.fmean(solo):.3f}, "
         f"better solo plan {statistics.fmean(better):.3f}, "
-        f"cells a seat sees {statistics.fmean(seen):.1f}"
+        f"cells a seat sees {statistics.fmean(num_visible):.1f}"
     )
 
 
@@ -189,7 +204,7 @@ def _step(args: argparse.Namespace) -> int:
     if not 0 <= args.index < len(instances):
         raise ValueError(f"--index must be 0 to {len(instances) - 1}, got {args.index}")
     if collab and args.no_messages:
-        raise ValueError("--no-messages must be left out in collab, which is nothing but messages")
+        raise ValueError("--no-messages cannot be used with collab, which needs messages")
     reasoning = args.private_reasoning
     game: Game
     if collab:
@@ -212,7 +227,7 @@ def _step(args: argparse.Namespace) -> int:
 
 
 def answer_lines(game: Game, lines: Iterable[bytes], *, out: TextIO) -> None:
-    """Answer each line of moves with one JSON line; a line that is no move gets an error."""
+    """Try each line as a move and print one JSON line for it; an invalid line gets an error."""
     for line in lines:
         observations = ("",) * game.num_seats
         try:
@@ -236,7 +251,7 @@ def answer_lines(game: Game, lines: Iterable[bytes], *, out: TextIO) -> None:
 
 
 def _read_move(line: bytes, *, num_seats: int) -> tuple[int, str]:
-    """The seat and text of a move line; raises ValueError that says what is wrong with it."""
+    """The seat and text of a line. Raises ValueError for an invalid line and says why."""
     shape = '{"seat": 0, "text": "..."}'
     try:
         move: Any = json.loads(line.decode("utf-8"))

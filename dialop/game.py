@@ -1,10 +1,9 @@
-"""What every game is: seats, moves as text, observations as text, an outcome. Knows no tokens,
-players or models.
+"""The interface of every game: seats, moves as text, observations as text, an outcome.
 
-A game is built from an instance, played once, cloned at any turn and restored from a recorded
-state. Who sits where, who moves next, what each seat may see and what each seat earns is decided
-here and nowhere else, so games with tools, private rooms or unequal roles fit the same five verbs:
-`prompt`, `step`, `clone`, `view`, `outcome`.
+A game is built from an instance and played once. It can be cloned at any turn and restored from a
+recorded state. Only the game decides who moves next, what each seat may see and what reward each
+seat gets. Games with tools or unequal roles therefore fit the same five methods: `prompt`, `step`,
+`clone`, `view`, `outcome`. This module knows no tokens, players or models.
 """
 
 from __future__ import annotations
@@ -15,8 +14,10 @@ from typing import Any, Protocol
 
 
 class PlayerError(Exception):
-    """A move the rules refuse. `kind` is a short stable word for counting, the message is what the
-    erring seat reads."""
+    """A move that the rules refuse.
+
+    `kind` is a short, stable word for counting. The seat that made the move reads the message.
+    """
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -25,8 +26,10 @@ class PlayerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a seat reads before its first move: the rules (`system`, may be empty) and its private
-    view (`user`)."""
+    """What a seat reads before its first move.
+
+    `system` holds the rules and may be empty; `user` holds the seat's private view.
+    """
 
     system: str
     user: str
@@ -34,11 +37,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one try at a move did.
+    """The result of one attempted move.
 
-    `action` is the legal move's kind (None when refused); `error` the text the mover reads and
-    `error_kind` its counted name (both None when legal); `observations[seat]` the new text each
-    seat reads before its next move ("" for nothing).
+    `action` is the kind of a legal move, None for a refused one. `error` is the text that the mover
+    reads and `error_kind` the name it is counted under; both are None for a legal move.
+    `observations[seat]` is the new text that the seat reads before its next move, "" for none.
     """
 
     seat: int
@@ -50,12 +53,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a game stands or ended. Without an agreement score, score_norm and rewards are 0.
+    """The result of a game so far. Without an agreement, score, score_norm and rewards are 0.
 
-    `score` is in the game's own units, `score_norm` in [0, 1] of the best possible, `rewards[seat]`
-    what each seat earns, `facts` the instance's reference points for metrics (for matching: best,
-    solo_0, solo_1, all plain floats). `proposal_norm` is what score_norm would be had the last
-    proposal been accepted, 0 where none was made.
+    `score` is in the game's own units. `score_norm` is its share of the best possible score, in
+    [0, 1]. `rewards[seat]` is each seat's reward. `facts` holds the instance's reference values for
+    metrics, as floats (for matching: best, solo_0, solo_1). `proposal_norm` is what `score_norm`
+    would be if the last proposal had been accepted, 0 if there was no proposal.
     """
 
     over: bool
@@ -68,8 +71,10 @@ class Outcome:
 
 
 class Game(ABC):
-    """One play of one instance. `step` never raises for a player's text: an illegal move only
-    counts an error."""
+    """One play of one instance.
+
+    `step` never raises because of a player's text. It counts an illegal move as an error.
+    """
 
     num_seats: int
 
@@ -80,26 +85,27 @@ class Game(ABC):
 
     @property
     def answer_due(self) -> bool:
-        """Whether the seat to move must answer something that lies on the table."""
+        """Whether the seat to move must answer a pending proposal."""
         return False
 
     @abstractmethod
     def prompt(self, seat: int) -> Prompt:
-        """The seat's opening texts; a game restored in its middle renders the moves made so far
-        into `user`."""
+        """The seat's opening texts. In a restored game, `user` includes the moves made so far."""
 
     @abstractmethod
     def step(self, seat: int, text: str) -> Step:
-        """Try `text` as the seat's move. Refused moves change nothing but the error count."""
+        """Try `text` as the seat's move. A refused move changes only the error count."""
 
     @abstractmethod
     def clone(self) -> Game:
-        """An independent copy at this very turn."""
+        """An independent copy at the current turn."""
 
     @abstractmethod
     def view(self, seat: int) -> Any:
-        """What the seat may know, as data, for scripted players and reports; never more than its
-        texts told it."""
+        """What the seat may know, as data for scripted players and reports.
+
+        It never holds more than the seat's texts contain.
+        """
 
     @abstractmethod
     def outcome(self) -> Outcome:
@@ -107,11 +113,11 @@ class Game(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """A JSON-able record from which the game's module restores exactly this game."""
+        """A JSON-serialisable record from which the game's module restores exactly this game."""
 
 
 class Instance(Protocol):
-    """A game's private starting state, whatever else it holds, has a name of its own."""
+    """A game's private starting state. `key` is its unique name."""
 
     @property
     def key(self) -> str: ...
@@ -119,28 +125,33 @@ class Instance(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """A move to imitate. `detours` are ranges [start, end) of its characters, in order, that a
-    learner reads and does not imitate: the words after them show how to go on from there."""
+    """A move to imitate.
+
+    `detours` are ordered character ranges [start, end) that a learner reads but does not imitate.
+    They hold deliberate mistakes; the text after them shows how to continue from a mistake.
+    """
 
     text: str
     detours: tuple[tuple[int, int], ...] = ()
 
 
 class Script(Protocol):
-    """A scripted player: a function of its own draws and its seat's view, so it can be copied,
-    forked and asked again."""
+    """A scripted player: a pure function of its seed and its seat's view.
+
+    It can therefore be copied, forked and called again with the same result.
+    """
 
     @property
     def seed(self) -> int: ...
 
     def act(self, view: Any) -> str:
-        """The next move as text. The view must be of the seat to move."""
+        """The next move as text. `view` must belong to the seat to move."""
         ...
 
     def lesson(self, view: Any) -> Lesson:
-        """The same move as a teacher shows it."""
+        """The same move as an example to imitate."""
         ...
 
     def reseeded(self, seed: int) -> Script:
-        """The same player with other draws."""
+        """The same player with another seed."""
         ...

@@ -1,6 +1,6 @@
-"""Rows of a data file, parquet or JSON lines, one at a time. Knows no game.
+"""Reads the rows of a data file, parquet or JSON lines, one at a time. Knows no game.
 
-Every mistake in a file is a ValueError that names the file and its line or row.
+Every defect of a file raises a ValueError that names the file and, where possible, the line or row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-# Far above any file of instances; what lies beyond would only fill the memory.
+# Limits far above any real file of instances. They keep a broken file from filling the memory.
 MAX_FILE_BYTES = 4 * 2**30
 MAX_LINE_BYTES = 16 * 2**20
 MAX_ROWS = 2_000_000
@@ -24,11 +24,13 @@ _BATCH_ROWS = 256
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a .parquet or .jsonl file, each after its place for error messages.
+    """Yield (place, row) for each row of a .parquet or .jsonl file.
+
+    `place` names the file and the row (from 0) or line (from 1), for error messages.
 
     Raises:
-        ValueError: for another ending, a file that is damaged or far too large, or a line that is
-            no JSON object; names the file and, where there is one, the line.
+        ValueError: for another file type, a file that is damaged or too large, or a line that is
+            not a JSON object. An error in a line names the line.
         OSError: when the file cannot be opened.
     """
     if path.suffix == ".parquet":
@@ -39,10 +41,11 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a .jsonl file, one a line.
+    """Yield the JSON objects of a .jsonl file, one per line.
 
     Raises:
-        ValueError: names the file and the line (from 1) that is no JSON object, or too long.
+        ValueError: for a line that is not a JSON object or is too long; names the file and the line
+            (from 1). Also for a file with more than `MAX_ROWS` lines or `MAX_FILE_BYTES` bytes.
         OSError: when the file cannot be opened.
     """
     with _opened(Path(path)) as file:
@@ -60,16 +63,17 @@ def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
             except ValueError as error:
                 raise ValueError(f"{place}: {error}") from None
             if not isinstance(record, dict):
-                raise ValueError(f"{place}: no JSON object, got {short(record)}")
+                raise ValueError(f"{place}: not a JSON object, got {short(record)}")
             yield record
 
 
 def parse_json(content: bytes | str) -> Any:
-    """The value of a JSON text whose numbers are finite, whose texts are whole Unicode and whose
-    lists and objects are at most `MAX_DEPTH` deep.
+    """The value of a JSON text.
+
+    Numbers must be finite, strings valid Unicode, and nesting at most `MAX_DEPTH` levels.
 
     Raises:
-        ValueError: says what is wrong, in one line.
+        ValueError: for any other text; the message is one line.
     """
     try:
         text = content if isinstance(content, str) else content.decode("utf-8")
@@ -78,11 +82,11 @@ def parse_json(content: bytes | str) -> Any:
     try:
         value = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON ({error})") from None
+        raise ValueError(f"not valid JSON ({error})") from None
     layer, depth = [value], 0
     while layer := [item for item in layer if isinstance(item, dict | list | str)]:
         if depth > MAX_DEPTH:
-            raise ValueError(f"no JSON that is read here (more than {MAX_DEPTH} levels deep)")
+            raise ValueError(f"JSON must be at most {MAX_DEPTH} levels deep")
         inner: list[Any] = []
         for item in layer:
             if isinstance(item, str):
@@ -106,11 +110,11 @@ def _check_unicode(text: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise ValueError("a text must be whole Unicode, got half of a surrogate pair") from None
+        raise ValueError("a string must be valid Unicode, got half of a surrogate pair") from None
 
 
 def _opened(path: Path) -> BinaryIO:
-    """The file, open for reading, where it is no larger than `MAX_FILE_BYTES`."""
+    """Open a file for reading. Raises ValueError if it is larger than `MAX_FILE_BYTES`."""
     num_bytes = path.stat().st_size
     if num_bytes > MAX_FILE_BYTES:
         raise ValueError(f"{path} must have at most {MAX_FILE_BYTES:,} bytes, got {num_bytes:,}")
@@ -126,7 +130,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 rows, batch_bytes = next(batches)
             except StopIteration:
                 return
-            # What pyarrow and its conversions raise for a damaged file is any of these.
+            # pyarrow and its conversions can raise any of these for a damaged file.
             except (
                 pa.ArrowException,
                 OSError,
@@ -137,11 +141,12 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 MemoryError,
             ) as error:
                 why = " ".join(str(error).split())[:200]
-                raise ValueError(f"{path}: no parquet file that can be read ({why})") from None
+                raise ValueError(f"{path}: not a readable parquet file ({why})") from None
             num_bytes += batch_bytes
             if number + len(rows) > MAX_ROWS or num_bytes > MAX_FILE_BYTES:
                 raise ValueError(
-                    f"{path} must have at most {MAX_ROWS:,} rows of {MAX_FILE_BYTES:,} bytes in all"
+                    f"{path} must have at most {MAX_ROWS:,} rows and {MAX_FILE_BYTES:,} bytes "
+                    "of data"
                 )
             for row in rows:
                 yield f"{path} row {number}", row
@@ -149,7 +154,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _parquet_batches(opened: BinaryIO) -> Iterator[tuple[list[dict[str, Any]], int]]:
-    """Rows as dicts and their bytes in memory, some hundred at a time, checksums compared."""
+    """Yield batches of rows as dicts, with their size in bytes. Page checksums are verified."""
     with pq.ParquetFile(opened, page_checksum_verification=True) as file:
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
             yield batch.to_pylist(), batch.nbytes

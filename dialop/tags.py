@@ -1,5 +1,7 @@
-"""A move's outer form: a `[tag]` in front of its content, and another player's free text as lines
-that no game writes. Knows no game and no meaning of a tag.
+"""The outer form of a move: a `[tag]`, then its content. Knows no game and no meaning of a tag.
+
+Also quotes a player's free text for the other seat, indented so that no line of it can be mistaken
+for a line that the game wrote.
 """
 
 from __future__ import annotations
@@ -13,10 +15,7 @@ INDENT = "  "
 
 
 def split_move(text: str) -> tuple[str, str] | None:
-    """The lower-case tag at the start of a move and its stripped content, None without a tag.
-
-    Content keeps its lines whole.
-    """
+    """The lower-case tag at the start of a move and its stripped content, None without a tag."""
     match = _TAG.match(text)
     if match is None:
         return None
@@ -26,12 +25,12 @@ def split_move(text: str) -> tuple[str, str] | None:
 def drop_reasoning(text: str, tags: tuple[str, ...]) -> str:
     """A move without the private text before its tag.
 
-    That is everything up to the last `</think>`, then everything before the first line that
-    starts with one of `tags`. A text without such a line is returned from there on, unshortened.
+    Drops everything up to the last `</think>`, then everything before the first line that starts
+    with one of `tags`. If no line does, all text after `</think>` is kept.
     """
     text = text.rpartition(_THINK_END)[2]
-    found = _line_start(tags).search(text)
-    return text[found.start() :] if found else text
+    match = _line_start(tags).search(text)
+    return text[match.start() :] if match else text
 
 
 @lru_cache(maxsize=16)
@@ -41,18 +40,22 @@ def _line_start(tags: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def indent_further(text: str) -> str:
-    """A player's text with every line after the first indented; any Unicode line break ends a
-    line. No text of a game has an indented line, so only the first line can be read as one, and
-    the caller writes what stands before it."""
+    """A player's text with every line after the first indented. Any Unicode line break counts.
+
+    Games never write an indented line, so only the first line could be mistaken for one of theirs.
+    The caller puts its own text before that line.
+    """
     return f"\n{INDENT}".join(text.splitlines())
 
 
 def indent_lookalikes(text: str, words: tuple[str, ...]) -> str:
-    """A player's text with those lines indented that could be read as a game's own: lines that
-    begin with a bracket or with one of `words`, in any case, behind whatever is no letter or digit.
-    Every line break becomes a newline; all other lines stay as they are."""
-    begins = _lookalike(words)
-    return "\n".join(INDENT + line if begins.match(line) else line for line in text.splitlines())
+    """A player's text in which each line that looks like the game's own is indented.
+
+    Such a line begins, after any characters that are not letters or digits, with a bracket or with
+    one of `words` (case ignored). Every line break becomes a newline. Other lines stay unchanged.
+    """
+    pattern = _lookalike(words)
+    return "\n".join(INDENT + line if pattern.match(line) else line for line in text.splitlines())
 
 
 @lru_cache(maxsize=16)

@@ -1,4 +1,4 @@
-"""The working folder of one grading: how much an answer may leave there, and its removal."""
+"""The working folder of one grading: limits on what an answer may write there, and its removal."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-# The most that all files of one answer hold, in bytes, in number, and in folders within folders.
+# Limits on all files of one answer together: bytes, number of files, depth of folders.
 MAX_BYTES = 64 * 2**20
 MAX_FILES = 4096
 _MAX_DEPTH = 64
 
 
 def empty(folder: str) -> None:
-    """Remove all that an answer has left, however deep, in time that grows with its number.
+    """Remove everything in `folder`, at any depth, in time linear in the number of entries.
 
-    Nobody else may write there any more. The working folder is `folder` afterwards.
+    No other process may still write there. Afterwards `folder` is the current directory.
     """
     os.chdir(folder)
     above: list[str] = []
@@ -41,8 +41,7 @@ def empty(folder: str) -> None:
 
 
 def is_full(folder: str) -> bool:
-    """Whether the files under `folder` are more, deeper, or larger together than an answer may
-    leave."""
+    """Whether the files under `folder` exceed a limit: in number, depth or total size."""
     num_files, num_bytes, left = 0, 0, [(folder, 0)]
     while left:
         path, depth = left.pop()

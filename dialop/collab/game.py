@@ -1,8 +1,9 @@
-"""The rules of a collaboration: plain messages by turns, the assistant's `[answer]` or the user's
-`[end]` ends it, the answer is graded.
+"""The rules of a collaboration.
 
-The request has been made before the first move, so the assistant (seat 1) begins; the user (seat 0)
-knows the goal. Both earn the grade in [0, 1], 0 without an answer. Knows no tokens or turn limits.
+The user (seat 0) knows the goal and has made a request before the first move, so the assistant
+(seat 1) moves first. They exchange plain messages until the assistant's `[answer]` or the user's
+`[end]`. Both seats' reward is the answer's grade in [0, 1], 0 without an answer. Knows no tokens or
+turn limits.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _THINK_END = "</think>"
 
 @dataclass(slots=True)
 class _Play:
-    """What changes while a game is played."""
+    """The state that changes during play."""
 
     log: list[Said] = field(default_factory=list)
     to_move: int | None = ASSISTANT
@@ -56,7 +57,7 @@ class CollabGame(Game):
         self.instance = instance
         self.options = options
         self._play = _Play()
-        self._num_opening = 0  # moves made before this object existed: the prompts tell them
+        self._num_opening = 0  # moves made before a restore, which the prompts include
 
     @property
     def seat_to_move(self) -> int | None:
@@ -64,7 +65,7 @@ class CollabGame(Game):
         return self._play.to_move
 
     def prompt(self, seat: int) -> Prompt:
-        """The user's: its role and the goal; the assistant's: its role and the request."""
+        """The user reads its role and the goal; the assistant reads its role and the request."""
         inst, brief = self.instance, self.options.brief
         if _checked(seat) == USER:
             system = "" if brief else texts.user_rules()
@@ -78,8 +79,7 @@ class CollabGame(Game):
         return Prompt(system, user)
 
     def step(self, seat: int, text: str) -> Step:
-        """Try a move; a refused one is told to the mover alone and changes nothing but the error
-        count."""
+        """Try a move. A refused one changes only the error count and is reported to the mover."""
         play = self._play
         try:
             said = self._read(_checked(seat), text)
@@ -91,11 +91,12 @@ class CollabGame(Game):
         play.log.append(said)
         play.num_errors_this_turn = 0
         play.to_move = 1 - seat if said.kind == "message" else None
-        heard = texts.heard(said)
-        return Step(seat, said.kind, None, None, ("", heard) if seat == USER else (heard, ""))
+        observation = texts.partner_text(said)
+        observations = ("", observation) if seat == USER else (observation, "")
+        return Step(seat, said.kind, None, None, observations)
 
     def clone(self) -> Self:
-        """An independent copy; the instance and what was said are shared."""
+        """An independent copy; the instance and the immutable moves are shared."""
         twin = copy.copy(self)
         twin._play = copy.copy(self._play)
         twin._play.log = list(self._play.log)
@@ -117,17 +118,19 @@ class CollabGame(Game):
         )
 
     def outcome(self) -> Outcome:
-        """The answer's grade in [0, 1]; `facts` count the messages and words of either seat, and
-        mark by rubric how well the assistant drew the goal out."""
+        """The outcome, with the answer's grade in [0, 1] as score.
+
+        `facts` holds the number of moves and words of each seat, and `grading.interactivity`.
+        """
         log = self._play.log
         answers = [said.text for said in log if said.kind == ANSWER]
         wall = self.options.code_wall
         score = grade(self.instance, answers[0], code_wall=wall) if answers else 0.0
         facts = {"interactivity": interactivity(log)}
         for seat, name in ((USER, "user"), (ASSISTANT, "assistant")):
-            own = [said.text for said in log if said.seat == seat]
-            facts[f"{name}_moves"] = float(len(own))
-            facts[f"{name}_words"] = float(sum(len(text.split()) for text in own))
+            moves = [said.text for said in log if said.seat == seat]
+            facts[f"{name}_moves"] = float(len(moves))
+            facts[f"{name}_words"] = float(sum(len(text.split()) for text in moves))
         over = self._play.to_move is None
         return Outcome(over, bool(answers), score, score, (score, score), facts)
 
@@ -142,7 +145,7 @@ class CollabGame(Game):
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        """The game that `state()` described; its past moves enter its prompts."""
+        """The game that `state()` described. Its prompts include the moves made so far."""
         if state.get("game") != "collab":
             raise ValueError(f'state["game"] must be "collab", got {state.get("game")!r}')
         game = cls(instance_from_dict(state["instance"]), CollabOptions(**state["options"]))
@@ -154,10 +157,10 @@ class CollabGame(Game):
         return game
 
     def _read(self, seat: int, text: str) -> Said:
-        """The legal move that a seat's text stands for; raises PlayerError.
+        """Parse a seat's text as a legal move. Raises PlayerError for any other text.
 
-        A line that starts with a closing tag ends the game with all that follows it; the lines
-        before it are thinking aloud and are not kept. Any other text is a message.
+        A line that starts with a closing tag ends the game. The text after the tag is the move's
+        content; the lines before it are reasoning and are dropped. Any other text is a message.
         """
         play = self._play
         if play.to_move is None:
@@ -170,12 +173,12 @@ class CollabGame(Game):
         if closing is not None:
             kind, content = closing[1].lower(), text[closing.end() :].strip()
             if _OWNER[kind] != seat:
-                mine = END if seat == USER else ANSWER
-                raise PlayerError("not_yours", f"only the other can [{kind}]; you can [{mine}]")
+                valid = END if seat == USER else ANSWER
+                raise PlayerError("not_yours", f"only the other can [{kind}]; you can [{valid}]")
             if kind == ANSWER and not content:
                 raise PlayerError("empty", "nothing after [answer]")
             return Said(seat, cast(Kind, kind), content)
-        # The tag of the other games' messages is welcome and means nothing here.
+        # Other games need a [message] tag. Here it is allowed and has no effect.
         split = split_move(text)
         content = split[1] if split is not None and split[0] == "message" else text.strip()
         if not content:

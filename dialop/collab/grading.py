@@ -1,6 +1,6 @@
-"""What an answer is worth, in [0, 1]: equality of numbers, closeness of texts, tests that pass.
+"""Grades answers in [0, 1]: equality of numbers, similarity of texts, or passing tests.
 
-Pure functions of instance and answer. Only the code metric runs anything (`sandbox`).
+Grades are pure functions of instance and answer. Only the grade of code runs anything (`sandbox`).
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ _FENCE = re.compile(r"```[ \t]*(?:(?:python|py)[ \t]*)?\n(.*?)```", re.DOTALL | 
 _BOXED = re.compile(r"\\boxed\s*\{")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}")
 _SHORT_FRACTION = re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)")
-# What LaTeX and prose put around a value without changing it.
+# LaTeX and text around a value that does not change it.
 _DECORATION = re.compile(
     r"\\(?:left|right|displaystyle|[,;!: $])|\\(?:text|mbox)\s*\{[^{}]*\}"
     r"|\^\s*(?:\{\s*)?\\circ\s*\}?|[$\s]"
 )
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d{1,3})?", re.IGNORECASE)
-_MAX_DIGITS = 400  # longer "numbers" are no answers, and arithmetic on them only costs time
+_MAX_DIGITS = 400  # no real answer is longer, and arithmetic on longer numbers is slow
 
 
 @lru_cache(maxsize=4096)
 def grade(instance: CollabInstance, answer: str, *, code_wall: str = "auto") -> float:
-    """The answer's grade; the same answer to the same instance is graded once.
+    """The answer's grade in [0, 1]. Cached, so equal answers to an instance are graded once.
 
-    Raises sandbox.NoWall for code where the wall does not stand.
+    Raises:
+        sandbox.NoWall: for a code task, if the sandbox's wall is not available.
     """
     if instance.task == "math":
         return float(equal_values(answer, instance.target))
@@ -55,15 +56,16 @@ def grade(instance: CollabInstance, answer: str, *, code_wall: str = "auto") -> 
 
 
 def equal_values(answer: str, target: str) -> bool:
-    """Whether two answers are the same value: as numbers within 1e-6 of the larger, else as texts
-    without decoration (LaTeX spacing, dollar signs, thousands' commas, a final dot, case).
+    """Whether two answers have the same value.
 
-    A `\\boxed{...}` in either stands for the whole, as in published solutions.
+    Numbers are equal within a relative tolerance of 1e-6. Other texts must be equal after removing
+    decoration (LaTeX spacing, dollar signs, thousands separators, a final dot, case). If a text
+    contains `\\boxed{...}`, as published solutions do, only the content of the box counts.
     """
     one, other = _normal(answer), _normal(target)
     if "=" not in other:  # "x = 5" answers 5
         one = one.rpartition("=")[2]
-    if one.removesuffix("%") == other.removesuffix("%"):  # both 50 and 50 % are said of a half
+    if one.removesuffix("%") == other.removesuffix("%"):  # 50 and 50 % are both used for a half
         return bool(one)
     numbers = _number(one), _number(other)
     if None in numbers:
@@ -74,45 +76,45 @@ def equal_values(answer: str, target: str) -> bool:
 
 
 def interactivity(log: Sequence[Said]) -> float:
-    """A rubric in [0, 1] for how well the assistant drew the goal out: the share of its messages
-    that ask something and get something out of the user; 0 without a message.
+    """The share of the assistant's messages that ask a question and get information in reply.
 
-    A reply that only says that the user has nothing to say gets nothing out.
+    In [0, 1]; 0 without a message. A reply that is one of `EMPTY_REPLIES` holds no information.
     """
-    asked = [place for place, said in enumerate(log) if (said.seat, said.kind) == MESSAGE]
-    drawn = [
-        place
-        for place in asked
-        if "?" in log[place].text
-        and place + 1 < len(log)
-        and log[place + 1].kind == "message"
-        and log[place + 1].text not in EMPTY_REPLIES
+    messages = [index for index, said in enumerate(log) if (said.seat, said.kind) == MESSAGE]
+    informative = [
+        index
+        for index in messages
+        if "?" in log[index].text
+        and index + 1 < len(log)
+        and log[index + 1].kind == "message"
+        and log[index + 1].text not in EMPTY_REPLIES
     ]
-    return len(drawn) / max(1, len(asked))
+    return len(informative) / max(1, len(messages))
 
 
 def bleu(text: str, reference: str) -> float:
-    """How close a text is to a reference, in [0, 1]: sentence BLEU on lower-case words.
+    """The similarity of a text to a reference, in [0, 1]: sentence BLEU on lower-case words.
 
     The geometric mean of the clipped precisions of 1- to 4-grams, times the brevity penalty
-    min(1, exp(1 - |reference| / |text|)) (Papineni et al., ACL 2002, eq. 1-3). Orders above one
-    count one more match and one more n-gram, so that a short text is not worth 0 for want of a
-    4-gram (Lin and Och, COLING 2004); a text is compared up to its reference's longest order.
+    min(1, exp(1 - |reference| / |text|)) (Papineni et al., ACL 2002, eq. 1-3). For orders above
+    one, 1 is added to the matches and to the n-grams, so that a text without a matching 4-gram does
+    not score 0 (Lin and Och, COLING 2004). A reference of fewer than four words limits the order.
     """
-    words, wanted = _words(text), _words(reference)
-    if not words or not wanted:
+    words, reference_words = _words(text), _words(reference)
+    if not words or not reference_words:
         return 0.0
     log_sum = 0.0
-    max_order = min(_MAX_ORDER, len(wanted))
+    max_order = min(_MAX_ORDER, len(reference_words))
     for order in range(1, max_order + 1):
-        said, there = _ngrams(words, order), _ngrams(wanted, order)
-        num_matches = sum(min(count, there[ngram]) for ngram, count in said.items())
-        more = int(order > 1)
-        num_matches, num_said = num_matches + more, max(0, len(words) - order + 1) + more
+        ngrams, reference_ngrams = _ngrams(words, order), _ngrams(reference_words, order)
+        num_matches = sum(min(count, reference_ngrams[ngram]) for ngram, count in ngrams.items())
+        smoothing = int(order > 1)
+        num_matches += smoothing
+        num_ngrams = max(0, len(words) - order + 1) + smoothing
         if num_matches == 0:
             return 0.0
-        log_sum += math.log(num_matches / num_said)
-    penalty = min(1.0, math.exp(1 - len(wanted) / len(words)))
+        log_sum += math.log(num_matches / num_ngrams)
+    penalty = min(1.0, math.exp(1 - len(reference_words) / len(words)))
     return penalty * math.exp(log_sum / max_order)
 
 
@@ -135,17 +137,17 @@ def _normal(text: str) -> str:
 
 
 def _braced(text: str, start: int) -> str:
-    """What stands before the brace that closes the one opened just before `start`."""
+    """The text from `start` up to the brace that closes the one just before `start`."""
     depth = 1
-    for place in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
+    for index in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[index], 0)
         if depth == 0:
-            return text[start:place]
+            return text[start:index]
     return text[start:]
 
 
 def _number(text: str) -> Fraction | None:
-    """A plain number, a fraction of two or a percentage; None for anything else."""
+    """The value of a plain number, a fraction or a percentage; None for any other text."""
     if len(text) > _MAX_DIGITS:
         return None
     share = text.removesuffix("%")

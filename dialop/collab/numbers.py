@@ -1,7 +1,7 @@
-"""Drawn instances: "Add 3 to my number.", where only the user knows the number.
+"""Generated instances: "Add 3 to my number.", where only the user knows the number.
 
-Each is a pure function of (seed, index). Guessing an answer is right about once in `max_value`
-times, asking for the number makes it certain: the smallest task in which asking pays.
+Each is a pure function of (seed, index). A guess is right about once in `max_value` times; an
+assistant that asks for the number is always right. It is the smallest task in which asking pays.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from dialop.collab.task import CollabInstance
 
 HIDDEN = "My number is {}."
 REQUESTS = ("Add {} to my number.", "Take {} from my number.")
-# No longer numbers: what a model says has any length, and Python refuses to read very long ones.
+# Longer numbers are not read: a model can write any length, and Python refuses very long numbers.
 _ADD = re.compile(r"Add (\d{1,18}) to my number\.")
 _TAKE = re.compile(r"Take (\d{1,18}) from my number\.")
 _HIDDEN = re.compile(r"My number is (-?\d{1,18})\.")
 
 
 def hidden_number(*, seed: int, index: int, max_value: int) -> CollabInstance:
-    """Instance `index` of a stream; both numbers lie below `max_value`, the known one above 0."""
+    """Instance `index` of a stream. The hidden number is 0 or more, the known one 1 or more, and
+    both are below `max_value`."""
     draw = random.Random(f"hidden number {seed} {index}")
     request = draw.choice(REQUESTS).format(draw.randrange(1, max_value))
     fact = HIDDEN.format(draw.randrange(max_value))
@@ -36,7 +37,7 @@ def hidden_number(*, seed: int, index: int, max_value: int) -> CollabInstance:
 
 
 def change(request: str) -> int | None:
-    """What the request adds to the hidden number, None for a request of another kind."""
+    """The number that the request adds to the hidden one; None for a request of another kind."""
     if match := _ADD.search(request):
         return int(match[1])
     if match := _TAKE.search(request):
@@ -45,12 +46,12 @@ def change(request: str) -> int | None:
 
 
 def solve(request: str, told: str) -> int | None:
-    """The answer as far as the texts give it, None while the number is not told."""
+    """The answer, or None if the request is of another kind or `told` does not state the number."""
     by, number = change(request), _HIDDEN.search(told)
     return None if by is None or number is None else int(number[1]) + by
 
 
 def phrases() -> list[str]:
-    """What the requests and the fact repeat as units."""
+    """The fixed phrases of the requests and the fact, which a tokenizer can make single tokens."""
     parts = [part for text in (HIDDEN, *REQUESTS) for part in text.split("{}")]
     return [part for part in parts if len(part) > 1]

@@ -1,8 +1,8 @@
-"""Plain values as JSON and back: what may cross between an answer and its tests.
+"""Converts plain values to JSON and back. Only plain values pass between an answer and its tests.
 
-A value is plain when its exact type is in the tables below; a value of a type derived from one
-crosses as its base. Reading builds nothing but such types, whatever the text says, and looks no
-name up, so the reader need not trust the writer. numpy's and pandas' values cross as their data.
+A value is plain if its exact type is in the tables below. A value of a derived type is sent as its
+base type, and numpy and pandas values as their data. Loading builds only these types, whatever the
+JSON holds, and looks up no names, so the reader need not trust the writer.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any, cast
 from uuid import UUID
 
 Json = Any
-# What is done with a value that is not plain, and with the JSON that this made of it.
+# Converts a value that is not plain.
 Other = Callable[[Any], Json]
 
 _MAX_INT = 2**63
-# Name: exact type, its parts, and a value from the parts.
+# Name: exact type, function from a value to its parts, function from the parts to a value.
 _KINDS: dict[str, tuple[type, Callable[[Any], list[Any]], Callable[..., Any]]] = {
     "tuple": (tuple, list, lambda *parts: tuple(parts)),
     "set": (set, list, lambda *parts: set(parts)),
@@ -62,10 +62,10 @@ _EXTENSION = re.compile(r"[\w\[\], :/+-]{1,60}")
 
 
 def dump(value: Any, other: Other, *, derived_from: str = "") -> Json:
-    """The JSON value of a plain value; what `other` makes of any other.
+    """Convert a value to JSON. Values that are not plain are passed to `other`.
 
-    Values whose class was defined in the module `derived_from` are not plain, whatever they derive
-    from.
+    A value whose class is defined in the module `derived_from` is never plain, whatever its base
+    class is.
     """
 
     def go(value: Any) -> Json:
@@ -97,10 +97,10 @@ def dump(value: Any, other: Other, *, derived_from: str = "") -> Json:
 
 
 def load(data: Json, other: Callable[[str, Any], Any]) -> Any:
-    """The value that `dump` was given; `other(name, what)` for what is not plain.
+    """The value that `dump` converted. Values that are not plain come from `other(name, what)`.
 
     Raises:
-        ValueError, TypeError, OverflowError, ArithmeticError: for what `dump` does not write.
+        ValueError, TypeError, OverflowError, ArithmeticError: for JSON that `dump` does not write.
     """
 
     def go(data: Json) -> Any:
@@ -114,7 +114,7 @@ def load(data: Json, other: Callable[[str, Any], Any]) -> Any:
         if name in _KINDS:
             return _KINDS[name][2](*[go(part) for part in parts])
         if name == "namedtuple":
-            # Its fields are attributes, so they are plain values alone and no functions.
+            # Fields are attributes of the result, so they must be plain: no functions.
             title, fields, values = parts
             made = namedtuple(str(title), [str(field) for field in fields])  # type: ignore[misc]
             return made(*[load(value, _refused) for value in values])
@@ -135,7 +135,7 @@ def _dump_numpy(value: Any, go: Callable[[Any], Json], other: Other) -> Json:
         return {"scalar": [value.dtype.str, _packed(np.asarray(value))]}
     if not isinstance(value, np.ndarray):
         return other(value)
-    whole = np.asarray(value)  # a subclass crosses as its data
+    whole = np.asarray(value)  # a subclass is sent as its data
     shape = [int(size) for size in whole.shape]
     if whole.dtype == object:
         return {"objects": [shape, [go(part) for part in whole.ravel()]]}

@@ -1,10 +1,10 @@
-"""Rows of the published CollabLLM data sets as instances.
+"""Converts rows of the published CollabLLM data sets to instances.
 
-Two shapes are read. Multi-turn rows: `prompt` is the conversation so far (a list of messages with
-role and content), `single_turn_prompt` the whole task, `single_turn_completion` its solution,
-`single_turn_metadata` more about it; several rows may come from one task. Single-turn rows:
-`prompt` is the whole task, `completion` its solution, `metadata` or other columns more about it.
-Source of the schema: the data sets at huggingface.co/collabllm and the project's repository.
+Two row formats are supported. Multi-turn rows have `prompt`, the conversation so far (a list of
+messages with role and content), `single_turn_prompt`, the full task, `single_turn_completion`, its
+solution, and `single_turn_metadata`; several rows may come from one task. Single-turn rows have
+`prompt`, the full task, `completion`, its solution, and `metadata` or more columns. Source of the
+schema: the data sets at huggingface.co/collabllm and the project's repository.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rows = Iterable[tuple[str, Mapping[str, Any]]]
 
 _BOXED = re.compile(r"\\boxed\s*\{")
 _NUMBER = re.compile(r"[-+]?\d[\d,./ ]*%?")
-# What the assistant reads where a row has no first message of a user: nothing about the task.
+# The request if a row has no user message. It reveals nothing about the task.
 _REQUESTS: dict[Task, str] = {
     "math": "Can you help me solve a problem?",
     "writing": "Can you help me write something?",
@@ -30,23 +30,23 @@ _REQUESTS: dict[Task, str] = {
 
 
 def instances_of(rows: Rows, *, name: str, task: Task | None = None) -> list[CollabInstance]:
-    """One instance a task, in the order of the rows; `rows` come with their place for errors.
+    """One instance per task, in the order of the rows. Each row comes with its place, for errors.
 
-    The task's kind is `task`, else the metadata's "task", else code where there are tests, math
-    where the solution is a number or has a `\\boxed{}`, and writing otherwise. Keys are `name` and
-    a count.
+    The kind of task is `task` if given, else the metadata's "task". Otherwise it is code if the row
+    has tests, math if the solution is a number or has a `\\boxed{}`, and writing in all other
+    cases. Keys are `name` and a count.
 
     Raises:
-        ValueError: names the place of a row that has neither shape.
+        ValueError: for a row in neither format; names its place.
     """
-    found: dict[str, CollabInstance] = {}
+    by_goal: dict[str, CollabInstance] = {}
     for place, row in rows:
         try:
-            instance = _instance(row, key=f"{name}/{len(found)}", task=task)
+            instance = _instance(row, key=f"{name}/{len(by_goal)}", task=task)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
-        found.setdefault(instance.goal, instance)
-    return list(found.values())
+        by_goal.setdefault(instance.goal, instance)
+    return list(by_goal.values())
 
 
 def _instance(row: Mapping[str, Any], *, key: str, task: Task | None) -> CollabInstance:
@@ -64,7 +64,7 @@ def _instance(row: Mapping[str, Any], *, key: str, task: Task | None) -> CollabI
             "a row needs single_turn_prompt and single_turn_completion, or prompt and completion "
             f"as texts, got the columns {', '.join(sorted(row))[:200] or 'none'}"
         )
-    if solution.lstrip().startswith("{"):  # coding sets keep the solution and its tests together
+    if solution.lstrip().startswith("{"):  # code data sets pack the solution with its tests
         packed = _json_object(solution)
         if "answer" in packed:
             more, solution = {**packed, **more}, _plain(packed, "answer")
@@ -81,32 +81,32 @@ def _instance(row: Mapping[str, Any], *, key: str, task: Task | None) -> CollabI
 
 
 def _kind(more: Mapping[str, Any], solution: str) -> Task:
-    said = more.get("task")
-    if said is not None:
-        if said not in TASKS:
-            raise ValueError(f"task must be one of {', '.join(TASKS)}, got {short(said)}")
-        return cast(Task, said)
+    task = more.get("task")
+    if task is not None:
+        if task not in TASKS:
+            raise ValueError(f"task must be one of {', '.join(TASKS)}, got {short(task)}")
+        return cast(Task, task)
     if more.get("test"):
         return "code"
     return "math" if _BOXED.search(solution) or _is_number(solution) else "writing"
 
 
 def _is_number(text: str) -> bool:
-    """Whether a text is a number alone, with dollar signs or a percent sign around it or not."""
+    """Whether a text is only a number, possibly with dollar signs or a percent sign."""
     bare = text.strip().removeprefix("$").removesuffix("$").strip()
     return _NUMBER.fullmatch(bare) is not None
 
 
 def _first_request(prompt: Any) -> str:
-    """The first user message of a conversation, "" where there is none."""
+    """The first user message of a conversation, "" if there is none."""
     if isinstance(prompt, str) or prompt is None:
         return prompt or ""
     if not isinstance(prompt, list) or not all(isinstance(m, Mapping) for m in prompt):
         raise ValueError("prompt must be a list of messages with role and content")
-    said = [message.get("content") for message in prompt if message.get("role") == "user"]
-    if said and not isinstance(said[0], str):
-        raise ValueError(f"a message's content must be text, got {type(said[0]).__name__}")
-    return said[0].strip() if said else ""
+    contents = [message.get("content") for message in prompt if message.get("role") == "user"]
+    if contents and not isinstance(contents[0], str):
+        raise ValueError(f"a message's content must be text, got {type(contents[0]).__name__}")
+    return contents[0].strip() if contents else ""
 
 
 def _text(row: Mapping[str, Any], name: str) -> str:
@@ -118,7 +118,7 @@ def _text(row: Mapping[str, Any], name: str) -> str:
 
 
 def _plain(more: Mapping[str, Any], name: str) -> str:
-    """A text or number as text, "" where there is none."""
+    """A text or number as text, "" if there is none."""
     value = more.get(name)
     if value is None:
         return ""
@@ -128,21 +128,21 @@ def _plain(more: Mapping[str, Any], name: str) -> str:
 
 
 def _metadata(value: Any, name: str) -> dict[str, Any]:
-    """Metadata as an object, which parquet files also keep as JSON text."""
+    """Metadata as a dict. Some files store it as JSON text."""
     if value is None or value == "":
         return {}
     if isinstance(value, str):
-        found = _json_object(value)
-        if not found and value.strip() != "{}":
+        metadata = _json_object(value)
+        if not metadata and value.strip() != "{}":
             raise ValueError(f"{name} must be an object or its JSON, got {value[:40]!r}")
-        return found
+        return metadata
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} must be an object, got {type(value).__name__}")
     return dict(value)
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    """The object that a text is the JSON of; {} for any other text."""
+    """The object in a JSON text; {} for any other text."""
     try:
         value = parse_json(text)
     except ValueError:

@@ -1,10 +1,10 @@
-"""Calls from the tests' process into the answer's, by messages of plain values.
+"""Remote calls from the tests' process into the answer's process, by messages of plain values.
 
-The tests call the answer's functions as if they were here. Arguments and results are copies. A
-function or an iterator stays where it is: the tests can call the one and step the other, and get
-plain values from both. No other object of the answer reaches its tests, so none can speak for
-itself there. The tests' side never trusts what it reads; the answer's side may do to itself what
-it likes.
+Tests call the answer's functions as if they were local. Arguments and results are copies. Functions
+and iterators of the answer stay in its process; tests call them or step them through proxies and
+get plain values back. No other object of the answer reaches the tests, so an answer cannot pass by
+overriding how its objects compare or print. The tests' side trusts nothing that it reads. The
+answer's side needs no protection: it can only harm itself.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from typing import Any, BinaryIO
 
 from dialop.collab.plain import Json, dump, load
 
-ANSWER = "answer"  # the module that the answer's code is run as
+ANSWER = "answer"  # name of the module in which the answer's code runs
 MAX_MESSAGE_BYTES = 32 * 2**20
 _MAX_PRINTED = 2**20
 _ENDS = (StopIteration, StopAsyncIteration, GeneratorExit)
-# Modules whose functions are sent by name, when a test gives one to the answer.
+# Modules whose functions are sent by name when a test passes one to the answer.
 _NAMED = ("builtins", "math", "operator", "_operator")
 
 
 class Gone(Exception):
-    """The other side ended or wrote what is no message."""
+    """The other process ended, or sent an invalid message."""
 
 
 class Pipe:
-    """Messages in JSON over two pipes, each after its length in four bytes."""
+    """JSON messages over two pipes, each preceded by its length in four bytes."""
 
     def __init__(self, reading: int, writing: int) -> None:
         self._reading: BinaryIO = open(reading, "rb")  # noqa: SIM115 - as long as the process
         self._writing: BinaryIO = open(writing, "wb")  # noqa: SIM115
 
     def send(self, message: Json) -> None:
-        """Raises ValueError for a message that is too long."""
+        """Send a message. Raises ValueError if it is too long, Gone if the pipe is closed."""
         data = json.dumps(message).encode()
         if len(data) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a value must be at most {MAX_MESSAGE_BYTES} bytes, got {len(data)}")
@@ -55,7 +55,7 @@ class Pipe:
             raise Gone(str(error)) from None
 
     def receive(self) -> Json:
-        """The next message. Raises Gone where there is none."""
+        """The next message. Raises Gone if there is none or it is invalid."""
         head = self._reading.read(4)
         if len(head) < 4 or (size := struct.unpack("I", head)[0]) > MAX_MESSAGE_BYTES:
             raise Gone("no message")
@@ -66,25 +66,25 @@ class Pipe:
 
 
 class Remote:
-    """A function or an iterator of the answer, as its tests see it; equals nothing but itself."""
+    """Proxy for a function or iterator of the answer, for its tests. Equal only to itself."""
 
     def __init__(self, caller: Caller, place: int) -> None:
         self._caller = caller
         self._place = place
 
     def __bool__(self) -> bool:
-        raise TypeError("what stays with the answer is neither true nor false to its tests")
+        raise TypeError("a function or iterator of the answer has no truth value in its tests")
 
 
 class RemoteFunction(Remote):
-    """Called here, runs there."""
+    """Proxy for a function, which runs in the answer's process."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._caller.ask("call", self._place, args, kwargs)
 
 
 class RemoteIterator(Remote):
-    """Stepped here, runs there."""
+    """Proxy for an iterator, which runs in the answer's process."""
 
     def __iter__(self) -> RemoteIterator:
         return self
@@ -94,7 +94,7 @@ class RemoteIterator(Remote):
 
 
 class Caller:
-    """The tests' side."""
+    """The tests' end of the connection."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
@@ -103,7 +103,7 @@ class Caller:
         self._watch_seeds("random", random)
 
     def _watch_seeds(self, name: str, module: Any) -> None:
-        """Have the answer's generator seeded whenever a test seeds this one."""
+        """Seed the generator in the answer's process too whenever a test seeds this one."""
         seed = module.seed
 
         def seed_both(*args: Any, **kwargs: Any) -> None:
@@ -113,7 +113,7 @@ class Caller:
         module.seed = seed_both
 
     def watch_numpy(self) -> None:
-        """The same for numpy's; for tests that speak of it."""
+        """Do the same for numpy's generator, for tests that use numpy."""
         try:
             module = importlib.import_module("numpy.random")
         except ImportError:
@@ -121,23 +121,23 @@ class Caller:
         self._watch_seeds("numpy.random", module)
 
     def names(self) -> list[str]:
-        """The names that the answer defines, its imports included; after this it has run."""
-        found = self.ask("names")
-        return [name for name in found if type(name) is str]
+        """Run the answer's code and return the names that it defines, including its imports."""
+        names = self.ask("names")
+        return [name for name in names if type(name) is str]
 
     def take(self, name: str) -> Any:
         """The value of a name. Raises LookupError for a module."""
         return self.ask("take", args=(name,))
 
     def ask(self, what: str, place: int | None = None, args: Any = (), kwargs: Any = None) -> Any:
-        """What the answer's side says; raises what it raises."""
+        """Send a request and return its result. Raises what the request raises there."""
         seeds, self._seeds = self._seeds, []
         self._pipe.send([what, place, self._dump([list(args), kwargs or {}]), seeds])
         while True:
             message = self._pipe.receive()
             try:
                 kind, value, printed = message
-                if kind == "function":  # one of the tests', given to the answer
+                if kind == "function":  # the answer calls a function that a test passed to it
                     number, given = value
                     self._reply(self._functions[number], self._load(given))
                     continue
@@ -148,14 +148,14 @@ class Caller:
                 raised = self._exception(*value)
             except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
                 raise Gone(f"no message: {error}") from None
-            # Anywhere else it would end a loop of the tests early.
+            # Outside `next`, such an exception would silently end a loop in the tests.
             raise raised if what == "next" or not isinstance(raised, _ENDS) else RuntimeError()
 
     def _reply(self, function: Callable[..., Any], given: Any) -> None:
         args, kwargs = given
         try:
             answer = ["value", self._dump(function(*args, **kwargs)), ""]
-        except Exception as error:  # noqa: BLE001 - the tests' own, which the answer may catch
+        except Exception as error:  # noqa: BLE001 - raised by a test's function; answer may catch it
             answer = ["error", _raised(error, self._dump), ""]
         self._pipe.send(answer)
 
@@ -170,7 +170,7 @@ class Caller:
         if isinstance(value, types.FunctionType | types.MethodType):
             self._functions.append(value)
             return {"function": len(self._functions) - 1}
-        raise TypeError(f"a test cannot give an answer a {type(value).__name__}")
+        raise TypeError(f"a test cannot pass a {type(value).__name__} to an answer")
 
     def _load(self, data: Json) -> Any:
         return load(data, self._load_other)
@@ -188,9 +188,9 @@ class Caller:
         raise ValueError(f"no kind of value: {name}")
 
     def _exception(self, kinds: Any, args: Any) -> BaseException:
-        """An exception like the answer's: of its first class that is known here without an import.
+        """An exception like the answer's, of its first class that is already imported here.
 
-        Those by which a test says that it is skipped or stopped are not the answer's to raise.
+        unittest's exceptions are left out, so that an answer cannot skip or stop a test.
         """
         for module, name in kinds:
             known = getattr(sys.modules.get(module), name, None)
@@ -202,11 +202,11 @@ class Caller:
             made = known.__new__(known)
             made.args = tuple(self._load(args))
             return made
-        return RuntimeError("the answer raised what is no exception here")
+        return RuntimeError("the answer raised an exception that is unknown to its tests")
 
 
 class Server:
-    """The answer's side; runs its code and does what the tests ask."""
+    """The answer's end of the connection. Runs its code and serves the tests' requests."""
 
     def __init__(self, pipe: Pipe, code: str) -> None:
         self._pipe = pipe
@@ -216,7 +216,7 @@ class Server:
         self._space: dict[str, Any] = {}
 
     def serve(self) -> None:
-        """Until the tests' side is gone. Raises Gone."""
+        """Serve requests until the tests' process ends, then raise Gone."""
         sys.stdout = self._printed
         while True:
             self._answer(self._pipe.receive())
@@ -230,7 +230,7 @@ class Server:
             args, kwargs = self._load(given)
             on = None if place is None else self._objects[place]
             reply = ["value", self._dump(self._do(what, on, args, kwargs))]
-        except Exception as error:  # noqa: BLE001 - whatever the code raises
+        except Exception as error:  # noqa: BLE001 - the answer's code can raise anything
             reply = ["error", _raised(error, self._dump)]
         except SystemExit as error:
             reply = ["error", _raised(error, self._dump)]
@@ -263,7 +263,7 @@ class Server:
             return {"back": value.number}
         kind = "function" if callable(value) else "iterator"
         if kind == "iterator" and not hasattr(value, "__next__"):
-            raise TypeError(f"a {type(value).__name__} is no plain value")
+            raise TypeError(f"a {type(value).__name__} is not a plain value")
         self._objects.append(value)
         return {kind: len(self._objects) - 1}
 
@@ -278,7 +278,7 @@ class Server:
         return _Function(self, what)
 
     def call_back(self, number: int, args: Any, kwargs: Any) -> Any:
-        """What a function of the tests returns."""
+        """Call a function of the tests and return its result."""
         self._pipe.send(["function", [number, self._dump([list(args), kwargs])], ""])
         kind, value, _ = self._pipe.receive()
         if kind == "value":
@@ -291,7 +291,7 @@ class Server:
 
 
 class _Function:
-    """A function of the tests, as the answer sees it."""
+    """Proxy in the answer's process for a function of the tests."""
 
     def __init__(self, server: Server, number: int) -> None:
         self._server = server
@@ -302,9 +302,9 @@ class _Function:
 
 
 def _raised(error: BaseException, write: Callable[[Any], Json]) -> Json:
-    """An exception's classes, the most telling first, and its arguments as plain values."""
+    """An exception's classes, the most specific first, and its arguments as plain values."""
     kinds = [[kind.__module__, kind.__qualname__] for kind in type(error).__mro__[:-1]]
     try:
         return [kinds, write(list(error.args))]
-    except Exception:  # noqa: BLE001 - arguments may be anything, and refuse to be read
+    except Exception:  # noqa: BLE001 - the arguments can be any objects, which may fail to convert
         return [kinds, []]

@@ -1,7 +1,8 @@
-"""Where a code answer meets its tests: two processes behind a wall, plain values between them.
+"""Runs a code answer against its tests, in two processes behind a wall.
 
-Seconds end in `_s`. The answer's process gets the code and the arguments of each call; the tests
-run in another and compare what comes back. docs/collab.md says what the wall stops and what not.
+The answer's process gets the code and the arguments of each call. The tests run in another process
+and compare the results, which are plain values. docs/collab.md lists what the wall stops and what
+it does not. Seconds end in `_s`.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from dialop.collab.sandbox_child import NO_WALL, PASSED
 
 LIMIT_S = 5.0
 MEMORY_BYTES = 2**30
-# Until the processes of a grading stand, which takes long on a busy machine.
+# Time for the processes of a grading to start, which is slow on a busy machine.
 _START_S = 60.0
-# The strongest first. "none" is taken only where it is asked for by name.
+# The strongest wall first. "auto" never selects "none".
 WALLS: tuple[str, ...] = ("namespaces", "landlock")
 CHOICES: tuple[str, ...] = ("auto", *WALLS, "none")
 _ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +34,7 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LC_ALL": "
 
 
 class NoWall(ValueError):
-    """No wall stands on this machine, or not the one that was asked for."""
+    """No wall, or not the requested one, is available on this machine."""
 
 
 def passes(
@@ -47,28 +48,28 @@ def passes(
 ) -> bool:
     """Whether the tests pass on what the code defines.
 
-    Tests are statements that raise (asserts), unittest cases, or a function `check` that takes what
-    `entry_point` names. A run that leaves no verdict (time, memory, a crash, an exit) has failed.
-    `limit_s` counts from when both processes stand.
+    Tests are statements that raise (asserts), unittest cases, or a function `check` that takes the
+    object named `entry_point`. A run without a verdict (out of time or memory, a crash, an exit)
+    has failed. `limit_s` counts from the start of both processes.
 
     Raises:
-        NoWall: the wall, one of `CHOICES`, does not stand here.
+        NoWall: if `wall`, one of `CHOICES`, is not available.
     """
     return _run(
         code,
         tests=f"{entry_point}\n{tests}",
         limit_s=limit_s,
         memory_bytes=memory_bytes,
-        wall=standing(wall),
+        wall=available_wall(wall),
     )
 
 
 @lru_cache(maxsize=len(CHOICES))
-def standing(wall: str = "auto") -> str:
-    """The wall that code is graded behind when the setting is `wall`; tried once a process.
+def available_wall(wall: str = "auto") -> str:
+    """The wall that is used when the setting is `wall`. Tested once per process.
 
     Raises:
-        NoWall: says why none stands, and what to do.
+        NoWall: if none is available; says why and what to do.
     """
     if wall not in CHOICES:
         raise NoWall(f"game.code_wall must be one of {', '.join(CHOICES)}, got {wall!r}")
@@ -85,16 +86,16 @@ def standing(wall: str = "auto") -> str:
             continue
         if works:
             return kind
-        failed.append(f"{kind}: a test that must pass failed behind it")
+        failed.append(f"{kind}: a trivial test failed behind it")
     raise NoWall(
-        f"game.code_wall: no wall to grade code behind ({'; '.join(failed)}). It needs Linux 5.13 "
-        "with user namespaces or Landlock, and libseccomp (apt-get install libseccomp2); 'none' "
-        "grades without a wall"
+        f"game.code_wall: no wall is available to grade code ({'; '.join(failed)}). It needs Linux "
+        "5.13 with user namespaces or Landlock, and libseccomp (apt-get install libseccomp2); "
+        "'none' grades without a wall"
     )
 
 
 def _run(code: str, *, tests: str, limit_s: float, memory_bytes: int, wall: str) -> bool:
-    """Grade behind a wall. Raises NoWall where it cannot be raised."""
+    """Grade behind a wall. Raises NoWall if the wall cannot be set up."""
     folder = tempfile.mkdtemp(prefix="answer-")
     try:
         with _open(code) as code_file, _open(tests) as tests_file:
@@ -125,7 +126,7 @@ def _run(code: str, *, tests: str, limit_s: float, memory_bytes: int, wall: str)
 
 
 def _open(text: str) -> IO[bytes]:
-    """A file without a name that holds a text, to be read from its start."""
+    """An unnamed file that holds a text, positioned at its start."""
     file = tempfile.TemporaryFile()  # noqa: SIM115 - its reader closes it
     file.write(text.encode(errors="surrogatepass"))
     file.flush()
@@ -134,8 +135,10 @@ def _open(text: str) -> IO[bytes]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a grading that is not over, as when we are interrupted: its processes cannot leave their
-    group."""
+    """Kill a grading that is still running, for example after an interrupt.
+
+    Its processes cannot leave their process group.
+    """
     if process.returncode is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -145,8 +148,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _remove(folder: str) -> None:
-    """Remove the folder of a grading, which the first process has emptied if it came to its end."""
+    """Remove the folder of a grading. The first process has emptied it unless it was killed."""
     try:
         Path(folder).rmdir()
-    except OSError:  # too deep for Python's own removal
+    except OSError:  # not empty, and maybe too deep for shutil.rmtree
         subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)

@@ -1,8 +1,9 @@
-"""The processes of one grading. The first, which `sandbox` starts, sees neither code nor tests: it
-raises the wall and forks the two that do.
+"""The processes of one grading.
 
-The answer's process has the code and one pipe to the tests' process, which has the tests and the
-only descriptor a verdict can be written to. Both are behind the wall, apart from each other.
+`sandbox` starts the first process, which reads neither code nor tests. It sets up the wall and
+forks the other two. The answer's process has the code and a pair of pipes to the tests' process.
+The tests' process has the tests and the only descriptor to which a verdict can be written. Both are
+behind the wall and isolated from each other.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from dialop.collab.remote import Caller, Gone, Pipe, Remote, Server
 
 NO_WALL, PASSED = 3, b"passed"
 _POLL_S = 0.005
-# What tests call modules that they use without importing them.
+# Usual short names of modules, for tests that use a module without importing it.
 _SHORT = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot"}
 
 
 def main() -> None:
-    """`sandbox` gives the wall, folder, descriptors of code and tests, and limits as words."""
+    """Run one grading. The arguments are the wall, the folder, the descriptors of code and tests,
+    and the limits in seconds and bytes."""
     kind, folder = sys.argv[1:3]
     code, tests = int(sys.argv[3]), int(sys.argv[4])
     seconds, memory_bytes = float(sys.argv[5]), int(sys.argv[6])
@@ -60,7 +62,7 @@ def main() -> None:
         try:
             run()
         finally:
-            os._exit(0)  # threads and exit handlers of the answer are not waited for
+            os._exit(0)  # do not wait for threads and exit handlers of the answer
 
     grader = start(
         lambda: judge(tests, Pipe(to_tests[0], to_answer[1]), verdict),
@@ -77,14 +79,17 @@ def main() -> None:
     )
     close_all_but(raised[0])
     watch(grader, answer, folder if kind == "landlock" else "", seconds=seconds)
-    if kind != "namespaces":  # whose files are gone with them
+    if kind != "namespaces":  # with namespaces the files were in memory and are gone already
         empty(folder)
     os._exit(0 if os.read(raised[0], 2) == b".." else NO_WALL)
 
 
 def watch(grader: int, answer: int, folder: str, *, seconds: float) -> None:
-    """Wait for the tests' end, then end the answer; both at once when the time is over or where
-    `folder`, if one is given, is full. Neither is there any more after this."""
+    """Wait until the tests' process ends, then kill the answer's process.
+
+    Kills the tests' process too when the time is over, or when `folder` (unless "") is full. Both
+    processes have ended when this returns.
+    """
     end = time.monotonic() + seconds
     while not os.waitpid(grader, os.WNOHANG)[0]:
         if time.monotonic() > end or (folder and is_full(folder)):
@@ -97,7 +102,7 @@ def watch(grader: int, answer: int, folder: str, *, seconds: float) -> None:
 
 
 def raise_wall(kind: str, folder: str, *, seconds: float, memory_bytes: int) -> None:
-    """All that a process does before it reads code or tests. Raises OSError where it cannot."""
+    """Confine this process before it reads code or tests. Raises OSError if the host refuses."""
     apart = kind == "namespaces"
     wall.limit(seconds=seconds, memory_bytes=memory_bytes, own_users=apart)
     if kind == "none":
@@ -110,7 +115,7 @@ def raise_wall(kind: str, folder: str, *, seconds: float, memory_bytes: int) -> 
 
 
 def close_all_but(*keep: int) -> None:
-    """Close every descriptor above standard error but these."""
+    """Close all descriptors above standard error except these."""
     last = 2
     most = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 65536)
     for kept in (*sorted(keep), most):
@@ -119,7 +124,7 @@ def close_all_but(*keep: int) -> None:
 
 
 def hide_streams() -> None:
-    """Have the standard streams lead nowhere."""
+    """Redirect the standard streams to /dev/null."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nowhere, stream)
@@ -127,19 +132,19 @@ def hide_streams() -> None:
 
 
 def refuse(error: OSError) -> None:
-    """End this process, before it has read anything, and say why."""
+    """End this process before it reads code or tests, and print the reason."""
     os.write(2, f"{error.strerror}\n".encode())
     os._exit(NO_WALL)
 
 
 def read(descriptor: int) -> str:
-    """The text of an open file, which is closed."""
+    """Read the text of an open descriptor and close it."""
     with open(descriptor, encoding="utf-8") as file:
         return file.read()
 
 
 def judge(tests: int, pipe: Pipe, verdict: int) -> None:
-    """Run the tests on the answer that the pipe leads to; write the verdict when all pass."""
+    """Run the tests on the answer at the other end of the pipe. Write the verdict if all pass."""
     entry_point, _, source = read(tests).partition("\n")
     sys.addaudithook(refuse_pickles)
     if passed(source, Caller(pipe), entry_point=entry_point):
@@ -147,14 +152,17 @@ def judge(tests: int, pipe: Pipe, verdict: int) -> None:
 
 
 def refuse_pickles(event: str, values: tuple[Any, ...]) -> None:
-    """Keep tests from loading a pickle that an answer wrote, which would run its code here."""
+    """Audit hook that refuses pickles with classes or functions.
+
+    A test that loaded such a pickle from an answer would run the answer's code in this process.
+    """
     if event == "pickle.find_class":
         raise PermissionError("refused: a pickle that names a class or a function")
 
 
 def passed(source: str, caller: Caller, *, entry_point: str) -> bool:
-    """Whether the tests pass: their statements, their unittest cases, and `check` where they define
-    it, on what `entry_point` names."""
+    """Whether all tests pass: the statements, the unittest cases, and the function `check`, if
+    defined, on the object named `entry_point`."""
     tree = ast.parse(source, "tests.py")
     if "numpy" in source:
         caller.watch_numpy()
@@ -181,7 +189,7 @@ def passed(source: str, caller: Caller, *, entry_point: str) -> bool:
 
 
 def free_names(tree: ast.Module) -> set[str]:
-    """The names that the tests use and define nowhere, without the builtin ones."""
+    """The names that the tests use but do not define, without Python's builtins."""
     used, bound = set(), set(dir(builtins))
     for node in ast.walk(tree):
         match node:
@@ -199,11 +207,15 @@ def free_names(tree: ast.Module) -> set[str]:
 
 
 def take_names(space: dict[str, Any], free: set[str], caller: Caller, *, entry_point: str) -> None:
-    """Give the tests what they use and do not define.
+    """Define the free names of the tests in `space`.
 
-    Functions and classes come from the answer under the name of the entry point alone, or, where
-    there is none, under any. Plain values come under any name; modules come from their library.
-    Raises Gone or what the answer raises; LookupError for an entry point that it does not define.
+    With an entry point, only its name may be bound to a function or class of the answer; without
+    one, any name may. Plain values of the answer are bound to any name. Modules are imported from
+    their library, never taken from the answer.
+
+    Raises:
+        LookupError: if the answer does not define the entry point.
+        Gone: if the answer's process ended. Exceptions of the answer are passed on too.
     """
     there = set(caller.names())
     if entry_point:

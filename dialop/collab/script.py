@@ -1,8 +1,7 @@
-"""Scripted players of a collaboration: a user who tells what is asked for, assistants who ask or
-guess. They know only their view.
+"""Scripted players of a collaboration: a user who answers questions, assistants who ask or guess.
 
-A player is a pure function of its spec, its seed and the view: its draws are seeded by (seed, moves
-made), so it can be copied, forked and asked again.
+A player is a pure function of its spec, its seed and the view. Its random draws are seeded by
+(seed, moves made), so it can be copied, forked and called again.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ NAMES = (USER_SCRIPT, *ASSISTANT_SCRIPTS)
 ASK_NUMBER = "What number?"
 ASK_MORE = "What else should I know?"
 SMALL_TALK = "How are you?"
-_GUESSES_BELOW = 10  # a guesser takes the hidden number for one digit
+_GUESSES_BELOW = 10  # a guess assumes that the hidden number has one digit
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _WORD = re.compile(r"[a-z][a-z']+|\d+")
-# Words that a question has whatever it is about.
+# Words that say nothing about the subject of a question.
 _EMPTY = frozenset(
     _WORD.findall(
         "about all also am an and any are as at be but by can could did do does for from give had "
@@ -42,9 +41,12 @@ _OPEN = frozenset(_WORD.findall("anything details else further information missi
 
 @dataclass(frozen=True, slots=True)
 class ScriptedCollab:
-    """One scripted player. A user: `eager` is the chance that a question about nothing it knows is
-    answered with its next fact all the same, after `patience` messages it ends the talk. An
-    assistant: `slip` is the chance that it first sends nothing at all, and then what it meant."""
+    """One scripted player.
+
+    For a user, `eager` is the probability that it answers an unrelated question with its next fact,
+    and `patience` is the number of messages after which it ends the conversation. For an assistant,
+    `slip` is the probability that it first sends an invalid, empty answer.
+    """
 
     name: str
     seed: int
@@ -54,19 +56,19 @@ class ScriptedCollab:
 
     @property
     def seat(self) -> int:
-        """The only seat it can have."""
+        """The seat of this player's role."""
         return USER if self.name == USER_SCRIPT else ASSISTANT
 
     def reseeded(self, seed: int) -> ScriptedCollab:
-        """The same player with other draws."""
+        """The same player with another seed."""
         return replace(self, seed=seed)
 
     def lesson(self, view: CollabView) -> Lesson:
-        """The next move, all of it to be imitated."""
+        """The next move as an example to imitate, without detours."""
         return Lesson(self.act(view))
 
     def act(self, view: CollabView) -> str:
-        """The next move as text. The view must be of its own seat and its move must be due."""
+        """The next move as text. `view` must be of this player's seat, which must be to move."""
         if view.seat != self.seat:
             raise ValueError(f"{self.name!r} plays seat {self.seat}, got a view of {view.seat}")
         if view.to_move != view.seat:
@@ -80,11 +82,13 @@ class ScriptedCollab:
 
 
 def make_scripted(spec: str, *, seed: int) -> ScriptedCollab:
-    """Build a player from "user", "ask", "guess" or "chat", options after a colon:
-    "user:eager=0.5,patience=4", "ask:slip=0.05".
+    """Build a player from a spec such as "user:eager=0.5,patience=4" or "ask:slip=0.05".
+
+    The name is "user", "ask", "guess" or "chat". A user has the options eager and patience, an
+    assistant has slip.
 
     Raises:
-        ValueError: for an unknown name, option or value, with the valid ones.
+        ValueError: for an unknown name, option or value; names the valid ones.
     """
     name, _, rest = (part.strip() for part in spec.partition(":"))
     if name not in NAMES:
@@ -111,26 +115,29 @@ def sentences(text: str) -> list[str]:
 
 
 def content_words(text: str) -> set[str]:
-    """The words that say what a text is about: lower case, without a plural's s."""
+    """The words that say what a text is about, in lower case and without a final s."""
     words = set(_WORD.findall(text.lower())) - _EMPTY
     return {word.removesuffix("s") if len(word) > 3 else word for word in words}
 
 
 def untold(view: CollabView) -> list[str]:
-    """The sentences of the goal that stand neither in the request nor in what the user said."""
+    """The goal's sentences that are not yet in the request or in the user's messages."""
     known = "\n".join((view.request, *view.said_by(USER)))
     return [sentence for sentence in sentences(view.goal or "") if sentence not in known]
 
 
 def _act_user(player: ScriptedCollab, view: CollabView, draw: random.Random) -> str:
-    """Tell the fact that the assistant's last message asks for: the one that shares most words with
-    it, or the next one when it asks an open question."""
+    """Answer the assistant's last message with one fact of the goal.
+
+    This is the fact that shares the most words with the question, or the next fact if the question
+    is an open one.
+    """
     if len(view.said_by(USER)) >= player.patience:
         return f"[{END}]"
-    asked = (view.said_by(ASSISTANT) or ("",))[-1]
-    if "?" not in asked:
+    question = (view.said_by(ASSISTANT) or ("",))[-1]
+    if "?" not in question:
         return GO_ON
-    facts, words = untold(view), content_words(asked)
+    facts, words = untold(view), content_words(question)
     if not facts:
         return NOTHING_MORE
     best = max(facts, key=lambda fact: len(words & content_words(fact)))
@@ -142,21 +149,21 @@ def _act_user(player: ScriptedCollab, view: CollabView, draw: random.Random) -> 
 
 
 def _act_assistant(player: ScriptedCollab, view: CollabView, draw: random.Random) -> str:
-    """Ask until the user knows no more ("ask"), say something idle once ("chat"), or answer at
-    once; the answer is worked out where the texts give it."""
-    told = view.said_by(USER)
-    solved = numbers.solve(view.request, "\n".join(told))
+    """Ask until the user has nothing more to say ("ask"), make small talk once ("chat"), or answer
+    at once ("guess"). As soon as the texts determine the answer, give it."""
+    replies = view.said_by(USER)
+    solved = numbers.solve(view.request, "\n".join(replies))
     if solved is not None:
         return f"[{ANSWER}] {solved}"
     by = numbers.change(view.request)
-    if player.name == "ask" and NOTHING_MORE not in told:
+    if player.name == "ask" and NOTHING_MORE not in replies:
         return ASK_NUMBER if by is not None else ASK_MORE
-    if player.name == "chat" and not told:
+    if player.name == "chat" and not replies:
         return SMALL_TALK
     if by is not None:
         return f"[{ANSWER}] {draw.randrange(_GUESSES_BELOW) + by}"
     return f"[{ANSWER}] " + "\n".join(
-        text for text in (view.request, *told) if text != NOTHING_MORE
+        text for text in (view.request, *replies) if text != NOTHING_MORE
     )
 
 

@@ -1,5 +1,4 @@
-"""Collaboration instances on disk: one parquet row or one JSON line each. Errors name the file and
-the row or line."""
+"""Reads and writes collaboration instances: one parquet row or one JSON line each."""
 
 from __future__ import annotations
 
@@ -17,7 +16,11 @@ _SCHEMA = pa.schema([(name, pa.string()) for name in FIELDS])
 
 
 def write_instances(path: Path, instances: Sequence[CollabInstance]) -> None:
-    """Write instances as one parquet file, making its folder if needed."""
+    """Write instances to one parquet file. Creates its folder if needed.
+
+    Raises:
+        ValueError: if the path does not end in .parquet.
+    """
     if path.suffix != ".parquet":
         raise ValueError(f"instances are written as .parquet, got {path}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,11 +29,12 @@ def write_instances(path: Path, instances: Sequence[CollabInstance]) -> None:
 
 
 def read_instances(path: Path) -> list[CollabInstance]:
-    """Read a .parquet or .jsonl of instances.
+    """Read the instances of a .parquet or .jsonl file.
 
     Raises:
-        ValueError: for another ending, a row that is no instance, or a key that stands twice.
-        OSError: when the file cannot be read.
+        ValueError: for another file type, an invalid instance or a repeated key; names the file and
+            the row or line.
+        OSError: when the file cannot be opened.
     """
     instances: list[CollabInstance] = []
     places: dict[str, str] = {}
@@ -41,7 +45,7 @@ def read_instances(path: Path) -> list[CollabInstance]:
             raise ValueError(f"{place}: {error}") from error
         if instance.key in places:
             raise ValueError(
-                f"{place}: key {instance.key!r} stands already in {places[instance.key]}"
+                f"{place}: key {instance.key!r} is already used in {places[instance.key]}"
             )
         places[instance.key] = place
         instances.append(instance)

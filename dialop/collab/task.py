@@ -1,4 +1,4 @@
-"""What a collaboration is made of: instance, options, what was said, a seat's view. Pure data."""
+"""The records of a collaboration: instance, options, moves, a seat's view. Pure data."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ Kind = Literal["message", "answer", "end"]
 
 TASKS: tuple[Task, ...] = ("math", "writing", "code")
 USER, ASSISTANT = 0, 1
-_MAX_SHOWN = 200  # characters of names that an error quotes
-ANSWER, END = "answer", "end"  # the tags that end a conversation, each of one seat
+_MAX_SHOWN = 200  # characters of field names that an error quotes
+ANSWER, END = "answer", "end"  # tags that end a conversation: the assistant's and the user's
 NAMES = ("user", "assistant")
 
 
 @dataclass(frozen=True, slots=True)
 class CollabInstance:
-    """One task: what the user asks for at first, and all that is wanted.
+    """One task.
 
-    `request` is the assistant's first text, `goal` what the user alone knows, `target` what an
-    answer is held against: the number (math), a text to come close to (writing), a solution for
-    readers (code, whose `tests` are Python that fails by an exception; where `entry_point` names
-    something, they are a unittest module about it).
+    `request` is the user's first message, which the assistant reads. `goal` is the full task, which
+    only the user knows. `target` is the number for a math task, a reference text for a writing
+    task, and a solution for human readers for a code task. Code is graded by `tests`, Python
+    statements that fail by an exception. If `entry_point` is set, they are a unittest module that
+    tests the object of that name.
     """
 
     key: str
@@ -51,9 +52,12 @@ class CollabInstance:
 
 @dataclass(frozen=True, slots=True)
 class CollabOptions:
-    """How a collaboration is shown. `brief`: no rules, for small models; `private_reasoning`: text
-    up to `</think>` is allowed and hidden from the other seat. `code_wall`: what code answers are
-    graded behind (`sandbox.CHOICES`)."""
+    """How a collaboration is played.
+
+    `brief` leaves the rules out of the prompts, for small models. `private_reasoning` allows text
+    up to `</think>`, which is hidden from the other seat. `code_wall` selects the wall of the
+    sandbox for code answers (one of `sandbox.CHOICES`).
+    """
 
     brief: bool = False
     private_reasoning: bool = False
@@ -71,7 +75,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class CollabView:
-    """What a seat knows; `goal` is None for the assistant."""
+    """What one seat may know. `goal` is None for the assistant."""
 
     seat: int
     task: Task
@@ -88,11 +92,11 @@ class CollabView:
 
 
 def instance_from_dict(data: dict[str, Any]) -> CollabInstance:
-    """An instance from plain values. Raises ValueError for one that is none."""
+    """An instance from plain values. Raises ValueError for invalid ones."""
     unknown = set(data) - set(FIELDS)
     if unknown:
         shown = ", ".join(sorted(repr(name) for name in unknown))
-        raise ValueError(f"no field of an instance: {shown[:_MAX_SHOWN]}")
+        raise ValueError(f"unknown fields: {shown[:_MAX_SHOWN]}")
     missing = [name for name in FIELDS[:5] if data.get(name) is None]
     if missing:
         raise ValueError(f"no {', '.join(missing)}")

@@ -1,8 +1,8 @@
-"""Every sentence a seat reads in a collaboration. Knows no rules itself.
+"""All text that a seat reads in a collaboration, except errors.
 
-Two styles: full, with a system prompt for either role, and brief, the request alone, for very small
-models. A message is read as it was written, but for lines that begin as a line of the game does:
-those are indented.
+There are two styles: full, with a system prompt for each role, and brief, without one, for very
+small models. A message is shown as written, except that lines that look like lines of the game are
+indented.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NOTHING_MORE = "That is all I know."
 GO_ON = "Please go on."
 EMPTY_REPLIES = (DO_NOT_KNOW, NOTHING_MORE, GO_ON)
 
-# How the game's own lines begin, beside brackets.
+# The first words of the game's own lines. Its other lines begin with a bracket.
 _WORDS = ("user", "assistant", "you", "your", "error", "the conversation so far")
 
 
@@ -57,13 +57,13 @@ def user_rules() -> str:
 
 
 def user_opening(instance: CollabInstance, *, brief: bool) -> str:
-    """What the user reads first: the goal, and the request that was already made."""
+    """The user's first text: the goal, and the request that it has already made."""
     if brief:
         return f"{instance.goal}\nYou: {instance.request}"
     return f"Your goal:\n{instance.goal}\n\nYou have begun with:\n{instance.request}"
 
 
-def heard(said: Said) -> str:
+def partner_text(said: Said) -> str:
     """What the other seat reads of a move."""
     if said.kind == "message":
         return indent_lookalikes(said.text, _WORDS)
@@ -71,8 +71,8 @@ def heard(said: Said) -> str:
 
 
 def history(log: Sequence[Said], seat: int) -> str:
-    """Moves made before this game was restored, from one seat's side; the lines of a message after
-    its first are indented."""
+    """Moves made before the game was restored, as `seat` reads them. All lines of a message but its
+    first are indented."""
     other = "User" if seat == ASSISTANT else "Assistant"
     return "\n".join(
         f"{'You' if said.seat == seat else other}: {indent_further(said.text)}" for said in log

@@ -1,8 +1,8 @@
-"""What stands between an answer's process and the machine: namespaces or Landlock, and seccomp.
+"""Confines an answer's process: namespaces or Landlock, and seccomp. docs/collab.md has more.
 
-Called in a process that trusts itself, before it runs anything else. Needs no root. Each function
-raises OSError where the kernel or the host refuses; nothing is half done then that a grading could
-go on with, for its process ends. docs/collab.md says what each wall stops.
+A process calls these functions before it runs any untrusted code. They need no root. Each raises
+OSError if the kernel or the host refuses. The caller must then end the process, because it may be
+only partly confined.
 """
 
 from __future__ import annotations
@@ -29,25 +29,28 @@ _NEWPID, _NEWNET = 0x20000000, 0x40000000
 _NOSUID, _NODEV, _NOEXEC, _BIND, _REC, _PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 _DETACH = 2
 _RDONLY_ATTR, _RECURSIVE, _AT_FDCWD = 1, 0x8000, -100
-# The numbers that every processor's table shares; glibc has no functions for them.
+# System call numbers, which are the same on all architectures. glibc has no wrappers for them.
 _MOUNT_SETATTR, _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 442, 444, 445, 446
 _SET_PDEATHSIG, _SET_NO_NEW_PRIVS = 1, 38
 
 
 def libc() -> ctypes.CDLL:
-    """The C library, whose calls set errno."""
+    """The C library, loaded so that ctypes saves errno."""
     return ctypes.CDLL(None, use_errno=True)
 
 
 def readable() -> list[str]:
-    """What an answer may read: Python with its packages, and the system's libraries."""
+    """The paths that an answer may read: Python with its packages, and the system's libraries."""
     own = {os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, *sys.path) if path}
     return sorted(path for path in {*own, *_SYSTEM} if Path(path).exists() and path != "/")
 
 
 def limit(*, seconds: float, memory_bytes: int, own_users: bool) -> None:
-    """CPU seconds, bytes of memory and of any file, open files, no core dumps; threads, which the
-    kernel does not count for root, where the process has a user namespace of its own."""
+    """Limit CPU seconds, memory, the size of a file and the number of open files; no core dumps.
+
+    `own_users` says that the process has its own user namespace. Only then is the number of threads
+    limited too. The kernel does not enforce that limit for root.
+    """
     limits = {
         resource.RLIMIT_CPU: int(seconds) + 1,
         resource.RLIMIT_AS: memory_bytes,
@@ -55,22 +58,22 @@ def limit(*, seconds: float, memory_bytes: int, own_users: bool) -> None:
         resource.RLIMIT_NOFILE: _MAX_OPEN_FILES,
         resource.RLIMIT_CORE: 0,
     }
-    if own_users:  # counts the threads in it; outside, all that the user runs anywhere
+    if own_users:  # outside a user namespace, this would count all threads of the user
         limits[resource.RLIMIT_NPROC] = _MAX_THREADS
     for what, most in limits.items():
         resource.setrlimit(what, (most, most))
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it ends."""
+    """Make the kernel kill this process when its parent ends."""
     _check("prctl", libc().prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
 
 
 def enter_namespaces(folder: str) -> None:
-    """Go into namespaces of our own: no network, and a file system that holds what `readable`
-    names, read-only, and an empty `folder` in memory.
+    """Enter new user, mount, network, IPC and UTS namespaces.
 
-    The next process that `new_processes` and a fork make sees no process but itself.
+    There is no network. The file system holds the paths of `readable`, read-only, some devices, and
+    an empty `folder` in memory. `new_processes` adds a PID namespace.
     """
     c = libc()
     user, group = os.getuid(), os.getgid()
@@ -99,15 +102,15 @@ def enter_namespaces(folder: str) -> None:
 
 
 def new_processes() -> None:
-    """Have the next fork be the first process of a namespace of its own."""
+    """Put the next forked process into a new PID namespace, where it sees no other process."""
     _check("unshare", libc().unshare(_NEWPID))
 
 
 def landlock(folder: str) -> None:
-    """Allow no file but those that `readable` names, for reading, and those in `folder`."""
+    """Allow reading the paths of `readable`, some devices, and all access to `folder`; no more."""
     c = libc()
     version = _check("landlock_create_ruleset", c.syscall(_LANDLOCK_CREATE, None, 0, 1))
-    # Rights to files by the version that brought them: 13 at first, then refer, truncate, ioctl.
+    # Access rights known to each ABI version: 13 at first, then refer, truncate and ioctl.
     known = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
     execute, write, read, listing = 1, 2, 4, 8
     makes_devices = 1 << 6 | 1 << 11  # character and block devices
@@ -131,14 +134,14 @@ def landlock(folder: str) -> None:
 
 
 def drop_rights() -> None:
-    """Give up every capability, and the means to gain one."""
+    """Drop all capabilities, and prevent the process from gaining any."""
     c = libc()
     _check("prctl", c.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     header, nothing = struct.pack("Ii", 0x20080522, 0), bytes(24)
     _check("capset", c.capset(header, nothing))
 
 
-# System calls that a computation needs, as names of libseccomp; all others do not exist for it.
+# System calls that a computation needs, by libseccomp's names. All others fail with ENOSYS.
 _ALLOWED = """
 read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 open openat openat2 creat
 close close_range stat lstat fstat newfstatat statx statfs fstatfs access faccessat faccessat2 lseek
@@ -157,13 +160,13 @@ pause rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_si
 sigaltstack restart_syscall futex futex_waitv set_robust_list get_robust_list set_tid_address rseq
 arch_prctl getrandom exit exit_group wait4 waitid
 """
-# What changes a file that its caller may not open. Landlock does not look at these.
+# Calls that can change a file without opening it. Landlock does not restrict them.
 _ON_PATHS = ("chmod", "fchmod", "fchmodat", "utime", "utimes", "utimensat", "futimesat")
-# A copy of a file asks for these, and takes it when there are none.
+# shutil copies extended attributes with these, and accepts ENOTSUP.
 _ATTRIBUTES = ("listxattr", "llistxattr", "flistxattr", "setxattr", "lsetxattr", "fsetxattr")
-_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)  # copies, flags, locks, a pipe's size
-_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # asks about terminals; blocking, closing
-_PRCTL = (15, 16, 0x53564D41)  # names of threads and of memory
+_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)  # duplicates, flags, locks, pipe size
+_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # terminal queries, blocking, cloexec
+_PRCTL = (15, 16, 0x53564D41)  # names of threads and of memory areas
 _CLONE_THREAD = 0x10000
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _EQUAL, _MASKED = 4, 7
@@ -181,10 +184,11 @@ class _Compared(ctypes.Structure):
 
 
 def seccomp(*, own_files: bool) -> None:
-    """Leave the process the system calls of a computation: files, memory, threads, time.
+    """Allow only the system calls of a computation: files, memory, threads, time.
 
-    There is no new process, no program, no socket but a connected pair, no signal to another. With
-    `own_files` it may set modes and times of files, which is pretended otherwise.
+    The process cannot start a process or a program, open a socket other than a connected pair, or
+    signal another process. `own_files` allows it to set modes and times of files; otherwise these
+    calls do nothing and report success.
     """
     try:
         lib = ctypes.CDLL("libseccomp.so.2", use_errno=True)
@@ -203,7 +207,7 @@ def seccomp(*, own_files: bool) -> None:
 
     def add(name: str, *compared: tuple[int, int, int, int], action: int = _ALLOW) -> None:
         number = lib.seccomp_syscall_resolve_name(name.encode())
-        if number < 0:  # this processor, or this libseccomp, has no such call
+        if number < 0:  # this architecture or libseccomp does not have the call
             return
         made = (_Compared * max(1, len(compared)))(*(_Compared(*one) for one in compared))
         result = lib.seccomp_rule_add_array(rules, action, number, len(compared), made)
@@ -232,7 +236,7 @@ def seccomp(*, own_files: bool) -> None:
 
 
 def _show(c: ctypes.CDLL, path: str, root: str) -> None:
-    """Put what is at `path` at the same place under `root`, for reading."""
+    """Mount `path` at the same place under `root`, read-only unless it is a device."""
     inner = Path(root + path)
     if Path(path).is_symlink():
         inner.parent.mkdir(parents=True, exist_ok=True)

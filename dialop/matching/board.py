@@ -1,8 +1,7 @@
-"""What a matching game is made of: instance, options, public actions and a seat's view. Pure data,
-no play.
+"""The records of a matching game: instance, options, public actions, a seat's view. Pure data.
 
-Values are whole numbers from 0 up to `max_value` (exclusive); a table is indexed [reviewer][paper],
-masks and scales by seat first. Knows nothing of texts or turns.
+Values are integers from 0 up to `max_value` (exclusive). Tables are indexed [reviewer][paper];
+masks and scales are indexed by seat first. Knows no texts and no turn rules.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Kind = Literal["message", "propose", "accept", "reject"]
 
 MAX_VALUE = 100
 MAX_MAX_VALUE = 10_000  # tables are drawn as 8- or 16-bit numbers
-# A shown value has at most six digits, as many as `statements` reads.
+# Displayed values have at most six digits, because `statements` reads no more.
 _MAX_SHOWN = 1_000_000
 _MAX_NAME = 200  # characters of a key or a name
 KINDS: tuple[Kind, ...] = ("message", "propose", "accept", "reject")
@@ -33,11 +32,11 @@ KINDS: tuple[Kind, ...] = ("message", "propose", "accept", "reject")
 class MatchingInstance:
     """One board and what each seat sees of it.
 
-    `table[reviewer][paper]` holds the scored values, cells that neither seat sees already replaced
-    by the unknown value; `masks[seat][reviewer][paper]` is 1 where the seat sees the cell;
-    `scales[seat]` multiplies what it sees; `best` is the maximum-weight matching of the table and
-    `solo[seat]` the true value of the plan from that seat's cells alone. `opening` is what was said
-    and done before the game is played on: people's first moves, where it starts from theirs.
+    `table[reviewer][paper]` holds the scored values, in which cells that neither seat sees are
+    already replaced by the unknown value. `masks[seat][reviewer][paper]` is 1 where the seat sees
+    the cell and `scales[seat]` multiplies the values that the seat sees. `best` is the value of the
+    maximum-weight matching; `solo[seat]` is the true value of the best plan from that seat's cells
+    alone. `opening` holds moves made before play starts, taken from a recorded human game.
     """
 
     key: str
@@ -67,11 +66,11 @@ class MatchingInstance:
             object.__setattr__(self, "papers", PAPERS[: self.size])
 
     def check(self) -> None:
-        """Raise ValueError where the board cannot be played, or its figures are not its own.
+        """Raise ValueError if the board cannot be played or its reference values are wrong.
 
-        For boards from outside: a file may hold any numbers under these names. Types are checked
-        cell by cell, and `best` is solved again. A solo plan may be any of several equal ones, so
-        `solo` is only held to lie between 0 and the best.
+        For boards from files, which may hold anything. Types are checked cell by cell and `best` is
+        recomputed. A seat may have several equally good solo plans with different true values, so
+        `solo` is only checked to lie between 0 and `best`.
         """
         where = f"in {short(self.key)}"
         _check_name(self.key, "key")
@@ -87,8 +86,8 @@ class MatchingInstance:
             for p, cell in enumerate(row):
                 if not self.masks[0][r][p] and not self.masks[1][r][p] and cell != self.unknown:
                     raise ValueError(
-                        f"table[{r}][{p}] {where}, a cell that neither seat sees, must be "
-                        f"{self.unknown}, the middle of the values, got {cell}"
+                        f"table[{r}][{p}] {where} is seen by neither seat, so it must be the "
+                        f"unknown value {self.unknown}, got {cell}"
                     )
         most_scale = _MAX_SHOWN / self.max_value
         for seat, scale in enumerate(self.scales):
@@ -100,7 +99,7 @@ class MatchingInstance:
         best = best_value(self.table)
         if not _is_number(self.best) or self.best != best:
             raise ValueError(
-                f"best {where} must be {best}, the most its table gives, got {short(self.best)}"
+                f"best {where} must be {best}, the best value of its table, got {short(self.best)}"
             )
         for seat, solo in enumerate(self.solo):
             if not _is_number(solo) or not 0 <= solo <= best:
@@ -115,32 +114,36 @@ class MatchingInstance:
 
     @property
     def public_unknown(self) -> int | None:
-        """The unknown value where seats may be told it: only on boards whose values are shown
-        unscaled."""
+        """The unknown value if the seats may know it, which holds only on unscaled boards."""
         return self.unknown if self.scales == (1.0, 1.0) else None
 
     def displayed(self, seat: int) -> Displayed:
-        """What a seat sees: trunc(value x own scale), None for an unseen cell."""
+        """The seat's table: trunc(value x the seat's scale), None for a cell it does not see."""
         scale, mask = self.scales[seat], self.masks[seat]
         return tuple(
-            tuple(int(value * scale) if seen else None for value, seen in zip(*rows, strict=True))
+            tuple(
+                int(value * scale) if visible else None
+                for value, visible in zip(*rows, strict=True)
+            )
             for rows in zip(self.table, mask, strict=True)
         )
 
     def value(self, pairs: Pairs) -> int | float:
-        """The sum of the table over a matching's cells, in the table's units."""
+        """A matching's value: the sum of its cells, in the table's units."""
         return sum(self.table[reviewer][paper] for reviewer, paper in pairs)
 
     def norm(self, value: float) -> float:
-        """A value as a share of the best; on a board worth nothing every matching is the best
-        one."""
+        """A value as a share of `best`. It is 1 if `best` is 0, as every matching is then best."""
         return float(value / self.best) if self.best else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class MatchingOptions:
-    """How the game is played: `[message]` allowed, brief texts, private text before the tag
-    allowed."""
+    """How the game is played.
+
+    `messages` allows `[message]` moves, `brief` selects the short texts, and `private_reasoning`
+    allows private text before a move's tag.
+    """
 
     messages: bool = True
     brief: bool = False
@@ -149,8 +152,10 @@ class MatchingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A legal move as both seats know it: its content for messages and proposals, the pairs of a
-    proposal."""
+    """A legal move as both seats know it.
+
+    `text` is the content of a message or proposal, "" for answers. `pairs` is set for proposals.
+    """
 
     seat: int
     kind: Kind
@@ -160,11 +165,11 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class MatchingView:
-    """What one seat may know. `displayed[reviewer][paper]` is in the seat's own scaled units, None
-    where unseen.
+    """What one seat may know.
 
-    `public_unknown` is the value of cells nobody sees, None where hidden scales make it meaningless
-    to a seat.
+    `displayed[reviewer][paper]` is in the seat's own scaled units, None for cells it does not see.
+    `public_unknown` is the value of cells that neither seat sees, None on boards with hidden
+    scales, where a seat could not use it.
     """
 
     seat: int
@@ -182,15 +187,15 @@ class MatchingView:
 
 
 def unknown_value(max_value: int) -> int:
-    """What a cell that neither seat sees is worth: the middle of 0 up to `max_value`, exclusive."""
+    """The value of a cell that neither seat sees: the middle of the value range."""
     return max_value // 2
 
 
 def instance_from_dict(data: dict[str, Any]) -> MatchingInstance:
-    """An instance from its plain JSON form, lists back to tuples, checked.
+    """An instance from its plain JSON form, checked. Lists become tuples.
 
     Raises:
-        ValueError: for values that are no board; names the field, its rule and what was seen.
+        ValueError: for an invalid board; names the field, its rule and the value.
     """
     missing = [name for name in _REQUIRED if data.get(name) is None]
     if missing:
@@ -221,12 +226,12 @@ def pairs_from_lists(pairs: Any) -> Pairs | None:
 
 
 def rows_of(rows: Any, name: str) -> Table:
-    """Rows of a JSON or parquet value as tuples. Raises ValueError for what is no list of lists."""
+    """A list of rows as tuples. Raises ValueError if `rows` is not a list of lists."""
     return tuple(_list(row, f"a row of {name}") for row in _list(rows, name))
 
 
 def whole(value: Any, name: str, *, low: int, high: int) -> int:
-    """The value, where it is a whole number in these bounds; raises ValueError otherwise."""
+    """Return `value` if it is an integer from `low` to `high`; raise ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError(f"{name} must be a whole number from {low} to {high}, got {short(value)}")
     return value
@@ -244,7 +249,7 @@ def _list(value: Any, name: str) -> tuple[Any, ...]:
 def _pair(value: Any, name: str) -> tuple[Any, Any]:
     items = _list(value, name)
     if len(items) != 2:
-        raise ValueError(f"{name} must be two, one a seat, got {len(items)}")
+        raise ValueError(f"{name} must have one item per seat, got {len(items)}")
     return items[0], items[1]
 
 
@@ -253,7 +258,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_name(value: Any, name: str) -> None:
-    """Raise ValueError for what is no name to be read on one line."""
+    """Raise ValueError unless the value is a short, printable text on one line."""
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         raise ValueError(f"{name} must be printable text on one line, got {short(value)}")
     if len(value) > _MAX_NAME:
@@ -261,8 +266,8 @@ def _check_name(value: Any, name: str) -> None:
 
 
 def _check_names(reviewers: tuple[str, ...], papers: tuple[str, ...], *, size: int) -> None:
-    """Raise ValueError where a proposal in these names could not be read back as it was meant."""
-    meant: dict[str, str] = {}
+    """Raise ValueError if a proposal written with these names could not be parsed back."""
+    name_of_form: dict[str, str] = {}
     for what, names, form in (
         ("reviewers", reviewers, first_name),
         ("papers", papers, short_title),
@@ -271,19 +276,19 @@ def _check_names(reviewers: tuple[str, ...], papers: tuple[str, ...], *, size: i
             raise ValueError(f"{what} must be {size} names, got {len(names)}")
         for name in names:
             _check_name(name, what)
-            spoken = normalise(form(name))
-            if spoken in meant:
+            short_form = normalise(form(name))
+            if short_form in name_of_form:
                 raise ValueError(
-                    f"{what} must differ in the short names that are said, got {short(name)} "
-                    f"beside {short(meant[spoken])}"
+                    f"{what} must have different short names, got {short(name)} and "
+                    f"{short(name_of_form[short_form])}"
                 )
-            meant[spoken] = name
+            name_of_form[short_form] = name
     pairs = tuple((i, i) for i in range(size))
     for brief in (False, True):
         text = render_proposal(pairs, reviewers, papers=papers, brief=brief)
         try:
-            read = parse_proposal(text, reviewers, papers=papers, brief=brief)
+            parsed = parse_proposal(text, reviewers, papers=papers, brief=brief)
         except PlayerError as error:
             raise ValueError(f"reviewers and papers cannot be told apart: {error!r}") from None
-        if read != pairs:
-            raise ValueError("reviewers and papers must be read back from a proposal, are not")
+        if parsed != pairs:
+            raise ValueError("a proposal with these reviewers and papers is not parsed correctly")

@@ -1,11 +1,10 @@
-"""Reviewer-paper matching, the "Optimization" game of DialOp: instance, rules, private views,
-recorded states.
+"""The rules of reviewer-paper matching, the "Optimization" game of DialOp.
 
 Two seats see different, separately scaled parts of one value table and must agree on a perfect
-matching. Values are in the table's own units (0 up to `max_value`, exclusive), `score_norm` is the
+matching. Values are in the table's units (0 up to `max_value`, exclusive); `score_norm` is the
 share of the best matching. Knows no tokens, retries or turn limits: a game that is stopped early
-simply has no agreement. Source: Lin, Tomlin, Andreas, Eisner, "Decision-Oriented Dialogue for
-Human-AI Collaboration", TACL 12 (2024), with proposals scored by the pairs they name.
+has no agreement. Source: Lin, Tomlin, Andreas, Eisner, "Decision-Oriented Dialogue for Human-AI
+Collaboration", TACL 12 (2024); proposals are scored by the pairs they name.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ __all__ = [
 
 @dataclass(slots=True)
 class _Play:
-    """What changes while a game is played."""
+    """The state that changes during play."""
 
     log: list[Action] = field(default_factory=list)
     to_move: int | None = 0
@@ -65,17 +64,16 @@ class MatchingGame(Game):
     def __init__(self, instance: MatchingInstance, options: MatchingOptions) -> None:
         self.instance = instance
         self.options = options
-        # What each seat sees of the board, as data and as text, never changes: clones share it.
+        # Each seat's board, as data and as text, never changes, so clones share it.
         self._displayed = tuple(instance.displayed(seat) for seat in range(self.num_seats))
-        written = texts.cell_lines if options.brief else texts.grid
+        write_board = texts.cell_lines if options.brief else texts.grid
         self._boards = tuple(
-            written(d, instance.reviewers, papers=instance.papers) for d in self._displayed
+            write_board(d, instance.reviewers, papers=instance.papers) for d in self._displayed
         )
         self._play = _Play(to_move=instance.first_seat)
         for action in instance.opening:
             self._open(action)
-        # Moves before this index were made before this object existed, so the opening prompt must
-        # tell them.
+        # The prompts include the moves before this index: no `step` of this object returned them.
         self._num_opening = len(instance.opening)
 
     @property
@@ -85,7 +83,7 @@ class MatchingGame(Game):
 
     @property
     def answer_due(self) -> bool:
-        """Whether a proposal waits for the seat to move."""
+        """Whether a proposal waits for an answer from the seat to move."""
         return self._play.pending is not None
 
     @property
@@ -94,7 +92,7 @@ class MatchingGame(Game):
         return self._play.num_errors[0], self._play.num_errors[1]
 
     def prompt(self, seat: int) -> Prompt:
-        """Rules and grid (full) or one line a cell (brief), then the moves the game starts from."""
+        """Rules and grid (full) or one line per cell (brief), then the moves made so far."""
         inst, brief = self.instance, self.options.brief
         board = self._boards[_checked(seat)]
         moves = [(a.seat, a.kind, self._shown(a)) for a in self._play.log[: self._num_opening]]
@@ -117,8 +115,7 @@ class MatchingGame(Game):
         return Prompt(system, user)
 
     def step(self, seat: int, text: str) -> Step:
-        """Try a move; a refused one is told to the mover alone and changes nothing but the error
-        count."""
+        """Try a move. A refused one changes only the error count and is reported to the mover."""
         play = self._play
         try:
             action = self._read(_checked(seat), text)
@@ -129,9 +126,10 @@ class MatchingGame(Game):
             return Step(seat, None, f"Error: {error}", error.kind, ("", ""))
         self._apply(action)
         brief = self.options.brief
-        heard = texts.partner_text(action.kind, action.text, brief=brief)
-        own = texts.mover_text(action.kind, brief=brief)
-        return Step(seat, action.kind, None, None, (own, heard) if seat == 0 else (heard, own))
+        for_partner = texts.partner_text(action.kind, action.text, brief=brief)
+        for_mover = texts.mover_text(action.kind, brief=brief)
+        observations = (for_mover, for_partner) if seat == 0 else (for_partner, for_mover)
+        return Step(seat, action.kind, None, None, observations)
 
     def clone(self) -> Self:
         """An independent copy; the instance and the immutable actions are shared."""
@@ -161,7 +159,8 @@ class MatchingGame(Game):
         )
 
     def outcome(self) -> Outcome:
-        """Score in the table's units; both seats earn its share of the best, 0 if unagreed."""
+        """The score in the table's units. Both seats' reward is its share of the best score, 0
+        without an agreement."""
         inst, agreed = self.instance, self._play.agreed
         score = float(inst.value(agreed)) if agreed is not None else 0.0
         norm = inst.norm(score) if agreed is not None else 0.0
@@ -192,8 +191,7 @@ class MatchingGame(Game):
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        """The game that `state()` described, same mover and pending proposal; its past moves enter
-        its prompts."""
+        """The game that `state()` described. Its prompts include the moves made so far."""
         if state.get("game") != "matching":
             raise ValueError(f'state["game"] must be "matching", got {state.get("game")!r}')
         game = cls(instance_from_dict(state["instance"]), MatchingOptions(**state["options"]))
@@ -215,27 +213,31 @@ class MatchingGame(Game):
         options: MatchingOptions | None = None,
         key: str = "recorded",
     ) -> Self:
-        """A recorded human game after its first `num_entries` log entries, ready to be played on.
+        """A recorded human game after its first `num_entries` log entries, ready for play.
 
-        The next speaker follows this game's own turn rules from the last entry: an unanswered
-        proposal waits for its partner, a message passes the turn, a rejecter moves again, a game
-        cut before its first entry starts with its recorded first speaker.
+        This game's turn rules decide who moves next: an unanswered proposal waits for the partner,
+        a message passes the turn, and a seat that rejects moves again. With no entries, the
+        recorded first speaker moves first.
 
         Raises:
-            ValueError: for a cut outside the log or a proposal whose names are not on the roster.
+            ValueError: if `num_entries` lies outside the log, or a proposal has names that are not
+                on the roster.
         """
         return cls(begun(record, num_entries, key=key), options or MatchingOptions())
 
     def _open(self, action: Action) -> None:
-        """Make one of the moves that the game starts from. People wrote messages while a proposal
-        waited; such a message leaves the answer due."""
-        waiting = action.kind == "message" and self._play.pending is not None
+        """Make one move of the opening.
+
+        In recorded games people also wrote messages while a proposal was pending. After such a
+        message the answer to the proposal is still due.
+        """
+        answer_still_due = action.kind == "message" and self._play.pending is not None
         self._apply(action)
-        if waiting:
+        if answer_still_due:
             self._play.to_move = 1 - _checked(self._play.pending_seat)
 
     def _read(self, seat: int, text: str) -> Action:
-        """The legal move that a seat's text stands for; raises PlayerError."""
+        """Parse a seat's text as a legal move. Raises PlayerError for any other text."""
         play = self._play
         if play.to_move is None:
             raise PlayerError("over", "the game is over")
@@ -265,7 +267,7 @@ class MatchingGame(Game):
             return Action(seat, tag, content)
         reviewers, papers, brief = self.instance.reviewers, self.instance.papers, self.options.brief
         pairs = parse_proposal(content, reviewers, papers=papers, brief=brief)
-        # The log keeps what both seats know of a proposal, not how its proposer spelt it.
+        # The log keeps the proposal in its canonical form, not as the proposer spelt it.
         shown = render_proposal(pairs, reviewers, papers=papers, brief=brief)
         return Action(seat, "propose", shown, pairs)
 
@@ -275,7 +277,7 @@ class MatchingGame(Game):
         return "[message] or [propose]" if self.options.messages else "[propose]"
 
     def _apply(self, action: Action) -> None:
-        """Change the play by a legal move."""
+        """Apply a legal move to the state of play."""
         play = self._play
         play.log.append(action)
         play.num_errors_this_turn = 0
@@ -291,7 +293,7 @@ class MatchingGame(Game):
             play.to_move = 1 - action.seat
 
     def _shown(self, action: Action) -> str:
-        """A move's content as the partner reads it: messages verbatim, proposals in one form."""
+        """A move's content as the partner reads it: messages verbatim, proposals rendered."""
         if action.pairs is None:
             return action.text
         inst = self.instance
@@ -301,12 +303,12 @@ class MatchingGame(Game):
 
 
 def new_game(instance: MatchingInstance, options: MatchingOptions) -> MatchingGame:
-    """A fresh game of an instance."""
+    """A new game of an instance."""
     return MatchingGame(instance, options)
 
 
 def _plain(value: Any) -> Any:
-    """Tuples to lists all the way down, as JSON would."""
+    """The value with all tuples replaced by lists, as JSON has them."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

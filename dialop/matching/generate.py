@@ -1,9 +1,9 @@
 """Random matching instances, each a pure function of (recipe, seed, index). Values in table units.
 
-Tables are drawn until talking pays: a seat that plans alone must fall short of the best matching by
-the hardness factor. Source of the distribution: DialOp's released generator, which keeps about one
-table in 3,000 at 8x8. Here tables come in blocks and one plan beside an upper bound on the best
-matching refuses most of them. Knows no texts and plays no game.
+Tables are drawn until communication pays: a seat that plans alone must miss the value of the best
+matching by the hardness factor. Source of the distribution: DialOp's released generator, which
+keeps about one table in 3,000 at 8x8. For speed, tables are drawn in blocks, and most are rejected
+by one seat's plan and a cheap upper bound on the best matching. Knows no texts and plays no game.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _MIN_SCALE, _MAX_SCALE = 1.0, 10.0
 
 @dataclass(frozen=True, slots=True)
 class MatchingRecipe:
-    """The distribution of instances: boards of `size` with values 0 up to `max_value`, exclusive.
+    """The distribution of instances: `size` x `size` boards, values from 0 to `max_value` - 1.
 
-    Each seat sees each cell with `p_observed`, multiplied by its own hidden factor in [1, 10] if
-    `scale`. A table is kept when solo x `hardness` < best for both seats ("both"), for exactly one
-    ("exactly_one") or always ("all"); after `max_tables` refused tables the next one is taken as it
-    is.
+    Each seat sees each cell with probability `p_observed`. If `scale`, it sees the values
+    multiplied by its own hidden factor in [1, 10]. A table is kept if solo x `hardness` < best
+    holds for both seats ("both"), for exactly one ("exactly_one"), or in any case ("all"). After
+    `max_tables` rejected tables, the next one is kept unconditionally.
     """
 
     size: int = 8
@@ -64,11 +64,10 @@ class MatchingRecipe:
 
 
 def generate_instance(recipe: MatchingRecipe, *, seed: int, index: int) -> MatchingInstance:
-    """Instance number `index` of the stream `seed`; the same in every process and for every batch
-    size.
+    """Instance `index` of the stream `seed`, the same in every process and for every batch size.
 
-    Odd and even indices start with opposite seats, so every even-sized run of indices is half and
-    half.
+    The first seat alternates with the index, so each seat starts half of any even number of
+    consecutive instances.
     """
     if seed < 0 or index < 0:
         raise ValueError(f"seed and index must be at least 0, got {seed} and {index}")
@@ -106,7 +105,7 @@ def generate_many(
         return [generate_instance(recipe, seed=seed, index=index) for index in indices]
     chunk = max(1, min(64, num // (4 * processes)))
     jobs = [(recipe, seed, indices[i : i + chunk]) for i in range(0, num, chunk)]
-    # Fresh interpreters: a fork of a process with running threads (torch, an engine) can hang.
+    # Spawn, because forking a process with running threads (torch, an engine) can hang.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         return [instance for part in pool.map(_generate_job, jobs) for instance in part]
 
@@ -132,8 +131,10 @@ def _draw_kept(recipe: MatchingRecipe, rng: np.random.Generator) -> tuple[Any, A
 
 
 def _draw_block(recipe: MatchingRecipe, rng: np.random.Generator, num: int) -> tuple[Any, Any]:
-    """Tables [num, reviewer, paper] with unseen cells filled in, and masks [num, seat, reviewer,
-    paper]."""
+    """Tables [num, reviewer, paper] and masks [num, seat, reviewer, paper].
+
+    Cells that neither seat sees already hold the unknown value.
+    """
     shape = (num, recipe.size, recipe.size)
     dtype = np.uint8 if recipe.max_value <= 256 else np.uint16
     tables = rng.integers(0, recipe.max_value, size=shape, dtype=dtype)
@@ -149,7 +150,7 @@ def _first_kept(recipe: MatchingRecipe, tables: Any, masks: Any, *, num_tested: 
     if recipe.keep == "all":
         return 0
     tables, masks = tables[:num_tested].astype(np.int32), masks[:num_tested]
-    # No matching is worth more than the sum of the row maxima, or of the column maxima.
+    # No matching exceeds the sum of the row maxima, or that of the column maxima.
     bound = np.minimum(tables.max(axis=2).sum(axis=1), tables.max(axis=1).sum(axis=1))
     unknown = unknown_value(recipe.max_value)
     known = np.where(masks, tables[:, None], unknown)
@@ -171,5 +172,5 @@ def _first_kept(recipe: MatchingRecipe, tables: Any, masks: Any, *, num_tested: 
 
 
 def _plan_value(table: Any, known: Any) -> int:
-    """What the plan that looks best in `known` is worth in `table`."""
+    """The value in `table` of the plan that is best in `known`."""
     return int(table[linear_sum_assignment(known, maximize=True)].sum())

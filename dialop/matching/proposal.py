@@ -1,8 +1,7 @@
-"""Proposals as text: one `paper: reviewer` line a paper, read forgivingly, written one way. Knows
-no game state.
+"""Parses and renders proposals: one `paper: reviewer` line per paper. Knows no game state.
 
-A matching is a tuple of (reviewer, paper) index pairs in the order of the board's names, sorted by
-reviewer.
+Parsing is lenient; rendering has one canonical form. A matching is a tuple of (reviewer, paper)
+pairs, sorted by reviewer, where both numbers are indices into the board's names.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ _BREAK = re.compile(r"<br\s*/?>|\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]", re.IG
 _HEADER = re.compile(r"^[\W_]*proposal[\s*_#]*(?::[\s*_]*|$)", re.IGNORECASE)
 _NUMBERING = re.compile(r"^[\W_]*\d+\s*[.):]\s*")
 _WORD = re.compile(r"[^\W_]+")
-# A character reference of any length is one character; Python refuses to read very long numbers.
+# Numeric HTML character references with too many digits: Python refuses to convert long numbers.
 _LONG_REFERENCE = re.compile(r"&#(?:\d{8,}|x[\da-f]{8,});?", re.IGNORECASE)
 _QUOTE_CHARS = 40
-_MAX_LINE = 1000  # characters; several times what a line with two names needs
+_MAX_LINE = 1000  # characters; several times the length of a line with two names
 
 
 def parse_proposal(
     text: str, reviewers: Sequence[str], *, papers: Sequence[str], brief: bool = False
 ) -> Pairs:
-    """Read a proposal as a perfect matching of `reviewers` and `papers`.
+    """Parse a proposal as a perfect matching of `reviewers` and `papers`.
 
-    Lines end at a newline or `<br/>`; a `Proposal:` header, bullets, numbering, `&emsp;`, markdown
-    emphasis and case are forgiven; a line is split at its last colon, so full titles may hold
-    colons of their own.
+    Lines end at a newline or `<br/>`. A `Proposal:` header, bullets, numbering, `&emsp;`, markdown
+    emphasis and case are ignored. A line is split at its last colon, because full titles may
+    contain colons.
 
     Raises:
         PlayerError: kind "bad_proposal"; the message names the line and the valid choices (by short
-        names if `brief`).
+            names if `brief`).
     """
     shown_reviewers, shown_papers = display_names(reviewers, papers, brief=brief)
     find_reviewer = _lookup(tuple(reviewers), reviewer_forms)
@@ -81,8 +80,10 @@ def render_proposal(
     brief: bool = False,
     as_given: bool = False,
 ) -> str:
-    """Write a matching in the papers' order, or in the order of `pairs` if `as_given`: `Proposal:`
-    and full names, or first names and no header if `brief`."""
+    """Write a matching as text, ordered by paper, or in the order of `pairs` if `as_given`.
+
+    It has a `Proposal:` header and full reviewer names, or no header and first names if `brief`.
+    """
     shown_reviewers, shown_papers = display_names(reviewers, papers, brief=brief)
     lines = [] if brief else ["Proposal:"]
     ordered = pairs if as_given else sorted(pairs, key=lambda pair: pair[1])
@@ -92,13 +93,13 @@ def render_proposal(
 
 
 def normalise(text: str) -> str:
-    """Letters and digits in lower case, everything else a single blank."""
+    """The text's words in lower case, joined by single spaces; all other characters are dropped."""
     return " ".join(_WORD.findall(text.casefold()))
 
 
 def _lines(text: str) -> list[str]:
-    """The pair lines of a proposal, without header, numbering and lines that hold no letter or
-    digit."""
+    """The pair lines of a proposal. Headers, numbering and lines without a letter or digit are
+    removed."""
     lines = [_plain(line) for line in _BREAK.split(text)]
     lines = [line.strip() for line in lines if normalise(line)]
     if lines:
@@ -108,8 +109,11 @@ def _lines(text: str) -> list[str]:
 
 
 def _plain(line: str) -> str:
-    """A line without character references and compatibility forms. One that is too long to be read
-    stays as it is: putting combining marks in order takes time with their square."""
+    """A line with character references decoded and compatibility forms normalised (NFKC).
+
+    A line that is too long to be accepted is returned unchanged, because the time to order
+    combining marks grows with the square of their number.
+    """
     if len(line) > _MAX_LINE:
         return line
     return unicodedata.normalize("NFKC", html.unescape(_LONG_REFERENCE.sub("\ufffd", line)))
@@ -119,26 +123,28 @@ def _plain(line: str) -> str:
 def _lookup(
     names: tuple[str, ...], forms: Callable[[str], tuple[str, ...]]
 ) -> Callable[[str], set[int]]:
-    """A function from a spoken name to the indices it may mean. A whole name wins over somebody's
-    short form."""
-    whole: dict[str, set[int]] = {}
-    partial: dict[str, set[int]] = {}
+    """A function from a written name to the indices it may mean.
+
+    A match with a full name takes precedence over matches with short forms.
+    """
+    by_full_name: dict[str, set[int]] = {}
+    by_any_form: dict[str, set[int]] = {}
     for index, name in enumerate(names):
-        whole.setdefault(normalise(name), set()).add(index)
+        by_full_name.setdefault(normalise(name), set()).add(index)
         for form in forms(name):
-            partial.setdefault(normalise(form), set()).add(index)
+            by_any_form.setdefault(normalise(form), set()).add(index)
 
     def find(text: str) -> set[int]:
         key = normalise(text)
-        return whole.get(key) or partial.get(key) or set()
+        return by_full_name.get(key) or by_any_form.get(key) or set()
 
     return find
 
 
-def _one(found: set[int], where: str, *, what: str, valid: Callable[[], list[str]]) -> int:
-    if len(found) == 1:
-        return next(iter(found))
-    problem = f"names no known {what}" if not found else f"names more than one {what}"
+def _one(matches: set[int], where: str, *, what: str, valid: Callable[[], list[str]]) -> int:
+    if len(matches) == 1:
+        return next(iter(matches))
+    problem = f"names no known {what}" if not matches else f"names more than one {what}"
     raise _refused(f"{where} {problem}", valid)
 
 

@@ -1,9 +1,8 @@
-"""Recorded human games of DialOp: their boards as instances, their logs as moves, their scores from
-their own text.
+"""Reads recorded human games of DialOp: boards as instances, logs as moves, and rescored results.
 
 A record is one JSON object of the published file: `table`, `mask1`, `mask2`, `scale1`, `scale2`,
-`action_log`, `proposal_reward`, `best_assignment_reward`. Values in the table's units. Never plays
-a game.
+`action_log`, `proposal_reward`, `best_assignment_reward`. Values are in the table's units. Plays no
+game.
 """
 
 from __future__ import annotations
@@ -23,11 +22,12 @@ FIELDS = ("table", "mask1", "mask2", "scale1", "scale2", "action_log", "best_ass
 
 
 def instance_from_record(record: Mapping[str, Any], *, key: str) -> MatchingInstance:
-    """The record's board, checked; whoever spoke first in it moves first. `best` is solved afresh
-    and the recorded one held against it.
+    """The record's board, checked. The seat of the first log entry moves first.
+
+    `best` is recomputed and must equal the recorded value.
 
     Raises:
-        ValueError: for a record that is no game; names the field or the log's entry (from 0).
+        ValueError: for an invalid record; names the field or the log entry (from 0).
     """
     missing = [name for name in FIELDS if name not in record]
     if missing:
@@ -60,7 +60,7 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> MatchingInst
     instance.check()
     if record["best_assignment_reward"] != instance.best:
         raise ValueError(
-            f"best_assignment_reward must be {instance.best}, the most its table gives, got "
+            f"best_assignment_reward must be {instance.best}, the best value of its table, got "
             f"{short(record['best_assignment_reward'])}"
         )
     if agreed(record):
@@ -75,7 +75,7 @@ def agreed(record: Mapping[str, Any]) -> bool:
 
 
 def check_log(log: Any) -> None:
-    """Raise ValueError, which names the entry (from 0), for a log that is none."""
+    """Raise ValueError for an invalid log; the message names the entry (from 0)."""
     if not isinstance(log, list):
         raise ValueError(f"action_log must be a list, got {short(log)}")
     for number, entry in enumerate(log):
@@ -99,15 +99,15 @@ def check_log(log: Any) -> None:
                     "type must be message, proposal or proposal_response, got " + short(kind)
                 )
         except ValueError as error:
-            raise ValueError(f"log entry {number} is no move: {error}") from None
+            raise ValueError(f"log entry {number} is not a move: {error}") from None
 
 
 def moves_from_record(record: Mapping[str, Any]) -> list[Action]:
-    """The log's entries as actions, proposals read from their text.
+    """The log's entries as actions. Proposals are parsed from their text.
 
     Raises:
-        ValueError: names the entry (from 0) that is no move, or whose proposal cannot be read with
-            the roster or differs from its recorded pairs.
+        ValueError: for an entry that is not a move, or a proposal that cannot be parsed with the
+            roster or differs from its recorded pairs. Names the entry (from 0).
     """
     check_log(record["action_log"])
     size = len(record["table"])
@@ -118,15 +118,15 @@ def moves_from_record(record: Mapping[str, Any]) -> list[Action]:
         except PlayerError as error:
             raise ValueError(f"log entry {number} does not fit the roster: {error}") from error
         except ValueError as error:
-            raise ValueError(f"log entry {number} is no move: {error}") from error
+            raise ValueError(f"log entry {number} is not a move: {error}") from error
     return moves
 
 
 def said_in(record: Mapping[str, Any]) -> list[str]:
-    """The messages of a record of any game, in order, as people wrote them.
+    """The messages of a recorded game of any kind, in order and verbatim.
 
     Raises:
-        ValueError: for a record whose log is none.
+        ValueError: for an invalid log.
     """
     log = _field(record, "action_log")
     if not isinstance(log, list):
@@ -139,11 +139,12 @@ def said_in(record: Mapping[str, Any]) -> list[str]:
 
 
 def begun(record: dict[str, Any], num_entries: int, *, key: str) -> MatchingInstance:
-    """The record's board with its first `num_entries` entries as the opening, and nothing of what
-    came after them: whoever plays on from it cannot know how the people ended.
+    """The record's board with its first `num_entries` log entries as the opening.
+
+    The instance holds nothing of the later entries, so players cannot know how the people ended.
 
     Raises:
-        ValueError: for a cut outside the log, or a log that `moves_from_record` cannot read.
+        ValueError: if `num_entries` lies outside the log, or `moves_from_record` refuses the log.
     """
     board = instance_from_record(record, key=key)
     num_all = len(record["action_log"])
@@ -154,7 +155,7 @@ def begun(record: dict[str, Any], num_entries: int, *, key: str) -> MatchingInst
 
 
 def _move(entry: dict[str, Any], *, size: int) -> Action:
-    """One log entry as an action; raises PlayerError for a proposal that cannot be read."""
+    """One log entry as an action. Raises PlayerError for a proposal that cannot be parsed."""
     seat, kind = entry["player"], entry["type"]
     if kind == "message":
         return Action(seat, "message", entry["message"]["data"])
@@ -169,11 +170,11 @@ def _move(entry: dict[str, Any], *, size: int) -> Action:
 
 
 def replay(record: dict[str, Any], *, index: int) -> dict[str, Any]:
-    """Score a record from the text of its accepted proposal and compare with what was recorded.
+    """Score a record from the text of its accepted proposal and compare with the recorded score.
 
-    Returns `{"index", "score", "best", "norm", "recorded_score", "recorded_best", "agrees"}`; a
-    game that cannot be scored has None for score and norm, False for agrees, and says why in
-    "error".
+    Returns a dict with the keys index, score, best, norm, recorded_score, recorded_best and agrees.
+    For a game that cannot be scored, score and norm are None, agrees is False, and "error" gives
+    the reason.
     """
     line: dict[str, Any] = {"index": index, "score": None, "best": None, "norm": None}
     line["recorded_score"] = record.get("proposal_reward")
@@ -198,7 +199,7 @@ def replay(record: dict[str, Any], *, index: int) -> dict[str, Any]:
 
 def _field(entry: Any, name: str) -> Any:
     if not isinstance(entry, Mapping) or name not in entry:
-        raise ValueError(f"{name} must be there, got {short(entry)}")
+        raise ValueError(f"{name} is missing in {short(entry)}")
     return entry[name]
 
 

@@ -1,5 +1,7 @@
-"""The names on a matching board and their spoken forms. Order is fixed: indices into these lists
-mean something."""
+"""The names on a matching board and their short forms.
+
+The order is fixed: instances and proposals hold indices into these lists.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def reviewer_forms(reviewer: str) -> tuple[str, ...]:
 def display_names(
     reviewers: Sequence[str], papers: Sequence[str], *, brief: bool
 ) -> tuple[list[str], list[str]]:
-    """How a view names reviewers and papers: papers always by short title, reviewers in full unless
-    brief."""
+    """The names that a seat reads: short titles of papers, full names of reviewers (first names if
+    `brief`)."""
     shown = [first_name(name) if brief else name for name in reviewers]
     return shown, [short_title(title) for title in papers]

@@ -1,8 +1,7 @@
-"""Scripted players of the matching game: teachers, evaluation partners, test doubles. They know
-only their view.
+"""Scripted players of the matching game, for imitation, evaluation and tests. They use only a view.
 
-A player is a pure function of its spec, its seed and the view: its draws are seeded by (seed, moves
-made, errors this turn), so it can be copied, forked and asked again.
+A player is a pure function of its spec, its seed and the view. Its random draws are seeded by
+(seed, moves made, errors this turn), so it can be copied, forked and called again.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from dialop.matching.pooling import (
     best_plan,
     levels,
     own_cells,
+    plan_value,
     pooled_table,
+    stated_by,
     straying_plan,
-    told_cells,
     value_range,
-    worth,
 )
 
 T = TypeVar("T", bound=str)
@@ -45,10 +44,10 @@ REPLIES: tuple[Reply, ...] = ("propose", "tell")
 THINKS: tuple[Think, ...] = ("no", "levels", "trial")
 
 _MAX_REJECTIONS = 2
-# A proposal this much worse than one's own plan, as a share, is as good: the estimates behind both
-# are noisy.
+# A proposal that is worse than the own plan by at most this share counts as equally good, because
+# both values are noisy estimates.
 _CLOSE = 0.03
-# How many standard deviations better than it looks a partner's proposal is allowed to be.
+# A partner's proposal is credited with this many standard deviations of its unknown cells.
 _NUM_DEVIATIONS = 2.0
 
 
@@ -56,13 +55,15 @@ _NUM_DEVIATIONS = 2.0
 class ScriptedPlayer:
     """One scripted player.
 
-    `tell` says which cells an honest player states: all it sees, its best few ("top"), or each
-    reviewer's best paper ("rows"); `reply` what it does when told first: propose at once or tell
-    too; `think` what it writes in private before a proposal: nothing, the whole table as it
-    believes it to be, in levels 0 to 9 ("levels"), or that and a plan it tries out ("trial");
-    `stray` is the chance that a line of the tried plan is a free reviewer at random, after which
-    the best of what is left follows; `slip` is the chance that a move is first sent malformed and
-    then repaired.
+    - `tell`: the cells that an honest player states: all that it sees ("all"), its best few
+      ("top"), or each reviewer's best paper ("rows").
+    - `reply`: what it does if the partner states cells first: propose at once ("propose") or state
+      its own cells too ("tell").
+    - `think`: what it writes in private before a proposal: nothing ("no"), its estimate of the
+      table in levels 0 to 9 ("levels"), or that table and a trial plan ("trial").
+    - `stray`: the probability that a line of the trial plan has a random free reviewer. The lines
+      after it continue with the best remaining plan.
+    - `slip`: the probability that it first sends a malformed move and then repairs it.
     """
 
     name: str
@@ -74,11 +75,11 @@ class ScriptedPlayer:
     stray: float = 0.0
 
     def act(self, view: MatchingView) -> str:
-        """The player's next move as text. The view must be its own and its move must be due."""
+        """The player's next move as text. `view` must belong to the seat to move."""
         return self.lesson(view).text
 
     def lesson(self, view: MatchingView) -> Lesson:
-        """The next move as a teacher shows it: the reviewers of stray lines are detours."""
+        """The next move as an example to imitate. The reviewers of stray lines are detours."""
         if view.to_move != view.seat:
             raise ValueError(f"seat {view.seat} is not to move, seat {view.to_move} is")
         if self.think != "no" and not view.options.private_reasoning:
@@ -89,25 +90,24 @@ class ScriptedPlayer:
             slips = np.random.default_rng((self.seed, len(view.log), view.num_errors_this_turn, 1))
             if slips.random() < self.slip:
                 text = lesson.text
-                tag_at = text.index("[")  # what is written in private is never malformed
+                tag_at = text.index("[")  # private text is never malformed
                 malformed = wording.malformed(text[tag_at:], rng=slips)
                 return replace(lesson, text=text[:tag_at] + malformed)
         return lesson
 
     def reseeded(self, seed: int) -> ScriptedPlayer:
-        """The same player with other draws."""
+        """The same player with another seed."""
         return replace(self, seed=seed)
 
 
 def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
-    """Build a player from "random", "solo" or "honest", options after a colon:
-    "honest:tell=top,slip=0.05".
+    """Build a player from a spec such as "honest:tell=top,slip=0.05".
 
-    Options: tell=all|top|rows and reply=propose|tell (honest only), think=no|levels|trial and
-    stray=0..1 (not for random), slip=0..1 (any).
+    The name is "random", "solo" or "honest". Options: tell=all|top|rows and reply=propose|tell
+    (honest only), think=no|levels|trial and stray=0..1 (solo and honest), slip=0..1 (all).
 
     Raises:
-        ValueError: for an unknown name, option or value, with the valid ones.
+        ValueError: for an unknown name, option or value; names the valid ones.
     """
     name, _, rest = spec.partition(":")
     name = name.strip()
@@ -126,7 +126,7 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     think = _choice("think", values.get("think", "no"), THINKS)
     stray = _share("stray", values.get("stray", "0"))
     if stray and think != "trial":
-        raise ValueError(f"stray needs think=trial, whose plan strays, got think={think}")
+        raise ValueError(f"stray needs think=trial, got think={think}")
     return ScriptedPlayer(name, seed, tell, reply, slip, think, stray)
 
 
@@ -147,26 +147,26 @@ def _act_solo(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generat
 def _act_honest(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> Lesson:
     if not view.options.messages:
         return _act_solo(player, view, rng)
-    told = told_cells(view, seat=1 - view.seat)
+    stated = stated_by(view, seat=1 - view.seat)
     if view.pending is not None:
-        return Lesson(wording.answer("accept" if _accepts(view, told) else "reject"))
-    has_told = any(a.kind == "message" and a.seat == view.seat for a in view.log)
+        return Lesson(wording.answer("accept" if _accepts(view, stated) else "reject"))
+    has_stated = any(a.kind == "message" and a.seat == view.seat for a in view.log)
     has_proposed = any(a.kind == "propose" and a.seat == view.seat for a in view.log)
-    if not has_told and (not told or player.reply == "tell" or has_proposed):
-        return Lesson(wording.message(_told_by(player, view), view, rng=rng))
-    return _proposal(player, view, told, rng=rng)
+    if not has_stated and (not stated or player.reply == "tell" or has_proposed):
+        return Lesson(wording.message(_cells_to_state(player, view), view, rng=rng))
+    return _proposal(player, view, stated, rng=rng)
 
 
 def _proposal(
-    player: ScriptedPlayer, view: MatchingView, told: Cells, *, rng: np.random.Generator
+    player: ScriptedPlayer, view: MatchingView, stated: Cells, *, rng: np.random.Generator
 ) -> Lesson:
-    """The best plan of own and told cells. A player that thinks writes their table before it, in
-    levels, and may try a plan out."""
-    table_RP = pooled_table(view, told)
+    """Propose the best plan of the estimated table. The private text that `player.think` asks for
+    comes before the move."""
+    table_RP = pooled_table(view, stated)
     move = wording.proposal(best_plan(table_RP), view, rng=rng)
     if player.think == "no":
         return Lesson(move)
-    thought = wording.thoughts(levels(table_RP, value_range(view, told)), view)
+    thought = wording.thoughts(levels(table_RP, value_range(view, stated)), view)
     detours = []
     if player.think == "trial":
         pairs, strays = straying_plan(table_RP, stray=player.stray, rng=rng)
@@ -178,26 +178,26 @@ def _proposal(
     return Lesson(thought + move, tuple(detours))
 
 
-def _accepts(view: MatchingView, told: Cells) -> bool:
-    """Whether the pending proposal is not clearly worse than the own plan, or enough has been
-    rejected already."""
+def _accepts(view: MatchingView, stated: Cells) -> bool:
+    """Whether to accept the pending proposal: if it is not clearly worse than the own plan, or
+    after `_MAX_REJECTIONS` rejections."""
     rejections = sum(a.kind == "reject" and a.seat == view.seat for a in view.log)
     if rejections >= _MAX_REJECTIONS or view.pending is None:
         return True
-    table = pooled_table(view, told)
+    table = pooled_table(view, stated)
     own_plan = best_plan(table)
-    difference = worth(table, view.pending) - worth(table, own_plan)
-    # Where only one of the two plans rests on cells this seat knows nothing of, the partner may
-    # know better. A uniform cell has the standard deviation range / sqrt(12), and independent cells
-    # add their variances.
-    known = own_cells(view).keys() | told.keys()
+    difference = plan_value(table, view.pending) - plan_value(table, own_plan)
+    # The partner may know cells that this seat does not. Only unknown cells that are in just one of
+    # the two plans matter. A uniform cell has the standard deviation range / sqrt(12), and the
+    # variances of independent cells add up.
+    known = own_cells(view).keys() | stated.keys()
     num_unsure = len((set(view.pending) ^ set(own_plan)) - known)
-    doubt = value_range(view, told) * math.sqrt(num_unsure / 12)
-    return difference + _NUM_DEVIATIONS * doubt >= -_CLOSE * worth(table, own_plan)
+    doubt = value_range(view, stated) * math.sqrt(num_unsure / 12)
+    return difference + _NUM_DEVIATIONS * doubt >= -_CLOSE * plan_value(table, own_plan)
 
 
-def _told_by(player: ScriptedPlayer, view: MatchingView) -> Cells:
-    """The cells a player tells, in table order."""
+def _cells_to_state(player: ScriptedPlayer, view: MatchingView) -> Cells:
+    """The cells that the player states, in table order."""
     cells = own_cells(view)
     if player.tell == "all":
         return cells

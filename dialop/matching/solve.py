@@ -1,8 +1,7 @@
-"""Best matchings of a table: the maximum-weight assignment and what a plan from partial knowledge
-is truly worth.
+"""Best matchings of a table, and the true value of a plan made from partial knowledge.
 
-Values in the units of the table given. Source of the method: the Hungarian algorithm as in scipy
-(Crouse 2016).
+Values are in the units of the given table. Method: scipy's solver of the linear assignment problem,
+a modified Jonker-Volgenant algorithm (Crouse 2016).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def best_value(table: Sequence[Sequence[int]]) -> int:
 def solo_value(
     table: Sequence[Sequence[int]], mask: Sequence[Sequence[int]], *, unknown: int
 ) -> int:
-    """The true value of the plan that is best when every cell outside `mask` is taken for
+    """The true value of the plan that looks best when all cells outside `mask` have the value
     `unknown`."""
     known = np.where(np.asarray(mask, dtype=bool), np.asarray(table), unknown)
     return sum(table[r][p] for r, p in best_pairs(known))

@@ -1,8 +1,8 @@
-"""Starts from what people said: how much of a recorded game is played before others play on.
+"""Starts games in the middle of recorded human games.
 
-A start is a number of log entries, the first ones; a message, a proposal and an answer are an entry
-each. It never ends the game. Only `RecordedGame.begun` makes an instance of it, whose opening holds
-these entries and no others.
+A start is a number of log entries from the beginning of a record, where each message, proposal and
+answer is one entry. It never includes the end of the game. Only `RecordedGame.begun` turns a start
+into an instance, whose opening holds just these entries.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ RANDOM = "random"
 
 @dataclass(frozen=True, slots=True)
 class RecordedGame:
-    """A recorded game to start from: the board as it was before the first word, the record, and
-    the words of each entry that a start may hold (none where the log cannot be read)."""
+    """A recorded game to start from.
+
+    `board` is the instance without an opening. `num_words` counts the words of each log entry that
+    a start may include; it is empty if the log cannot be parsed.
+    """
 
     board: MatchingInstance
     record: dict[str, Any]
@@ -31,8 +34,10 @@ class RecordedGame:
     num_words_in_all: int
 
     def begun(self, entries: Entries, *, uniform: float) -> MatchingInstance:
-        """The game from where `entries` says, named after it; `uniform` in [0, 1) is the draw of
-        random starts."""
+        """The instance that starts after `entries`. `uniform` in [0, 1) decides a random start.
+
+        Its key is the board's key and the number of entries.
+        """
         num = start_length(self, entries, uniform=uniform)
         if num == 0:
             return self.board
@@ -40,8 +45,11 @@ class RecordedGame:
 
 
 def checked_entries(value: object) -> Entries:
-    """A start as settings give it: a number of entries (0: from the beginning), "random", or a
-    share of the words between 0 and 1. Raises ValueError for anything else."""
+    """Check a start as given in the settings and return it.
+
+    Valid are a number of entries (0: from the beginning), "random", or a share of the words between
+    0 and 1. Raises ValueError for anything else.
+    """
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     share = isinstance(value, float) and math.isfinite(value) and 0 < value < 1
     if whole or share or value == RANDOM:
@@ -54,8 +62,11 @@ def checked_entries(value: object) -> Entries:
 
 
 def start_length(game: RecordedGame, entries: Entries, *, uniform: float) -> int:
-    """How many entries the start holds: as many as asked for, or as can be without ending the
-    game; any number alike; or the most that hold no more than the share of the game's words."""
+    """The number of log entries in the start, never so many that the game is over.
+
+    A number of entries is taken as it is, "random" draws every possible number with equal
+    probability, and a share takes the most entries that hold at most that share of all words.
+    """
     most = len(game.num_words)
     if entries == RANDOM:
         return min(most, int(uniform * (most + 1)))
@@ -72,12 +83,12 @@ def start_length(game: RecordedGame, entries: Entries, *, uniform: float) -> int
 
 
 def read_recorded(path: Path) -> list[RecordedGame]:
-    """The games of a .jsonl of recorded games.
+    """The games of a .jsonl file of recorded games.
 
-    A game whose proposals cannot be read (another roster of names) is started at its beginning.
+    A game whose proposals cannot be parsed (another roster of names) has only the empty start.
 
     Raises:
-        ValueError: for another file, or a record that is no game; names the file and line.
+        ValueError: for another file type or an invalid record; names the file and line.
     """
     if path.suffix != ".jsonl":
         raise ValueError(f"starts need recorded games, a .jsonl file, got {path}")
@@ -87,7 +98,7 @@ def read_recorded(path: Path) -> list[RecordedGame]:
             board = instance_from_record(record, key=f"{path.stem}/{index}")
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
-        moves = _readable(record)
+        moves = _parsed_moves(record)
         words = tuple(len(m.text.split()) if m.kind == "message" else 0 for m in moves)
         kinds = [move.kind for move in moves]
         longest = kinds.index("accept") if "accept" in kinds else len(kinds)
@@ -95,8 +106,8 @@ def read_recorded(path: Path) -> list[RecordedGame]:
     return games
 
 
-def _readable(record: dict[str, Any]) -> list[Action]:
-    """The log's moves; none where its proposals cannot be read with the roster."""
+def _parsed_moves(record: dict[str, Any]) -> list[Action]:
+    """The log's moves, or an empty list if its proposals cannot be parsed with the roster."""
     try:
         return moves_from_record(record)
     except ValueError:

@@ -1,10 +1,9 @@
-"""Which cell values a message states, and how many of them are true. Reads text only, never a table
-it was not given.
+"""Finds the cell values that a message states, and counts how many of them are true.
 
-Understood are lists and sentences that tie one number to one reviewer and one paper, in any order:
+Understands lists and sentences that link one number to one reviewer and one paper, in any order:
 "Ava BLEU 87", "Ava on BLEU is 87", "87 for Ava on BLEU", "Ava: BLEU 87, Electra 12", "BLEU: Ava 87,
-Daniel 12". Questions, negations and comparisons state nothing. Values are in the speaker's
-displayed units.
+Daniel 12". Questions, negations and comparisons state nothing. Values are in the displayed units of
+the seat that wrote the message.
 """
 
 from __future__ import annotations
@@ -19,20 +18,18 @@ from typing import NamedTuple, Protocol
 from dialop.matching.board import MatchingView
 from dialop.matching.roster import paper_forms, reviewer_forms
 
-# Clauses end here; a name or number never spans the end. A dot ends one unless it stands inside a
-# number.
+# The end of a clause. A dot inside a number does not end one.
 _CLAUSE_END = re.compile(r"[,;\n!]|\.(?!\d)|\?|\b(?:and|but|while|then)\b", re.IGNORECASE)
 _VAGUE = re.compile(
     r"\b(?:not|no|never|n't|than|above|below|under|over|least|most|if|or|maybe)\b|n't\b|[<>?]",
     re.IGNORECASE,
 )
-# Six digits are far above any value shown; longer runs, decimals, ranks ("4/10") and shares ("40
-# %") are no values.
+# Longer numbers, decimals, ranks ("4/10") and percentages ("40 %") are not values.
 _NUMBER = re.compile(r"(?<![\w./%])(\d{1,6})(?![\w/]|\.\d|\s?%)")
 
 
 class Names(Protocol):
-    """Anything that knows a board's names, a view or an instance."""
+    """Anything that has a board's names, such as a view or an instance."""
 
     @property
     def reviewers(self) -> tuple[str, ...]: ...
@@ -47,16 +44,15 @@ class _Mention(NamedTuple):
 
 
 def stated_cells(text: str, names: Names) -> list[tuple[int, int, int]]:
-    """The (reviewer index, paper index, value) statements of a message, in order, repetitions
-    included."""
+    """A message's (reviewer index, paper index, value) statements, in order, with repetitions."""
     return list(_stated(text, names.reviewers, names.papers))
 
 
-@lru_cache(maxsize=4096)  # games of one board often say the same
+@lru_cache(maxsize=4096)  # games on one board often repeat a message
 def _stated(
     text: str, reviewers: tuple[str, ...], papers: tuple[str, ...]
 ) -> tuple[tuple[int, int, int], ...]:
-    # In the blanked text words inside a title cannot end a clause.
+    # Names are blanked in `plain`, so that words inside a title cannot end a clause.
     mentions, plain = _mentions(text, reviewers, papers)
     ends = [m.end() for m in _CLAUSE_END.finditer(plain)] + [len(plain)]
     starts = [mention.start for mention in mentions]
@@ -74,20 +70,22 @@ def _stated(
 
 
 def count_true(view: MatchingView, text: str) -> tuple[int, int]:
-    """How many of a message's statements equal the speaker's displayed values, and how many it
-    makes.
+    """The number of true statements in a message, and the number of all statements.
 
-    `view` is the speaker's own. A statement about a cell that the speaker does not see is not true.
+    A statement is true if it equals the displayed value in `view`, the view of the seat that wrote
+    the message. A statement about a cell that this seat does not see is not true.
     """
     stated = stated_cells(text, view)
     return sum(view.displayed[r][p] == value for r, p, value in stated), len(stated)
 
 
 def _read_clause(clause: Sequence[_Mention], context: dict[str, int]) -> list[tuple[int, int, int]]:
-    """The statements of one clause. A clause that lacks the reviewer or the paper takes the one
-    named last before."""
+    """The statements of one clause.
+
+    A clause without a reviewer (or paper) refers to the last one named before it.
+    """
     signature = "".join([m.kind for m in clause])
-    # Only clauses that follow one order throughout are read; a jumble could mean several things.
+    # Only clauses with one consistent order are read; any other order is ambiguous.
     for unit in ("RPN", "PRN", "RNP", "PNR", "NRP", "NPR"):
         if signature and signature == unit * (len(signature) // 3):
             groups = [clause[i : i + 3] for i in range(0, len(clause), 3)]
@@ -113,26 +111,27 @@ def _cell(group: Sequence[_Mention], given: dict[str, int]) -> tuple[int, int, i
 def _mentions(
     text: str, reviewers: tuple[str, ...], papers: tuple[str, ...]
 ) -> tuple[list[_Mention], str]:
-    """Names and numbers in order of appearance, and the text with them blanked. Names are found
-    first, so digits inside a name are no numbers."""
+    """Names and numbers in order of appearance, and the text with both blanked.
+
+    Names are matched first, so digits inside a name are not read as numbers.
+    """
     pattern, owner = _name_pattern(reviewers, papers)
-    found = []
+    mentions = []
 
     def take_name(match: re.Match[str]) -> str:
-        # Ignoring case lets a few foreign letters match that fold to something else; those are no
-        # names.
-        meant = owner.get(_folded(match[0]))
-        if meant is None:
+        # IGNORECASE also matches a few foreign letters whose case folding differs. Skip those.
+        kind_and_index = owner.get(_folded(match[0]))
+        if kind_and_index is None:
             return match[0]
-        found.append(_Mention(*meant, match.start()))
+        mentions.append(_Mention(*kind_and_index, match.start()))
         return "x" * len(match[0])
 
     def take_number(match: re.Match[str]) -> str:
-        found.append(_Mention("N", int(match[0]), match.start()))
+        mentions.append(_Mention("N", int(match[0]), match.start()))
         return "x" * len(match[0])
 
     plain = _NUMBER.sub(take_number, pattern.sub(take_name, text))
-    return sorted(found, key=attrgetter("start")), plain
+    return sorted(mentions, key=attrgetter("start")), plain
 
 
 @lru_cache(maxsize=256)
@@ -144,8 +143,8 @@ def _folded(name: str) -> str:
 def _name_pattern(
     reviewers: tuple[str, ...], papers: tuple[str, ...]
 ) -> tuple[re.Pattern[str], dict[str, tuple[str, int]]]:
-    """One pattern for every unambiguous form of every name, longest first, and whom each form
-    means."""
+    """A pattern that matches every unambiguous form of every name, longest first, and the (kind,
+    index) of each form."""
     owners: dict[str, set[tuple[str, int]]] = {}
     for kind, names, forms in (("R", reviewers, reviewer_forms), ("P", papers, paper_forms)):
         for index, name in enumerate(names):

@@ -1,7 +1,7 @@
-"""Instances on disk: parquet for generated ones, the published jsonl for boards that people played.
+"""Reads and writes instances: parquet files, and the published .jsonl files of human games.
 
-One parquet row is one instance, tables as lists of rows. A file may hold anything: whatever is
-wrong with it is one ValueError of one line that names the file and the line or row.
+A parquet row holds one instance, with tables as lists of rows. Any defect of a file raises a
+ValueError with a one-line message that names the file and the line or row.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _PLAIN = ("key", "size", "table", "first_seat", "best", "max_value", "reviewers"
 
 
 def write_instances(path: str | Path, instances: Sequence[MatchingInstance]) -> None:
-    """Write instances as one parquet file, making its folder if needed.
+    """Write instances to one parquet file. Creates its folder if needed.
 
     Raises:
-        ValueError: for another ending than .parquet.
+        ValueError: if the path does not end in .parquet.
     """
     path = Path(path)
     if path.suffix != ".parquet":
@@ -56,11 +56,11 @@ def write_instances(path: str | Path, instances: Sequence[MatchingInstance]) -> 
 
 
 def read_instances(path: str | Path) -> list[MatchingInstance]:
-    """Read a .parquet of instances, or a .jsonl of recorded games as the boards people played.
+    """Read the instances of a .parquet file, or the boards of a .jsonl file of recorded games.
 
     Raises:
-        ValueError: for another ending or content that is no instance; names the file and the row
-            (from 0) or line (from 1).
+        ValueError: for another file type, an invalid or repeated instance (names the row from 0 or
+            the line from 1), or a file in which no seat sees any cell.
         OSError: when the file cannot be opened.
     """
     path = Path(path)
@@ -77,13 +77,13 @@ def read_instances(path: str | Path) -> list[MatchingInstance]:
             raise ValueError(f"{place}: {error}") from error
         if instance.key in places:
             raise ValueError(
-                f"{place}: key {instance.key!r} stands already in {places[instance.key]}"
+                f"{place}: key {instance.key!r} is already used in {places[instance.key]}"
             )
         places[instance.key] = place
         instances.append(instance)
-    seen = (cell for i in instances for mask in i.masks for row in mask for cell in row)
-    if instances and not any(seen):
-        raise ValueError(f"{path}: on no board does a seat see a cell, so there is nothing to say")
+    visible = (cell for i in instances for mask in i.masks for row in mask for cell in row)
+    if instances and not any(visible):
+        raise ValueError(f"{path}: no seat sees a cell on any board, so messages are useless")
     return instances
 
 
@@ -101,7 +101,7 @@ def _from_row(row: dict[str, Any]) -> MatchingInstance:
     data = {name: row[name] for name in _PLAIN}
     for field, column in _PAIRS:
         data[field] = (row[f"{column}_0"], row[f"{column}_1"])
-    # Tables hold whole numbers, so their best is one too; the column is a float for the schema.
+    # The column holds floats, but tables hold integers, so `best` is an integer too.
     best = data["best"]
     data["best"] = int(best) if isinstance(best, float) and best.is_integer() else best
     return instance_from_dict(data)

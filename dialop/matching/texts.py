@@ -1,10 +1,9 @@
-"""Every sentence a seat reads in the matching game: rules, grids, observations, history. Knows no
-rules itself.
+"""All text that a seat reads in the matching game, except errors: rules, grids, moves, history.
 
-Two styles: full, with a system prompt and the comma-separated grid, and brief, a few words for very
-small models. In both a message keeps its mark, and no line of it can be read as a line of the game:
-the full style writes `[message]` and indents the lines after the first, the brief style puts a
-message below `Partner:` and indents the lines that begin as its own lines do.
+There are two styles. The full style has a system prompt and a comma-separated grid; the brief style
+uses few words, for very small models. In both, no line of a player's message can be mistaken for a
+line of the game. The full style writes `[message]` and indents the message's lines after the first.
+The brief style puts the message below `Partner:` and indents the lines that look like its own.
 """
 
 from __future__ import annotations
@@ -39,17 +38,18 @@ _UNSCALED = "A value that neither of you sees counts as {unknown}, the average v
 _MESSAGE_RULE = """\
 [message] anything you want to tell your partner, who reads all lines but the first indented
 """
-# How the brief style's own lines begin, beside brackets.
+# The first words of the brief style's own lines. Its other lines begin with a bracket.
 _BRIEF_WORDS = ("partner", "you", "your", "error")
 
 
 def brief_phrases(
     reviewers: Sequence[str], papers: Sequence[str], *, split_lines: bool
 ) -> list[str]:
-    """What the brief style repeats as units: a tokenizer of its own may give each one token.
+    """Phrases that the brief style repeats; a tokenizer trained for it can make each one token.
 
-    A cell is its name and its value. A line of a proposal is one token or, split, its paper's and
-    its reviewer's: that a reviewer is taken is then a token that stands there already.
+    A cell's two names form one phrase. A line of a proposal is one phrase, or two if `split_lines`:
+    the paper's and the reviewer's. Split lines let a model see a reviewer that is already taken as
+    an earlier occurrence of the same token.
     """
     names, titles = display_names(reviewers, papers, brief=True)
     pairs = [(name, title) for name in names for title in titles]
@@ -65,8 +65,10 @@ def brief_phrases(
 def rules(
     reviewers: Sequence[str], papers: Sequence[str], *, unknown: int | None, messages: bool
 ) -> str:
-    """The full style's system prompt. `unknown` is the public value of unseen cells, None on scaled
-    boards."""
+    """The full style's system prompt.
+
+    `unknown` is the value of cells that neither seat sees, None on boards with hidden scales.
+    """
     names, titles = display_names(reviewers, papers, brief=False)
     lines = [f"{title}: {name}" for title, name in zip(titles, reversed(names), strict=True)]
     return _RULES.format(
@@ -80,8 +82,8 @@ def rules(
 def grid(
     displayed: Sequence[Sequence[int | None]], reviewers: Sequence[str], *, papers: Sequence[str]
 ) -> str:
-    """The full style's table: a header with the full titles, one comma-separated line a reviewer,
-    unseen cells empty."""
+    """The full style's table as comma-separated lines: a header with the full titles, then one line
+    per reviewer. Unseen cells are empty."""
     lines = ["," + ",".join(papers)]
     for name, row in zip(reviewers, displayed, strict=True):
         lines.append(",".join([name, *("" if cell is None else str(cell) for cell in row)]))
@@ -91,7 +93,7 @@ def grid(
 def cell_lines(
     displayed: Sequence[Sequence[int | None]], reviewers: Sequence[str], *, papers: Sequence[str]
 ) -> str:
-    """The brief style's table: one `Ava BLEU 3` line a cell, `?` for an unseen one."""
+    """The brief style's table: one line per cell, such as `Ava BLEU 3`, with `?` if unseen."""
     names, titles = display_names(reviewers, papers, brief=True)
     lines = [
         f"{name} {title} {'?' if cell is None else cell}"
@@ -102,40 +104,41 @@ def cell_lines(
 
 
 def move_text(kind: str, content: str) -> str:
-    """A move as its speaker would write it in the canonical form."""
+    """A move in canonical form."""
     if kind in ("accept", "reject"):
         return f"[{kind}]"
     return f"[{kind}]\n{content}" if kind == "propose" else f"[{kind}] {content}"
 
 
 def partner_text(kind: str, content: str, *, brief: bool) -> str:
-    """What the other seat reads of a move. In the brief style a message stands on lines of its
-    own, where cells look as they do in a table."""
-    text = _told("Partner", kind, content, brief=brief)
+    """What the other seat reads of a move.
+
+    In the brief style a message begins on a new line, so that its cells look like those of a table.
+    """
+    text = _attributed("Partner", kind, content, brief=brief)
     if kind == "propose" and not brief:
         return f"{text}\nYou can only answer [accept] or [reject]."
     return text
 
 
 def mover_text(kind: str, *, brief: bool) -> str:
-    """What the mover itself reads after its move; only a rejecter moves on, so only it needs a
-    text."""
+    """What the mover reads after its own move: nothing, unless it rejected and moves again."""
     if kind != "reject":
         return ""
     return "Your move." if brief else "You rejected the proposal. It is your move again."
 
 
 def history(moves: Sequence[tuple[int, str, str]], seat: int, *, brief: bool) -> str:
-    """Moves made before this game was restored, as (seat, kind, content), from one seat's side."""
+    """Moves made before the game was restored, given as (seat, kind, content), as `seat` reads
+    them."""
     return "\n".join(
-        _told("You" if mover == seat else "Partner", kind, content, brief=brief)
+        _attributed("You" if mover == seat else "Partner", kind, content, brief=brief)
         for mover, kind, content in moves
     )
 
 
-def _told(who: str, kind: str, content: str, *, brief: bool) -> str:
-    """A move as somebody's; `content` of a message is a player's own text, of a proposal the
-    game's."""
+def _attributed(who: str, kind: str, content: str, *, brief: bool) -> str:
+    """A move with its player in front. Only a message's `content` is text that a player wrote."""
     if kind != "message":
         return f"{who}: {move_text(kind, content)}"
     if brief:

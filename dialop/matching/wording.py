@@ -1,8 +1,7 @@
-"""How scripted players put their moves: several phrasings in the full style, one terse wording in
-the brief one.
+"""The wording of scripted players' moves: several phrasings in the full style, one in the brief.
 
-Every phrasing of cell values is one that `statements.stated_cells` reads back exactly. Decides
-nothing about play.
+`statements.stated_cells` reads every phrasing of cell values back exactly. Makes no decisions about
+play.
 """
 
 from __future__ import annotations
@@ -46,8 +45,10 @@ def answer(kind: str) -> str:
 
 
 def proposal(pairs: Pairs, view: MatchingView, *, rng: np.random.Generator) -> str:
-    """A proposal move, its lines in the order of `pairs`; in the full style with or without
-    bullets, full or first names, newlines or `<br/>`."""
+    """A proposal move with its lines in the order of `pairs`.
+
+    In the full style, bullets, full or first names, and newlines or `<br/>` vary at random.
+    """
 
     def render(brief: bool) -> str:
         people, papers = view.reviewers, view.papers
@@ -67,7 +68,7 @@ def proposal(pairs: Pairs, view: MatchingView, *, rng: np.random.Generator) -> s
 def message(cells: Mapping[Cell, int], view: MatchingView, *, rng: np.random.Generator) -> str:
     """A message that states cells, {(reviewer, paper): displayed value}."""
     if view.options.brief:
-        # The very lines of the table: a small model copies sooner than it rephrases.
+        # The same lines as in the table, because copying is easier for a small model to learn.
         lines = [_flat({cell: value}, view, False) for cell, value in cells.items()]
         return "\n".join(["[message]", *(lines or [_NOTHING_BRIEF])])
     if not cells:
@@ -81,19 +82,19 @@ def message(cells: Mapping[Cell, int], view: MatchingView, *, rng: np.random.Gen
 
 
 def thoughts(table_RP: NDArray[np.int_], view: MatchingView) -> str:
-    """A whole table as lines before a move, worded as the brief view words its own."""
+    """A full table as private lines before a move, in the wording of the brief style's table."""
     return cell_lines(table_RP.tolist(), view.reviewers, papers=view.papers) + "\n"
 
 
 def trial(pairs: Pairs, view: MatchingView) -> list[str]:
-    """The lines of a plan tried out in thought, worded as the brief style words a proposal."""
+    """The private lines of a trial plan, in the wording of the brief style's proposals."""
     text = render_proposal(pairs, view.reviewers, papers=view.papers, brief=True, as_given=True)
     return text.splitlines()
 
 
 def malformed(text: str, *, rng: np.random.Generator) -> str:
-    """The same move with a slip that the rules refuse: no tag, a wrong one, or a proposal that is
-    no matching."""
+    """The same move with a mistake that the rules refuse: a missing or wrong tag, or a proposal
+    that is not a matching."""
     tag, _, content = text[1:].partition("]")
     if tag != "propose":
         return content.strip() or tag

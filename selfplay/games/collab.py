@@ -40,7 +40,7 @@ def read(path: Path, game: GameConfig) -> list[CollabInstance]:
     """
     instances = store.read_instances(path)
     if any(instance.task == "code" for instance in instances):
-        wall = sandbox.standing(game.code_wall)
+        wall = sandbox.available_wall(game.code_wall)
         print(f"{path}: code answers are graded behind: {wall}", file=sys.stderr, flush=True)
     return instances
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import imitation_loss, plan_loss, table
+from bench import imitation_loss, loop, plan_loss, table
 from selfplay.config import load_config
 from selfplay.config.settings import dump
 from selfplay.data.instances import TRAIN, generated
@@ -44,7 +44,7 @@ def test_the_loop_bench_measures_every_stage_of_a_step(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     run_bench("loop", "--out", str(out))
     [row] = [json.loads(line) for line in out.read_text().splitlines()]
-    stages = [row[f"{s}_s"] for s in ("play", "credit", "sleep", "score", "update", "push", "gate")]
+    stages = [row[f"{stage}_s"] for stage in loop.STAGES]
     assert all(seconds > 0 for seconds in stages)
     assert row["step_s"] > sum(stages) * 0.95
     assert row["num_games"] == 4
@@ -104,7 +104,7 @@ def test_a_plans_loss_is_followed_from_the_cells_to_the_proposal(
     assert whole.startswith("| 3–4 | 2 |") and whole.endswith("| 1.000 |")
     assert whole.split("|")[3] == whole.split("|")[4]
     assert short.startswith("| 5–6 | 1 |")
-    assert left_out == "1 of 6 games without a legal proposal or a whole table: left out."
+    assert left_out.startswith("1 of 6 games")
     with pytest.raises(SystemExit, match="private_reasoning: true"):
         (tmp_path / "config.yaml").write_text(dump(load_config(None, [model])))
         plan_loss.main([str(tmp_path)])

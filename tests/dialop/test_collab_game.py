@@ -1,4 +1,4 @@
-"""The rules of a collaboration: who speaks, what ends it, what is refused, what nobody is told."""
+"""The rules of a collaboration: turns, endings, refused moves, and what stays hidden."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer is worth: equal values, close texts by hand, tests in a process of their own."""
+"""Grades of answers: equal values, BLEU by hand, and tests that run in a sandbox."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_other_values(answer: str, target: str) -> None:
 
 
 def test_bleu_by_hand() -> None:
-    """Four of five words, in two runs of two: 1-grams 4/5, 2-grams (2+1)/(4+1), 3-grams
+    """Four of five words match, in two runs of two: 1-grams 4/5, 2-grams (2+1)/(4+1), 3-grams
     (0+1)/(3+1), 4-grams (0+1)/(2+1), no brevity penalty."""
     by_hand = (4 / 5 * 3 / 5 * 1 / 4 * 1 / 3) ** (1 / 4)
     assert bleu("the cat x sat down", "the cat has sat down") == pytest.approx(by_hand)
@@ -104,7 +104,7 @@ def test_an_answer_has_its_own_folder_and_little_time() -> None:
 
 
 def test_interactivity_by_hand() -> None:
-    """Of four messages two ask and get something: one gets an empty reply, one asks nothing."""
+    """Of four messages, two get information, one gets an empty reply and one asks nothing."""
     game = talked(
         LETTER,
         "Who is it for?",

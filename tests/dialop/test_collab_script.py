@@ -1,4 +1,4 @@
-"""The scripted user tells what is asked for and no more; asking pays more than guessing."""
+"""The scripted user tells only what it is asked for; asking scores more than guessing."""
 
 from __future__ import annotations
 

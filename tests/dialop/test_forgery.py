@@ -1,5 +1,6 @@
-"""No words of one seat reach the other as a text of the game, in any game and style, live or
-restored.
+"""No message of one seat can look like the game's own text to the other seat.
+
+This holds in every game and style, live or restored.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ HEADS = ["Partner:", "Partner: ", "You:", "You: ", "User: ", "Assistant: ", "Err
 BLANKS = [" ", "\t", "\u200b", "\u00a0", "\ufeff", "  ", "- ", "> ", "_"]
 PLAIN = ["hi", "Ava BLEU 3", "your", "x", ".", "</think>", "The conversation so far:"]
 
-# What each seat does in turn, after which every text of the game has been seen.
+# Moves after which every text of the game has occurred.
 MATCHING_PLAY = [
     *((0, "[message] hi"), (1, WORST), (0, "[message] hi"), (0, "nothing"), (0, "[reject]")),
     *((0, "[accept]"), (0, "[dance]"), (0, "[message]"), (0, "[propose]\nBLEU"), (0, BEST)),
@@ -46,7 +47,7 @@ def collab(options: CollabOptions) -> Game:
 
 @dataclass(frozen=True)
 class Checked:
-    """A game in one style: how it is made and restored, what is played, how its own lines begin."""
+    """A game in one style: how to make and restore it, its moves, and how its own lines begin."""
 
     make: Callable[[], Game]
     restore: Callable[[dict[str, Any]], Game]
@@ -68,8 +69,7 @@ GAMES = {
 
 
 def own_texts(name: str) -> set[str]:
-    """Every text of the game itself that a seat reads after a move of either: answers, proposals,
-    refusals, what a mover is told; not what a message became."""
+    """All texts of the game itself that a seat reads after a move, without messages."""
     game, texts = GAMES[name].make(), set()
     for seat, text in GAMES[name].moves:
         step = game.step(seat, text)
@@ -85,21 +85,21 @@ WORDS = st.one_of(st.text(max_size=30), st.lists(st.sampled_from(PIECES), max_si
 
 
 def contains(read: str, unit: str) -> bool:
-    """Whether a unit's lines are lines of a text, one after the other."""
+    """Whether the unit's lines occur as consecutive lines of the text."""
     lines, wanted = read.splitlines(), unit.splitlines()
     return any(lines[i : i + len(wanted)] == wanted for i in range(len(lines)))
 
 
 def starts(name: str, read: str) -> int:
-    """How many lines begin as a line of the game does, behind blanks and signs if need be."""
+    """How many lines begin like a line of the game, possibly after blanks and signs."""
     lines = [line for line in read.splitlines() if not line.startswith("  ")]
-    seen = [line.lower().lstrip("\u200b\u00a0\ufeff->_\t ") for line in lines]
-    return sum(line.startswith(GAMES[name].marks) for line in seen)
+    stripped = [line.lower().lstrip("\u200b\u00a0\ufeff->_\t ") for line in lines]
+    return sum(line.startswith(GAMES[name].marks) for line in stripped)
 
 
 def said(name: str, words: str) -> tuple[Game, str, int] | None:
-    """A game in which the first mover has said these words, what the other then reads and who that
-    is; None where they are no message."""
+    """A game in which the first mover has sent these words, the text that the other seat reads, and
+    that seat. None if the words are not a message."""
     game = GAMES[name].make()
     seat = game.seat_to_move
     assert seat is not None

@@ -1,4 +1,4 @@
-"""No text, however odd, raises out of the game; what is refused changes only the error count."""
+"""No text makes the game raise, and a refused text changes only the error count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The matching game keeps the promises of dialop.game, in every style and condition."""
+"""The matching game fulfils the interface of dialop.game in every style and condition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated instances: distribution, filter, and that seed and index alone make them."""
+"""Generated instances: distribution, filter, and dependence on seed and index only."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_an_unfiltered_stream_keeps_its_first_table_and_the_cap_ends_the_search(
     for index in range(5):
         capped = generate_instance(impossible, seed=3, index=index)
         assert capped == generate_instance(unfiltered, seed=3, index=index)
-    # Tables 0, 15, 16, 17, 100 of one stream: a cap of n takes table n, across block borders.
+    # A cap of n takes table n of the stream, also across the borders of blocks.
     tables = {
         num: generate_instance(replace(impossible, max_tables=num), seed=3, index=0).table
         for num in (0, 1, 15, 16, 17, 47, 48, 100)

@@ -1,4 +1,4 @@
-"""Proposals: round trips, forgiven forms, and every refusal with its line and valid choices."""
+"""Proposals: round trips, lenient forms, and every refusal with its line and valid choices."""
 
 from __future__ import annotations
 

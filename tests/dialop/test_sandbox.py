@@ -1,6 +1,6 @@
 """The code sandbox: honest answers pass, wrong ones do not, and the wall holds.
 
-The abuses are in sandbox_abuses.py. Where no wall stands on a machine these tests fail and say so.
+The abuses are in sandbox_abuses.py. These tests fail on a machine where no wall is available.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from sandbox_abuses import FAKES, HONEST, PROBES
 
 from dialop.collab import sandbox
 from dialop.collab.game import CollabGame
-from dialop.collab.sandbox import NoWall, passes, standing
+from dialop.collab.sandbox import NoWall, available_wall, passes
 from dialop.collab.task import CollabInstance, CollabOptions
 from selfplay.config import GameConfig
 from selfplay.games import collab
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = ("square", "both", "ordered", "apply", "saved")
-# What a host may refuse by itself, by its rules on tracing or to a user who owns little; and what
-# nothing shows when there is no wall. The control without a wall leaves these out.
+# Left out of the control without a wall: what a host may refuse by itself (by its rules on tracing,
+# or to a user with few rights), and what cannot be detected without a wall.
 REFUSED_ELSEWHERE = {
     "reads: the parent's keys in its own",
     "reads: the parent's memory",
@@ -41,17 +41,17 @@ REFUSED_ELSEWHERE = {
 
 
 def entry_of(tests: str) -> str:
-    """The function that these tests are about."""
+    """The name of the function that these tests test."""
     return next((name for name in ENTRIES if name in tests), "square")
 
 
 @pytest.fixture(scope="module")
 def walls() -> list[str]:
-    """The walls that stand here, the strongest first; a machine without one fails."""
+    """The available walls, the strongest first. Fails on a machine without one."""
     found = []
     for kind in sandbox.WALLS:
         try:
-            found.append(standing(kind))
+            found.append(available_wall(kind))
         except NoWall:
             continue
     assert found, "no wall stands on this machine: see docs/collab.md for what it needs"
@@ -60,15 +60,14 @@ def walls() -> list[str]:
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where answers' folders are made; the key that an answer must not see is in our environment
-    and our listeners are open."""
+    """The folder in which answers' folders are made."""
     (tmp_path / "answers").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "answers"))
     return tmp_path / "answers"
 
 
 class Outside:
-    """What a probe reaches for."""
+    """The things outside the wall that a probe tries to reach."""
 
     def __init__(self, folder: Path) -> None:
         self.secret, self.folder = folder / "kept" / "secret.txt", folder / "outside"
@@ -83,7 +82,7 @@ class Outside:
         self.address = str(folder / "s")
 
     def renew(self) -> None:
-        """Make the secret and the folder as they were."""
+        """Restore the secret and the folder."""
         for folder in (self.secret.parent, self.folder):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
@@ -92,7 +91,7 @@ class Outside:
         os.utime(self.secret, (0, 0))
 
     def untouched(self) -> bool:
-        """Whether nobody changed either."""
+        """Whether both are unchanged."""
         seen = self.secret.stat()
         return (
             self.secret.read_text() == "KEPT"
@@ -101,7 +100,7 @@ class Outside:
         )
 
     def code(self, probe: str) -> str:
-        """A probe with what it knows."""
+        """A probe's code with the values that it needs."""
         known = {
             "SECRET": str(self.secret),
             "OUTSIDE": str(self.folder),
@@ -114,7 +113,7 @@ class Outside:
 
 @pytest.fixture(scope="module")
 def outside() -> Iterator[Outside]:
-    # Not pytest's own folder, whose long names an address of a socket has no room for.
+    # Not pytest's folder, whose path is too long for the address of a socket.
     folder = Path(tempfile.mkdtemp(prefix="outside-"))
     os.environ["PLANTED_KEY"] = "PLANTED"
     found = Outside(folder)
@@ -126,7 +125,7 @@ def outside() -> Iterator[Outside]:
 
 
 def through(outside: Outside, name: str, *, wall: str) -> bool:
-    """Whether a probe reports that it got through."""
+    """Whether the probe reports success."""
     outside.renew()
     code = outside.code(PROBES[name])
     return passes(code, tests="assert through() is True", entry_point="through", wall=wall)
@@ -134,7 +133,7 @@ def through(outside: Outside, name: str, *, wall: str) -> bool:
 
 @pytest.mark.parametrize("tests", list(HONEST))
 def test_an_honest_answer_passes(tests: str) -> None:
-    """The control of the next test: each form of tests can be passed."""
+    """The control of the next test: each form of tests can pass."""
     answer, entry = HONEST[tests]
     assert passes(answer, tests=tests, entry_point=entry)
 
@@ -162,11 +161,11 @@ def test_each_other_wall_holds(name: str, outside: Outside, walls: list[str]) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PROBES if name not in REFUSED_ELSEWHERE])
 def test_a_probe_gets_through_without_a_wall(name: str, outside: Outside) -> None:
-    """The control of the two above: what they ask about is possible on this machine."""
+    """The control of the two tests above: without a wall, the probes succeed on this machine."""
     assert through(outside, name, wall="none")
 
 
-# An answer that takes more than it may, and how many seconds it is given.
+# Answers that exceed a limit, and the seconds that they get.
 GREEDY = {
     "time": ("def f():\n    while True: pass", 1.0),
     "sleep": ("import time\ndef f(): time.sleep(99)", 1.0),
@@ -226,7 +225,7 @@ GREEDY = {
 
 def takes_too_much(name: str, wall: str, folders: Path) -> None:
     code, limit_s = GREEDY[name]
-    # A test that goes through what an iterator gives, and is true of any value but None.
+    # A test that exhausts an iterator, and passes for any value except None.
     tests = "got = f()\nassert got is not None\nif hasattr(got, '__next__'): list(got)"
     started = time.perf_counter()
     assert not passes(code, tests=tests, entry_point="f", limit_s=limit_s, wall=wall)
@@ -236,7 +235,7 @@ def takes_too_much(name: str, wall: str, folders: Path) -> None:
 
 
 def processes_in(folders: Path) -> list[str]:
-    """The processes that were started with a folder in there, by their environment."""
+    """The processes whose TMPDIR lies in this folder."""
     marked = f"TMPDIR={folders}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -244,7 +243,7 @@ def processes_in(folders: Path) -> list[str]:
             try:
                 if marked in (entry / "environ").read_bytes():
                     found.append(entry.name)
-            except OSError:  # over, or another user's
+            except OSError:  # ended, or owned by another user
                 continue
     return found
 
@@ -266,7 +265,7 @@ def test_an_answer_has_its_share_behind_each_other_wall(
 
 
 def test_a_grading_that_is_cut_off_leaves_no_process(folders: Path, walls: list[str]) -> None:
-    """The answer tries to outlive its parent; after the time limit nothing of it is there."""
+    """The answer tries to outlive its parent. No process of it is left after the time limit."""
     code = (
         "import ctypes, os, time\nc = ctypes.CDLL(None)\nc.prctl(1, 0, 0, 0, 0)\n"
         "for call in (c.setsid, lambda: c.setpgid(0, 0), c.fork): call()\ntime.sleep(60)"
@@ -277,7 +276,7 @@ def test_a_grading_that_is_cut_off_leaves_no_process(folders: Path, walls: list[
 
 
 def test_plain_values_cross_as_they_are() -> None:
-    """What a function returns is what its test sees, of the same type; arguments too."""
+    """Results and arguments arrive with the same value and type."""
     values = (
         "None, True, -3, 2 ** 70, 1.5, float('inf'), 'é\\udc80', b'\\0x', (1, [2], {'a': {3}}), "
         "frozenset({1}), {1: {(2, 3): None}}, 1 + 2j, range(1, 9, 2), Decimal('1.20'), "
@@ -333,7 +332,7 @@ def test_frames_cross_as_frames() -> None:
     )
 
 
-# Tests of the forms that published sets have, each with an answer that passes.
+# Tests in the forms of published data sets, each with an answer that passes.
 FORMS = {
     "an exception": (
         "import json\ndef f(text): return json.loads(text)",
@@ -416,7 +415,7 @@ def test_a_form_of_published_tests_is_gradable(name: str, walls: list[str]) -> N
     ids=["class", "argument changed in place", "mock", "documentation"],
 )  # fmt: skip
 def test_a_form_that_is_not_gradable_fails(answer: str, tests: str) -> None:
-    """docs/collab.md names them; it changes when one of these passes."""
+    """docs/collab.md lists these forms; it must change when one of them passes."""
     assert not passes(answer, tests=tests, entry_point="f")
 
 
@@ -425,20 +424,20 @@ def test_no_wall_is_an_error_and_not_a_grade(monkeypatch: pytest.MonkeyPatch) ->
         raise NoWall(f"{wall}: not here")
 
     monkeypatch.setattr(sandbox, "_run", none)
-    standing.cache_clear()
+    available_wall.cache_clear()
     try:
         with pytest.raises(NoWall, match=r"game\.code_wall.*libseccomp"):
-            standing("auto")
+            available_wall("auto")
         with pytest.raises(NoWall, match="landlock"):
-            standing("landlock")
-        assert standing("none") == "none"
+            available_wall("landlock")
+        assert available_wall("none") == "none"
         with pytest.raises(NoWall, match="auto"):
-            standing("paper")
+            available_wall("paper")
     finally:
-        standing.cache_clear()
+        available_wall.cache_clear()
 
 
-def test_the_setting_reaches_the_grade_and_the_wall_is_said(
+def test_the_setting_reaches_the_grade_and_the_wall_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     task = CollabInstance("k", "code", "Write.", "f gives 1.", "", "assert f() == 1", "f")
@@ -448,7 +447,7 @@ def test_the_setting_reaches_the_grade_and_the_wall_is_said(
     assert collab.read(path, game) == [task]
     assert "none" in capfd.readouterr().err
     seen = []
-    monkeypatch.setattr(sandbox, "standing", lambda wall: seen.append(wall) or "none")
+    monkeypatch.setattr(sandbox, "available_wall", lambda wall: seen.append(wall) or "none")
     played = CollabGame(
         task, CollabOptions(code_wall=collab.new_game(task, game).options.code_wall)
     )
@@ -458,11 +457,11 @@ def test_the_setting_reaches_the_grade_and_the_wall_is_said(
 
 @pytest.mark.slow
 def test_a_user_without_rights_has_a_wall(tmp_path: Path) -> None:
-    """As root, start over as nobody; as anybody else every test here shows it already."""
+    """Root runs this as the user nobody. For any other user, all tests here show it."""
     if os.getuid() != 0:
-        assert standing("auto") in sandbox.WALLS
+        assert available_wall("auto") in sandbox.WALLS
         return
-    # A Python that nobody can read, and a copy of the code beside it.
+    # A Python that the user nobody can read, and a copy of the code.
     python = next((p for p in ("/usr/bin/python3", sys.executable) if Path(p).exists()), "")
     place = Path(tempfile.mkdtemp(prefix="nobody-"))
     try:
@@ -496,4 +495,4 @@ def test_a_user_without_rights_has_a_wall(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = done.stdout.split("\n")
     assert found[:2] == [f"{wall} True False" for wall in sandbox.WALLS]
-    assert found[2] == "threads False"  # 64 at most; root's own are not counted
+    assert found[2] == "threads False"  # limited to 64, which the kernel does not enforce for root

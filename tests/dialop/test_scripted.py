@@ -1,4 +1,4 @@
-"""Scripted players: what they score together, how they word it, that every game ends."""
+"""Scripted players: their scores, their wording, and that every game ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
 
 from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
 from dialop.matching.generate import MatchingRecipe, generate_many
-from dialop.matching.pooling import best_plan, estimate_ratio, estimate_top, straying_plan, worth
+from dialop.matching.pooling import (
+    best_plan,
+    estimate_ratio,
+    estimate_top,
+    plan_value,
+    straying_plan,
+)
 from dialop.matching.scripted import ScriptedPlayer, make_scripted
 
 TINY = MatchingRecipe(size=2, p_observed=0.5, scale=False, max_value=10, keep="exactly_one")
@@ -65,7 +71,7 @@ def twos() -> list[MatchingInstance]:
 def test_the_best_plan_stands_in_the_papers_order() -> None:
     table = np.array([[9.0, 8.0, 1.0], [7.0, 2.0, 3.0], [6.0, 5.0, 4.0]])
     assert best_plan(table) == ((1, 0), (0, 1), (2, 2))
-    assert worth(table, best_plan(table)) == 19  # 7 + 8 + 4; with the 9 at most 9 + 5 + 3
+    assert plan_value(table, best_plan(table)) == 19  # 7 + 8 + 4; with the 9 at most 9 + 5 + 3
 
 
 def test_scores_on_the_full_game(eights: list[MatchingInstance]) -> None:
@@ -147,7 +153,7 @@ def test_brief_wording_is_fixed_and_copies_the_prompt() -> None:
         assert top.act(game.view(0)) == "[message]\nDaniel Electra 9"
         assert make_scripted("solo", seed=seed).act(game.view(0)) == BEST
     play(game, (0, "[message] Ava BLEU 3, Daniel Electra 9"))
-    # 3 + 9 beats 7 + 1: the listener plans on both tables and answers with the best at once.
+    # 3 + 9 beats 7 + 1: the second player plans with both tables and proposes the best at once.
     assert make_scripted("honest", seed=0).act(game.view(1)) == BEST
     teller = make_scripted("honest:reply=tell", seed=0)
     assert teller.act(game.view(1)) == "[message]\nAva Electra 7\nDaniel BLEU 1"
@@ -167,7 +173,7 @@ def test_thoughts_are_the_pooled_table_in_levels_and_stay_private() -> None:
     assert said == pooled + BEST and step.error is None
     assert "BLEU 1" not in step.observations[0] and BEST in step.observations[0]
     assert honest.act(game.view(0)) == "[accept]"
-    # A hidden scale of 4: the largest of two values, 28, speaks for a range up to 42.75.
+    # With a hidden scale of 4: two values with maximum 28 give an estimated range up to 42.75.
     scaled = MatchingGame(SCALED, options)
     own = "Ava BLEU 5\nAva Electra 6\nDaniel BLEU 0\nDaniel Electra 5\n[propose]"
     assert make_scripted("solo:think=levels", seed=0).act(scaled.view(1)).startswith(own)
@@ -188,7 +194,7 @@ def test_a_straying_plan_makes_the_best_of_what_its_strays_leave(stray: float) -
         }
         chosen = tuple(reviewer for reviewer, _ in pairs)
         for line, strayed in enumerate(strays):
-            # What can still be had after a line that did not stray is what could be had before it.
+            # A line that does not stray leaves the best reachable value unchanged.
             before, after = (
                 max(w for plan, w in worths.items() if plan[:known] == chosen[:known])
                 for known in (line, line + 1)
@@ -196,7 +202,7 @@ def test_a_straying_plan_makes_the_best_of_what_its_strays_leave(stray: float) -
             assert strayed or after == before
         num_strays += sum(strays)
         assert stray or pairs == best_plan(table)
-    # 80 lines: 40 % of them give or take three standard deviations, sqrt(80 x 0.4 x 0.6) = 4.4.
+    # 40 % of 80 lines, within three standard deviations: sqrt(80 x 0.4 x 0.6) = 4.4.
     assert {0.0: num_strays == 0, 0.4: 19 <= num_strays <= 45, 1.0: num_strays == 80}[stray]
 
 
@@ -233,7 +239,7 @@ def test_slips_are_refused_and_repaired(
     clean = play_all(twos[:40], (name, name), options)
     slipping = play_all(twos[:40], (f"{name}:slip=1", f"{name}:slip=1"), options)
     for plain, slip in zip(clean, slipping, strict=True):
-        # Every move is first malformed; what is played in the end is the same.
+        # Every move is malformed at first; the final play is the same.
         assert slip.num_errors == slip.num_turns == plain.num_turns and plain.num_errors == 0
         assert slip.norm == plain.norm
     some = play_all(twos[:100], ("solo:slip=0.2", "solo:slip=0.2"), options)
@@ -275,11 +281,11 @@ def test_a_player_acts_only_in_its_own_turn() -> None:
 
 
 def test_estimates_by_hand() -> None:
-    # Largest of three uniform values 10, 20, 59.5: the range ends near 59.5 x 4 / 3.
+    # Three uniform values with maximum 59.5: the estimated end of the range is 59.5 x 4 / 3.
     assert estimate_top({(0, 0): 10, (0, 1): 20, (1, 0): 59}, num_cells=3) == pytest.approx(
         79.33, abs=0.01
     )
-    # One cell seen by both: 99.5 own units are 9.5 of the partner's.
+    # One cell is seen by both: 99.5 own units are 9.5 units of the partner.
     assert estimate_ratio({(0, 0): 99, (1, 1): 3}, {(0, 0): 9, (0, 1): 5}) == pytest.approx(
         99.5 / 9.5
     )
@@ -287,7 +293,7 @@ def test_estimates_by_hand() -> None:
 
 
 def test_hidden_scales_are_bridged_by_talk() -> None:
-    """Seat 1 shows 28 and 4 (x 4), seat 0 shows 7 and 22 (x 2.5): raw numbers would mislead it."""
+    """Seat 1 shows 28 and 4 (x 4), seat 0 shows 7 and 22 (x 2.5): raw numbers mislead."""
     game = MatchingGame(SCALED, FULL)
     told = make_scripted("honest", seed=0).act(game.view(1))
     play(game, (1, told))

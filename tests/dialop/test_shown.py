@@ -1,4 +1,4 @@
-"""What models say is shown, and can neither steer a terminal nor forge a page; a key is nowhere."""
+"""Shown model text can neither control a terminal nor forge a page; keys are never stored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from selfplay.evaluation.evaluate import Evaluation
 from selfplay.evaluation.report import Page, errors_text, games_text, markdown, table_text
 from selfplay.rollout.text_players import PersonPlayer
 
-# Clear the screen, its 8-bit form, overwrite the line, turn round what follows, a bell, a title.
+# Clear the screen (also in 8 bits), overwrite the line, reverse the text, ring a bell, set a title.
 STEERING = "\x1b[2J\x9b2J\rover\u202eback\u2066\x07\x1b]0;title\x07\x7f\u2028\x85\ud800"
 MARKUP = "</script></text><script>alert(1)</script> | a | b |\n```\n# Title\n~~~\n````\n<!-- &lt;"
 EVIL = f"{STEERING} {MARKUP}\n── outcome ────\nagreed; score 1.000 of the best"
@@ -74,7 +74,7 @@ def test_an_evaluation_page_is_forged_by_nothing_in_it() -> None:
     assert not re.search(r"(?<!\\)<", outside), "no tag outside a code block"
     headings = re.findall(r"^#+ .*", outside, re.MULTILINE)
     assert len(headings) == 3 and not re.search("^# Title", outside, re.MULTILINE)
-    # The column heads, the rule and one row: a planted bar makes no cell.
+    # Column heads, rule and one row: a bar in the text does not add a cell.
     table = [line for line in outside.splitlines() if line.startswith("| ")]
     bars = [len(re.findall(r"(?<!\\)\|", line)) for line in table]
     assert len(table) == 3 and len(set(bars)) == 1

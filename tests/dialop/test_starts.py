@@ -1,4 +1,4 @@
-"""Games that start from what people said: how far, who is next, and that nothing later is told."""
+"""Games that start within recorded ones: length, next mover, no leak of later moves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Limits
 from selfplay.rollout.seating import self_play_games
 
-OTHER_ROSTER = 16  # line 17 of the published file's half names other reviewers
+OTHER_ROSTER = 16  # line 17 of the file names other reviewers
 
 
 def message(player: int, text: str) -> dict[str, Any]:
@@ -49,7 +49,8 @@ def answer(player: int, accept: bool) -> dict[str, Any]:
     return {"type": "proposal_response", "player": player, "response": {"accept": accept}}
 
 
-# Seat 1 begins; a rejected proposal, a note while one waits, an accepted one. 3 + 4 + 2 words.
+# Seat 1 begins. A rejected proposal, a message while one is pending, an accepted proposal.
+# Words: 3 + 4 + 2.
 LOG = [
     message(1, "I see 7"),
     message(0, "my 9 is large"),
@@ -95,7 +96,7 @@ def the_game(tmp_path: Path, record: dict[str, Any] = RECORD) -> RecordedGame:
     return game
 
 
-# --- how far ------------------------------------------------------------------------------------
+# --- length -------------------------------------------------------------------------------------
 
 
 def test_a_start_is_a_number_a_draw_or_a_share() -> None:
@@ -106,7 +107,7 @@ def test_a_start_is_a_number_a_draw_or_a_share() -> None:
 
 
 def test_lengths_by_hand(tmp_path: Path) -> None:
-    """Six entries may be played, for the seventh ends the game; 9 words, the first 3 a third."""
+    """A start has at most six entries: the seventh ends the game. 3 of 9 words are a third."""
     game = the_game(tmp_path)
     assert game.num_words == (3, 4, 0, 0, 0, 2) and game.num_words_in_all == 9
     assert [start_length(game, k, uniform=0.0) for k in (0, 1, 6, 7, 99)] == [0, 1, 6, 6, 6]
@@ -127,7 +128,7 @@ def test_each_start_has_the_right_speaker_and_the_same_prompt_as_the_game_itself
         started = MatchingGame(instance, FULL)
         movers.append(started.seat_to_move)
         assert len(started.view(0).log) == k and not started.outcome().over
-    # Seat 0 answers the second proposal, also after the note that its proposer wrote meanwhile.
+    # Seat 0 must answer the second proposal, also after a message from its proposer.
     assert movers == [1, 0, 1, 1, 1, 0, 0]
     started = MatchingGame(game.begun(6, uniform=0.0), BRIEF)
     assert started.step(0, "[accept]").action == "accept"
@@ -143,7 +144,7 @@ def test_a_start_lasts_through_clones_and_states(tmp_path: Path) -> None:
         assert twin.instance == started.instance and twin.seat_to_move == 0
 
 
-# --- what is told -------------------------------------------------------------------------------
+# --- leaks --------------------------------------------------------------------------------------
 
 
 def prompts(instance: MatchingInstance, options: MatchingOptions) -> list[str]:
@@ -153,7 +154,7 @@ def prompts(instance: MatchingInstance, options: MatchingOptions) -> list[str]:
 
 
 def another_end(record: dict[str, Any], num: int) -> dict[str, Any]:
-    """The record with every entry from `num` on said otherwise, its kind and speaker kept."""
+    """The record with other texts in all entries from `num` on, of the same kinds and seats."""
     size, log = len(record["table"]), list(record["action_log"][:num])
     for entry in record["action_log"][num:]:
         if entry["type"] == "message":
@@ -175,20 +176,20 @@ def other_cells(instance: MatchingInstance, seat: int) -> MatchingInstance:
 
 
 def check_nothing_later_is_told(record: dict[str, Any], options: MatchingOptions) -> int:
-    """At every start of a record; returns the number of prompts that were looked at."""
+    """Check every start of a record. Returns the number of prompts checked."""
     log, num_checked = record["action_log"], 0
     longest = next((i for i, e in enumerate(log) if e.get("response", {}).get("accept")), len(log))
     for num in range(longest + 1):
         instance = begun(record, num, key="r")
-        told = prompts(instance, options)
-        assert told == prompts(begun(another_end(record, num), num, key="r"), options)
-        said = " ".join(str(e["message"]["data"]) for e in log[:num] if e["type"] == "message")
+        texts = prompts(instance, options)
+        assert texts == prompts(begun(another_end(record, num), num, key="r"), options)
+        earlier = " ".join(str(e["message"]["data"]) for e in log[:num] if e["type"] == "message")
         for entry in log[num:]:
             words = str(entry["message"]["data"]) if entry["type"] == "message" else ""
-            if len(words) > 15 and words not in said:
-                assert all(words not in text for text in told)
+            if len(words) > 15 and words not in earlier:
+                assert all(words not in text for text in texts)
         for seat in (0, 1):
-            assert prompts(other_cells(instance, seat), options)[seat] == told[seat]
+            assert prompts(other_cells(instance, seat), options)[seat] == texts[seat]
         num_checked += 2
     return num_checked
 
@@ -199,7 +200,7 @@ def test_nothing_that_came_later_is_told_in_a_record_by_hand() -> None:
 
 
 def test_the_check_would_see_a_leak() -> None:
-    """The attempt that failed: the whole log in the prompt, the accepted plan included."""
+    """The check fails if the prompt holds the full log with the accepted plan."""
     leaking = begun(RECORD, 6, key="r")
     honest = begun(RECORD, 3, key="r")
     assert prompts(leaking, FULL) != prompts(begun(another_end(RECORD, 3), 6, key="r"), FULL)
@@ -236,7 +237,7 @@ def test_a_log_of_another_roster_is_started_at_its_beginning() -> None:
 
 
 class Accepts(WaveEngine):
-    """Whoever speaks accepts."""
+    """An engine that accepts in every turn."""
 
     def answer(self, request: Request) -> Completion:
         self.asked.append(request)

@@ -1,4 +1,4 @@
-"""What a message states: accepted wordings, empty ones, and round trips of every phrasing."""
+"""Statements in messages: accepted wordings, wordings that state nothing, and round trips."""
 
 from __future__ import annotations
 

@@ -1,0 +1,4 @@
+"""Benches of speed, memory and learning, and reports on finished runs. One module per command.
+
+They call the project's own functions. No part of `dialop` or `selfplay` imports them.
+"""
