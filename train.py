@@ -37,9 +37,8 @@ from selfplay.learner.mismatch import EngineDisagrees
 from selfplay.learner.policy_update import update_policy
 from selfplay.learner.recompute import recompute_logprobs
 from selfplay.learner.reference import update_reference
-from selfplay.metrics.journal import Journal
-from selfplay.metrics.log import Stopwatch
 from selfplay.metrics.step import step_metrics
+from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.partners.judge import judge_interactivity
 from selfplay.partners.partners import check_partners
 from selfplay.preflight.run import Words, check_run, refused
@@ -66,7 +65,14 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     run = set_up(config, world, cleanup)
     learner, engine, offload, watch = run.learner, run.engine, run.offload, Stopwatch()
     baselines = run.baselines
-    journal = Journal(run.folder, config, after_step=run.first_step, rank=world.rank)
+    journal = Journal(
+        run.folder,
+        config.wandb,
+        num_steps=config.steps,
+        log_games_every=config.log_games_every,
+        after_step=run.first_step,
+        rank=world.rank,
+    )
     sync_check = SyncCheck(learner, engine, config=config)
 
     save = partial(

@@ -40,7 +40,7 @@ from selfplay.learner.batch import micro_batches, num_trained_tokens
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.objective import Part, part_loss
 from selfplay.learner.token_means import TokenMeans
-from selfplay.metrics.log import progress
+from selfplay.metrics.console import progress
 from selfplay.rollout.branches import siblings_of
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import BranchPoint, Episode, limits_of

@@ -53,8 +53,8 @@ from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.learner.policy_update import update_policy
 from selfplay.learner.recompute import recompute_logprobs
-from selfplay.metrics.log import Stopwatch
 from selfplay.metrics.step import step_metrics
+from selfplay.metrics.step_log import Stopwatch
 from selfplay.model.liger import liger_is_here
 from selfplay.model.policy import DTYPES
 from selfplay.rollout.driver import first_turns, play_games

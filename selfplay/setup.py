@@ -35,8 +35,7 @@ from selfplay.evaluation.held_out import held_out_at_start
 from selfplay.learner.critic import Critic, make_critic
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.optimizer import make_optimizer
-from selfplay.metrics.log import open_run
-from selfplay.metrics.run_lock import hold_run
+from selfplay.metrics.run_folder import hold_run, open_run
 from selfplay.model.hub import local_folder
 from selfplay.model.liger import liger_is_here
 from selfplay.model.lora import Adapters

@@ -32,7 +32,8 @@ from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import learning_rate
 from selfplay.learner.optimizer_step import optimizer_step
-from selfplay.metrics.log import StepLog, progress
+from selfplay.metrics.console import progress
+from selfplay.metrics.step_log import StepLog
 from selfplay.model.hub import local_folder
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import limits_of

@@ -1,6 +1,6 @@
 """From episodes to samples with advantages: rewards first, then group statistics over all ranks.
 
-A group is (instance, seat, partner), or the turns tried from one state. The two seats of one game
+A group is (instance, seat, partner), or the sibling turns of one state. The two seats of one game
 are never each other's baseline: they share a reward, so their advantage would be exactly zero.
 Between the two steps the trainer may change rewards (a KL penalty).
 """
@@ -31,16 +31,17 @@ from selfplay.credit.sample import Sample, trained_stretches
 from selfplay.distributed import World, gather_objects
 from selfplay.rollout.episode import Episode
 
-ZERO_VARIANCE = 1e-9  # rewards of a group that differ by less carry no signal
-# Methods whose baseline is the group's own mean: a group without variance has no gradient, so it is
-# dropped. Other methods keep it: a group that always wins beats the batch or the moving average.
+ZERO_VARIANCE = 1e-9  # a group whose rewards differ by less has zero variance
+# Methods whose baseline is the group's own mean. Their zero-variance groups have no gradient and
+# are dropped. Other methods keep them: such a group can still be better than the batch or the
+# moving average.
 COMPARED_IN_GROUPS = ("grpo", "dr_grpo", "rloo")
 
 
 @dataclass(frozen=True, slots=True)
 class CreditStats:
-    """How many groups a step had, and how many of them had no variance in their rewards. Groups of
-    branch points are counted apart.
+    """How many groups a step had and how many of them had zero variance; those of branch points are
+    counted separately.
 
     `reward_stds` has each instance's standard deviation of rewards, `parts` the sums of the
     reward's parts.
@@ -56,8 +57,8 @@ class CreditStats:
 
 @dataclass(frozen=True, slots=True)
 class SampleStatistics:
-    """What other ranks need to know of a sample to compute its group's baseline: the number of its
-    trained tokens, the mean of their values, and the variance of these values."""
+    """What a group's baseline needs of one sample, on any rank: the number of its trained tokens,
+    and the mean and variance of their values."""
 
     name: str
     group: str
@@ -70,21 +71,23 @@ class SampleStatistics:
 def reward_samples(
     episodes: Sequence[Episode], *, algorithm: AlgorithmConfig, reward: RewardConfig
 ) -> tuple[list[Sample], CreditStats]:
-    """Samples with rewards and without advantages. Groups without variance are dropped where the
-    method's baseline is the group's own mean."""
+    """Samples with rewards and without advantages. Zero-variance groups are dropped if the method's
+    baseline is the group's own mean."""
     games = _by_group(episode_samples(episodes, algorithm=algorithm, reward=reward))
     turns = _by_group(branch_samples(episodes, algorithm=algorithm, reward=reward))
     groups = games | turns
-    # A critic compares with its own estimate, so every group carries a signal for it.
+    # The baseline of a critic is its own estimate, so with one no group counts as zero-variance.
     critic = algorithm.method == "ppo"
-    flat = {name for name, group in groups.items() if not critic and _has_zero_variance(group)}
-    dropped = flat if algorithm.method in COMPARED_IN_GROUPS else set()
+    zero_variance = {
+        name for name, group in groups.items() if not critic and _has_zero_variance(group)
+    }
+    dropped = zero_variance if algorithm.method in COMPARED_IN_GROUPS else set()
     samples = [s for name, group in groups.items() if name not in dropped for s in group]
     return samples, CreditStats(
         num_groups=len(games),
-        num_zero_variance_groups=len(flat & games.keys()),
+        num_zero_variance_groups=len(zero_variance & games.keys()),
         num_branch_groups=len(turns),
-        num_zero_variance_branch_groups=len(flat & turns.keys()),
+        num_zero_variance_branch_groups=len(zero_variance & turns.keys()),
         reward_stds=_reward_stds(episodes, reward=reward),
         parts=part_sums(episodes, config=reward),
     )
@@ -97,8 +100,8 @@ def compute_advantages(
     algorithm: AlgorithmConfig,
     world: World,
 ) -> tuple[list[Sample], dict[str, float]]:
-    """This rank's samples with their advantages, and the moving-average baselines (ema) of the next
-    step, equal on every rank. Every rank must call."""
+    """This rank's samples with advantages, and the moving-average baselines (ema) of the next step,
+    which are equal on every rank. Every rank must call."""
     everyone = gather_objects(sample_statistics(samples, algorithm=algorithm), world)
     with_advantages = assign_advantages(
         samples, algorithm=algorithm, everyone=everyone, baselines=baselines
@@ -137,7 +140,7 @@ def assign_advantages(
     moving averages of earlier steps, by role. Samples without a group keep their advantages.
     """
     if algorithm.method == "ppo":
-        return list(samples)  # advantages come with the critic's values
+        return list(samples)  # the critic's values give the advantages later (`with_gae`)
     if everyone is None:
         everyone = [sample_statistics(samples, algorithm=algorithm)]
     scales = _baselines_and_divisors(_unique(everyone), algorithm, baselines or {})
@@ -197,8 +200,8 @@ def _baselines_and_divisors(
         means_G = [member.mean for member in members]
         divisor = 1.0
         if method == "ema":
-            # The average of earlier steps alone: one that knew this step's rewards would bias the
-            # gradient. The first step has no earlier one.
+            # The average of earlier steps only: including this step's rewards would bias the
+            # gradient. The first step has no other choice.
             start = baselines[key] if key in baselines else sum(means_G) / len(means_G)
             baselines_G = [start] * len(members)
         elif method == "rloo":
@@ -244,7 +247,8 @@ def _by(statistics: Sequence[SampleStatistics], key: str) -> dict[str, list[Samp
 
 
 def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
-    """Equal values give exactly their own value, which a sum over tokens would not."""
+    """Mean and population variance. The mean of equal values is exactly that value; a sum would
+    round."""
     if min(values) == max(values):
         return values[0], 0.0
     mean = sum(values) / len(values)
@@ -252,8 +256,8 @@ def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _reward_stds(episodes: Sequence[Episode], *, reward: RewardConfig) -> dict[str, float]:
-    """Each instance's standard deviation of rewards, of the role where it is largest: near 0 where
-    the instance is too hard or solved."""
+    """Each instance's standard deviation of rewards, in the role where it is largest. It is near 0
+    if the instance is too hard or solved."""
     by_role: dict[str, dict[str, list[float]]] = {}
     for episode in episodes:
         for seat in trained_seats(episode):

@@ -1,8 +1,10 @@
-"""What a sample's values are compared with: baselines and divisors. Pure functions over floats.
+"""Baselines and divisors of advantages. Pure functions over floats.
 
-An advantage is (value - baseline) / divisor. A sample's values, one a trained token, enter as their
-mean and their variance within the sample; where one reward covers the whole episode the mean is
-that reward and the variance 0. G samples of a group, B of a batch.
+An advantage is (value - baseline) / divisor. A sample has one value per trained token; it enters as
+the mean of its values and their variance within the sample. If one reward covers the full episode,
+the mean is that reward and the variance is 0.
+
+Shapes: G samples of a group, B samples of a batch.
 """
 
 from __future__ import annotations
@@ -12,16 +14,16 @@ from collections.abc import Sequence
 
 
 def group_mean(means_G: Sequence[float]) -> list[float]:
-    """The group's mean as everyone's baseline (GRPO, arXiv 2402.03300, section 4.1.2)."""
+    """The group's mean as each sample's baseline (GRPO, arXiv 2402.03300, section 4.1.2)."""
     mean = sum(means_G) / len(means_G)
     return [mean] * len(means_G)
 
 
 def leave_one_out(means_G: Sequence[float]) -> list[float]:
-    """The mean of the others as each one's baseline (RLOO, arXiv 2402.14740).
+    """The mean of the other samples as each one's baseline (RLOO, arXiv 2402.14740).
 
-    It does not depend on the sample it is subtracted from, so it leaves the gradient unbiased. A
-    sample without others is its own baseline.
+    It does not depend on the sample itself, so the gradient stays unbiased. The only sample of a
+    group is its own baseline.
     """
     if len(means_G) == 1:
         return list(means_G)
@@ -30,7 +32,7 @@ def leave_one_out(means_G: Sequence[float]) -> list[float]:
 
 
 def reward_std(means_G: Sequence[float], withins_G: Sequence[float]) -> float:
-    """The population's standard deviation, every sample weighing the same whatever its length."""
+    """The population standard deviation, with equal weight for every sample whatever its length."""
     mean = sum(means_G) / len(means_G)
     squares = [(m - mean) ** 2 + w for m, w in zip(means_G, withins_G, strict=True)]
     return math.sqrt(sum(squares) / len(squares))
@@ -39,8 +41,8 @@ def reward_std(means_G: Sequence[float], withins_G: Sequence[float]) -> float:
 def batch_moments(
     means_B: Sequence[float], withins_B: Sequence[float], lengths_B: Sequence[int]
 ) -> tuple[float, float]:
-    """Mean and standard deviation of the values of all tokens of a batch, every token weighing the
-    same (REINFORCE++, arXiv 2501.03262, its global advantage normalisation)."""
+    """Mean and standard deviation of the values of all tokens of a batch, with equal weight for
+    every token (REINFORCE++, arXiv 2501.03262, global advantage normalization)."""
     num = sum(lengths_B)
     mean = sum(n * m for n, m in zip(lengths_B, means_B, strict=True)) / num
     squares = [
@@ -50,6 +52,6 @@ def batch_moments(
 
 
 def moved_average(old: float | None, mean: float, *, decay: float) -> float:
-    """decay * old + (1 - decay) * mean, and the mean itself where there is no old one (the baseline
-    of role-conditioned advantage estimation, SPIRAL, arXiv 2506.24119)."""
+    """decay * old + (1 - decay) * mean, or the mean itself if there is no old one (the baseline of
+    role-conditioned advantage estimation, SPIRAL, arXiv 2506.24119)."""
     return mean if old is None else decay * old + (1.0 - decay) * mean

@@ -1,5 +1,5 @@
-"""Fill a step's batch: play on with more instances where groups turned out flat (DAPO, arXiv
-2503.14476, section 3.2, dynamic sampling), up to a budget. Every rank takes as many rounds.
+"""Dynamic sampling: play more instances in place of those whose groups have zero variance, up to a
+budget (DAPO, arXiv 2503.14476, section 3.2). All ranks play the same number of rounds.
 """
 
 from __future__ import annotations
@@ -25,32 +25,35 @@ def play_full(
     reward: RewardConfig,
     world: World,
 ) -> Played:
-    """The games of a step: `play` is given this rank's share of the batch's places, then of as many
-    further ones as instances are missing.
+    """The games of a step, in one or more rounds. Every rank must call.
 
-    An instance is missing where all its groups are flat; the batch is full when as many groups as
-    the first round had differ within themselves. Without `algorithm.resample` there is one round.
+    `play` gets the places in the step's batch that this rank plays: first its share of
+    `num_instances` places, then its share of the missing ones. The batch is full when it has as
+    many groups with variance as the first round had groups. `algorithm.resample` limits how many
+    places are added; 0 means one round.
     """
-    batch = num_instances
-    episodes, played = play(world.replica.share(batch))
-    fresh, wanted, found = episodes, 0.0, 0.0
-    num_places, limit = batch, batch + algorithm.resample
+    episodes, stats = play(world.replica.share(num_instances))
+    new_episodes, num_wanted, num_useful = episodes, 0.0, 0.0
+    num_places, limit = num_instances, num_instances + algorithm.resample
     while num_places < limit:
-        _, stats = reward_samples(fresh, algorithm=algorithm, reward=reward)
-        counts = [float(stats.num_groups), float(stats.num_groups - stats.num_zero_variance_groups)]
-        num_groups, num_telling = all_reduce_sum(counts, world)
-        wanted, found = wanted or num_groups, found + num_telling
-        if found >= wanted:
+        _, credit = reward_samples(new_episodes, algorithm=algorithm, reward=reward)
+        num_with_variance = credit.num_groups - credit.num_zero_variance_groups
+        num_groups, num_new = all_reduce_sum(
+            [float(credit.num_groups), float(num_with_variance)], world
+        )
+        num_wanted, num_useful = num_wanted or num_groups, num_useful + num_new
+        if num_useful >= num_wanted:
             break
-        num = min(math.ceil((wanted - found) * batch / wanted), limit - num_places)
-        fresh, more = play([num_places + i for i in world.replica.share(num)])
-        episodes, played = [*episodes, *fresh], _sum(played, more)
-        num_places += num
-    barrier(world)  # the wait for the games that end last is play's, not the next stage's
-    return episodes, played
+        share_missing = (num_wanted - num_useful) * num_instances / num_wanted
+        num_added = min(math.ceil(share_missing), limit - num_places)
+        new_episodes, new_stats = play([num_places + i for i in world.replica.share(num_added)])
+        episodes, stats = [*episodes, *new_episodes], _sum(stats, new_stats)
+        num_places += num_added
+    barrier(world)  # so that the wait for the last games is timed as play
+    return episodes, stats
 
 
 def _sum(one: RolloutStats, other: RolloutStats) -> RolloutStats:
     return RolloutStats(
-        *(getattr(one, entry.name) + getattr(other, entry.name) for entry in fields(RolloutStats))
+        *(getattr(one, field.name) + getattr(other, field.name) for field in fields(RolloutStats))
     )

@@ -1,8 +1,8 @@
-"""Generalised advantage estimation over a seat's own tokens, and how well values foretell returns.
+"""Generalized advantage estimation over the tokens that a seat sampled.
 
-A step is a token that the seat's policy sampled. What the other seat says and what the rules answer
-happens between two steps: it is seen by the next value and is no step itself, so neither the
-discount nor the trace runs over it. Rewards in the reward's units; floats only, no torch.
+One time step is one sampled token. Tokens of the other seat and of the game come between two steps:
+the next value is conditioned on them, but they are not steps, so neither the discount nor the trace
+decays over them. Values and advantages are in the reward's units.
 
 Shapes: K trained tokens of one transcript, in order.
 """
@@ -21,34 +21,31 @@ def gae(
     """Advantages of one transcript, arXiv 1506.02438 eq. 16.
 
     With d_k = r_k + gamma V_{k+1} - V_k, the advantage is the sum over l of (gamma lam)^l d_{k+l}.
-    `values_K` are those of the states before each token; after the last one the game is over, and
-    its value is 0.
+    `values_K` are of the states before each token. The state after the last one has value 0: the
+    game is over.
     """
-    advantages = [0.0] * len(values_K)
-    following, next_value = 0.0, 0.0
+    advantages_K = [0.0] * len(values_K)
+    advantage, next_value = 0.0, 0.0
     for k in reversed(range(len(values_K))):
         delta = rewards_K[k] + gamma * next_value - values_K[k]
-        following = delta + gamma * lam * following
-        advantages[k] = following
+        advantage = delta + gamma * lam * advantage
+        advantages_K[k] = advantage
         next_value = values_K[k]
-    return advantages
+    return advantages_K
 
 
 def with_gae(sample: Sample, values: Sequence[float], *, gamma: float, lam: float) -> Sample:
-    """The sample with its trained tokens' advantages, the critic's values and what it is to learn.
+    """The sample with advantages, the critic's values and the critic's targets.
 
-    `values` has one entry a token and is read where the mask is 1. A value's target is advantage +
-    value, the lambda-return.
+    `values` has one entry per token and is read where the mask is 1. A value's target is the
+    lambda-return, advantage + value.
     """
-    places, rewards = [p for p, m in enumerate(sample.mask) if m], sample.token_rewards()
+    indices, rewards = [i for i, m in enumerate(sample.mask) if m], sample.token_rewards()
     advantages_K = gae(
-        [rewards[place] for place in places],
-        [values[place] for place in places],
-        gamma=gamma,
-        lam=lam,
+        [rewards[i] for i in indices], [values[i] for i in indices], gamma=gamma, lam=lam
     )
     advantages, returns = ([0.0] * len(sample.ids) for _ in range(2))
-    for place, advantage in zip(places, advantages_K, strict=True):
-        advantages[place] = advantage
-        returns[place] = advantage + values[place]
+    for i, advantage in zip(indices, advantages_K, strict=True):
+        advantages[i] = advantage
+        returns[i] = advantage + values[i]
     return replace(sample, advantages=advantages, values=list(values), returns=returns)

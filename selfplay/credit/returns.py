@@ -1,4 +1,4 @@
-"""Episodes become samples with their rewards: a seat's game, or a turn tried at a branch point.
+"""Turns episodes into samples with rewards: one seat's game, or one sibling turn of a branch point.
 
 A token is trained in at most one sample. Without branch points a game gives one sample a seat, in
 the group (instance, seat). A branch point moves its turn into samples of their own: each sibling
@@ -57,8 +57,8 @@ def branch_samples(
                 samples.append(replace(turn, name=name, group=group))
                 for number, continuation in enumerate(continuations):
                     if continuation is not episode:
-                        place_of_it = f"{place} continuation {number}"
-                        samples += _after(continuation, point, place_of_it, algorithm, reward)
+                        prefix = f"{place} continuation {number}"
+                        samples += _after(continuation, point, prefix, algorithm, reward)
     return samples
 
 
@@ -81,7 +81,7 @@ def trained_seats(episode: Episode) -> list[int]:
 
 
 def role_of(episode: Episode, seat: int) -> str:
-    """The seat and, if there is one, the partner: what a baseline may depend on."""
+    """The seat and, if there is one, the partner. Groups and moving averages are kept per role."""
     players = zip(episode.players, episode.transcripts, strict=True)
     partners = [player for player, transcript in players if transcript is None]
     return " beside ".join([f"seat {seat}", *partners])
@@ -93,9 +93,9 @@ def _turn_sample(
     algorithm: AlgorithmConfig,
     config: RewardConfig,
 ) -> Sample:
-    """The turn alone, rewarded with the mean of its continuations.
+    """The turn alone, rewarded with the mean reward of its continuations.
 
-    With `error_credit: turn` it bears its own penalty and no other turn's.
+    With `error_credit: turn` only its own penalty is subtracted, and no other turn's.
     """
     episode, seat = continuations[0], point.seat
     start, end = _turn_range(episode, point)
@@ -108,7 +108,7 @@ def _turn_sample(
         value -= sum(penalty for first, _, penalty in penalties if first == start)
     return replace(
         sample,
-        ids=sample.ids[:end],  # nothing after the last trained token has to be read
+        ids=sample.ids[:end],  # tokens after the last trained one are not needed
         mask=[0] * start + sample.mask[start:end],
         old_logprobs=sample.old_logprobs[:end],
         advantages=sample.advantages[:end],
@@ -152,8 +152,8 @@ def _rewarded(
     last = len(sample.mask) - 1 - sample.mask[::-1].index(1)
     penalties: tuple[tuple[int, int, float], ...] = ()
     if algorithm.error_credit == "turn":
-        own = turn_penalties(episode, seat, config=config)
-        penalties = tuple(penalty for penalty in own if sample.mask[penalty[0]])
+        all_penalties = turn_penalties(episode, seat, config=config)
+        penalties = tuple(penalty for penalty in all_penalties if sample.mask[penalty[0]])
         rewards[last] = game_return(episode, seat, config=config)
     else:
         rewards[last] = seat_reward(episode, seat, config=config)

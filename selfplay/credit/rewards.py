@@ -1,4 +1,4 @@
-"""What each seat of an episode earns. Pure functions over floats."""
+"""The reward of each seat of an episode. Pure functions over floats."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from selfplay.rollout.episode import Episode
 def seat_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
     """The game's return to the seat minus the penalties of its refused moves.
 
-    The seats share the return; the penalty falls on the erring seat alone. The result is floored
-    at 0, except in collab, where the token cost may make it negative.
+    The seats share the return; each seat pays for its own errors. The result is floored at 0,
+    except in collab, where the token cost may make it negative.
     """
     penalty = config.error_penalty * episode.num_errors(seat)
     reward = game_return(episode, seat, config=config) - penalty
@@ -20,12 +20,12 @@ def seat_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
 
 
 def game_return(episode: Episode, seat: int, *, config: RewardConfig) -> float:
-    """What the game itself pays the seat: in [0, 1], in collab the sum of its parts.
+    """The seat's return from the game: in [0, 1], or in collab the sum of its parts.
 
     - `score_norm`: the game's own reward.
     - `accept`: 1 for any agreement.
     - `regret`: the game's own reward after an agreement, else `table_share` times what the last
-      proposal would have paid. `table_share` is below 1, so accepting always pays more.
+      proposal would have given. `table_share` is below 1, so accepting always gives more.
     """
     outcome = episode.outcome
     if config.kind == "collab":
@@ -58,9 +58,9 @@ def collab_parts(episode: Episode, seat: int, *, config: CollabConfig) -> dict[s
     R(t | g) = R_task(t, g) + R_interactivity(t) - min(cost * tokens(t), clamp)
 
     Source: Wu et al., CollabLLM, arXiv 2502.00640, section 3. The multiturn-aware reward of one
-    reply is the mean of R over its sampled continuations, which `rollout.branch` draws. R_task is
-    the game's grade and R_interactivity the mark in the outcome's facts, both in [0, 1] before
-    weighting. Only tokens that this seat sampled count, refused tries included.
+    reply is the mean of R over its sampled continuations (`rollout.branch`). R_task is the game's
+    grade and R_interactivity the judge's mark in the outcome's facts, both in [0, 1] before
+    weighting. tokens(t) counts the tokens that this seat sampled, refused tries included.
     """
     num_tokens = sum(turn.num_tokens for turn in episode.turns if turn.seat == seat)
     parts = {

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One seat's transcript, ready for the update. Every list has one entry a token.
+    """One seat's transcript, ready for the update. Every list has one entry per token.
 
     - `name` is unique within a step.
     - `old_logprobs` are the engine's log-probs at the sampling temperature.
     - `advantages` are 0 where the mask is 0.
     - `rewards` hold the seat's return at its last trained token.
     - `penalties` are (start, end, penalty) of single refused turns; they are not in `rewards`.
-    - `group` names the samples it is compared with; `role` is the seat and, if there is one, the
-      partner. Imitation samples have no group, no role and no rewards.
-    - `importance` weighs each token's loss where engine and trainer disagree; 0 rejects the token.
-      Empty means weight 1 everywhere.
+    - `group` is the key of the samples it is compared with; `role` is the seat and, if there is
+      one, the partner. Imitation samples have no group, no role and no rewards.
+    - `importance` is each token's weight in the loss, which corrects the mismatch of engine and
+      trainer log-probs; 0 rejects the token. Empty means weight 1 everywhere.
     - `values` are the critic's estimates before each trained token, `returns` their targets. Both
       are empty without a critic.
     """

@@ -17,7 +17,7 @@ from dialop.shown import on_one_line
 from selfplay.evaluation.evaluate import Evaluation
 from selfplay.evaluation.report import escaped
 from selfplay.metrics.bootstrap import bootstrap_interval, show_interval
-from selfplay.metrics.log import write_atomically
+from selfplay.metrics.run_folder import write_atomically
 
 HOW_TO_READ = (
     "Score of the row's player with the column's, with a 95 % interval over games; above in seat "

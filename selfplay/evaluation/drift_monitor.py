@@ -21,7 +21,7 @@ from selfplay.evaluation.drawings import drift_svg
 from selfplay.evaluation.held_out import EvaluationContext, validation, validation_score
 from selfplay.evaluation.word_drift import check_words
 from selfplay.games import kit_of
-from selfplay.metrics.log import write_atomically
+from selfplay.metrics.run_folder import write_atomically
 from selfplay.partners.partners import Partners, check_spec
 from selfplay.rollout.seating import Partner, read_spec
 

@@ -20,7 +20,7 @@ from selfplay.distributed import World, gather_objects
 from selfplay.engines.base import Engine, Sampling
 from selfplay.games import kit_of
 from selfplay.metrics.bootstrap import bootstrap_interval
-from selfplay.metrics.log import progress
+from selfplay.metrics.console import progress
 from selfplay.metrics.step import add_up, game_measures, game_record, tally
 from selfplay.rollout.driver import play_games, play_scripted
 from selfplay.rollout.episode import Episode, limits_of

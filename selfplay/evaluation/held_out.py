@@ -25,7 +25,7 @@ from selfplay.evaluation.report import COLUMNS, rows_json, table_text
 from selfplay.evaluation.word_drift import read_people, word_drift
 from selfplay.games import kit_of
 from selfplay.metrics.bootstrap import show_interval
-from selfplay.metrics.log import write_atomically
+from selfplay.metrics.run_folder import write_atomically
 
 
 def held_out(stage: str, config: Config, *, context: EvaluationContext, folder: Path) -> None:

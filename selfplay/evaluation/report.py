@@ -16,7 +16,7 @@ from dialop.shown import on_one_line
 from selfplay.evaluation.drawings import game_text
 from selfplay.evaluation.evaluate import Evaluation
 from selfplay.metrics.bootstrap import show_interval
-from selfplay.metrics.log import write_atomically
+from selfplay.metrics.run_folder import write_atomically
 
 # Measure, its heading, what it says. A page has those columns that one of its rows has.
 COLUMNS = (

@@ -1,7 +1,6 @@
-"""What branch points show: their cost, how far sibling turns lie apart, their record for people.
+"""Metrics and records of branch points: their cost, the spread of their sibling turns' values.
 
-A turn's value is the mean score of its futures, in [0, 1] of the best. Speaks of played games;
-knows no gradients.
+A turn's value is the mean normalized score (0 to 1) of its continuations.
 """
 
 from __future__ import annotations
@@ -15,27 +14,31 @@ from selfplay.rollout.episode import BranchPoint, Episode
 
 
 def branch_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str, float]:
-    """Sums over branch points, addable over ranks; empty where no game was forked.
+    """Sums over branch points, which can be added over ranks; empty if no game was forked.
 
-    `branch_tokens` were sampled in sibling turns and their futures, `branch_continuation_tokens` of them
-    in the futures, after the turns that are compared. The trunks' own tokens are in neither.
+    `branch_tokens` counts the tokens sampled in sibling turns and in continuations,
+    `branch_continuation_tokens` only those in continuations. The played games' own tokens are in
+    neither.
     """
     points = [(episode, point) for episode in episodes for point in episode.branches]
     if not points:
         return {}
     values_K = [turn_values(episode, point) for episode, point in points]
-    turns, rest = 0, 0
+    turn_tokens, continuation_tokens = 0, 0
     for episode, point in points:
-        # The trunk's own turn was not sampled again, each other one once for all its futures.
+        # Sibling 0 is the played game's own turn. Each other one was sampled once, whatever the
+        # number of its continuations.
         for continuations in siblings_of(episode, point)[1:]:
-            turns += continuations[0].turns[point.turn].num_tokens
+            turn_tokens += continuations[0].turns[point.turn].num_tokens
         for continuation in point.continuations.values():
-            rest += sum(turn.num_tokens for turn in continuation.turns[point.turn + 1 :])
+            continuation_tokens += sum(
+                turn.num_tokens for turn in continuation.turns[point.turn + 1 :]
+            )
     return {
         "branch_points": float(len(points)),
         "branch_games": float(sum(len(point.continuations) for _, point in points)),
-        "branch_tokens": float(turns + rest),
-        "branch_continuation_tokens": float(rest),
+        "branch_tokens": float(turn_tokens + continuation_tokens),
+        "branch_continuation_tokens": float(continuation_tokens),
         "branch_turns": float(sum(len(values) for values in values_K)),
         "branch_groups": float(credited.num_branch_groups),
         "branch_zero_variance_groups": float(credited.num_zero_variance_branch_groups),
@@ -44,7 +47,7 @@ def branch_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str
 
 
 def branch_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of a step from the sums of all ranks; empty where no game was forked."""
+    """The metrics of a step from the sums of all ranks; empty if no game was forked."""
     if not sums:
         return {}
     return {
@@ -58,7 +61,7 @@ def branch_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def turn_values(episode: Episode, point: BranchPoint) -> list[float]:
-    """The mean score of each sibling turn's futures, the trunk's own turn first."""
+    """The mean score of each sibling turn's continuations, the played game's own turn first."""
     return [
         sum(_scores(continuations)) / len(continuations)
         for continuations in siblings_of(episode, point)
@@ -66,8 +69,10 @@ def turn_values(episode: Episode, point: BranchPoint) -> list[float]:
 
 
 def branch_records(episode: Episode) -> list[dict[str, Any]]:
-    """The branch points of one game as they are written to games.jsonl; sibling 0 is the turn that
-    the game took, and its first score the game's own."""
+    """The branch points of one game as they are written to games.jsonl.
+
+    Sibling 0 is the turn that the played game took, and its first score is that game's.
+    """
     records = []
     for point in episode.branches:
         siblings = []

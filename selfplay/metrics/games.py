@@ -1,6 +1,6 @@
-"""What only one game can be asked: sums over a game's moves that its own words give meaning to.
+"""Metrics that exist in one game only, as sums over its moves.
 
-docs/metrics.md gives each its formula and its warning signs.
+docs/metrics.md gives the formula and the warning signs of each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from selfplay.rollout.episode import Episode, Turn
 
 
 def game_sums(episode: Episode, turns: Sequence[Turn]) -> dict[str, float]:
-    """One game's own measures, addable; `turns` are those that count as the policy's."""
+    """The sums of the episode's game; `turns` are those that count as the policy's."""
     match episode.views[0]:
         case MatchingView():
             return _matching_sums(episode, turns)
@@ -24,25 +24,27 @@ def game_sums(episode: Episode, turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def messages(episode: Episode, seats: Collection[int]) -> list[tuple[int, str]]:
-    """Speaker and words of what these seats told in this game, as the game took it: without the
-    tag, and without what was written in private before it."""
+    """(seat, text) of the messages that these seats sent in this game.
+
+    The text is what the game passed on: without the tag and without private reasoning before it.
+    """
     num_legal = sum(turn.error is None for turn in episode.turns)
-    log = episode.views[0].log
-    played = log[len(log) - num_legal :]
-    return [(act.seat, act.text) for act in played if act.kind == "message" and act.seat in seats]
+    log = episode.views[0].log  # may begin with acts from before this game
+    acts = log[len(log) - num_legal :]
+    return [(act.seat, act.text) for act in acts if act.kind == "message" and act.seat in seats]
 
 
 def talk_value(episode: Episode) -> float:
-    """Score minus the better seat's solo plan: what talking was worth over the best lone guess."""
+    """The normalized score minus that of the better seat's solo plan: the gain from talking."""
     facts = episode.outcome.facts
     return episode.outcome.score_norm - max(facts["solo_0"], facts["solo_1"])
 
 
 def _matching_sums(episode: Episode, turns: Sequence[Turn]) -> dict[str, float]:
-    said = messages(episode, {turn.seat for turn in turns})
-    counts = [count_true(episode.views[seat], text) for seat, text in said]
+    sent = messages(episode, {turn.seat for turn in turns})
+    counts = [count_true(episode.views[seat], text) for seat, text in sent]
     return {
-        "words": float(sum(len(text.split()) for _, text in said)),
+        "words": float(sum(len(text.split()) for _, text in sent)),
         "proposals": float(sum(turn.action == "propose" for turn in turns)),
         "statements": float(sum(stated for _, stated in counts)),
         "true_statements": float(sum(true for true, _ in counts)),
@@ -51,13 +53,13 @@ def _matching_sums(episode: Episode, turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def _collab_sums(episode: Episode, turns: Sequence[Turn]) -> dict[str, float]:
-    said = messages(episode, {turn.seat for turn in turns})
-    heard = [turn for turn in episode.turns if turn.seat == USER and turn.error is None]
+    sent = messages(episode, {turn.seat for turn in turns})
+    user_turns = [turn for turn in episode.turns if turn.seat == USER and turn.error is None]
     facts = episode.outcome.facts
     return {
-        "words": float(sum(len(text.split()) for _, text in said)),
-        "questions": float(sum("?" in text for _, text in said)),
+        "words": float(sum(len(text.split()) for _, text in sent)),
+        "questions": float(sum("?" in text for _, text in sent)),
         "tokens": float(sum(turn.num_tokens for turn in turns)),
-        "user_words": float(sum(len(turn.text.split()) for turn in heard)),
+        "user_words": float(sum(len(turn.text.split()) for turn in user_turns)),
         **{name: facts[name] for name in ("interactivity", "judged") if name in facts},
     }

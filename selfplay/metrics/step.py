@@ -1,5 +1,7 @@
-"""What a set of played games shows, as plain numbers. docs/metrics.md gives each its formula and
-its warning signs."""
+"""The metrics of played games and of a step, as plain numbers.
+
+docs/metrics.md gives the formula and the warning signs of each.
+"""
 
 from __future__ import annotations
 
@@ -15,48 +17,48 @@ from selfplay.metrics.games import game_sums
 from selfplay.rollout.driver import RolloutStats
 from selfplay.rollout.episode import Episode
 
-_BESIDE = "games beside "  # counts of games by partner and seat, in sums only
+_GAMES_WITH = "games with "  # prefix of the counts of games by partner and seat
 
 
 def tally(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Sums over games, addable over ranks (`add_up`), from which `game_measures` takes means.
+    """Sums over games, which `add_up` adds over ranks and `game_measures` turns into means.
 
-    Words, statements and errors are the policy's where it plays beside a partner, else both seats'.
+    Words, statements and errors are the policy's if it plays with a partner, else both seats'.
     """
-    sums: Counter[str] = Counter()
-    score_beside: defaultdict[str, float] = defaultdict(float)
-    own: dict[str, float] = {}
+    counts: Counter[str] = Counter()
+    score_sums: defaultdict[str, float] = defaultdict(float)
+    own_sums: dict[str, float] = {}
     for episode in episodes:
         policy = {s for s, t in enumerate(episode.transcripts) if t is not None}
         turns = [t for t in episode.turns if not policy or t.seat in policy]
-        sums["games"] += 1
-        sums["agreement"] += episode.outcome.agreed
-        sums["optimal"] += episode.outcome.score_norm > 1 - 1e-9
-        sums["messages"] += sum(turn.action == "message" for turn in turns)
-        sums["turns"] += len(episode.turns)
-        sums["errors"] += sum(turn.error is not None for turn in turns)
-        sums.update(f"errors_{turn.error_kind}" for turn in turns if turn.error_kind)
-        sums[f"{_BESIDE}{_company(episode)}"] += 1
-        score_beside[f"score/{_company(episode)}"] += episode.outcome.score_norm
-        own = add_up((own, game_sums(episode, turns)))
+        counts["agreement"] += episode.outcome.agreed
+        counts["optimal"] += episode.outcome.score_norm > 1 - 1e-9
+        counts["messages"] += sum(turn.action == "message" for turn in turns)
+        counts["turns"] += len(episode.turns)
+        counts["errors"] += sum(turn.error is not None for turn in turns)
+        counts.update(f"errors_{turn.error_kind}" for turn in turns if turn.error_kind)
+        partner = _partner_and_seat(episode)
+        counts[f"{_GAMES_WITH}{partner}"] += 1
+        score_sums[f"score/{partner}"] += episode.outcome.score_norm
+        own_sums = add_up((own_sums, game_sums(episode, turns)))
     return {
-        **{name: float(count) for name, count in sums.items()},
-        **score_beside,
-        **own,
+        **{name: float(count) for name, count in counts.items()},
+        **score_sums,
+        **own_sums,
         "games": float(len(episodes)),
         "score": sum(e.outcome.score_norm for e in episodes),
     }
 
 
-def _company(episode: Episode) -> str:
-    """Who sat beside the policy and, after a slash, the policy's own seat; "self" without one."""
+def _partner_and_seat(episode: Episode) -> str:
+    """ "partner/seat of the policy", or "self" without a partner."""
     policy = [seat for seat, t in enumerate(episode.transcripts) if t is not None]
-    others = [name for seat, name in enumerate(episode.players) if seat not in policy]
-    return f"{others[0]}/{policy[0]}" if others and policy else SELF
+    partners = [name for seat, name in enumerate(episode.players) if seat not in policy]
+    return f"{partners[0]}/{policy[0]}" if partners and policy else SELF
 
 
 def add_up(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Several tallies as one."""
+    """The sums of all parts, name by name."""
     sums: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():
@@ -65,30 +67,33 @@ def add_up(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def game_measures(sums: Mapping[str, float]) -> dict[str, float]:
-    """Means over games.
+    """Means over games; empty without games.
 
     `honesty` is the share of stated cell values that are true in the speaker's own table; it is
-    missing when nothing was stated. Scores by partner and seat are there when the policy had a
-    partner. Nothing at all comes of no games.
+    missing if nothing was stated. Scores by partner and seat are added if there was a partner.
     """
     if not sums.get("games"):
         return {}
-    company = [name.removeprefix(_BESIDE) for name in sums if name.startswith(_BESIDE)]
-    apart = {"games", "true_statements", *(f"score/{who}" for who in company)}
+    num_games = {
+        name.removeprefix(_GAMES_WITH): num
+        for name, num in sums.items()
+        if name.startswith(_GAMES_WITH)
+    }
+    no_means = {"games", "true_statements", *(f"score/{partner}" for partner in num_games)}
     means = {
         name: value / sums["games"]
         for name, value in sums.items()
-        if name not in apart and not name.startswith(_BESIDE)
+        if name not in no_means and not name.startswith(_GAMES_WITH)
     }
-    if any(who != SELF for who in company):
-        means |= {f"score/{who}": sums[f"score/{who}"] / sums[_BESIDE + who] for who in company}
+    if any(partner != SELF for partner in num_games):
+        means |= {f"score/{p}": sums[f"score/{p}"] / num for p, num in num_games.items()}
     if sums.get("statements"):
         means["honesty"] = sums["true_statements"] / sums["statements"]
     return means
 
 
 def game_record(episode: Episode, *, step: int) -> dict[str, Any]:
-    """One game in full, both views, as written to games.jsonl."""
+    """One complete game, with both seats' prompts, as written to games.jsonl."""
     return {
         "step": step,
         "instance": episode.instance,
@@ -122,8 +127,11 @@ def step_metrics(
     learnt: dict[str, float],
     world: World,
 ) -> dict[str, float]:
-    """One step's numbers over all ranks: games, groups, what the update saw, the engine's pace."""
-    mine = tally(episodes) | {
+    """The metrics of one step over all ranks: games, groups, the update (`learnt`), the engine.
+
+    `engine_s` is the mean over replicas. Every rank must call.
+    """
+    on_this_rank = tally(episodes) | {
         "num_instances": float(len({episode.instance for episode in episodes})),
         "num_groups": float(credited.num_groups),
         "num_zero_variance_groups": float(credited.num_zero_variance_groups),
@@ -134,8 +142,7 @@ def step_metrics(
         **branch_tally(episodes, credited),
         **{f"reward_{name}": part for name, part in credited.parts.items()},
     }
-    gathered = gather_objects(mine, world)
-    sums = add_up(gathered)
+    sums = add_up(gather_objects(on_this_rank, world))
     engine_s = sums.pop("engine_s") / world.replica.num
     counts = {name: sums.pop(name) for name in list(sums) if name.startswith("num_")}
     branches = {name: sums.pop(name) for name in list(sums) if name.startswith("branch_")}

@@ -26,7 +26,7 @@ from selfplay.config.settings import SettingsError
 from selfplay.data.instances import TOKENIZER, generated
 from selfplay.engines.endpoint import check_address, endpoint_key
 from selfplay.games import kit_of
-from selfplay.metrics.log import check_wandb
+from selfplay.metrics.step_log import check_wandb
 from selfplay.model.hub import check_weights, local_folder
 from selfplay.model.policy import described_in
 

@@ -54,20 +54,22 @@ def play_branching(position: Position, branching: Branching) -> Playing:
     """
     points: list[BranchPoint] = []
     while position.ended is None:
-        if not _chosen(position, branching, len(points)):
+        if not _is_branch_point(position, branching, len(points)):
             yield from position.turn()
             continue
-        point = _point(position)
+        point = _branch_point(position)
         points.append(point)
         for sibling in range(1, branching.siblings):
             twin = position.fork("branch", point.turn, sibling)
-            yield Spawn(named(twin.table, _sibling(twin, point, sibling, branching.continuations)))
+            yield Spawn(
+                named(twin.table, _play_sibling(twin, point, sibling, branching.continuations))
+            )
         yield from position.turn()
         if position.ended is None:
             for continuation in range(1, branching.continuations):
                 twin = position.fork("branch", point.turn, 0, continuation)
-                yield Spawn(named(twin.table, _continuation(twin, point, (0, continuation))))
-    # A seat that ran out of tokens took no turn.
+                yield Spawn(named(twin.table, _play_continuation(twin, point, (0, continuation))))
+    # Drop a point whose seat had no tokens left and so took no turn.
     taken = tuple(point for point in points if point.turn < len(position.turns))
     return replace(position.episode(), branches=taken)
 
@@ -80,31 +82,34 @@ def siblings_of(episode: Episode, point: BranchPoint) -> list[list[Episode]]:
     return [siblings[sibling] for sibling in sorted(siblings)]
 
 
-def _sibling(twin: Position, point: BranchPoint, sibling: int, num_continuations: int) -> Playing:
+def _play_sibling(
+    twin: Position, point: BranchPoint, sibling: int, num_continuations: int
+) -> Playing:
     """A sibling turn from the same state, then its continuations."""
     yield from twin.turn()
     if twin.ended is None:
         for continuation in range(1, num_continuations):
             fork = twin.fork(continuation)
-            yield Spawn(named(fork.table, _continuation(fork, point, (sibling, continuation))))
+            yield Spawn(named(fork.table, _play_continuation(fork, point, (sibling, continuation))))
         twin = twin.fork(0)
-    return (yield from _continuation(twin, point, (sibling, 0)))
+    return (yield from _play_continuation(twin, point, (sibling, 0)))
 
 
-def _continuation(twin: Position, point: BranchPoint, place: tuple[int, int]) -> Playing:
+def _play_continuation(twin: Position, point: BranchPoint, place: tuple[int, int]) -> Playing:
+    """Play a forked game to its end and keep it at `point.continuations[place]`."""
     episode = yield from play(twin)
-    if episode.ended != VOID:  # a void game says nothing about its turn
+    if episode.ended != VOID:  # a void game is not scored, so its turn gets no value from it
         point.continuations[place] = episode
     return episode
 
 
-def _point(position: Position) -> BranchPoint:
+def _branch_point(position: Position) -> BranchPoint:
     seat = position.table.game.seat_to_move
     assert seat is not None
     return BranchPoint(turn=len(position.turns), seat=seat)
 
 
-def _chosen(position: Position, branching: Branching, num_points: int) -> bool:
+def _is_branch_point(position: Position, branching: Branching, num_points: int) -> bool:
     """Whether the next turn is a branch point. Only the policy's turns can be."""
     game = position.table.game
     if game.seat_to_move is None or position.table.players[game.seat_to_move].transcript is None:

@@ -1,8 +1,8 @@
-"""Play many games at once: two drivers feed the prompts of all games to an engine.
+"""Play many games at once with one engine.
 
-A wave engine gets every waiting prompt at once; a streaming engine gets each prompt the moment its
-game asks for it, so a long message delays only its own game. Speaks of seats, turns and episodes;
-knows no torch and no rewards.
+There are two drivers. The wave driver sends the prompts of all waiting games as one batch. The
+streaming driver sends each prompt as soon as its game needs it, so a long message delays only its
+own game.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from selfplay.rollout.episode import (
 
 @dataclass(frozen=True, slots=True)
 class RolloutStats:
-    """What a rollout did and how long the engine and everything beside it took.
+    """Counts and times of one rollout.
 
-    `void` holds the places of tables whose game ended void; they are in no other number of games.
+    `engine_s` is the time in the engine, `games_s` the rest. `void` has the indices of the game
+    setups whose game ended void; no other field counts these games.
     """
 
     num_games: int
@@ -47,7 +48,7 @@ class RolloutStats:
 
 
 def play_games(
-    tables: Sequence[GameSetup],
+    setups: Sequence[GameSetup],
     engine: Engine | None,
     *,
     sampling: Sampling,
@@ -55,25 +56,24 @@ def play_games(
     ended: Callable[[], object] | None = None,
     version: int | None = None,
 ) -> tuple[list[Episode], RolloutStats]:
-    """Play all tables to their end with one engine; episodes in the order of the tables.
-
-    `version`, where given, is the step whose weights must speak for the policy. Raises RuntimeError
-    for an answer that is none, see `check_completion`.
-
-    `ended`, where given, is called each time a game ends.
+    """Play all games to their end; returns the episodes in the order of `setups`.
 
     Void games (a partner gave no answer) are left out, so that nothing can score them; the
-    statistics say which they were. A rank that shares another's engine has none, and no tables.
+    statistics list them. `ended` is called each time a game ends. `version` is the step whose
+    weights the policy's completions must come from; None skips this check.
+
+    A rank that shares another rank's engine passes None for `engine` and no setups. Raises
+    ValueError if it has setups, and RuntimeError for an invalid completion (`_check_completion`).
     """
     if engine is None:
-        if tables:
-            raise ValueError(f"a rank without an engine can play no tables, got {len(tables)}")
+        if setups:
+            raise ValueError(f"a rank without an engine cannot play games, got {len(setups)}")
         return [], RolloutStats(0, 0, 0, 0, 0, 0.0, 0.0)
     started = time.perf_counter()
-    plays = [_playing(table, limits, ended) for table in tables]
+    games = [_run_game(setup, limits, ended) for setup in setups]
     tally = _Tally(version)
     drive = _drive_stream if engine.streaming else _drive_waves
-    played = drive(plays, engine, sampling, tally)
+    played = drive(games, engine, sampling, tally)
     episodes = [episode for episode in played if episode.ended != VOID]
     turns = [turn for episode in episodes for turn in episode.turns]
     return episodes, RolloutStats(
@@ -84,46 +84,49 @@ def play_games(
         num_generated_tokens=tally.num_generated_tokens,
         engine_s=tally.engine_s,
         games_s=time.perf_counter() - started - tally.engine_s,
-        void=tuple(place for place, episode in enumerate(played) if episode.ended == VOID),
+        void=tuple(index for index, episode in enumerate(played) if episode.ended == VOID),
     )
 
 
-def _playing(table: GameSetup, limits: Limits, ended: Callable[[], object] | None) -> Playing:
-    """A table's game, set up when it is its turn: the engine works on the first while later ones
-    still render."""
-    position, branching = Position(table, limits), table.branching
+def _run_game(setup: GameSetup, limits: Limits, ended: Callable[[], object] | None) -> Playing:
+    """One game. Its first prompt is rendered when the game starts, so the engine already works on
+    the first games while later ones still render."""
+    position, branching = Position(setup, limits), setup.branching
     playing = play_branching(position, branching) if branching else play(position)
-    episode = yield from named(table, playing)
+    episode = yield from named(setup, playing)
     if ended is not None:
         ended()
     return episode
 
 
-def check_completion(request: Request, completion: Completion, *, version: int | None) -> None:
-    """Refuse, with RuntimeError, what no sound engine says: no ids or too many, another number of
-    log-probs, one that is above 0 by more than rounding or not finite, weights of another version.
+def _check_completion(request: Request, completion: Completion, *, version: int | None) -> None:
+    """Raise RuntimeError for a completion that no correct engine returns: no ids or too many, a
+    different number of log-probs, a log-prob that is not finite or is above 0 by more than
+    rounding, or weights of another version.
 
-    An answer in text (a void one, too) has no ids to check.
+    Completions of text requests have no ids to check.
     """
     if request.messages:
         return
-    num, wrong = len(completion.ids), ""
+    num, problem = len(completion.ids), ""
     if not 1 <= num <= request.max_new_tokens:
-        wrong = f"must have 1 to {request.max_new_tokens} ids, has {num}"
+        problem = f"must have 1 to {request.max_new_tokens} ids, has {num}"
     elif len(completion.logprobs) != num:
-        wrong = f"must have one log-prob an id, has {len(completion.logprobs)} for {num} ids"
-    elif bad := [x for x in completion.logprobs if not -math.inf < x <= 1e-3]:
-        wrong = f"must have finite log-probs of at most 0, has {bad[0]}"
+        problem = f"must have one log-prob per id, has {len(completion.logprobs)} for {num} ids"
+    elif invalid := [x for x in completion.logprobs if not -math.inf < x <= 1e-3]:
+        problem = f"must have finite log-probs of at most 0, has {invalid[0]}"
     elif version is not None and not request.speaker and completion.version != version:
-        wrong = f"must be spoken with the weights of step {version}, is with {completion.version}'s"
-    if wrong:
-        who = request.speaker or "the policy"
-        raise RuntimeError(f"a completion of {who}'s engine {wrong}")
+        problem = f"must use the weights of step {version}, uses those of {completion.version}"
+    if problem:
+        raise RuntimeError(
+            f"a completion of the engine of {request.speaker or 'the policy'} {problem}"
+        )
 
 
 @dataclass(slots=True)
 class _Tally:
-    """Counts kept while games run. With a streaming engine `engine_s` is its loop's whole time."""
+    """Counts kept while games run. With a streaming engine `engine_s` is the full time of its
+    loop."""
 
     version: int | None = None
     num_prompt_tokens: int = 0
@@ -131,108 +134,115 @@ class _Tally:
     engine_s: float = 0.0
 
     def count(self, request: Request, completion: Completion) -> None:
-        """Count an answer, which `check_completion` lets pass."""
-        check_completion(request, completion, version=self.version)
+        """Check a completion and count its tokens."""
+        _check_completion(request, completion, version=self.version)
         self.num_prompt_tokens += len(request.prompt_ids)
         self.num_generated_tokens += len(completion.ids)
 
 
 def _drive_waves(
-    plays: Sequence[Playing], engine: Engine, sampling: Sampling, tally: _Tally
+    games: Sequence[Playing], engine: Engine, sampling: Sampling, tally: _Tally
 ) -> list[Episode]:
-    """All waiting games get their completions together, wave after wave, until all have ended.
+    """Send the requests of all waiting games as one batch, wave after wave, until all games end.
 
-    What a game has played beside it joins the same waves.
+    Spawned games join the next wave.
     """
     episodes: dict[int, Episode] = {}
     waiting: list[tuple[int, Request]] = []
-    under_way = list(plays)
+    running = list(games)
 
-    def go_on(place: int, completion: Completion | None) -> None:
-        playing = under_way[place]
+    def resume(index: int, completion: Completion | None) -> None:
+        """Run a game up to its next request or its end; start the games that it spawns."""
+        game = running[index]
         try:
-            asked = playing.send(completion)  # type: ignore[arg-type]
-            while isinstance(asked, Spawn):
-                under_way.append(asked.playing)
-                go_on(len(under_way) - 1, None)
-                asked = next(playing)
-            waiting.append((place, asked))
-        except StopIteration as ended:
-            episodes[place] = ended.value
+            step = game.send(completion)  # type: ignore[arg-type]
+            while isinstance(step, Spawn):
+                running.append(step.playing)
+                resume(len(running) - 1, None)
+                step = next(game)
+            waiting.append((index, step))
+        except StopIteration as stop:
+            episodes[index] = stop.value
 
-    for place in range(len(plays)):
-        go_on(place, None)
+    for index in range(len(games)):
+        resume(index, None)
     while waiting:
         wave, waiting = waiting, []
         started = time.perf_counter()
         completions = engine.generate([request for _, request in wave], sampling)
         tally.engine_s += time.perf_counter() - started
-        for (place, request), completion in zip(wave, completions, strict=True):
+        for (index, request), completion in zip(wave, completions, strict=True):
             tally.count(request, completion)
-            go_on(place, completion)
-    return [episodes[place] for place in range(len(plays))]
+            resume(index, completion)
+    return [episodes[index] for index in range(len(games))]
 
 
 def _drive_stream(
-    plays: Sequence[Playing], engine: Engine, sampling: Sampling, tally: _Tally
+    games: Sequence[Playing], engine: Engine, sampling: Sampling, tally: _Tally
 ) -> list[Episode]:
-    """Each game goes on as soon as its own turn is done; it ends with those played beside it."""
+    """Each game continues as soon as its own completion arrives. A game that spawned others waits
+    for them at its end."""
     Ask = Callable[[Request], Awaitable[Completion]]
 
-    def task(playing: Playing) -> Callable[[Ask], Awaitable[Episode]]:
-        async def go_on(ask: Ask) -> Episode:
-            beside: list[asyncio.Future[Episode]] = []
+    def task(game: Playing) -> Callable[[Ask], Awaitable[Episode]]:
+        async def run(ask: Ask) -> Episode:
+            spawned: list[asyncio.Future[Episode]] = []
             try:
-                asked = next(playing)
+                step = next(game)
                 while True:
-                    if isinstance(asked, Spawn):
-                        beside.append(asyncio.ensure_future(task(asked.playing)(ask)))
-                        asked = next(playing)
+                    if isinstance(step, Spawn):
+                        spawned.append(asyncio.ensure_future(task(step.playing)(ask)))
+                        step = next(game)
                     else:
-                        completion = await ask(asked)
-                        tally.count(asked, completion)
-                        asked = playing.send(completion)
-            except StopIteration as ended:
-                episode: Episode = ended.value
-                await asyncio.gather(*beside)
+                        completion = await ask(step)
+                        tally.count(step, completion)
+                        step = game.send(completion)
+            except StopIteration as stop:
+                episode: Episode = stop.value
+                await asyncio.gather(*spawned)
                 return episode
             finally:
-                for game in beside:
-                    game.cancel()
+                for future in spawned:
+                    future.cancel()
 
-        return go_on
+        return run
 
     started = time.perf_counter()
-    episodes: list[Episode] = engine.stream([task(playing) for playing in plays], sampling)
+    episodes: list[Episode] = engine.stream([task(game) for game in games], sampling)
     tally.engine_s += time.perf_counter() - started
     return episodes
 
 
-def play_scripted(tables: Sequence[GameSetup], *, limits: Limits) -> list[Episode]:
-    """Play tables at which nobody asks an engine (teachers, scripted baselines)."""
+def play_scripted(setups: Sequence[GameSetup], *, limits: Limits) -> list[Episode]:
+    """Play games without an engine (teachers, scripted baselines).
+
+    Raises ValueError if a player requests a completion.
+    """
     episodes = []
-    for table in tables:
-        playing = named(table, play(Position(table, limits)))
+    for setup in setups:
+        game = named(setup, play(Position(setup, limits)))
         try:
-            next(playing)
-        except StopIteration as ended:
-            episodes.append(ended.value)
+            next(game)
+        except StopIteration as stop:
+            episodes.append(stop.value)
         else:
             raise ValueError(
-                f"a seat of instance {table.instance} asked for an engine in a scripted game"
+                f"a seat of instance {setup.instance} asked for an engine in a scripted game"
             )
     return episodes
 
 
 def first_turns(episodes: Sequence[Episode], num: int) -> list[tuple[list[int], list[int]]]:
-    """What at most `num` policy seats read and then said in their first turn, from all over the
-    rollout: the ids, and a 1 for each that the policy sampled. The first turns have the shortest
-    contexts."""
+    """The first turns of at most `num` policy seats, drawn from the full rollout.
+
+    Each is (ids up to the end of the turn, mask that is 1 where the policy sampled the id). First
+    turns have the shortest contexts.
+    """
     transcripts = [t for e in episodes for t in e.transcripts if t is not None and t.spans]
-    found = []
-    for place in Random(0).sample(range(len(transcripts)), min(num, len(transcripts))):
-        transcript = transcripts[place]
-        first = transcript.spans[0]
-        said = [0] * first.start + [1] * (first.end - first.start)
-        found.append((transcript.ids[: first.end], said))
-    return found
+    turns = []
+    for index in Random(0).sample(range(len(transcripts)), min(num, len(transcripts))):
+        transcript = transcripts[index]
+        span = transcript.spans[0]
+        mask = [0] * span.start + [1] * (span.end - span.start)
+        turns.append((transcript.ids[: span.end], mask))
+    return turns

@@ -1,4 +1,7 @@
-"""One game: its records, and how it is played turn by turn. A running game can be forked."""
+"""One game: its records, and how it is played turn by turn.
+
+A running game can be forked.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from selfplay.config import RolloutConfig
 from selfplay.engines.base import Completion, Request
 from selfplay.rollout.players import Move, Player
 
-VOID = "void"  # a partner gave no answer: the game counts for nothing
+VOID = "void"  # how a game ended in which a partner gave no answer; it is not scored
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One try at a move: the seat, its text, the legal action or the error, and the observation that
-    each seat gets."""
+    """One try at a move: the seat, its text, the legal action or the error, and each seat's
+    observation. Without an action the try is refused."""
 
     seat: int
     text: str
@@ -55,10 +58,11 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class BranchPoint:
-    """Sibling turns sampled from one state; `turn` is the number of tries before it.
+    """Sibling turns sampled from one state. `turn` is the number of tries before it.
 
     `continuations[sibling, number]` is the full episode that followed. Sibling 0 is the turn that
-    the game itself took, so (0, 0) is that game and is left out. Filled while the rollout runs.
+    the played game took, so (0, 0) would be that game and is left out. The rollout fills the dict
+    while it runs.
     """
 
     turn: int
@@ -68,8 +72,12 @@ class BranchPoint:
 
 @dataclass(frozen=True, slots=True)
 class Branching:
-    """A branch plan: at which turns a game is forked (`rule` is `rollout.branch.turns`, at most
-    `most` of them, or the `drawn` ones), into how many siblings, with how many continuations."""
+    """A branch plan: where a game is forked, into how many sibling turns, each with how many
+    continuations.
+
+    `rule` is `rollout.branch.turns`. The rules first and decisions fork at most `most` turns, the
+    rule random forks the turns in `drawn`.
+    """
 
     rule: str
     most: int
@@ -80,7 +88,10 @@ class Branching:
 
 @dataclass(frozen=True, slots=True)
 class GameSetup:
-    """A game that is ready to be played: its rules and state, its players, its index in the group."""
+    """A game that is ready to be played.
+
+    `instance` is the key of its instance, `index` its place among the instance's games.
+    """
 
     game: Game
     players: tuple[Player, ...]
@@ -91,7 +102,7 @@ class GameSetup:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a game ends without agreement: legal moves of a game, refused tries of a turn."""
+    """How many legal moves a game may have, and how many refused tries in a row before it ends."""
 
     max_turns: int
     max_retries: int
@@ -112,7 +123,7 @@ Playing = Generator[Request | Spawn, Completion, Episode]
 
 
 class Position:
-    """A running game: its turns, what each seat has not read yet, why it ended.
+    """A running game: its turns, each seat's unread observations, and why it ended.
 
     `ended` is None while the game runs. `fork` copies the game and its transcripts at this turn, so
     nothing is rendered or sampled twice.
@@ -142,7 +153,7 @@ class Position:
     def turn(self) -> Generator[Request, Completion, None]:
         """One try at a move: yields the request if a model moves, and is sent its completion.
 
-        A move that hit its token limit is refused before the game sees it, like any other error.
+        A move that was cut off at its token limit is refused without passing it to the game.
         """
         game = self.table.game
         seat = game.seat_to_move
@@ -152,7 +163,7 @@ class Position:
         if move is None or move.void is not None:
             self.ended = "tokens" if move is None else VOID
             return
-        turn = _tried(game, seat, move)
+        turn = _try_move(game, seat, move)
         self.turns.append(turn)
         self._unread[seat] = turn.error or ""
         for s, text in enumerate(turn.observations):
@@ -165,7 +176,7 @@ class Position:
         self._close()
 
     def fork(self, *names: object) -> Position:
-        """An independent copy of the game, whose draws have these names as well."""
+        """An independent copy of the game; `names` are added to the names of its random draws."""
         twin, table = copy.copy(self), self.table
         players = tuple(player.fork(*names) for player in table.players)
         twin.table = replace(table, game=table.game.clone(), players=players)
@@ -214,7 +225,7 @@ def named(table: GameSetup, playing: Playing) -> Playing:
         raise
 
 
-def _tried(game: Game, seat: int, move: Move) -> Turn:
+def _try_move(game: Game, seat: int, move: Move) -> Turn:
     """Apply one try at a move to the game."""
     if not move.complete:
         error = "Error: your move was cut off; be shorter."

@@ -1,9 +1,9 @@
-"""Who sits in a seat: the policy, a frozen one, a scripted player, or a teacher whose words are
-imitated.
+"""The players of a seat: the policy, a frozen policy, a scripted player, and a teacher whose moves
+are imitated.
 
-A player's `move` is a generator: a policy yields a `Request` and is sent a `Completion`, a
-scripted player yields nothing. Text is decoded on the side and never flows back into a transcript.
-No torch here.
+A player's `move` is a generator. A policy yields a `Request` and is sent a `Completion`; a scripted
+player yields nothing. Sampled ids go into the transcript as they are: text is decoded from them for
+the game and is never tokenized again.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from selfplay.engines.base import Completion, Request
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One try at a move: its text, whether it ended by itself, how many tokens were sampled.
+    """One try at a move: its text, whether it is complete (not cut off), how many tokens were
+    sampled.
 
-    `void` says why there is none and never will be (a dead endpoint): the game then counts for
-    nothing.
+    `void` is the reason why a partner has no move (an endpoint that fails). The game is then void
+    and is not scored.
     """
 
     text: str
@@ -38,7 +39,7 @@ Moving = Generator[Request, Completion, Move | None]
 
 
 class Player(Protocol):
-    """A seat's occupant. `transcript` is None for a partner whose tokens never train."""
+    """Plays one seat of one game. `transcript` is None for a partner, whose tokens never train."""
 
     @property
     def name(self) -> str: ...
@@ -47,7 +48,7 @@ class Player(Protocol):
     def transcript(self) -> Transcript | None: ...
 
     def move(self, game: Game, seat: int, observation: str) -> Moving:
-        """Try a move after reading `observation`; None when the seat is out of tokens."""
+        """Try a move after reading `observation`; None when the seat has no tokens left."""
         ...
 
     def refused(self) -> None:
@@ -55,12 +56,13 @@ class Player(Protocol):
         ...
 
     def fork(self, *names: object) -> Player:
-        """An independent copy from here on, whose draws bear these names as well."""
+        """An independent copy; `names` are added to the names of its random draws."""
         ...
 
 
 class PolicyPlayer:
-    """The model being trained: keeps the seat's exact tokens and asks the engine for each turn."""
+    """The model being trained. It keeps the seat's exact tokens and requests each turn from the
+    engine."""
 
     name = "policy"
 
@@ -80,30 +82,34 @@ class PolicyPlayer:
         self._max_new_tokens, self._max_game_tokens = max_new_tokens, max_game_tokens
 
     def move(self, game: Game, seat: int, observation: str) -> Moving:
-        read(self.transcript, self._rendering, game, seat, observation)
+        _observe(self.transcript, self._rendering, game, seat, observation)
         room = min(self._max_new_tokens, self._max_game_tokens - len(self.transcript.ids))
         if room < 1:
             return None
         turn = len(self.transcript.spans)
         seed = named_seed(*self._seed_names, seat, turn)
-        # The prompt is copied: the transcript grows while other games still wait for the same
-        # engine call.
-        said = yield Request(
+        # The prompt is a copy: the transcript grows later, the request must not.
+        completion = yield Request(
             prompt_ids=tuple(self.transcript.ids),
             max_new_tokens=room,
             seed=seed,
             speaker=self._speaker,
         )
         self.transcript.act(
-            said.ids, logprobs=said.logprobs, version=said.version, finish=said.finish
+            completion.ids,
+            logprobs=completion.logprobs,
+            version=completion.version,
+            finish=completion.finish,
         )
-        complete = said.finish == "stop"
         return Move(
-            text=self._rendering.decode(said.ids), complete=complete, num_tokens=len(said.ids)
+            text=self._rendering.decode(completion.ids),
+            complete=completion.finish == "stop",
+            num_tokens=len(completion.ids),
         )
 
     def refused(self) -> None:
-        """A refused move stays in the transcript and trains: avoiding errors is learnt, too."""
+        """Nothing to do: a refused move stays in the transcript and trains, so that the policy
+        learns to avoid errors."""
 
     def fork(self, *names: object) -> PolicyPlayer:
         twin = copy.copy(self)
@@ -113,8 +119,8 @@ class PolicyPlayer:
 
 
 class FrozenPlayer:
-    """A policy that does not train, behind an engine of its own: what it keeps of its tokens is for
-    its next prompt alone."""
+    """A policy that does not train, served by its own engine. Its tokens are kept only to build its
+    next prompt."""
 
     transcript: Transcript | None = None
 
@@ -125,14 +131,14 @@ class FrozenPlayer:
         return (yield from self._policy.move(game, seat, observation))
 
     def refused(self) -> None:
-        """It reads of its slip in its next observation."""
+        """Nothing to do: its next observation contains the error."""
 
     def fork(self, *names: object) -> FrozenPlayer:
         return FrozenPlayer(self._policy.fork(*names), name=self.name)
 
 
 class ScriptedPartner:
-    """A scripted player as a partner; nothing of it trains."""
+    """A scripted player as a partner; its moves never train."""
 
     transcript: Transcript | None = None
 
@@ -141,10 +147,10 @@ class ScriptedPartner:
 
     def move(self, game: Game, seat: int, observation: str) -> Moving:
         return Move(text=self._script.act(game.view(seat)), complete=True, num_tokens=0)
-        yield  # a generator that never asks the engine
+        yield  # makes this a generator, though it never requests a completion
 
     def refused(self) -> None:
-        """Scripted players see their refused moves in the view."""
+        """Nothing to do: the game's view lists refused moves."""
 
     def fork(self, *names: object) -> ScriptedPartner:
         seed = named_seed(self._script.seed, *names)
@@ -152,29 +158,30 @@ class ScriptedPartner:
 
 
 class Teacher:
-    """A scripted player whose moves become the transcript a policy would have sampled here."""
+    """A scripted player that writes its moves into a transcript as if a policy had sampled them."""
 
     def __init__(self, script: Script, rendering: Rendering, *, name: str) -> None:
         self.name, self.transcript = name, Transcript()
         self._script, self._rendering = script, rendering
 
     def move(self, game: Game, seat: int, observation: str) -> Moving:
-        read(self.transcript, self._rendering, game, seat, observation)
+        _observe(self.transcript, self._rendering, game, seat, observation)
         lesson = self._script.lesson(game.view(seat))
-        text, detours = lesson.text, lesson.detours
-        ids = self._rendering.action_ids(text)
+        ids = self._rendering.action_ids(lesson.text)
         self.transcript.act(
             ids,
             logprobs=[0.0] * len(ids),
             version=0,
             finish="stop",
-            untrained=self._rendering.token_ranges(text, detours) if detours else (),
+            untrained=(
+                self._rendering.token_ranges(lesson.text, lesson.detours) if lesson.detours else ()
+            ),
         )
-        return Move(text=text, complete=True, num_tokens=len(ids))
-        yield  # a generator that never asks the engine
+        return Move(text=lesson.text, complete=True, num_tokens=len(ids))
+        yield  # makes this a generator, though it never requests a completion
 
     def refused(self) -> None:
-        """A slip is context for its repair, never something to imitate."""
+        """Exclude the refused move from imitation; it stays as context for its correction."""
         self.transcript.mark_untrained(len(self.transcript.spans) - 1)
 
     def fork(self, *names: object) -> Teacher:
@@ -184,10 +191,11 @@ class Teacher:
         return twin
 
 
-def read(
+def _observe(
     transcript: Transcript, rendering: Rendering, game: Game, seat: int, observation: str
 ) -> None:
-    """Bring a seat's transcript up to its next turn: the opening prompt, or what was said since."""
+    """Append what the seat reads before its next turn: the opening prompt, or what happened since
+    its last turn."""
     if transcript.ids:
         last = transcript.spans[-1]
         closed = rendering.ends_turn(transcript.ids[last.start : last.end])

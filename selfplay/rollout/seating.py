@@ -1,6 +1,6 @@
 """Which players sit in which game: self-play, evaluation, scripted games and teachers' games.
 
-Every random draw of a game is named (run seed, purpose, step, instance, episode), so any single
+Every random draw of a game has a name (run seed, purpose, step, instance, episode), so any single
 game can be played again.
 """
 
@@ -28,7 +28,7 @@ Sit = Callable[[tuple[object, ...], int], Player]
 class Partner:
     """Who plays with the policy. `sit(names of the game's draws, seat)` makes the player.
 
-    Without `sit` the policy plays with itself. `alone` asks for one game at a time.
+    Without `sit` the policy plays with itself. `alone` means one game at a time (a person).
     """
 
     name: str
@@ -76,8 +76,8 @@ def _choose_partners(
     step: int,
     seed: int,
 ) -> list[Partner]:
-    """A partner for each instance, by systematic sampling: as near to the shares as whole instances
-    allow, and exact on average."""
+    """A partner for each instance, by systematic sampling: the numbers of instances are the shares
+    rounded up or down, and equal to them on average."""
     if not instances:
         return []
     offset = named_seed(seed, "guests", step, instances[0].key) / 2**63
@@ -235,19 +235,19 @@ def seat_players(
     rollout: RolloutConfig,
     rendering: Rendering,
 ) -> tuple[Player, ...]:
-    """Two players. Without a partner the policy has both seats; with one it has the only seat it can
-    have, or seat `index % 2`."""
+    """Two players. Without a partner the policy has both seats. With one it has seat `index % 2`,
+    or the only seat that the game allows it."""
     fixed = kit_of(game).LEARNER_SEAT
     learner_seat = index % 2 if fixed is None else fixed
     return tuple(
-        _policy(names, rollout, rendering)
+        _policy_player(names, rollout, rendering)
         if partner.sit is None or seat == learner_seat
         else partner.sit(names, seat)
         for seat in (0, 1)
     )
 
 
-def _policy(
+def _policy_player(
     names: tuple[object, ...], rollout: RolloutConfig, rendering: Rendering
 ) -> PolicyPlayer:
     return PolicyPlayer(

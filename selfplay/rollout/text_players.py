@@ -1,7 +1,6 @@
-"""Partners who are asked in text or in person: a chat endpoint, somebody at the terminal.
+"""Partners that exchange text instead of token ids: a chat endpoint and a person at the terminal.
 
-Neither leaves a transcript. What they read is what any seat reads; their words become moves as they
-are. No torch here.
+They have no transcript, so nothing of theirs trains. They read the same game texts as any seat.
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ End the input to leave."""
 
 
 class EndpointPlayer:
-    """A chat model: the game's texts are its system and user messages, its own moves its answers.
+    """A chat model: the game's texts are its system and user messages, its own moves the assistant
+    messages.
 
-    A game whose endpoint gives no answer is void.
+    If the endpoint gives no answer, the game is void.
     """
 
     transcript: Transcript | None = None
@@ -35,27 +35,27 @@ class EndpointPlayer:
         self._messages: tuple[Message, ...] = ()
 
     def move(self, game: Game, seat: int, observation: str) -> Moving:
-        told = observation
+        user_text = observation
         if not self._messages:
             prompt = game.prompt(seat)
-            told = "\n".join(text for text in (prompt.user, observation) if text)
+            user_text = "\n".join(text for text in (prompt.user, observation) if text)
             if prompt.system:
                 self._messages = (Message("system", prompt.system),)
-        self._messages = (*self._messages, Message("user", told))
-        said = yield Request(
+        self._messages = (*self._messages, Message("user", user_text))
+        completion = yield Request(
             prompt_ids=(),
             max_new_tokens=self._max_new_tokens,
             seed=named_seed(*self._seed_names, seat, len(self._messages)),
             speaker=self.name,
             messages=self._messages,
         )
-        if said.finish == "void":
-            return Move(text="", complete=False, num_tokens=0, void=said.text)
-        self._messages = (*self._messages, Message("assistant", said.text))
-        return Move(text=said.text, complete=said.finish == "stop", num_tokens=0)
+        if completion.finish == "void":
+            return Move(text="", complete=False, num_tokens=0, void=completion.text)
+        self._messages = (*self._messages, Message("assistant", completion.text))
+        return Move(text=completion.text, complete=completion.finish == "stop", num_tokens=0)
 
     def refused(self) -> None:
-        """It reads of its slip in its next message."""
+        """Nothing to do: its next user message contains the error."""
 
     def fork(self, *names: object) -> EndpointPlayer:
         twin = copy.copy(self)
@@ -64,10 +64,10 @@ class EndpointPlayer:
 
 
 class PersonPlayer:
-    """Somebody at a terminal: reads the seat's texts, types moves.
+    """A person at a terminal, who reads the seat's texts and types moves.
 
-    A line is a move, `[propose]` goes on until a blank line. Who ends the input leaves: that game
-    and all that follow are void.
+    A line is a move; `[propose]` continues up to a blank line. When the input ends, this game and
+    all later ones are void.
     """
 
     transcript: Transcript | None = None
@@ -77,27 +77,27 @@ class PersonPlayer:
         self._opened = False
 
     def move(self, game: Game, seat: int, observation: str) -> Moving:
-        told = [observation]
+        texts = [observation]
         if not self._opened:
             prompt, self._opened = game.prompt(seat), True
-            told = [_WELCOME.format(seat=seat), prompt.system, prompt.user, observation]
-        self._say("\n\n".join(text for text in told if text))
+            texts = [_WELCOME.format(seat=seat), prompt.system, prompt.user, observation]
+        self._print("\n\n".join(text for text in texts if text))
         text = self._read()
         if text is None:
             return Move(text="", complete=False, num_tokens=0, void="the person left")
         return Move(text=text, complete=True, num_tokens=0)
-        yield  # a generator that never asks an engine
+        yield  # makes this a generator, though it never requests a completion
 
     def refused(self) -> None:
-        """The game's own words about the slip are read before the next try."""
+        """Nothing to do: the error is printed before the next try."""
 
     def fork(self, *names: object) -> PersonPlayer:
-        """A person cannot be copied, but may be asked again."""
+        """The same person, who plays the forked game as well."""
         return copy.copy(self)
 
     def _read(self) -> str | None:
-        """One move, None at the end of the input."""
-        self._say("> ", end="")
+        """One move; None at the end of the input."""
+        self._print("> ", end="")
         lines: list[str] = []
         while True:
             line = self._in.readline()
@@ -112,5 +112,5 @@ class PersonPlayer:
             if not lines[0].lstrip().lower().startswith("[propose"):
                 return line
 
-    def _say(self, text: str, *, end: str = "\n") -> None:
+    def _print(self, text: str, *, end: str = "\n") -> None:
         print(printable(text), end=end, file=self._out, flush=True)

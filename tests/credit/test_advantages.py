@@ -1,4 +1,4 @@
-"""Rewards and group-relative advantages worked out by hand."""
+"""Rewards and group-relative advantages, calculated by hand."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def episode(
 def credited(
     episodes: list[Episode], *, algorithm: AlgorithmConfig, reward: RewardConfig
 ) -> tuple[list[Sample], CreditStats]:
-    """Both steps of credit, with nothing in between."""
+    """Both steps of credit: rewards, then advantages."""
     samples, stats = reward_samples(episodes, algorithm=algorithm, reward=reward)
     return assign_advantages(samples, algorithm=algorithm), stats
 
 
-def test_rewards_share_the_score_and_charge_each_seat_for_its_own_errors() -> None:
+def test_seats_share_the_score_and_pay_for_their_own_errors() -> None:
     played = episode((0.75, 0.75), errors=(0, 2))
     config = RewardConfig(error_penalty=0.25)
     assert [seat_reward(played, seat, config=config) for seat in (0, 1)] == [0.75, 0.25]
@@ -80,7 +80,7 @@ def test_rewards_share_the_score_and_charge_each_seat_for_its_own_errors() -> No
     assert seat_reward(played, 1, config=RewardConfig(error_penalty=0.5)) == 0.0, "never below 0"
 
 
-def test_accept_only_rewards_any_agreement() -> None:
+def test_kind_accept_rewards_any_agreement() -> None:
     config = RewardConfig(kind="accept", error_penalty=0.25)
     assert seat_reward(episode((0.1, 0.1), errors=(1, 0)), 0, config=config) == 0.75
     assert seat_reward(episode((0.0, 0.0), agreed=False), 0, config=config) == 0.0
@@ -89,7 +89,7 @@ def test_accept_only_rewards_any_agreement() -> None:
 def by_method(
     method: str, rewards: list[float], *, eps: float = 0.0, num: tuple[int, ...] = ()
 ) -> list[float]:
-    """Seat 0's advantages in one group whose episodes earned these, `num` tokens each."""
+    """Seat 0's advantages in one group whose episodes have these rewards and `num` tokens each."""
     algorithm = AlgorithmConfig(method=method, advantage_eps=eps)
     episodes = [
         episode((r, r), i, transcripts=(said(10, num=num[i] if num else 1), None))
@@ -105,7 +105,7 @@ def test_advantages_by_hand() -> None:
     assert by_method("dr_grpo", rewards, eps=9.0) == [-0.5, 0.0, 0.5]
     std = math.sqrt(1 / 6)
     assert by_method("grpo", rewards) == pytest.approx([-0.5 / std, 0.0, 0.5 / std])
-    # The added constant damps: with std 0.5 and eps 0.5 the largest advantage is 0.5, not 1.
+    # With std 0.5 and eps 0.5 the largest advantage is 0.5, not 1.
     assert by_method("grpo", [0.0, 1.0], eps=0.5) == [-0.5, 0.5]
 
 
@@ -118,13 +118,13 @@ def test_leave_one_out_by_hand() -> None:
     assert by_method("rloo", rewards) == pytest.approx([c * 4 / 3 for c in centred])
 
 
-def test_the_batch_is_normalised_over_all_its_tokens() -> None:
-    """One token worth 0 and three worth 1: mean 3/4, variance 3/16."""
+def test_reinforce_pp_normalizes_over_all_tokens_of_the_batch() -> None:
+    """One token of reward 0 and three of reward 1: mean 3/4, variance 3/16."""
     std = math.sqrt(3 / 16)
     assert batch_moments([0.0, 1.0], [0.0, 0.0], [1, 3]) == (0.75, std)
-    got = by_method("reinforce_pp", [0.0, 1.0], num=(1, 3))
-    assert got == pytest.approx([-0.75 / std, 0.25 / std])
-    # Two instances, each flat within itself, are still better and worse than the batch.
+    advantages = by_method("reinforce_pp", [0.0, 1.0], num=(1, 3))
+    assert advantages == pytest.approx([-0.75 / std, 0.25 / std])
+    # Two zero-variance groups, one above the batch's mean and one below.
     episodes = [
         episode((r, r), i, instance=name, transcripts=(said(10), None))
         for name, r in (("good", 1.0), ("bad", 0.0))
@@ -134,26 +134,25 @@ def test_the_batch_is_normalised_over_all_its_tokens() -> None:
     samples, stats = credited(episodes, algorithm=algorithm, reward=RewardConfig())
     assert stats.num_zero_variance_groups == 2
     assert [s.advantages[-1] for s in samples] == [1.0, 1.0, -1.0, -1.0]
-    flat, _ = credited(
+    equal, _ = credited(
         episodes[:2], algorithm=AlgorithmConfig(method="reinforce_pp"), reward=RewardConfig()
     )
-    assert [s.advantages[-1] for s in flat] == [0.0, 0.0], "no difference anywhere, no gradient"
+    assert [s.advantages[-1] for s in equal] == [0.0, 0.0]
 
 
-def test_rewards_added_on_the_way_count_from_their_token_on_in_the_batch() -> None:
-    """reinforce_pp: tokens worth 1 - 0.5 and 1 (then 0.5, 1 less the mean 0.75); grpo and the rest
-    see the sum alone."""
+def test_reinforce_pp_credits_a_token_with_the_rewards_from_it_on() -> None:
+    """Values 1 - 0.5 and 1, mean 0.75, standard deviation 0.25."""
     episodes = [episode((1.0, 1.0), 0, transcripts=(None, said(20, num=2)))]
     algorithm = AlgorithmConfig(method="reinforce_pp", advantage_eps=0.0)
     (sample,), _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
-    charged = replace(sample, rewards=[0.0, 0.0, -0.5, 1.0])
-    (found,) = assign_advantages([charged], algorithm=algorithm)
-    assert found.advantages == [0.0, 0.0, -1.0, 1.0]
+    penalized = replace(sample, rewards=[0.0, 0.0, -0.5, 1.0])
+    (sample,) = assign_advantages([penalized], algorithm=algorithm)
+    assert sample.advantages == [0.0, 0.0, -1.0, 1.0]
 
 
 def test_a_moving_average_is_kept_for_each_role() -> None:
-    """Decay 0.75. Step 1 compares with its own means, 0.5 and 0.25; step 2 with these, then moves
-    them a quarter of the way to its own."""
+    """Decay 0.75. The baselines of step 1 are its own means, 0.5 and 0.25. Step 2 uses these, then
+    moves them a quarter of the way to its own means."""
     algorithm = AlgorithmConfig(method="ema", ema_decay=0.75)
 
     def step(
@@ -161,25 +160,25 @@ def test_a_moving_average_is_kept_for_each_role() -> None:
     ) -> tuple[list[float], dict[str, float]]:
         episodes = [episode((a, b), i) for i, (a, b) in enumerate(rewards)]
         samples, _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
-        among = [sample_statistics(samples, algorithm=algorithm)]
-        found = assign_advantages(samples, algorithm=algorithm, baselines=baselines)
+        statistics = [sample_statistics(samples, algorithm=algorithm)]
+        samples = assign_advantages(samples, algorithm=algorithm, baselines=baselines)
         return (
-            [s.advantages[-1] for s in found],
-            updated_baselines(baselines, among, algorithm=algorithm),
+            [s.advantages[-1] for s in samples],
+            updated_baselines(baselines, statistics, algorithm=algorithm),
         )
 
     advantages, baselines = step([(0.0, 0.25), (1.0, 0.25)], {})
     assert advantages == [-0.5, 0.5, 0.0, 0.0]
     assert baselines == {"seat 0": 0.5, "seat 1": 0.25}
     advantages, baselines = step([(1.0, 0.25), (1.0, 0.75)], baselines)
-    assert advantages == [0.5, 0.5, 0.0, 0.5], "a flat group still beats the average"
+    assert advantages == [0.5, 0.5, 0.0, 0.5], "a zero-variance group counts too"
     assert baselines == {"seat 0": 0.75 * 0.5 + 0.25, "seat 1": 0.75 * 0.25 + 0.25 * 0.5}
     assert moved_average(None, 0.3, decay=0.75) == 0.3
     assert updated_baselines({}, [], algorithm=AlgorithmConfig()) == {}
 
 
 def erring(index: int, reward: float, *, errors: int) -> Episode:
-    """Seat 0 tries `errors` moves of one token that are refused, then one of one token."""
+    """Seat 0 has `errors` refused moves, then a legal one, each of one token."""
     transcript = Transcript()
     for token in range(errors + 1):
         transcript.observe([1])
@@ -189,17 +188,17 @@ def erring(index: int, reward: float, *, errors: int) -> Episode:
     return replace(played, turns=(*played.turns, good))
 
 
-def test_with_turn_credit_the_refused_turn_alone_is_charged() -> None:
-    """Episode 0: a refused turn, then 1.0; episode 1: 0.5. Charge 0.25. Values: 0.75, 1.0 | 0.5, so
+def test_with_turn_credit_only_the_refused_turn_is_penalized() -> None:
+    """Episode 0: a refused turn, then 1.0; episode 1: 0.5. Penalty 0.25. Values 0.75, 1.0 | 0.5, so
     means 0.875 and 0.5, baseline 0.6875."""
     algorithm = AlgorithmConfig(method="dr_grpo", error_credit="turn")
     episodes = [erring(0, 1.0, errors=1), erring(1, 0.5, errors=0)]
     reward = RewardConfig(error_penalty=0.25)
     samples, _ = reward_samples(episodes, algorithm=algorithm, reward=reward)
     assert [s.token_rewards() for s in samples] == [[0.0, -0.25, 0.0, 1.0], [0.0, 0.5]]
-    found = assign_advantages(samples, algorithm=algorithm)
-    assert [s.advantages for s in found] == [[0.0, 0.0625, 0.0, 0.3125], [0.0, -0.1875]]
-    # grpo divides by the deviation of the values, each episode weighing the same.
+    with_advantages = assign_advantages(samples, algorithm=algorithm)
+    assert [s.advantages for s in with_advantages] == [[0.0, 0.0625, 0.0, 0.3125], [0.0, -0.1875]]
+    # grpo divides by the standard deviation of the values, with equal weight for each episode.
     grpo = replace(algorithm, method="grpo", advantage_eps=0.0)
     divisor = math.sqrt(((0.1875**2 + 0.125**2) + 0.1875**2) / 2)
     (first, _) = assign_advantages(samples, algorithm=grpo)
@@ -207,44 +206,45 @@ def test_with_turn_credit_the_refused_turn_alone_is_charged() -> None:
     assert reward_std([0.875, 0.5], [0.125**2, 0.0]) == pytest.approx(divisor)
 
 
-def test_turn_credit_learns_where_all_scores_are_equal_and_changes_nothing_without_errors() -> None:
+def test_turn_credit_learns_from_equal_scores_and_changes_nothing_without_errors() -> None:
     reward = RewardConfig(error_penalty=0.25)
-    turn, whole = (AlgorithmConfig(error_credit=mode) for mode in ("turn", "episode"))
+    turn, full = (AlgorithmConfig(error_credit=mode) for mode in ("turn", "episode"))
     both_erred = [erring(0, 1.0, errors=1), erring(1, 1.0, errors=1)]
-    found, stats = credited(both_erred, algorithm=turn, reward=reward)
+    samples, stats = credited(both_erred, algorithm=turn, reward=reward)
     assert stats.num_zero_variance_groups == 0
-    assert [s.advantages for s in found] == [pytest.approx([0, -1, 0, 1], rel=1e-3)] * 2
-    assert credited(both_erred, algorithm=whole, reward=reward)[1].num_zero_variance_groups == 1
+    assert [s.advantages for s in samples] == [pytest.approx([0, -1, 0, 1], rel=1e-3)] * 2
+    assert credited(both_erred, algorithm=full, reward=reward)[1].num_zero_variance_groups == 1
     clean = [erring(i, r, errors=0) for i, r in enumerate((0.1, 0.7, 0.9))]
     assert [s.advantages for s in credited(clean, algorithm=turn, reward=reward)[0]] == [
-        s.advantages for s in credited(clean, algorithm=whole, reward=reward)[0]
+        s.advantages for s in credited(clean, algorithm=full, reward=reward)[0]
     ]
 
 
-def test_a_proposal_on_the_table_earns_a_share_but_less_than_accepting_it() -> None:
-    """SMALL's best is 12. Nothing proposed: 0; then half of the last proposal's share; then all."""
+def test_kind_regret_rewards_a_pending_proposal_less_than_an_accepted_one() -> None:
+    """SMALL's best is 12. Without a proposal 0; then half of the last proposal's score; once it is
+    accepted, all of it."""
     config = RewardConfig(kind="regret", table_share=0.5)
     game = MatchingGame(SMALL, BRIEF)
 
-    def earned() -> float:
+    def reward() -> float:
         played = replace(episode((0.0, 0.0)), outcome=game.outcome())
         return seat_reward(played, 0, config=config)
 
-    assert earned() == 0.0
+    assert reward() == 0.0
     game.step(0, WORST)
-    assert earned() == pytest.approx(0.5 * 8 / 12)
+    assert reward() == pytest.approx(0.5 * 8 / 12)
     game.step(1, "[reject]")
-    assert earned() == pytest.approx(0.5 * 8 / 12), "it lies there until another is made"
+    assert reward() == pytest.approx(0.5 * 8 / 12), "a rejected proposal stays the last one"
     game.step(1, BEST)
-    assert earned() == 0.5
+    assert reward() == 0.5
     game.step(0, "[reject]")
     game.step(0, WORST)
     game.step(1, "[accept]")
-    assert earned() == pytest.approx(8 / 12) == pytest.approx(game.outcome().score_norm)
+    assert reward() == pytest.approx(8 / 12) == pytest.approx(game.outcome().score_norm)
 
 
 def test_two_seats_never_share_a_baseline() -> None:
-    """Seat 1 is fined, seat 0 is not: each is compared with its own seat of the other episodes."""
+    """Only seat 1 has a penalty. Each is compared with the same seat of the other episodes."""
     episodes = [
         episode((1.0, 1.0), 0, errors=(0, 1)),
         episode((1.0, 1.0), 1, errors=(0, 0)),
@@ -265,7 +265,7 @@ def test_two_seats_never_share_a_baseline() -> None:
     assert (stats.num_groups, stats.num_zero_variance_groups) == (2, 0)
 
 
-def test_instances_never_share_a_baseline_and_flat_groups_are_dropped() -> None:
+def test_instances_never_share_a_baseline_and_zero_variance_groups_are_dropped() -> None:
     episodes = [
         episode((0.2, 0.2), 0, instance="easy"),
         episode((0.4, 0.4), 1, instance="easy"),
@@ -280,7 +280,7 @@ def test_instances_never_share_a_baseline_and_flat_groups_are_dropped() -> None:
     assert [s.advantages[-1] for s in samples] == pytest.approx([-0.1, 0.1, -0.1, 0.1])
 
 
-def test_an_advantage_stands_on_trained_tokens_alone() -> None:
+def test_only_trained_tokens_have_an_advantage() -> None:
     episodes = [episode((0.0, 0.0), 0), episode((1.0, 1.0), 1)]
     samples, _ = credited(episodes, algorithm=NO_STD, reward=RewardConfig())
     assert [s.ids for s in samples] == [[1, 2, 10], [1, 2, 11], [1, 2, 20, 20], [1, 2, 21, 21]]
@@ -289,7 +289,7 @@ def test_an_advantage_stands_on_trained_tokens_alone() -> None:
     assert samples[3].old_logprobs == [0.0, 0.0, -0.5, -0.5]
 
 
-def test_partners_and_seats_that_never_spoke_form_no_group() -> None:
+def test_partners_and_seats_without_sampled_tokens_form_no_group() -> None:
     silent = Transcript()
     silent.observe([1, 2])
     episodes = [
@@ -300,35 +300,35 @@ def test_partners_and_seats_that_never_spoke_form_no_group() -> None:
     ]
     samples, stats = credited(episodes, algorithm=NO_STD, reward=RewardConfig())
     assert [s.ids[-1] for s in samples] == [10, 11]
-    # The policy in seat 1 spoke in one episode only: a group of one is flat.
+    # The policy sampled in seat 1 in one episode only: a group of one has zero variance.
     assert (stats.num_groups, stats.num_zero_variance_groups) == (2, 1)
 
 
-def test_a_reward_stands_at_the_last_trained_token_and_may_be_added_to() -> None:
-    """A charge of 0.25 on episode 1's first token, as a trainer may add one between the steps."""
+def test_a_reward_is_at_the_last_trained_token_and_others_may_be_added() -> None:
+    """A penalty of 0.25 at episode 1's first token, as the trainer's KL penalty adds them."""
     episodes = [episode((0.0, 0.0), 0), episode((1.0, 1.0), 1)]
     samples, _ = reward_samples(episodes, algorithm=NO_STD, reward=RewardConfig())
     assert [s.rewards for s in samples] == [[0, 0, 0.0], [0, 0, 1.0], [0, 0, 0, 0], [0, 0, 0, 1]]
     assert [s.group for s in samples] == [f"seat {seat} of hand/0" for seat in (0, 0, 1, 1)]
     assert all(not any(s.advantages) for s in samples)
-    charged = replace(samples[3], rewards=[0.0, 0.0, -0.25, 1.0])
-    found = assign_advantages([*samples[:3], charged], algorithm=NO_STD)
-    assert [s.advantages[-1] for s in found] == [-0.5, 0.5, -0.375, 0.375]
+    penalized = replace(samples[3], rewards=[0.0, 0.0, -0.25, 1.0])
+    samples = assign_advantages([*samples[:3], penalized], algorithm=NO_STD)
+    assert [s.advantages[-1] for s in samples] == [-0.5, 0.5, -0.375, 0.375]
 
 
-def test_a_group_dealt_to_several_ranks_is_compared_as_a_whole() -> None:
-    """Rank 1 holds what a second rank of its tensor parallel row holds too: it counts once."""
+def test_a_group_on_several_ranks_has_one_baseline() -> None:
+    """Two ranks of one tensor parallel row hold the same sample, which counts once."""
     episodes = [episode((r, r), i, instance="i") for i, r in enumerate((0.0, 0.3, 0.9))]
     samples, _ = reward_samples(episodes, algorithm=NO_STD, reward=RewardConfig())
-    whole = {s.name: s.advantages for s in assign_advantages(samples, algorithm=NO_STD)}
+    alone = {s.name: s.advantages for s in assign_advantages(samples, algorithm=NO_STD)}
     parts = [samples[:2], samples[2:], samples[2:]]
-    among = [sample_statistics(part, algorithm=NO_STD) for part in parts]
+    everyone = [sample_statistics(part, algorithm=NO_STD) for part in parts]
     for part in parts:
-        for sample in assign_advantages(part, algorithm=NO_STD, everyone=among):
-            assert sample.advantages == pytest.approx(whole[sample.name])
+        for sample in assign_advantages(part, algorithm=NO_STD, everyone=everyone):
+            assert sample.advantages == pytest.approx(alone[sample.name])
 
 
-def test_beside_different_partners_nothing_is_compared() -> None:
+def test_games_with_different_partners_never_share_a_baseline() -> None:
     episodes = [
         replace(episode((r, r), i, transcripts=(said(i), None)), players=("policy", partner))
         for i, (r, partner) in enumerate(
@@ -341,7 +341,7 @@ def test_beside_different_partners_nothing_is_compared() -> None:
     assert [s.advantages[-1] for s in samples] == pytest.approx([-0.1, 0.1, -0.2, 0.2])
 
 
-def test_imitation_weighs_every_token_worth_imitating() -> None:
+def test_imitation_gives_every_trained_token_advantage_1() -> None:
     masked = said(10, num=2)
     masked.observe([3])
     masked.act([11], logprobs=[0.0], version=0, finish="stop")

@@ -1,5 +1,5 @@
-"""The reward of a conversation by its parts, a reply's value over its continuations, a judge's marks, and
-a run that learns to ask."""
+"""The reward of a conversation by its parts, a reply's value over its continuations, a judge's
+marks, and a run with a user and a judge behind endpoints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STATS = RolloutStats(0, 0, 0, 0, 0, 0.0, 0.0)
 
 
 def conversation(*texts: str, tokens: int = 10) -> Episode:
-    """A conversation whose assistant sampled so many tokens a turn, as its transcript says."""
+    """A conversation whose assistant sampled `tokens` tokens in each turn."""
     game, transcript, turns = talked(NUMBER, *texts), Transcript(), []
     for place, text in enumerate(texts):
         seat = 1 - place % 2
@@ -60,7 +60,7 @@ WRONG = ("What number?", "My number is 5.", "[answer] 9")
 GUESSED = ("[answer] 4",)
 
 
-def test_parts_by_hand() -> None:
+def test_parts_of_the_reward_by_hand() -> None:
     config = CollabConfig(accuracy=1.0, interactivity=0.5, token_cost=0.01, clamp=1.0)
     assert collab_parts(conversation(*ASKED), 1, config=config) == pytest.approx(
         {"accuracy": 1.0, "interactivity": 0.5, "token_cost": -0.2}
@@ -70,7 +70,7 @@ def test_parts_by_hand() -> None:
     )
 
 
-def test_each_part_is_clamped_alone() -> None:
+def test_each_part_is_clamped_separately() -> None:
     config = CollabConfig(accuracy=3.0, interactivity=0.5, token_cost=1.0, clamp=0.8)
     assert collab_parts(conversation(*ASKED), 1, config=config) == pytest.approx(
         {"accuracy": 0.8, "interactivity": 0.5, "token_cost": -0.8}
@@ -92,7 +92,7 @@ def test_parts_are_summed_for_the_log() -> None:
     assert part_sums(episodes, config=RewardConfig()) == {}
 
 
-def test_measures_of_a_conversation_are_the_assistants() -> None:
+def test_metrics_of_a_conversation_count_the_assistants_turns() -> None:
     episode = conversation(*ASKED)
     turns = [turn for turn in episode.turns if turn.seat == 1]
     assert game_sums(episode, turns) == {
@@ -104,32 +104,33 @@ def test_measures_of_a_conversation_are_the_assistants() -> None:
     }
 
 
-def test_a_reply_is_worth_the_mean_of_its_futures() -> None:
-    """The question ends right once and wrong once, the guess is wrong: 1.0 and 2.0 against 0."""
+def test_the_reward_of_a_reply_is_the_mean_over_its_continuations() -> None:
+    """The question ends right once (2.0) and wrong once (1.0); the guess is wrong (0)."""
     reward = RewardConfig(kind="collab", collab=CollabConfig(token_cost=0.0))
     point = BranchPoint(turn=0, seat=1)
     point.continuations.update({(0, 1): conversation(*WRONG), (1, 0): conversation(*GUESSED)})
-    trunk = replace(conversation(*ASKED), branches=(point,))
+    game = replace(conversation(*ASKED), branches=(point,))
     algorithm = load_config(None, ["model.scratch={}", "rollout.max_game_tokens=1000"]).algorithm
-    found = branch_samples([trunk], algorithm=algorithm, reward=reward)
+    samples = branch_samples([game], algorithm=algorithm, reward=reward)
     values = {
         s.name.rpartition("turn 0 ")[2]: sum(s.rewards)
-        for s in found
+        for s in samples
         if "continuation" not in s.name
     }
     assert values == pytest.approx({"sibling 0": 1.5, "sibling 1": 0.0})
 
 
 class Marks(BaseHTTPRequestHandler):
-    """A judge that gives 0.25 to whoever asked and no mark to others; as a user it says 5."""
+    """A judge that gives 0.25 to conversations with the question and no mark to others. The model
+    `user` answers that its number is 5."""
 
-    asked: list[dict[str, Any]]
+    requests: list[dict[str, Any]]
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append(body)
-        asked = "What number?" in body["messages"][-1]["content"]
-        text = 'It asked.\n{"interactivity": 0.25}' if asked else "I would rather not."
+        self.requests.append(body)
+        question = "What number?" in body["messages"][-1]["content"]
+        text = 'It asked.\n{"interactivity": 0.25}' if question else "I would rather not."
         if body["model"] == "user":
             text = "My number is 5."
         choice = {"message": {"content": text}, "finish_reason": "stop"}
@@ -144,7 +145,7 @@ class Marks(BaseHTTPRequestHandler):
 
 @contextmanager
 def judge_server() -> Iterator[str]:
-    Marks.asked = []
+    Marks.requests = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Marks)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -158,7 +159,7 @@ def judged_config(url: str) -> Config:
     return load_config(TINY, [f"reward.collab.judge=endpoint:judge@{url}"])
 
 
-def test_a_judge_marks_games_and_their_futures() -> None:
+def test_a_judge_marks_games_and_their_continuations() -> None:
     asked, guessed = conversation(*ASKED), conversation(*GUESSED)
     point = BranchPoint(turn=0, seat=1)
     point.continuations[1, 0] = guessed
@@ -171,12 +172,12 @@ def test_a_judge_marks_games_and_their_futures() -> None:
         )
         (judged,), _ = judge_interactivity(([replace(asked, branches=(point,))], STATS), judge)
     (unmarked,) = judged.branches[0].continuations.values()
-    assert len(Marks.asked) == 2
-    texts = [body["messages"][-1]["content"] for body in Marks.asked]  # in no order: two threads
-    (told,) = [text for text in texts if "What number?" in text]
-    assert NUMBER.goal in told and "assistant: What number?\n\nuser: My number is 5." in told
+    assert len(Marks.requests) == 2
+    texts = [body["messages"][-1]["content"] for body in Marks.requests]  # two threads: any order
+    (text,) = [text for text in texts if "What number?" in text]
+    assert NUMBER.goal in text and "assistant: What number?\n\nuser: My number is 5." in text
     assert judged.outcome.facts["interactivity"] == 0.25 and judged.outcome.facts["judged"] == 1.0
-    assert "judged" not in asked.outcome.facts, "the played game stays as it was"
+    assert "judged" not in asked.outcome.facts, "the input is not changed"
     assert unmarked.outcome.facts["interactivity"] == 0.0, "the rubric's mark stays"
     assert unmarked.outcome.facts["judged"] == 0.0
 
@@ -187,18 +188,18 @@ def test_marks_are_read_or_refused() -> None:
         assert read_mark(text) is None, text
 
 
-def test_what_settings_of_the_reward_are_refused() -> None:
+def test_invalid_reward_settings_are_refused() -> None:
     def refused(*overrides: str) -> str:
-        with pytest.raises(SettingsError) as found:
+        with pytest.raises(SettingsError) as refusal:
             load_config(TINY, overrides)
-        return str(found.value)
+        return str(refusal.value)
 
-    assert "reward.collab.judge must be rubric or endpoint" in refused("reward.collab.judge=self")
-    assert "reward.kind collab needs game.name collab" in refused("game.name=matching")
-    assert "game.messages must be true in collab" in refused("game.messages=false")
+    assert "reward.collab.judge" in refused("reward.collab.judge=self")
+    assert "reward.kind collab needs game.name" in refused("game.name=matching")
+    assert "game.messages" in refused("game.messages=false")
 
 
-def test_a_run_beside_a_user_and_a_judge_behind_an_address(tmp_path: Path) -> None:
+def test_a_run_with_a_user_and_a_judge_behind_endpoints(tmp_path: Path) -> None:
     import train
 
     with judge_server() as url:
@@ -219,7 +220,7 @@ def test_a_run_beside_a_user_and_a_judge_behind_an_address(tmp_path: Path) -> No
             f"reward.collab.judge=endpoint:judge@{url}",
         ]
         assert train.main(["--config", str(TINY), *overrides]) == 0
-    models = [body["model"] for body in Marks.asked]
+    models = [body["model"] for body in Marks.requests]
     assert models.count("judge") >= 2 * (2 * 4 + 2 * 4), "games and continuations, both steps"
     assert "user" in models
     for line in metrics_of(tmp_path / "run"):

@@ -1,5 +1,5 @@
-"""A batch is filled up with further instances: how many rounds, which places, the same on all
-ranks; and a step in which nothing differs."""
+"""Dynamic sampling: how many rounds, which places, the same on all ranks; and a step in which all
+groups have zero variance."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from selfplay.rollout.episode import Episode
 METHODS = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "ema")
 
 
-def telling(place: int) -> bool:
-    """Rank 0, which plays the even ones of the first four, has none and rank 1 has both."""
+def has_variance(place: int) -> bool:
+    """Of the first four places rank 0 plays the even ones, all without variance; rank 1 plays the
+    odd ones, all with variance."""
     return place in (1, 3) or place >= 5
 
 
@@ -38,15 +39,14 @@ def config_of(resample: int, *more: str) -> Config:
 
 
 def place_games(
-    telling: Callable[[int], bool], asked: list[list[int]], places: Sequence[int]
+    has_variance: Callable[[int], bool], rounds: list[list[int]], places: Sequence[int]
 ) -> Played:
-    """Two games at each place; the groups of telling places differ, the later the place the
-    more."""
-    asked.append(list(places))
+    """Two games at each place. Their rewards differ at places with variance, less at later ones."""
+    rounds.append(list(places))
     games: list[Episode] = []
     for place in places:
         for index in (0, 1):
-            reward = index / (1 + place) if telling(place) else 1.0
+            reward = index / (1 + place) if has_variance(place) else 1.0
             seats = (said(10, num=1 + place), said(20))
             name = f"board {place}"
             games.append(episode((reward, reward), index, instance=name, transcripts=seats))
@@ -54,69 +54,70 @@ def place_games(
     return games, RolloutStats(num, num, 0, 10 * num, num, 0.5, 0.25)
 
 
-def rounds(telling: Callable[[int], bool], *, resample: int) -> tuple[list[list[int]], Played]:
-    asked: list[list[int]] = []
+def play_rounds(
+    has_variance: Callable[[int], bool], *, resample: int
+) -> tuple[list[list[int]], Played]:
+    """The places of each round, and what was played."""
+    rounds: list[list[int]] = []
     played = play_full(
-        partial(place_games, telling, asked),
+        partial(place_games, has_variance, rounds),
         num_instances=config_of(resample).rollout.instances,
         algorithm=config_of(resample).algorithm,
         reward=config_of(resample).reward,
         world=init_world(device="cpu"),
     )
-    return asked, played
+    return rounds, played
 
 
 def test_without_a_budget_a_batch_is_played_once() -> None:
-    asked, (games, _) = rounds(lambda place: False, resample=0)
-    assert asked == [[0, 1, 2, 3]] and len(games) == 8
+    rounds, (games, _) = play_rounds(lambda place: False, resample=0)
+    assert rounds == [[0, 1, 2, 3]] and len(games) == 8
 
 
-def test_missing_instances_are_drawn_anew_until_the_batch_is_full() -> None:
-    """Places 1 and 4 differ, and everything from 6 on: three are missing, then two."""
-    asked, (games, stats) = rounds(lambda place: place in (1, 4) or place >= 6, resample=20)
-    assert asked == [[0, 1, 2, 3], [4, 5, 6], [7]]
+def test_missing_instances_are_replaced_until_the_batch_is_full() -> None:
+    """Places 1 and 4 and all from 6 on have variance: three are missing, then one."""
+    rounds, (games, stats) = play_rounds(lambda place: place in (1, 4) or place >= 6, resample=20)
+    assert rounds == [[0, 1, 2, 3], [4, 5, 6], [7]]
     assert [len(games), stats.num_games, stats.engine_s] == [16, 16, 1.5]
     assert [game.instance for game in games[::2]] == [f"board {place}" for place in range(8)]
 
 
-def test_a_budget_ends_the_search() -> None:
-    asked, _ = rounds(lambda place: False, resample=6)
-    assert asked == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+def test_the_budget_limits_the_added_places() -> None:
+    rounds, _ = play_rounds(lambda place: False, resample=6)
+    assert rounds == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def test_a_full_batch_asks_for_nothing_more() -> None:
-    assert rounds(lambda place: True, resample=6)[0] == [[0, 1, 2, 3]]
+def test_a_full_batch_needs_one_round() -> None:
+    assert play_rounds(lambda place: True, resample=6)[0] == [[0, 1, 2, 3]]
 
 
-def test_two_ranks_take_as_many_rounds_and_compare_as_one() -> None:
-    """Rank 0 finds nothing in its half of the first round; both draw until both have enough."""
+def test_two_ranks_play_the_rounds_of_one_and_give_its_advantages() -> None:
+    """Rank 0 has no variance in its half of the first round; both ranks play all rounds."""
     ranks = two_ranks("filled up")
-    alone, (games, _) = rounds(telling, resample=20)
-    assert alone == [[0, 1, 2, 3], [4, 5], [6]]
-    assert [told["asked"] for told in ranks] == [[[0, 2], [4], [6]], [[1, 3], [5], []]], (
-        "as many rounds, none too many"
-    )
+    rounds, (games, _) = play_rounds(has_variance, resample=20)
+    assert rounds == [[0, 1, 2, 3], [4, 5], [6]]
+    assert [rank["asked"] for rank in ranks] == [[[0, 2], [4], [6]], [[1, 3], [5], []]]
     for method in METHODS:
         algorithm = AlgorithmConfig(method=method)
         samples, _ = reward_samples(games, algorithm=algorithm, reward=RewardConfig())
-        whole = assign_advantages(samples, algorithm=algorithm, baselines={"seat 0": 0.25})
-        told = [rank[method] for rank in ranks]
-        assert told[0]["baselines"] == told[1]["baselines"]
-        assert not told[0]["advantages"].keys() & told[1]["advantages"].keys()
-        wanted = {sample.name: sample.advantages[-1] for sample in whole}
-        assert told[0]["advantages"] | told[1]["advantages"] == pytest.approx(wanted)
+        alone = assign_advantages(samples, algorithm=algorithm, baselines={"seat 0": 0.25})
+        first, second = (rank[method] for rank in ranks)
+        assert first["baselines"] == second["baselines"]
+        assert not first["advantages"].keys() & second["advantages"].keys()
+        expected = {sample.name: sample.advantages[-1] for sample in alone}
+        assert first["advantages"] | second["advantages"] == pytest.approx(expected)
 
 
-NOTHING_EARNED = ("rollout.max_turns=1", "steps=2")  # nobody can accept in one move
+NO_REWARD = ("rollout.max_turns=1", "steps=2")  # one move cannot end in an agreement
 
 
 @pytest.mark.parametrize("old", ["engine", "recomputed"])
-def test_a_step_in_which_every_group_is_flat_is_logged_and_changes_nothing(
+def test_a_step_of_zero_variance_groups_is_logged_and_changes_no_weight(
     tmp_path: Path, old: str
 ) -> None:
     folder = tmp_path / "run"
     settings = ("algorithm.resample=2", f"algorithm.old_logprobs={old}")
-    run_warm(folder, *NOTHING_EARNED, *settings)
+    run_warm(folder, *NO_REWARD, *settings)
     for line in metrics_of(folder):
         assert (line["zero_variance_groups"], line["num_trained_tokens"], line["score"]) == (
             1.0,
@@ -131,7 +132,7 @@ def test_a_step_in_which_every_group_is_flat_is_logged_and_changes_nothing(
     assert all(torch.equal(first[name], last[name]) for name in first)
 
 
-def test_a_checkpoint_holds_baselines_and_the_instances_to_draw_again() -> None:
+def test_a_checkpoint_holds_baselines_and_instances_for_prioritized_replay() -> None:
     run = finished(*RUNS["baselines and drawn instances"])
     progress = json.loads((run / "checkpoints" / "step_000002" / "progress.json").read_text())
     state = progress["state"]

@@ -1,4 +1,4 @@
-"""Advantages from values, by hand and by the closed forms of their two ends."""
+"""GAE by hand and against its closed forms at lambda 0 and 1."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from selfplay.credit.sample import Sample
 
 def test_three_tokens_by_hand() -> None:
     """d = (0.18 - 0.5, 0.54 - 0.2, 1 - 0.6) and gamma lam = 0.45."""
-    found = gae([0.0, 0.0, 1.0], [0.5, 0.2, 0.6], gamma=0.9, lam=0.5)
-    assert found == pytest.approx([-0.32 + 0.45 * 0.52, 0.34 + 0.45 * 0.4, 0.4])
+    advantages = gae([0.0, 0.0, 1.0], [0.5, 0.2, 0.6], gamma=0.9, lam=0.5)
+    assert advantages == pytest.approx([-0.32 + 0.45 * 0.52, 0.34 + 0.45 * 0.4, 0.4])
 
 
 def episode(seed: int) -> tuple[list[float], list[float]]:
@@ -21,45 +21,47 @@ def episode(seed: int) -> tuple[list[float], list[float]]:
     return ([rng.gauss(0, 1) for _ in range(9)] for _ in range(2))  # type: ignore[return-value]
 
 
-def test_lambda_0_trusts_the_next_value() -> None:
-    """arXiv 1506.02438 eq. 17: the error of one step."""
+def test_lambda_0_is_the_one_step_error() -> None:
+    """arXiv 1506.02438 eq. 17."""
     rewards, values = episode(0)
     after = [*values[1:], 0.0]
     expected = [r + 0.7 * n - v for r, n, v in zip(rewards, after, values, strict=True)]
     assert gae(rewards, values, gamma=0.7, lam=0.0) == pytest.approx(expected)
 
 
-def test_lambda_1_trusts_the_rewards() -> None:
-    """arXiv 1506.02438 eq. 18: the discounted rest of the rewards less the value."""
+def test_lambda_1_is_the_discounted_return_minus_the_value() -> None:
+    """arXiv 1506.02438 eq. 18."""
     rewards, values = episode(1)
     expected = [sum(0.7 ** (j - k) * rewards[j] for j in range(k, 9)) - values[k] for k in range(9)]
     assert gae(rewards, values, gamma=0.7, lam=1.0) == pytest.approx(expected)
 
 
-def test_values_that_foretell_exactly_leave_nothing() -> None:
-    """A value is that of the state before its token, so it already counts the token's reward."""
+def test_exact_values_leave_no_advantage() -> None:
+    """A value is that of the state before its token, so it includes the token's reward."""
     rewards = [0.25, 0.0, -0.5, 1.0]
     values = [0.75, 0.5, 0.5, 1.0]
     for lam in (0.0, 0.3, 1.0):
         assert gae(rewards, values, gamma=1.0, lam=lam) == pytest.approx([0.0] * 4)
 
 
-def test_what_the_seat_reads_is_no_step() -> None:
-    """Tokens of the other seat and of the rules between two turns neither discount nor decay."""
-    spoken = Sample("a", [7] * 4, [0, 1, 1, 1], [0.0] * 4, [0.0] * 4, [0.0, 0.0, -0.1, 1.0])
+def test_tokens_that_the_seat_reads_are_no_steps() -> None:
+    """Between two turns, tokens of the other seat and of the game neither discount nor decay."""
+    without_reading = Sample(
+        "a", [7] * 4, [0, 1, 1, 1], [0.0] * 4, [0.0] * 4, [0.0, 0.0, -0.1, 1.0]
+    )
     mask, rewards = [0, 1, 0, 0, 0, 1, 0, 1], [0.0, 0.0, 9.0, 9.0, 9.0, -0.1, 9.0, 1.0]
-    read = Sample("b", [7] * 8, mask, [0.0] * 8, [0.0] * 8, rewards)
-    short = with_gae(spoken, [0.0, 0.5, 0.2, 0.6], gamma=0.9, lam=0.5)
+    with_reading = Sample("b", [7] * 8, mask, [0.0] * 8, [0.0] * 8, rewards)
+    short = with_gae(without_reading, [0.0, 0.5, 0.2, 0.6], gamma=0.9, lam=0.5)
     values = [0.0, 0.5, 0.0, 0.0, 0.0, 0.2, 0.0, 0.6]
-    long = with_gae(read, values, gamma=0.9, lam=0.5)
+    long = with_gae(with_reading, values, gamma=0.9, lam=0.5)
     assert [long.advantages[i] for i in (1, 5, 7)] == short.advantages[1:]
     assert [a for a, m in zip(long.advantages, mask, strict=True) if not m] == [0.0] * 5
     assert short.advantages[1:] == pytest.approx([-0.32 + 0.45 * 0.42, 0.24 + 0.45 * 0.4, 0.4])
 
 
-def test_a_value_is_to_become_advantage_plus_value() -> None:
-    """With lambda 1 and no discount that is the reward still to come."""
+def test_the_target_of_a_value_is_advantage_plus_value() -> None:
+    """With lambda 1 and no discount that is the sum of the rewards to come."""
     sample = Sample("a", [7] * 3, [0, 1, 1], [0.0] * 3, [0.0] * 3, [0.0, 0.25, 0.5])
-    found = with_gae(sample, [0.0, 0.9, -0.3], gamma=1.0, lam=1.0)
-    assert found.returns == pytest.approx([0.0, 0.75, 0.5])
-    assert found.values == [0.0, 0.9, -0.3]
+    sample = with_gae(sample, [0.0, 0.9, -0.3], gamma=1.0, lam=1.0)
+    assert sample.returns == pytest.approx([0.0, 0.75, 0.5])
+    assert sample.values == [0.0, 0.9, -0.3]

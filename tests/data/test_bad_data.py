@@ -31,7 +31,7 @@ from dialop.matching.store import read_instances, write_instances
 from dialop.rows import MAX_FILE_BYTES, MAX_LINE_BYTES
 from selfplay.config.settings import SettingsError
 from selfplay.data import prepare_collab as collab
-from selfplay.metrics.log import StepLog
+from selfplay.metrics.step_log import StepLog
 
 SETTINGS = """
 threads: 1

@@ -16,7 +16,7 @@ from pathlib import Path
 import mesh_worker
 import torch
 from small_updates import config_of, some_samples
-from test_dynamic_sampling import METHODS, place_games, telling
+from test_dynamic_sampling import METHODS, has_variance, place_games
 from test_dynamic_sampling import config_of as resampling
 from test_lora import SMALL
 from test_ppo import PPO, rewarded
@@ -212,7 +212,7 @@ def filled_up(world: World) -> list[dict[str, object]]:
     asked: list[list[int]] = []
     config = resampling(20)
     episodes, _ = play_full(
-        partial(place_games, telling, asked),
+        partial(place_games, has_variance, asked),
         num_instances=config.rollout.instances,
         algorithm=config.algorithm,
         reward=config.reward,

@@ -1,4 +1,4 @@
-"""What a set of games shows, counted by hand on the hand-sized board."""
+"""The metrics of played games, counted by hand on a small board."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Lines:
         self, game: Game, seat: int, observation: str
     ) -> Generator[Request, Completion, Move | None]:
         return Move(self.texts.pop(0), complete=True, num_tokens=2)
-        yield  # a generator that never asks the engine
+        yield  # makes this a generator, though it never requests a completion
 
     def refused(self) -> None: ...
 
@@ -43,22 +43,23 @@ class Lines:
 def played(
     seat_0: list[str], seat_1: list[str], index: int = 0, options: MatchingOptions = BRIEF
 ) -> Episode:
-    table = GameSetup(
+    setup = GameSetup(
         MatchingGame(SMALL, options), (Lines(*seat_0), Lines(*seat_1)), SMALL.key, index
     )
-    (episode,) = play_scripted([table], limits=Limits(max_turns=6, max_retries=1))
+    (episode,) = play_scripted([setup], limits=Limits(max_turns=6, max_retries=1))
     return episode
 
 
-# Seat 0 sees Ava BLEU 3 and Daniel Electra 9: one true statement, one false one. Best agreed.
+# Seat 0 has Ava BLEU 3 and Daniel Electra 9: one true statement, one false one. They agree on the
+# best matching.
 TALKED = played(["[message] Ava BLEU 3, Daniel Electra 8", "[accept]"], ["hm", BEST])
-# The other matching: 8 of 12. Nothing is said.
+# They agree on the other matching, 8 of 12, without messages.
 SILENT = played([WORST], ["[accept]"])
 # Two refused moves in a row end the game.
 FAILED = played(["a", "[accept]"], [])
 
 
-def test_measures_by_hand() -> None:
+def test_means_by_hand() -> None:
     means = game_measures(tally([TALKED, SILENT, FAILED]))
     assert means["score"] == pytest.approx((1 + 8 / 12 + 0) / 3)
     assert means["agreement"] == pytest.approx(2 / 3)
@@ -74,27 +75,27 @@ def test_measures_by_hand() -> None:
     assert "honesty" not in game_measures(tally([SILENT])), "nothing was stated"
 
 
-def test_what_is_written_in_private_is_no_statement_and_no_word() -> None:
+def test_private_reasoning_counts_as_no_statement_and_no_word() -> None:
     thoughts = "Ava BLEU 5\nAva Electra 5 [sure]\n"
     options = MatchingOptions(brief=True, private_reasoning=True)
-    told = played([thoughts + "[message] Ava BLEU 3", "[accept]"], [thoughts + BEST], 0, options)
-    means = game_measures(tally([told]))
+    episode = played([thoughts + "[message] Ava BLEU 3", "[accept]"], [thoughts + BEST], 0, options)
+    means = game_measures(tally([episode]))
     assert (means["statements"], means["honesty"], means["words"]) == (1, 1, 3)
-    assert messages(told, [0, 1]) == [(0, "Ava BLEU 3")] and messages(told, [1]) == []
+    assert messages(episode, [0, 1]) == [(0, "Ava BLEU 3")] and messages(episode, [1]) == []
 
 
-def test_value_of_talk_is_over_the_better_lone_plan() -> None:
-    """Alone, seat 0 would reach 12 of 12 and seat 1 8 of 12."""
+def test_talk_value_is_the_gain_over_the_better_solo_plan() -> None:
+    """The solo plan of seat 0 reaches 12 of 12, that of seat 1 8 of 12."""
     assert talk_value(TALKED) == pytest.approx(0.0)
     assert talk_value(SILENT) == pytest.approx(8 / 12 - 1)
     assert talk_value(FAILED) == pytest.approx(-1.0)
 
 
 def test_tallies_of_ranks_add_up() -> None:
-    """Means over all games do not depend on which rank played which."""
-    whole = game_measures(tally([TALKED, SILENT, FAILED]))
+    """Means over all games do not depend on which rank played which game."""
+    expected = game_measures(tally([TALKED, SILENT, FAILED]))
     parts = (tally([TALKED]), tally([]), tally([SILENT, FAILED]))
-    assert game_measures(add_up(parts)) == pytest.approx(whole)
+    assert game_measures(add_up(parts)) == pytest.approx(expected)
 
 
 def test_a_step_line_by_hand() -> None:
@@ -120,7 +121,7 @@ def test_a_step_line_by_hand() -> None:
     assert all(isinstance(value, int | float) for value in line.values())
 
 
-def test_a_recorded_game_is_json_with_both_views() -> None:
+def test_a_game_record_is_json_with_both_seats_prompts() -> None:
     record = json.loads(json.dumps(game_record(TALKED, step=5)))
     assert (record["step"], record["score_norm"], record["ended"]) == (5, 1.0, "agreed")
     assert record["seats"][0]["user"].startswith("Ava BLEU 3")

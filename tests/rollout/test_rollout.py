@@ -1,4 +1,4 @@
-"""Games driven by prepared words: what each seat's transcript holds, how games end."""
+"""Games with prepared moves: what each seat's transcript holds, how games end, both drivers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from selfplay.rollout.seating import self_play_games, teacher_games
 
 LIMITS = Limits(max_turns=8, max_retries=1)
 SAMPLING = Sampling(temperature=1.0, stop_ids=())
-TOLD = "[message] BLEU Ava 3"
+MESSAGE = "[message] BLEU Ava 3"
 
 
 def config_of(*overrides: str) -> Config:
@@ -35,7 +35,7 @@ def config_of(*overrides: str) -> Config:
     return load_config(None, [*tiny, *overrides])
 
 
-def hand_tables(
+def hand_setups(
     rendering: Rendering, num: int = 1, *, max_new_tokens: int = 100, max_game_tokens: int = 900
 ) -> list[GameSetup]:
     """The hand-sized board with the policy in both seats; draws are named ("hand", index, …)."""
@@ -59,13 +59,13 @@ def hand_tables(
 
 
 def prepared(*games: Sequence[tuple[int, str]]) -> dict[int, str]:
-    """Seeds to texts; each game is a list of (seat, what it says)."""
+    """Seeds to texts; each game is a list of (seat, text of its move)."""
     texts = {}
     for index, moves in enumerate(games):
-        num_said = [0, 0]
+        num_turns = [0, 0]
         for seat, text in moves:
-            texts[named_seed("hand", index, seat, num_said[seat])] = text
-            num_said[seat] += 1
+            texts[named_seed("hand", index, seat, num_turns[seat])] = text
+            num_turns[seat] += 1
     return texts
 
 
@@ -74,14 +74,14 @@ def play_one(
 ) -> Episode:
     engine = WaveEngine(rendering, prepared(moves))
     (episode,), _ = play_games(
-        hand_tables(rendering, **room), engine, sampling=SAMPLING, limits=limits
+        hand_setups(rendering, **room), engine, sampling=SAMPLING, limits=limits
     )
     return episode
 
 
-def test_a_game_word_for_word(rendering: Rendering) -> None:
-    """Seat 0 tells, seat 1 slips once, proposes; seat 0 accepts the best matching."""
-    episode = play_one(rendering, [(0, TOLD), (1, "propose it"), (1, BEST), (0, "[accept]")])
+def test_the_transcripts_of_a_game_token_by_token(rendering: Rendering) -> None:
+    """Seat 0 sends a message, seat 1 is refused once and proposes, seat 0 accepts."""
+    episode = play_one(rendering, [(0, MESSAGE), (1, "propose it"), (1, BEST), (0, "[accept]")])
     assert (episode.ended, episode.outcome.agreed, episode.outcome.score_norm) == (
         "agreed",
         True,
@@ -100,30 +100,35 @@ def test_a_game_word_for_word(rendering: Rendering) -> None:
     assert prompts[0] == "Ava BLEU 3\nAva Electra ?\nDaniel BLEU ?\nDaniel Electra 9"
     message, proposal = episode.turns[0].observations[1], episode.turns[2].observations[0]
     assert "BLEU Ava 3" in message and "Electra: Daniel" in proposal
-    first, said = rendering.first, rendering.action_ids
-    told, accepted = said(TOLD), said("[accept]")
-    heard = rendering.following(proposal, closed=True)
+    first, action_ids = rendering.first, rendering.action_ids
+    sent, accepted = action_ids(MESSAGE), action_ids("[accept]")
+    received = rendering.following(proposal, closed=True)
     seat_0 = episode.transcripts[0]
     assert seat_0 is not None
     opening = first(system="", user=prompts[0])
-    assert seat_0.ids == opening + told + heard + accepted
+    assert seat_0.ids == opening + sent + received + accepted
     assert seat_0.mask == [
         *[0] * len(opening),
-        *[1] * len(told),
-        *[0] * len(heard),
+        *[1] * len(sent),
+        *[0] * len(received),
         *[1] * len(accepted),
     ]
-    ones = (
-        [-float(k) for k in range(1, len(told) + 1)],
-        [-float(k) for k in range(1, len(accepted) + 1)],
+    first_logprobs, second_logprobs = (
+        [-float(k) for k in range(1, len(ids) + 1)] for ids in (sent, accepted)
     )
-    assert seat_0.logprobs == [0.0] * len(opening) + ones[0] + [0.0] * len(heard) + ones[1]
+    assert seat_0.logprobs == [
+        *[0.0] * len(opening),
+        *first_logprobs,
+        *[0.0] * len(received),
+        *second_logprobs,
+    ]
 
-    # The second seat hears the message with its opening prompt; its slip stays and trains.
+    # The second seat's opening prompt contains the message. Its refused move stays and trains.
     error = episode.turns[1].error
     assert error is not None and error.startswith("Error: ")
     opening = first(system="", user=f"{prompts[1]}\n{message}")
-    slip, repair, proposed = said("propose it"), rendering.following(error, closed=True), said(BEST)
+    slip, proposed = action_ids("propose it"), action_ids(BEST)
+    repair = rendering.following(error, closed=True)
     seat_1 = episode.transcripts[1]
     assert seat_1 is not None
     assert seat_1.ids == opening + slip + repair + proposed
@@ -143,9 +148,9 @@ def test_a_game_word_for_word(rendering: Rendering) -> None:
     )
 
 
-# Four games of different lengths, with slips, a cut-off move and a rejection among them.
+# Four games of different lengths, with refused moves, a cut-off move and a rejection.
 GAMES: list[list[tuple[int, str]]] = [
-    [(0, TOLD), (1, BEST), (0, "[accept]")],
+    [(0, MESSAGE), (1, BEST), (0, "[accept]")],
     [(0, WORST), (1, "[reject]"), (1, "[message] no"), (0, BEST), (1, "[accept]")],
     [(0, "what?"), (0, "[accept]")],
     [(0, "[message] Ava BLEU 3, then" + CUT), (0, BEST), (1, "hm"), (1, "[accept]")],
@@ -155,67 +160,69 @@ GAMES: list[list[tuple[int, str]]] = [
 def test_both_drivers_play_the_same_games(rendering: Rendering) -> None:
     waves, stream = (engine(rendering, prepared(*GAMES)) for engine in (WaveEngine, StreamEngine))
     (one, one_stats), (other, other_stats) = (
-        play_games(hand_tables(rendering, len(GAMES)), engine, sampling=SAMPLING, limits=LIMITS)
+        play_games(hand_setups(rendering, len(GAMES)), engine, sampling=SAMPLING, limits=LIMITS)
         for engine in (waves, stream)
     )
     assert [e.index for e in one] == [e.index for e in other] == [0, 1, 2, 3]
     for a, b in zip(one, other, strict=True):
         assert (a.turns, a.outcome, a.ended) == (b.turns, b.outcome, b.ended)
-        for mine, yours in zip(a.transcripts, b.transcripts, strict=True):
-            assert mine is not None and yours is not None
-            assert (mine.ids, mine.mask, mine.logprobs, mine.spans) == (
-                yours.ids,
-                yours.mask,
-                yours.logprobs,
-                yours.spans,
+        for left, right in zip(a.transcripts, b.transcripts, strict=True):
+            assert left is not None and right is not None
+            assert (left.ids, left.mask, left.logprobs, left.spans) == (
+                right.ids,
+                right.mask,
+                right.logprobs,
+                right.spans,
             )
     assert [e.ended for e in one] == ["agreed", "agreed", "retries", "agreed"]
     assert waves.waves == [4, 4, 3, 2, 1]
-    assert stream.asked != waves.asked, "the stream's games overtake each other"
+    assert stream.asked != waves.asked, "with a streaming engine, games overtake each other"
     assert one_stats.num_games == 4 and one_stats.num_turns == 14 and one_stats.num_errors == 4
     for stats in (one_stats, other_stats):
         assert stats.num_prompt_tokens == sum(len(r.prompt_ids) for r in waves.asked)
-        said = [rendering.action_ids(text.removesuffix(CUT)) for game in GAMES for _, text in game]
-        assert stats.num_generated_tokens == sum(len(ids) for ids in said) - 1
+        moves = [rendering.action_ids(text.removesuffix(CUT)) for game in GAMES for _, text in game]
+        assert stats.num_generated_tokens == sum(len(ids) for ids in moves) - 1
 
 
 @pytest.mark.parametrize("kind", [WaveEngine, StreamEngine])
-def test_each_game_is_told_as_it_ends(rendering: Rendering, kind: type[WaveEngine]) -> None:
-    """Before the last answers are asked for, not all at the end."""
+def test_the_callback_runs_when_each_game_ends(
+    rendering: Rendering, kind: type[WaveEngine]
+) -> None:
+    """The first game ends before the last request is sent."""
     engine = kind(rendering, prepared(*GAMES))
-    asked_before: list[int] = []
+    num_requests: list[int] = []
     play_games(
-        hand_tables(rendering, len(GAMES)),
+        hand_setups(rendering, len(GAMES)),
         engine,
         sampling=SAMPLING,
         limits=LIMITS,
-        ended=lambda: asked_before.append(len(engine.asked)),
+        ended=lambda: num_requests.append(len(engine.asked)),
     )
-    assert len(asked_before) == 4
-    assert asked_before[0] < asked_before[-1] == len(engine.asked)
+    assert len(num_requests) == 4
+    assert num_requests[0] < num_requests[-1] == len(engine.asked)
 
 
-def test_the_compared_turns_come_from_all_over_the_rollout_and_end_where_they_were_said() -> None:
-    """Of forty games eight; both seats come up. A seat read [game, seat], said 7 8, read 9, said 5:
-    its first turn is compared, after all that it had read."""
+def test_first_turns_are_drawn_from_the_full_rollout() -> None:
+    """Eight of forty games, both seats. A seat reads [game, seat], samples 7 8, reads 9, samples 5
+    6: its first turn ends after 7 8."""
     spans = (SimpleNamespace(start=2, end=4), SimpleNamespace(start=5, end=6))
     transcripts = [
         tuple(SimpleNamespace(ids=[game, seat, 7, 8, 9, 5, 6], spans=spans) for seat in (0, 1))
         for game in range(40)
     ]
     episodes = [SimpleNamespace(transcripts=pair) for pair in transcripts]
-    found = first_turns(episodes, 8)
-    assert [said for _, said in found] == [[0, 0, 1, 1]] * 8
-    assert {tuple(ids[2:]) for ids, _ in found} == {(7, 8)}
-    assert len({tuple(ids) for ids, _ in found}) == 8
-    assert min(ids[0] for ids, _ in found) < 20 <= max(ids[0] for ids, _ in found)
-    assert {ids[1] for ids, _ in found} == {0, 1}
+    turns = first_turns(episodes, 8)
+    assert [mask for _, mask in turns] == [[0, 0, 1, 1]] * 8
+    assert {tuple(ids[2:]) for ids, _ in turns} == {(7, 8)}
+    assert len({tuple(ids) for ids, _ in turns}) == 8
+    assert min(ids[0] for ids, _ in turns) < 20 <= max(ids[0] for ids, _ in turns)
+    assert {ids[1] for ids, _ in turns} == {0, 1}
     assert len(first_turns(episodes[:1], 8)) == 2
 
 
 def test_every_prompt_extends_the_one_before(rendering: Rendering) -> None:
     engine = WaveEngine(rendering, prepared(GAMES[1]))
-    play_games(hand_tables(rendering), engine, sampling=SAMPLING, limits=LIMITS)
+    play_games(hand_setups(rendering), engine, sampling=SAMPLING, limits=LIMITS)
     prompts = [list(request.prompt_ids) for request in engine.asked]
     for seat_prompts in ([prompts[0], prompts[3]], [prompts[1], prompts[2], prompts[4]]):
         for before, after in pairwise(seat_prompts):
@@ -223,8 +230,8 @@ def test_every_prompt_extends_the_one_before(rendering: Rendering) -> None:
 
 
 def test_a_cut_off_move_never_reaches_the_game(rendering: Rendering) -> None:
-    """Even a text that would be legal: a model must learn to end its moves."""
-    episode = play_one(rendering, [(0, TOLD + CUT), (0, BEST), (1, "[accept]")])
+    """Even if its text would be legal: a model must learn to end its moves."""
+    episode = play_one(rendering, [(0, MESSAGE + CUT), (0, BEST), (1, "[accept]")])
     turn = episode.turns[0]
     assert (turn.error_kind, turn.action) == ("cut_off", None)
     assert turn.observations == ("", "") and turn.error is not None and "cut off" in turn.error
@@ -233,15 +240,15 @@ def test_a_cut_off_move_never_reaches_the_game(rendering: Rendering) -> None:
     assert seat_0 is not None
     span = seat_0.spans[0]
     assert span.finish == "length"
-    # The end-of-turn that was not sampled stands in the context, where it does not train.
+    # The end-of-turn token was not sampled. It is added to the context and does not train.
     assert seat_0.ids[span.end] == rendering.end_id
     assert seat_0.mask[span.end - 1 : span.end + 1] == [1, 0]
-    told_why = rendering.following(turn.error, closed=False)
-    assert seat_0.ids[span.end : span.end + len(told_why)] == told_why
+    error_ids = rendering.following(turn.error, closed=False)
+    assert seat_0.ids[span.end : span.end + len(error_ids)] == error_ids
 
 
 def test_a_game_ends_without_agreement_at_its_limits(rendering: Rendering) -> None:
-    talk = [(0, TOLD), (1, "[message] ok"), (0, "[message] so"), (1, BEST), (0, "[accept]")]
+    talk = [(0, MESSAGE), (1, "[message] ok"), (0, "[message] so"), (1, BEST), (0, "[accept]")]
     stopped = play_one(rendering, talk, Limits(max_turns=4, max_retries=1))
     assert (stopped.ended, len(stopped.turns), stopped.outcome.score_norm) == ("turns", 4, 0.0)
     in_time = play_one(rendering, talk, Limits(max_turns=5, max_retries=1))
@@ -250,23 +257,24 @@ def test_a_game_ends_without_agreement_at_its_limits(rendering: Rendering) -> No
     slips = [(0, "a"), (0, "b"), (0, "c"), (0, BEST), (1, "[accept]")]
     assert play_one(rendering, slips, Limits(max_turns=8, max_retries=2)).ended == "retries"
     assert play_one(rendering, slips, Limits(max_turns=8, max_retries=3)).ended == "agreed"
-    # A legal move gives the retries back.
-    spread = [(0, "a"), (0, TOLD), (1, "b"), (1, BEST), (0, "c"), (0, "[accept]")]
+    # A legal move resets the number of retries.
+    spread = [(0, "a"), (0, MESSAGE), (1, "b"), (1, BEST), (0, "c"), (0, "[accept]")]
     assert play_one(rendering, spread, Limits(max_turns=8, max_retries=1)).ended == "agreed"
 
 
 def test_a_seat_out_of_tokens_ends_the_game(rendering: Rendering) -> None:
-    """Room for the opening, the message and no more; the last try gets what is left."""
-    game = hand_tables(rendering)[0].game
+    """With room for the opening prompt and the message only, the game ends; with five more tokens
+    the last request is limited to these."""
+    game = hand_setups(rendering)[0].game
     opening = rendering.first(system="", user=game.prompt(0).user)
-    moves = [(0, TOLD), (1, BEST), (0, "[accept]")]
+    moves = [(0, MESSAGE), (1, BEST), (0, "[accept]")]
     proposal = play_one(rendering, moves).turns[1].observations[0]
-    said, heard = rendering.action_ids(TOLD), rendering.following(proposal, closed=True)
-    full = len(opening) + len(said) + len(heard)
+    sent, received = rendering.action_ids(MESSAGE), rendering.following(proposal, closed=True)
+    full = len(opening) + len(sent) + len(received)
     assert play_one(rendering, moves, max_game_tokens=full).ended == "tokens"
     engine = WaveEngine(rendering, prepared(moves))
     play_games(
-        hand_tables(rendering, max_game_tokens=full + 5, max_new_tokens=50),
+        hand_setups(rendering, max_game_tokens=full + 5, max_new_tokens=50),
         engine,
         sampling=SAMPLING,
         limits=LIMITS,
@@ -275,7 +283,7 @@ def test_a_seat_out_of_tokens_ends_the_game(rendering: Rendering) -> None:
 
 
 class Seeds(WaveEngine):
-    """Every move is the same proposal or its acceptance; only the seeds are of interest."""
+    """Answers every request with the same proposal; only the seeds matter."""
 
     def answer(self, request: Request) -> Completion:
         self.asked.append(request)
@@ -289,7 +297,7 @@ def boards(num: int) -> list[MatchingInstance]:
 
 def seeds_of(rendering: Rendering, config: Config, *, step: int) -> list[int]:
     engine = Seeds(rendering, {})
-    tables = self_play_games(
+    setups = self_play_games(
         boards(4),
         step=step,
         game=config.game,
@@ -297,7 +305,7 @@ def seeds_of(rendering: Rendering, config: Config, *, step: int) -> list[int]:
         seed=config.seed,
         rendering=rendering,
     )
-    play_games(tables, engine, sampling=SAMPLING, limits=LIMITS)
+    play_games(setups, engine, sampling=SAMPLING, limits=LIMITS)
     return [request.seed for request in engine.asked]
 
 
@@ -306,10 +314,10 @@ def test_every_draw_has_its_own_name(rendering: Rendering) -> None:
     seeds: list[int] = []
     for run_seed, step in product((0, 1), (0, 1, 2)):
         config = config_of(f"seed={run_seed}", "rollout.group_size=4")
-        mine = seeds_of(rendering, config, step=step)
-        assert len(mine) == 4 * 4 * 3, "a proposal, then two refused moves of the other seat"
-        assert mine == seeds_of(rendering, config, step=step)
-        seeds += mine
+        step_seeds = seeds_of(rendering, config, step=step)
+        assert len(step_seeds) == 4 * 4 * 3, "a proposal, then two refused moves of the other seat"
+        assert step_seeds == seeds_of(rendering, config, step=step)
+        seeds += step_seeds
     assert len(set(seeds)) == len(seeds)
 
 
@@ -317,26 +325,26 @@ def test_teachers_fill_transcripts_without_an_engine_and_slips_are_not_imitated(
     rendering: Rendering,
 ) -> None:
     config = config_of("warm_start.teachers=[honest:slip=0.5]")
-    tables = teacher_games(
+    setups = teacher_games(
         boards(20),
         teachers=config.warm_start.teachers,
         game=config.game,
         seed=config.seed,
         rendering=rendering,
     )
-    episodes = play_scripted(tables, limits=LIMITS)
+    episodes = play_scripted(setups, limits=LIMITS)
     num_slips = 0
     for episode in episodes:
         for seat, transcript in enumerate(episode.transcripts):
             assert transcript is not None
-            mine = [turn for turn in episode.turns if turn.seat == seat]
-            assert [span.trained for span in transcript.spans] == [t.error is None for t in mine]
-            for span, turn in zip(transcript.spans, mine, strict=True):
+            turns = [turn for turn in episode.turns if turn.seat == seat]
+            assert [span.trained for span in transcript.spans] == [t.error is None for t in turns]
+            for span, turn in zip(transcript.spans, turns, strict=True):
                 assert transcript.ids[span.start : span.end] == rendering.action_ids(turn.text)
             num_slips += episode.num_errors(seat)
     assert num_slips > 5
-    with pytest.raises(ValueError, match="asked for an engine in a scripted game"):
-        play_scripted(hand_tables(rendering), limits=LIMITS)
+    with pytest.raises(ValueError, match="hand/0"):
+        play_scripted(hand_setups(rendering), limits=LIMITS)
 
 
 class Broken:
@@ -353,8 +361,8 @@ class Broken:
         self.num_moves += 1
         if self.num_moves > 1:
             raise KeyError("a bug")
-        return Move(TOLD, complete=True, num_tokens=0)
-        yield  # a generator that never asks the engine
+        return Move(MESSAGE, complete=True, num_tokens=0)
+        yield  # makes this a generator, though it never requests a completion
 
     def refused(self) -> None: ...
 
@@ -363,10 +371,12 @@ class Broken:
 
 
 @pytest.mark.parametrize("engine", [WaveEngine, StreamEngine])
-def test_a_bug_inside_a_game_says_where(rendering: Rendering, engine: type[WaveEngine]) -> None:
-    good, bad = hand_tables(rendering, 2)
+def test_an_exception_inside_a_game_names_the_game(
+    rendering: Rendering, engine: type[WaveEngine]
+) -> None:
+    good, bad = hand_setups(rendering, 2)
     bad = replace(bad, players=(Broken(), bad.players[1]))
-    texts = prepared(GAMES[0], [(1, TOLD)])
+    texts = prepared(GAMES[0], [(1, MESSAGE)])
     with pytest.raises(KeyError, match="a bug") as caught:
         play_games([good, bad], engine(rendering, texts), sampling=SAMPLING, limits=LIMITS)
     assert "in instance hand/0, episode 1, seat 0" in caught.value.__notes__
@@ -377,31 +387,31 @@ def test_limits_come_from_the_settings() -> None:
     assert limits_of(config.rollout) == Limits(max_turns=5, max_retries=0)
 
 
-def answered(**changes: Any) -> Completion:
+def completion(**changes: Any) -> Completion:
     return replace(Completion([5, 6], [-0.5, -1.0], "stop", 3), **changes)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("changes", "part"),
     [
         ({"ids": [5]}, "2 for 1 ids"),
         ({"ids": [], "logprobs": []}, "has 0"),
-        ({"ids": [5] * 4, "logprobs": [-1.0] * 4}, "1 to 3 ids, has 4"),
+        ({"ids": [5] * 4, "logprobs": [-1.0] * 4}, "has 4"),
         ({"logprobs": [-0.5, math.nan]}, "has nan"),
         ({"logprobs": [-0.5, -math.inf]}, "has -inf"),
         ({"logprobs": [0.5, -1.0]}, "has 0.5"),
-        ({"version": 2}, "step 3, is with 2's"),
+        ({"version": 2}, "step 3"),
     ],
 )
 @pytest.mark.parametrize("kind", [WaveEngine, StreamEngine])
-def test_an_answer_that_no_sound_engine_gives_ends_the_rollout(
-    rendering: Rendering, kind: type[WaveEngine], wrong: dict[str, Any], told: str
+def test_an_invalid_completion_ends_the_rollout(
+    rendering: Rendering, kind: type[WaveEngine], changes: dict[str, Any], part: str
 ) -> None:
     class Garbage(kind):  # type: ignore[misc, valid-type]
         def answer(self, request: Request) -> Completion:
-            return answered(**wrong)
+            return completion(**changes)
 
-    tables = hand_tables(rendering, max_new_tokens=3)
-    with pytest.raises(RuntimeError, match="completion of the policy's engine") as caught:
-        play_games(tables, Garbage(rendering, {}), sampling=SAMPLING, limits=LIMITS, version=3)
-    assert told in str(caught.value)
+    setups = hand_setups(rendering, max_new_tokens=3)
+    with pytest.raises(RuntimeError, match="the policy") as caught:
+        play_games(setups, Garbage(rendering, {}), sampling=SAMPLING, limits=LIMITS, version=3)
+    assert part in str(caught.value)

@@ -1,0 +1,87 @@
+"""What a person reads while a run goes on: one line per step, and progress bars."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tqdm import tqdm
+
+# The columns of a step's line: the metric, its label, the format of the number.
+_COLUMNS = (
+    ("score", "score", ".3f"),
+    ("agreement", "agree", ".2f"),
+    ("messages", "msgs", ".3g"),
+    ("errors", "err", ".3g"),
+    ("entropy", "ent", ".3g"),
+    ("mismatch_mean", "mismatch", ".0e"),
+)
+_STAGES = ("play_s", "credit_s", "update_s", "push_s", "eval_s", "save_s")
+
+
+def step_line(
+    metrics: Mapping[str, Any], *, num_steps: int, remaining_s: float | None = None
+) -> str:
+    """The metrics of a step as one line of at most 120 columns.
+
+    Missing metrics are left out, and so are stages that took less than 5% of the step's time. A
+    line that is too long loses its last parts.
+    """
+    parts = [f"{metrics['step']:>{len(str(num_steps))}}/{num_steps}"]
+    for name, label, form in _COLUMNS:
+        if metrics.get(name) is not None:
+            parts.append(f"{label} {metrics[name]:{form}}")
+    if metrics.get("num_void"):
+        parts.append(f"void {metrics['num_void']:.0f}")
+    if metrics.get("tokens_per_s") is not None:
+        rate = metrics["tokens_per_s"]
+        parts.append(f"{rate / 1000:.3g}k tok/s" if rate >= 1000 else f"{rate:.0f} tok/s")
+    if remaining_s is not None:
+        parts.append(f"{clock(remaining_s)} left")
+    stages = {name.removesuffix("_s"): metrics[name] for name in _STAGES if name in metrics}
+    total_s = sum(stages.values())
+    if total_s > 0:
+        parts += [f"{name} {s:.3g}s" for name, s in stages.items() if s >= 0.05 * total_s]
+    while len(" ".join(parts)) > 120:
+        parts.pop()
+    return " ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 4s, 3m05s or 2h07m."""
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded}s"
+    if rounded < 3600:
+        return f"{rounded // 60}m{rounded % 60:02d}s"
+    return f"{rounded // 3600}h{rounded % 3600 // 60:02d}m"
+
+
+def progress(
+    items: Iterable[Any] | int, label: str, *, total: int | None = None, rank: int = 0
+) -> tqdm[Any]:
+    """A progress bar with the remaining time, on standard error; ranks above 0 show none.
+
+    Iterate over it, or pass a count as `items` and call `bar.update(k)` inside
+    `with progress(count, …) as bar:`. Without a terminal it prints a line at most every ten
+    seconds, and none in the first ten.
+    """
+    iterable: Iterable[Any] | None = None if isinstance(items, int) else items
+    if isinstance(items, int):
+        total = items
+    if rank or sys.stderr.isatty():
+        return tqdm(iterable, label, total, leave=False, dynamic_ncols=True, disable=bool(rank))
+    form = "{desc} {n_fmt}/{total_fmt}, {elapsed} gone, {remaining} left"
+    return _Lines(
+        iterable, label, total, leave=False, bar_format=form, mininterval=10, miniters=1, delay=10
+    )
+
+
+class _Lines(tqdm):  # type: ignore[type-arg, unused-ignore]
+    """Progress as separate lines, for an output that is not a terminal."""
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        if msg is None:
+            self.fp.write(f"{self}\n")
+            self.fp.flush()

@@ -1,0 +1,235 @@
+"""What a run writes at each step: metrics.jsonl, games.jsonl, Weights & Biases, a printed line.
+
+Only rank 0 writes; on other ranks every call does nothing. Times are in seconds and their names end
+in `_s`. `wandb` is imported only here, and only if `wandb.mode` asks for it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from selfplay.config import WandbConfig
+from selfplay.config.settings import SettingsError
+from selfplay.metrics.console import step_line
+from selfplay.metrics.run_folder import write_atomically
+from selfplay.metrics.step import game_record
+from selfplay.rollout.episode import Episode
+
+
+class Stopwatch:
+    """Seconds by stage: `with watch("play"): …`, then `lap()` returns {"play_s": …, "step_s": …}.
+
+    `step_s` is the full time since the last lap, including what no stage covers.
+    """
+
+    def __init__(self) -> None:
+        self._stages: dict[str, float] = {}
+        self._laps: deque[float] = deque(maxlen=20)
+        self._start = time.perf_counter()
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            name = f"{stage}_s"
+            self._stages[name] = self._stages.get(name, 0.0) + time.perf_counter() - start
+
+    def lap(self) -> dict[str, float]:
+        """The seconds since the last lap. Starts the next lap."""
+        now = time.perf_counter()
+        seconds = {**self._stages, "step_s": now - self._start}
+        self._laps.append(seconds["step_s"])
+        self._stages, self._start = {}, now
+        return seconds
+
+    def remaining_s(self, num_laps: int) -> float | None:
+        """The time of `num_laps` laps at the mean pace of the last 20; None before the first."""
+        return num_laps * sum(self._laps) / len(self._laps) if self._laps else None
+
+
+class Journal:
+    """The open logs of a run.
+
+    `after_step` is the step of the checkpoint that the run resumes from, 0 for a new run. Every
+    `log_games_every`-th game of this rank is written in full to games.jsonl.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        wandb: WandbConfig,
+        *,
+        num_steps: int,
+        log_games_every: int,
+        after_step: int,
+        rank: int,
+    ) -> None:
+        self._num_steps, self._log_games_every, self._rank = num_steps, log_games_every, rank
+        self._metrics = StepLog(folder / "metrics.jsonl", after_step=after_step, rank=rank)
+        self._games = StepLog(folder / "games.jsonl", after_step=after_step, rank=rank)
+        self._wandb = Wandb(folder, wandb, rank=rank)
+
+    def step(
+        self, step: int, metrics: dict[str, float], episodes: Sequence[Episode], watch: Stopwatch
+    ) -> None:
+        """Write and print step number `step` (1 after the first update). Takes the watch's lap."""
+        line = {"step": step, **metrics, **watch.lap()}
+        self._metrics.append(line)
+        self._wandb.log(line)
+        first = (step - 1) * len(episodes)
+        for index, episode in enumerate(episodes):
+            if (first + index) % self._log_games_every == 0:
+                self._games.append(game_record(episode, step=step))
+        remaining_s = watch.remaining_s(self._num_steps - step)
+        if self._rank == 0:
+            print(step_line(line, num_steps=self._num_steps, remaining_s=remaining_s), flush=True)
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._games.close()
+        self._wandb.close()
+
+
+class StepLog:
+    """A file of JSON lines, each with its `step`, in the order of the steps.
+
+    `after_step` is the step of the checkpoint that the run resumes from. Lines of later steps are
+    removed, because these steps run again. None starts an empty file. Raises SettingsError if a
+    line of the file is not JSON with a step.
+    """
+
+    def __init__(self, path: Path, *, after_step: int | None, rank: int = 0) -> None:
+        self._file = None
+        if rank:
+            return
+        write_atomically(path, "".join(_lines_until(path, after_step)))
+        # UTF-8 cannot encode a lone surrogate; it is written as its JSON escape.
+        self._file = path.open("a", encoding="utf-8", errors="backslashreplace", newline="\n")
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one line and flush it.
+
+        JSON has no NaN or infinity: such a number becomes null, and its name is added to the line's
+        `non_finite` list. Raises ValueError without an integer `step`.
+        """
+        if not isinstance(record.get("step"), int):
+            raise ValueError(f"a log line needs an integer step, got {record.get('step')!r}")
+        if self._file is None:
+            return
+        non_finite: list[str] = []
+        line = {name: _json_value(value, name, non_finite) for name, value in record.items()}
+        if non_finite:
+            line["non_finite"] = non_finite
+        self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _lines_until(path: Path, step: int | None) -> Iterator[str]:
+    """The file's complete lines up to and including `step`.
+
+    A last line without a line end is left out: a crash cut it off. Raises SettingsError for any
+    other line that is not JSON with a step.
+    """
+    if step is None or not path.exists():
+        return
+    # Read bytes: a line that was cut off may end inside a character, and the text of a game may
+    # contain characters that Python treats as line ends.
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                text = line.decode("utf-8")
+                line_step = json.loads(text)["step"]
+                if not isinstance(line_step, int):
+                    raise TypeError("step is not an integer")
+            except (ValueError, RecursionError, LookupError, TypeError) as error:
+                raise SettingsError(
+                    f"{path} line {number} must be JSON with a step, got {line[:40]!r} ({error}); "
+                    "repair or move the file to resume in this folder"
+                ) from None
+            if line_step <= step:
+                yield text
+
+
+def _json_value(value: Any, name: str, non_finite: list[str]) -> Any:
+    """`value` in JSON types; the names of NaN and infinite numbers are added to `non_finite`."""
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        non_finite.append(name)
+        return None
+    if isinstance(value, Mapping):
+        return {
+            str(key): _json_value(item, f"{name}.{key}", non_finite) for key, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [
+            _json_value(item, f"{name}[{index}]", non_finite) for index, item in enumerate(value)
+        ]
+    return value
+
+
+class Wandb:
+    """The metrics on Weights & Biases, with the settings of the folder's config.yaml.
+
+    Does nothing with mode "off" or on ranks above 0. Raises SettingsError if wandb is missing.
+    """
+
+    def __init__(self, folder: Path, settings: WandbConfig, *, rank: int = 0) -> None:
+        self._run = None
+        if rank or settings.mode == "off":
+            return
+        wandb = _import_wandb(settings)
+        # The id is kept in the run's folder, so that a resumed run continues the same W&B run.
+        id_file = folder / "wandb_id.txt"
+        if not id_file.exists():
+            id_file.write_text(secrets.token_hex(4), encoding="utf-8")
+        self._run = wandb.init(
+            project=settings.project,
+            mode=settings.mode,
+            dir=str(folder),
+            name=folder.name,
+            id=id_file.read_text(encoding="utf-8").strip(),
+            resume="allow" if settings.mode == "online" else None,
+            config={"settings": (folder / "config.yaml").read_text(encoding="utf-8")},
+        )
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        if self._run is not None:
+            self._run.log(dict(metrics), step=metrics["step"])
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+
+
+def check_wandb(settings: WandbConfig) -> None:
+    """Raise SettingsError before the run starts if wandb is needed and missing."""
+    if settings.mode != "off":
+        _import_wandb(settings)
+
+
+def _import_wandb(settings: WandbConfig) -> Any:
+    try:
+        import wandb
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"wandb.mode={settings.mode} needs the wandb package, which is not installed: "
+            "`pip install wandb`, or set wandb.mode=off"
+        ) from error
+    return wandb

@@ -1,0 +1,63 @@
+"""What a person reads: the line of a step, progress, an interval."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from selfplay.metrics.bootstrap import bootstrap_interval, show_interval
+from selfplay.metrics.console import clock, progress, step_line
+
+
+def test_the_line_of_a_step_fits_a_terminal() -> None:
+    metrics = {
+        "step": 999, "score": 0.98765, "agreement": 0.99, "messages": 12.345, "errors": 10.5,
+        "entropy": 10.25, "mismatch_mean": 1.2e-5, "tokens_per_s": 123_456.0, "play_s": 123.4,
+        "update_s": 123.4, "push_s": 13.3, "log_s": 1.2,
+    }  # fmt: skip
+    line = step_line(metrics, num_steps=1000, remaining_s=7640.0)
+    assert {"999/1000", "0.988", "0.99", "12.3", "10.5", "10.2", "123k", "2h07m"} <= set(
+        line.split()
+    )
+    assert len(line) <= 120
+    assert len(step_line(metrics, num_steps=10**9, remaining_s=1e9)) <= 120
+    small = {"step": 3, "score": 0.5, "tokens_per_s": 321.0, "play_s": 1.0, "entropy": None}
+    assert "ent" not in step_line(small, num_steps=200, remaining_s=185.0)
+    assert clock(4.4) == "4s"
+
+
+def test_void_games_show_in_the_line_of_a_step() -> None:
+    assert "void 3" in step_line({"step": 1, "score": 0.5, "num_void": 3.0}, num_steps=2)
+    assert "void" not in step_line({"step": 1, "score": 0.5, "num_void": 0.0}, num_steps=2)
+
+
+def test_progress_without_a_terminal_prints_lines_only_when_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+    assert list(progress(range(5), "short")) == [0, 1, 2, 3, 4]
+    with progress(100, "play") as bar:
+        bar.delay = 0
+        bar.start_t -= 40
+        bar.last_print_t -= 40
+        bar.update(50)
+    output = capsys.readouterr().err
+    assert "play 50/100" in output and output.count("00:40") == 2 and output.count("\n") == 1
+
+
+def test_the_bootstrap_interval_of_a_coin_matches_the_normal_distribution() -> None:
+    flips = [0.0, 1.0] * 200
+    mean, low, high = bootstrap_interval(flips, seed=1)
+    # 400 fair flips: standard error 0.5 / 20 = 0.025, so the interval is 0.5 -/+ 1.96 * 0.025.
+    assert mean == 0.5
+    assert low == pytest.approx(0.451, abs=0.004)
+    assert high == pytest.approx(0.549, abs=0.004)
+    assert bootstrap_interval(flips, seed=1) == (mean, low, high)
+    assert bootstrap_interval([0.7], seed=0) == pytest.approx((0.7, 0.7, 0.7))
+    with pytest.raises(ValueError, match="at least 1 value"):
+        bootstrap_interval([], seed=0)
+
+
+def test_an_interval_reads_as_in_the_reports() -> None:
+    assert show_interval((0.9124, 0.9, 0.92)) == "0.912 [0.900, 0.920]"

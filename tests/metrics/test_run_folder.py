@@ -1,0 +1,76 @@
+"""A run's folder: its saved settings and code, and the lock against a second trainer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import processes
+import pytest
+from tiny_run import write_tiny
+
+from selfplay.config import Config
+from selfplay.config.settings import SettingsError, load
+from selfplay.metrics.run_folder import hold_run, open_run
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRATCH = ["model.scratch={}", "rollout.max_game_tokens=512"]
+
+
+def test_a_run_folder_holds_settings_and_code(tmp_path: Path) -> None:
+    config, folder = load(Config, None, SCRATCH), tmp_path / "runs" / "a"
+    open_run(folder, config)
+    assert load(Config, folder / "config.yaml") == config
+    code = (folder / "code.txt").read_text()
+    assert "commit " in code and "torch " in code and "python " in code
+    open_run(folder, config)
+    assert (folder / "code.txt").read_text().count("started ") == 2
+
+
+def test_a_resumed_run_may_be_longer_but_not_have_other_settings(tmp_path: Path) -> None:
+    open_run(tmp_path, load(Config, None, SCRATCH))
+    open_run(tmp_path, load(Config, None, [*SCRATCH, "steps=999"]))
+    assert load(Config, tmp_path / "config.yaml").steps == 999
+    with pytest.raises(SettingsError, match=r"rollout\.group_size: 8 -> 4"):
+        open_run(tmp_path, load(Config, None, [*SCRATCH, "rollout.group_size=4", "steps=5"]))
+    assert load(Config, tmp_path / "config.yaml").steps == 999
+
+
+def test_a_folder_is_locked_until_the_file_is_closed(tmp_path: Path) -> None:
+    first = hold_run(tmp_path / "run")
+    with pytest.raises(SettingsError) as refusal:
+        hold_run(tmp_path / "run")
+    for part in (str(tmp_path / "run"), f"pid {os.getpid()}", socket.gethostname()):
+        assert part in str(refusal.value)
+    hold_run(tmp_path / "another").close()
+    first.close()
+    hold_run(tmp_path / "run").close()
+
+
+@pytest.mark.parametrize("ranks", [0, 2], ids=["one process", "two ranks"])
+def test_a_second_trainer_is_refused_until_the_first_is_killed(tmp_path: Path, ranks: int) -> None:
+    folder = tmp_path / "run"
+    words = ["--config", str(write_tiny(folder)), f"out={folder}", "steps=0"]
+    words += ["warm_start.num_games=0", "eval.final_games=4"]
+    first = processes.start(ROOT / "train.py", *words, "steps=100000")
+    processes.read_until(first, "1/100000")
+    first.send_signal(signal.SIGSTOP)  # stopped, it uses no cores and keeps the lock
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+
+    second = processes.start(ROOT / "train.py", *words, torchrun=ranks)
+    output = second.communicate(timeout=300)[0]
+    refusals = [line for line in output.splitlines() if "train.py: out" in line]
+    assert second.returncode != 0 and len(refusals) == max(1, ranks), output
+    assert str(folder) in refusals[0] and f"pid {first.pid} on" in refusals[0]
+    if not ranks:
+        assert second.returncode == 2 and len(output.splitlines()) == 1, output
+    assert first.poll() is None
+    assert set(files) <= {path for path in folder.rglob("*") if path.is_file()}
+
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    third = processes.start(ROOT / "train.py", *words)
+    output = third.communicate(timeout=300)[0]
+    assert third.returncode == 0, output

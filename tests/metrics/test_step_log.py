@@ -1,0 +1,126 @@
+"""The step logs: no step twice, no line cut off, every number valid JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from selfplay.config import WandbConfig
+from selfplay.config.settings import SettingsError
+from selfplay.metrics.step_log import Journal, StepLog, Stopwatch, Wandb, check_wandb
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def test_other_ranks_write_nothing(tmp_path: Path) -> None:
+    log = StepLog(tmp_path / "metrics.jsonl", after_step=None, rank=1)
+    log.append({"step": 1})
+    log.close()
+    Wandb(tmp_path, WandbConfig(mode="online"), rank=1).log({"step": 1})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_log_holds_no_step_twice(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = StepLog(path, after_step=None)
+    for step in range(1, 6):
+        log.append({"step": step, "text": "a\u2028b\x85c \ud800"})
+    log.close()
+    with path.open("a") as file:
+        file.write('{"step": 3, "cut_off": ')
+    log = StepLog(path, after_step=3)
+    log.append({"step": 4})
+    assert [line["step"] for line in lines(path)] == [1, 2, 3, 4]
+    assert lines(path)[0]["text"] == "a\u2028b\x85c \ud800"
+    log.close()
+    StepLog(path, after_step=None).close()
+    assert lines(path) == []
+
+
+def test_a_line_is_json_whatever_the_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = StepLog(path, after_step=None)
+    log.append(
+        {
+            "step": 1,
+            "loss": float("nan"),
+            "norm": np.float32("inf"),
+            "kinds": {"a": [1.5, -float("inf")]},
+            "count": np.int64(3),
+            "pair": (1, None),
+        }
+    )
+    assert lines(path) == [
+        {
+            "step": 1,
+            "loss": None,
+            "norm": None,
+            "kinds": {"a": [1.5, None]},
+            "count": 3,
+            "pair": [1, None],
+            "non_finite": ["loss", "norm", "kinds.a[1]"],
+        }
+    ]
+    with pytest.raises(ValueError, match="step"):
+        log.append({"score": 1.0})
+
+
+def test_a_stopwatch_adds_up_stages_and_estimates_the_rest() -> None:
+    watch = Stopwatch()
+    assert watch.remaining_s(3) is None
+    for _ in range(2):
+        with watch("play"):
+            pass
+    with pytest.raises(RuntimeError), watch("update"):
+        raise RuntimeError
+    seconds = watch.lap()
+    assert list(seconds) == ["play_s", "update_s", "step_s"]
+    assert 0 < seconds["play_s"] + seconds["update_s"] <= seconds["step_s"]
+    assert watch.remaining_s(3) == pytest.approx(3 * seconds["step_s"])
+    assert list(watch.lap()) == ["step_s"]
+
+
+def test_a_missing_wandb_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    Wandb(tmp_path, WandbConfig(mode="off")).log({"step": 1})
+    with pytest.raises(SettingsError, match=r"wandb\.mode=offline"):
+        Wandb(tmp_path, WandbConfig(mode="offline"))
+    with pytest.raises(SettingsError, match=r"wandb\.mode=online"):
+        check_wandb(WandbConfig(mode="online"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wandb_gets_the_saved_settings_and_keeps_its_run_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[dict[str, object]] = []
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **kw: runs.append(kw)))
+    (tmp_path / "config.yaml").write_text("seed: 3\n")
+    for _ in range(2):
+        Wandb(tmp_path, WandbConfig(mode="online"))
+    first, second = runs
+    assert first == second and first["config"] == {"settings": "seed: 3\n"}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_journal_writes_each_step_on_rank_0_alone(
+    rank: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal(
+        tmp_path, WandbConfig(), num_steps=3, log_games_every=1, after_step=0, rank=rank
+    )
+    journal.step(1, {"score": 0.5}, [], Stopwatch())
+    journal.close()
+    if rank:
+        assert list(tmp_path.iterdir()) == [] and capsys.readouterr().out == ""
+    else:
+        (line,) = lines(tmp_path / "metrics.jsonl")
+        assert line.keys() == {"step", "score", "step_s"} and line["score"] == 0.5
+        assert "1/3" in capsys.readouterr().out
