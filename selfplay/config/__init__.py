@@ -1,8 +1,9 @@
-"""Every setting of a run: one default and one sentence each. YAML holds only what differs.
+"""The settings of a run: the loader, and every key with its default and its help sentence.
 
-Lengths are in tokens, times in seconds. Nothing here reads the environment or knows torch. `play`
-holds the games' sections, `partners` those of who sits beside the policy, `learn` the algorithm's,
-`machine` the model's, engine's and ranks'.
+Lengths are in tokens, times in seconds. A settings file contains only what differs from the
+defaults. `play` has the sections of games and rollouts, `partners` those of partners, `learning`
+those of the algorithm, and `hardware` those of the model, the engine and the ranks. This room never
+sees torch and reads no environment variable.
 """
 
 from __future__ import annotations
@@ -63,45 +64,66 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """One run."""
+    """All settings of one run."""
 
-    out: str = key("runs/default", "run folder; starting again in it resumes")
-    seed: int = key(0, "seed of every named draw", low=0, high=1_000_000_000)
-    steps: int = key(100, "self-play steps", low=0, high=10_000_000)
+    out: str = key(
+        "runs/default", "run folder; starting again with the same folder resumes the run"
+    )
+    seed: int = key(
+        0,
+        "seed of the run; every random draw derives its own seed from it",
+        low=0,
+        high=1_000_000_000,
+    )
+    steps: int = key(100, "self-play steps (rollout plus update)", low=0, high=10_000_000)
     save_every: int = key(
         50, "steps between checkpoints; the last step is always saved", low=1, high=10_000_000
     )
-    keep_checkpoints: int = key(2, "newest checkpoints kept", low=1, high=10_000)
+    keep_checkpoints: int = key(
+        2, "how many of the newest checkpoints are kept", low=1, high=10_000
+    )
     log_games_every: int = key(
-        50, "every n-th game is written in full to games.jsonl", low=1, high=10_000_000
+        50, "write every n-th game in full to games.jsonl", low=1, high=10_000_000
     )
-    threads: int = key(0, "CPU threads of torch; 0 leaves its default", low=0, high=256)
-    device: str = key("auto", "auto takes a GPU if there is one", choices=("auto", "cpu", "cuda"))
-    game: GameConfig = section(GameConfig, "the game")
-    data: DataConfig = section(DataConfig, "instances")
+    threads: int = key(0, "CPU threads of PyTorch; 0 keeps PyTorch's default", low=0, high=256)
+    device: str = key("auto", "auto uses a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    game: GameConfig = section(GameConfig, "rules of the game, and which instances are drawn")
+    data: DataConfig = section(DataConfig, "sources of training and evaluation instances")
     model: ModelConfig = section(ModelConfig, "the policy")
-    warm_start: WarmStartConfig = section(WarmStartConfig, "imitation before self-play")
-    rollout: RolloutConfig = section(RolloutConfig, "play")
-    policy_pool: PolicyPoolConfig = section(PolicyPoolConfig, "the partner pool")
-    endpoint: EndpointConfig = section(EndpointConfig, "partners behind an address")
-    reward: RewardConfig = section(RewardConfig, "reward")
-    algorithm: AlgorithmConfig = section(
-        AlgorithmConfig, "credit and loss; `algorithm: rloo` names the method alone", short="method"
+    warm_start: WarmStartConfig = section(
+        WarmStartConfig, "imitation of scripted players before self-play"
     )
-    critic: CriticConfig = section(CriticConfig, "values and advantages of ppo")
-    optim: OptimConfig = section(OptimConfig, "optimizer")
-    engine: EngineConfig = section(EngineConfig, "engine")
-    parallel: ParallelConfig = section(ParallelConfig, "ranks")
-    eval: EvalConfig = section(EvalConfig, "evaluation")
-    wandb: WandbConfig = section(WandbConfig, "Weights & Biases")
+    rollout: RolloutConfig = section(RolloutConfig, "how the games of a step are played")
+    policy_pool: PolicyPoolConfig = section(
+        PolicyPoolConfig,
+        "earlier snapshots of the policy as partners; used only with the partner pool",
+        formerly="past",
+    )
+    endpoint: EndpointConfig = section(EndpointConfig, "requests to partners endpoint:MODEL@URL")
+    reward: RewardConfig = section(RewardConfig, "reward of an episode")
+    algorithm: AlgorithmConfig = section(
+        AlgorithmConfig,
+        "advantages and loss; a plain value sets the method, as in `algorithm: rloo`",
+        short="method",
+    )
+    critic: CriticConfig = section(
+        CriticConfig, "value function and GAE; used only with algorithm.method ppo"
+    )
+    optim: OptimConfig = section(OptimConfig, "optimizer and learning-rate schedule")
+    engine: EngineConfig = section(
+        EngineConfig, "inference engine that generates the policy's turns"
+    )
+    parallel: ParallelConfig = section(ParallelConfig, "how the update is distributed over ranks")
+    eval: EvalConfig = section(EvalConfig, "evaluation on held-out instances")
+    wandb: WandbConfig = section(WandbConfig, "logging to Weights & Biases")
 
     def check(self) -> None:
         if self.reward.kind == "collab" and self.game.name != "collab":
             raise ValueError(f"reward.kind collab needs game.name collab, got {self.game.name}")
         if self.game.name == "collab" and not self.game.messages:
-            raise ValueError("game.messages must be true in collab, which is nothing but messages")
+            raise ValueError("game.messages must be true in collab, got false")
         if self.game.name == "collab" and self.data.curriculum:
-            raise ValueError("data.curriculum needs game.name matching: it is a matter of boards")
+            raise ValueError("data.curriculum needs game.name matching, got collab")
         scratch = self.model.scratch
         if scratch and self.rollout.max_game_tokens > scratch.max_positions:
             raise ValueError(
@@ -111,8 +133,8 @@ class Config:
         larger = [s.size for s in self.data.curriculum if (s.size or 0) > self.game.size]
         if larger:
             raise ValueError(
-                f"data.curriculum sizes must be at most game.size {self.game.size}, which texts "
-                f"and limits are made for, got {larger[0]}"
+                f"data.curriculum sizes must be at most game.size {self.game.size}, got "
+                f"{larger[0]}: token limits and the tokenizer are made for game.size"
             )
         if self.model.lora is not None:
             self._check_lora(self.model.lora)
@@ -121,79 +143,82 @@ class Config:
             self._check_critic()
         elif self.critic != CriticConfig():
             raise ValueError(
-                f"critic.* is read by algorithm.method ppo alone, got method {method}; "
-                "set algorithm.method to ppo or leave critic.* out"
+                f"critic.* is read by algorithm.method ppo alone, got {method}; set "
+                "algorithm.method to ppo or remove critic.*"
             )
         in_groups = method in ("grpo", "dr_grpo", "rloo")
         forks = self.rollout.branch.turns
         if forks != "none" and not in_groups:
             raise ValueError(
-                "algorithm.method must be grpo, dr_grpo or rloo with rollout.branch, which "
-                f"compares the turns tried from one state, got {method}"
+                "algorithm.method must be grpo, dr_grpo or rloo with rollout.branch, whose "
+                f"baseline is the mean over the turns of a branch point, got {method}"
             )
         if forks == "decisions" and self.game.name == "collab":
             raise ValueError(
-                "rollout.branch.turns must not be decisions with game.name collab, in which "
-                "nothing lies on the table; nearest: all"
+                "rollout.branch.turns must not be decisions with game.name collab, which has no "
+                "proposals to answer; nearest: all"
             )
         if size < 2 and in_groups and forks != "all":
             raise ValueError(
-                f"rollout.group_size must be at least 2 for {method}, got {size}: nothing stands "
-                "beside a single game (reinforce_pp and ema compare over the batch, ppo does not)"
+                f"rollout.group_size must be at least 2 for {method}, got {size}: the baseline is "
+                "the group's mean (reinforce_pp, ema and ppo accept groups of 1)"
             )
-        beside = any(spec.kind != SELF for spec, _ in parse_shares(self.rollout.partners))
-        if beside and size < 4 and in_groups:
+        has_partner = any(spec.kind != SELF for spec, _ in parse_shares(self.rollout.partners))
+        if has_partner and size < 4 and in_groups:
             raise ValueError(
                 f"rollout.group_size must be at least 4 for {method} with another partner than "
-                f"self (a group is the games of one seat), got {size}; nearest: 4"
+                f"self (half of the games form the group of each seat), got {size}; nearest: 4"
             )
         if self.algorithm.resample and not in_groups:
             raise ValueError(
-                f"algorithm.resample must be 0 for {method}, which drops no flat groups, got "
-                f"{self.algorithm.resample}"
+                f"algorithm.resample must be 0 for {method}, which drops no zero-variance groups, "
+                f"got {self.algorithm.resample}"
             )
-
         self._check_memory()
 
     def _check_memory(self) -> None:
         if self.optim.master_dtype == "bfloat16" and self.model.dtype != "bfloat16":
             raise ValueError(
                 f"model.dtype must be bfloat16 with optim.master_dtype bfloat16, got "
-                f"{self.model.dtype}: nothing computes finer than the weights are kept"
+                f"{self.model.dtype}: float32 computation gains nothing from bfloat16 weights"
             )
         pool = any(spec.kind == POOL for spec, _ in parse_shares(self.rollout.partners))
         if self.parallel.offload_parameters and pool:
             raise ValueError(
-                "parallel.offload_parameters must be false with the partner pool, whose snapshots "
-                "are taken while the parameters would wait on the host"
+                "parallel.offload_parameters must be false with the partner pool: snapshots need "
+                "the parameters on the device"
             )
 
     def _check_lora(self, lora: LoraConfig) -> None:
         if self.parallel.tp > 1:
             raise ValueError(
-                f"parallel.tp must be 1 with model.lora, got {self.parallel.tp}: adapters are "
-                "sharded (parallel.fsdp), not divided"
+                f"parallel.tp must be 1 with model.lora, got {self.parallel.tp}: adapters do not "
+                "support tensor parallel; use parallel.fsdp"
             )
         if self.algorithm.reference_every:
             raise ValueError(
                 "algorithm.reference_every must be 0 with model.lora, got "
-                f"{self.algorithm.reference_every}: the reference is the base without adapters"
+                f"{self.algorithm.reference_every}: the reference is the model without adapters"
             )
         if lora.dropout and self.algorithm.old_logprobs != "recomputed":
             raise ValueError(
                 "algorithm.old_logprobs must be recomputed with model.lora.dropout above 0, got "
-                f"{self.algorithm.old_logprobs}: an update's own log-probs are noisy, so only "
-                "those of a pass before it can be compared with the engine's"
+                f"{self.algorithm.old_logprobs}: dropout makes the update's log-probs noisy, so "
+                "the comparison with the engine needs a pass without dropout"
             )
 
     def _check_critic(self) -> None:
         if self.parallel.tp > 1:
             raise ValueError(
                 f"parallel.tp must be 1 for algorithm.method ppo, got {self.parallel.tp}: the "
-                "critic is sharded (parallel.fsdp), not divided"
+                "critic does not support tensor parallel; use parallel.fsdp"
             )
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
-    """A file's settings under `key=value` overrides. Raises SettingsError with file and line."""
+    """The settings of a file with `key=value` overrides applied in order.
+
+    Raises:
+        SettingsError: with the file and line, or the override, that is at fault.
+    """
     return load(Config, Path(path) if path else None, overrides)

@@ -1,4 +1,4 @@
-"""Settings of the collaboration's reward."""
+"""Settings of the reward of the collab game."""
 
 from __future__ import annotations
 
@@ -10,19 +10,26 @@ from selfplay.config.settings import key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollabConfig:
-    """The parts of a conversation's reward, with `reward.kind: collab`."""
+    """Weights of a conversation's reward; used with `reward.kind: collab`."""
 
     accuracy: float = key(1.0, "weight of the task's grade", low=0.0, high=1000.0)
     interactivity: float = key(
-        1.0, "weight of how well the goal was drawn out", low=0.0, high=1000.0
+        1.0,
+        "weight of the interactivity score, which measures how well the assistant drew out "
+        "the user's goal",
+        low=0.0,
+        high=1000.0,
     )
     token_cost: float = key(
-        1e-4, "subtracted for each token that the assistant sampled", low=0.0, high=1000.0
+        1e-4, "penalty for each token that the assistant sampled", low=0.0, high=1000.0
     )
-    clamp: float = key(1.0, "no part counts more than this, for or against", low=0.0, high=1000.0)
+    clamp: float = key(
+        1.0, "each part of the reward is clamped to [-clamp, clamp]", low=0.0, high=1000.0
+    )
     judge: str = key(
         "rubric",
-        "who marks interactivity: rubric, or endpoint:MODEL@URL (asked as `endpoint` says)",
+        "who scores interactivity: rubric (a fixed rule) or endpoint:MODEL@URL, a model that "
+        "is called with the settings of `endpoint`",
     )
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Settings of the model and the machine: the policy, the engine, the ranks, the logs."""
+"""Settings of the model, the engine, the ranks and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ from dataclasses import dataclass
 
 from selfplay.config.settings import key, section
 
-MAX_PARAMETERS = 10_000_000_000  # of a model from scratch
+MAX_PARAMETERS = 10_000_000_000  # of a model with random initial weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScratchConfig:
-    """A model built from scratch with random weights, and its byte-level BPE tokenizer."""
+    """A model with random initial weights and its own byte-level BPE tokenizer."""
 
-    arch: str = key("qwen2", "layer style", choices=("qwen2", "llama"))
+    arch: str = key("qwen2", "architecture", choices=("qwen2", "llama"))
     width: int = key(96, "hidden size", low=8, high=32_768)
     layers: int = key(3, "number of layers", low=1, high=256)
-    heads: int = key(4, "attention heads; the width is an even multiple", low=1, high=1_024)
-    kv_heads: int = key(4, "key-value heads; must divide the heads", low=1, high=1_024)
+    heads: int = key(
+        4, "attention heads; width must be a multiple of twice this number", low=1, high=1_024
+    )
+    kv_heads: int = key(4, "key-value heads; must divide heads", low=1, high=1_024)
     mlp_width: int = key(256, "hidden size of the feed-forward block", low=8, high=131_072)
-    max_positions: int = key(1024, "longest transcript the model can read", low=16, high=1_000_000)
-    tie_embeddings: bool = key(True, "output layer shares the embedding matrix")
-    init_range: float = key(0.08, "standard deviation of initial weights", low=0.0, high=10.0)
+    max_positions: int = key(1024, "maximum context length in tokens", low=16, high=1_000_000)
+    tie_embeddings: bool = key(True, "the output layer shares the embedding matrix")
+    init_range: float = key(0.08, "standard deviation of the initial weights", low=0.0, high=10.0)
     rope_theta: float = key(
-        10_000.0, "base of the rotary position frequencies", low=1.0, high=1000000000.0
+        10_000.0, "base of the rotary position embedding (RoPE)", low=1.0, high=1000000000.0
     )
     vocab_size: int = key(
         512,
-        "tokens of the byte-level BPE tokenizer, the game's phrases included",
+        "vocabulary size of the byte-level BPE tokenizer; includes tokens for the game's own "
+        "phrases",
         low=260,
         high=500_000,
     )
@@ -36,12 +39,13 @@ class ScratchConfig:
     )
     split_lines: bool = key(
         False,
-        "a brief proposal's line is two tokens, its paper and its reviewer, and not one for each "
-        "pair of them; on large boards that tells a small model who is taken",
+        "with game.brief, encode a line of a proposal as two tokens, one for the paper and "
+        "one for the reviewer, instead of one token for the pair; this helps small models on "
+        "large boards to track which reviewers are already assigned",
     )
 
     def check(self) -> None:
-        step = 2 * self.heads  # rotary positions turn the numbers of a head in pairs
+        step = 2 * self.heads  # RoPE rotates pairs of a head's dimensions
         if self.width % step:
             raise ValueError(
                 f"model.scratch.width must be an even multiple of heads ({self.heads}), got "
@@ -65,11 +69,13 @@ class ScratchConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
-    """Low-rank adapters, which self-play trains in place of the weights."""
+    """Low-rank adapters (LoRA); self-play trains them and keeps the base weights fixed."""
 
-    rank: int = key(16, "inner width of an adapter", low=1, high=4_096)
-    alpha: int = key(32, "an adapter's output is multiplied by alpha over rank", low=1, high=65_536)
-    dropout: float = key(0.0, "share of an adapter's inputs dropped in updates", low=0.0, high=0.9)
+    rank: int = key(16, "rank of the adapters", low=1, high=4_096)
+    alpha: int = key(32, "an adapter's output is scaled by alpha / rank", low=1, high=65_536)
+    dropout: float = key(
+        0.0, "dropout on the inputs of the adapters during updates", low=0.0, high=0.9
+    )
     targets: tuple[str, ...] = key(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         "linear layers of each block that get an adapter",
@@ -78,59 +84,77 @@ class LoraConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The policy: a Hugging Face id or folder, or a from-scratch shape."""
+    """The policy: a pretrained model or a model with random initial weights."""
 
-    path: str | None = key(None, "Hugging Face id or folder; leave empty for a scratch model")
+    path: str | None = key(None, "Hugging Face id or local folder; null with model.scratch")
     scratch: ScratchConfig | None = section(
-        ScratchConfig, "shape of a from-scratch model", optional=True
+        ScratchConfig, "architecture of a model with random initial weights", optional=True
     )
-    dtype: str = key("float32", "compute precision", choices=("float32", "bfloat16"))
+    dtype: str = key("float32", "dtype of computation", choices=("float32", "bfloat16"))
     chat_template: dict[str, object] = key(
-        {}, "arguments given to the chat template, such as enable_thinking"
+        {}, "extra arguments for the chat template, such as enable_thinking"
     )
     lora: LoraConfig | None = section(
-        LoraConfig, "adapters; empty trains all weights", optional=True
+        LoraConfig, "LoRA adapters; null trains all weights", optional=True
     )
     liger: bool = key(
-        True, "liger's fused RMSNorm, RoPE and SwiGLU, where a GPU and the package are there"
+        True,
+        "use Liger's fused RMSNorm, RoPE and SwiGLU kernels if a GPU and the package are present",
     )
 
     def check(self) -> None:
         if (self.path is None) == (self.scratch is None):
-            raise ValueError("model needs exactly one of model.path and model.scratch")
+            raise ValueError("exactly one of model.path and model.scratch must be set")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What generates the turns."""
+    """The inference engine that generates the policy's turns."""
 
-    kind: str = key("hf", "transformers in this process, or SGLang", choices=("hf", "sglang"))
-    max_batch: int = key(512, "prompts the hf engine generates at once", low=1, high=65_536)
+    kind: str = key(
+        "hf",
+        "hf generates with transformers in the trainer's process; sglang starts SGLang",
+        choices=("hf", "sglang"),
+    )
+    max_batch: int = key(
+        512, "largest batch of prompts that the hf engine generates at once", low=1, high=65_536
+    )
     mem_fraction: float = key(
-        0.7, "share of free GPU memory the SGLang engine takes", low=0.05, high=0.95
+        0.7,
+        "fraction of the free GPU memory that SGLang takes for weights and KV cache",
+        low=0.05,
+        high=0.95,
     )
     tp_size: int = key(
-        1, "neighbouring ranks that share one engine (SGLang's tensor parallel)", low=1, high=1_024
+        1,
+        "tensor-parallel size of SGLang; so many neighbouring ranks share one engine",
+        low=1,
+        high=1_024,
     )
     attention: str = key(
         "auto", "SGLang attention backend", choices=("auto", "fa3", "flashinfer", "triton")
     )
     max_cache_tokens: int = key(
         0,
-        "tokens of the SGLang cache; 0 takes what the memory fraction leaves",
+        "size of SGLang's KV cache in tokens; 0 uses all memory that engine.mem_fraction leaves",
         low=0,
         high=1_000_000_000,
     )
     deterministic: bool = key(
-        False, "SGLang's batch-invariant kernels with one seed a request; slower"
+        False, "use SGLang's batch-invariant kernels and a seed for each request; slower"
     )
     timeout_s: float = key(
-        600.0, "longest wait for one turn or push before the run stops", low=1.0, high=86400.0
+        600.0,
+        "seconds to wait for the engine's answer to a generation or weight-sync request "
+        "before the run stops",
+        low=1.0,
+        high=86400.0,
     )
     max_mismatch: float = key(
         0.05,
-        "the run saves and stops when engine and trainer log-probs differ by more nats a token, on "
-        "average over a step's games",
+        "largest mean log-prob mismatch |engine - trainer|, in nats per token over the games "
+        "of a step; above it the run saves its state and stops",
+        formerly="engine.max_gap",
         low=0.0,
         high=1000.0,
     )
@@ -138,30 +162,39 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """How the update is spread over ranks; tp times fsdp must be the number of ranks."""
+    """How the update is distributed; tp * fsdp must equal the number of ranks."""
 
-    tp: int = key(1, "ranks that split each layer (tensor parallel)", low=1, high=1_024)
+    tp: int = key(
+        1, "tensor-parallel size of the trainer: ranks that split each layer", low=1, high=1_024
+    )
     fsdp: int | None = key(
         None,
-        "ranks that shard parameters and data; empty means all ranks over tp",
+        "FSDP size: ranks that shard parameters and split the batch; null is all ranks "
+        "divided by tp",
         low=1,
         high=65_536,
     )
-    offload_optimizer: bool = key(False, "optimizer state waits in host memory during play")
+    offload_optimizer: bool = key(
+        False, "keep the optimizer state in host memory during the rollout"
+    )
     offload_parameters: bool = key(
         False,
-        "master weights wait in host memory during play; log-probs are then compared in the update "
-        "alone",
+        "keep the master weights in host memory during the rollout; the log-probs of engine "
+        "and trainer are then compared only in the update",
     )
-    offload_reference: bool = key(True, "the reference waits in host memory during play")
+    offload_reference: bool = key(
+        True, "keep the reference model in host memory during the rollout"
+    )
     checkpointing: str = key(
-        "none", "activations recomputed in the backward pass", choices=("none", "full")
+        "none",
+        "activation checkpointing: full recomputes each layer's activations in the backward pass",
+        choices=("none", "full"),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WandbConfig:
-    """Weights & Biases, only when asked for."""
+    """Weights & Biases logging, off by default."""
 
-    mode: str = key("off", "off, online or offline", choices=("off", "online", "offline"))
+    mode: str = key("off", "Weights & Biases mode", choices=("off", "online", "offline"))
     project: str = key("selfplay", "project name")

@@ -1,4 +1,4 @@
-"""Settings of the learning: imitation before self-play, credit, loss, optimizer."""
+"""Settings of the warm start, the algorithm, PPO's critic and the optimizer."""
 
 from __future__ import annotations
 
@@ -9,155 +9,197 @@ from selfplay.config.settings import key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStartConfig:
-    """Imitation of scripted players before self-play, with the same transcripts and update."""
+    """Supervised imitation of scripted players before self-play."""
 
     num_games: int = key(
         0, "scripted games to imitate; 0 skips the warm start", low=0, high=10_000_000
     )
     teachers: tuple[str, ...] = key(
-        ("honest",), "scripted players as 'name:option=value*weight'; a seat draws one"
+        ("honest",),
+        "scripted players as 'name:option=value*weight'; each seat samples one by weight",
     )
-    batch_size: int = key(16, "transcripts an optimizer step", low=1, high=100_000)
-    epochs: int = key(1, "passes over the games", low=1, high=1_000)
+    batch_size: int = key(16, "transcripts per optimizer step", low=1, high=100_000)
+    epochs: int = key(1, "passes over the scripted games", low=1, high=1_000)
     lr: float = key(1e-3, "peak learning rate", low=0.0, high=10.0)
-    warmup_steps: int = key(50, "optimizer steps of linear warm-up", low=0, high=10_000_000)
+    warmup_steps: int = key(
+        50, "optimizer steps of linear learning-rate warm-up", low=0, high=10_000_000
+    )
     auxiliary_weight: float = key(
         0.0,
-        "weight of imitation loss on fresh scripted games mixed into each self-play update",
+        "weight of the auxiliary imitation loss on new scripted games in each self-play "
+        "update; 0 turns it off",
+        formerly="warm_start.replay",
         low=0.0,
         high=1000.0,
     )
     keep: str = key(
         "same",
-        "instances the teachers play: as game.keep says, or all (much faster to generate at 8x8)",
+        "instances that the teachers play: same applies game.keep, all keeps every instance "
+        "(much faster to generate at 8x8)",
         choices=("same", "all"),
     )
-    auxiliary_games: int = key(8, "scripted games of each replay", low=1, high=100_000)
+    auxiliary_games: int = key(
+        8,
+        "scripted games per step for the auxiliary imitation loss",
+        formerly="warm_start.replay_games",
+        low=1,
+        high=100_000,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmConfig:
-    """How rewards become a gradient."""
+    """How rewards become advantages, and advantages a loss."""
 
     method: str = key(
         "grpo",
-        "what a reward is compared with: group mean and deviation, group mean, the others' mean, "
-        "the batch's mean and deviation, a moving average of each seat, a critic's values",
+        "advantage estimator: grpo (group mean and standard deviation), dr_grpo (group mean), "
+        "rloo (mean of the other group members), reinforce_pp (batch mean and standard "
+        "deviation), ema (moving average for each role), ppo (critic and GAE)",
         choices=("grpo", "dr_grpo", "rloo", "reinforce_pp", "ema", "ppo"),
     )
     advantage_eps: float = key(
         1e-4,
-        "added to the standard deviation; larger damps nearly flat groups",
+        "added to the standard deviation that divides advantages; a larger value damps groups "
+        "with almost no variance",
         low=0.0,
         high=1000.0,
     )
     ema_decay: float = key(
-        0.8, "what a step leaves of ema's moving average; near 1 it lags", low=0.0, high=0.999
+        0.8, "decay of the moving-average baseline of ema, per step", low=0.0, high=0.999
     )
     error_credit: str = key(
         "episode",
-        "what reward.error_penalty falls on: every token of the seat, or the refused turn's alone",
+        "which tokens get reward.error_penalty: all of the seat's tokens in the episode, or "
+        "only those of the refused turn",
         choices=("episode", "turn"),
     )
     resample: int = key(
         0,
-        "instances a step may draw in place of those whose groups were all flat",
+        "replacement instances that a step may draw for instances whose groups all had zero "
+        "variance (dynamic sampling); 0 draws none",
         low=0,
         high=100_000,
     )
-    old_logprobs: str = key("engine", "denominator of the ratio", choices=("engine", "recomputed"))
+    old_logprobs: str = key(
+        "engine",
+        "log-probs of the old policy in the ratio: the engine's, or recomputed by the trainer "
+        "before the update",
+        choices=("engine", "recomputed"),
+    )
     importance: str = key(
         "none",
-        "weigh a token's loss by trainer over engine (needs recomputed log-probs): not at all, by "
-        "its own ratio, or by its sequence's",
+        "weight the loss by the importance ratio trainer / engine to correct the log-prob "
+        "mismatch (needs recomputed old_logprobs): off, per token, or per sequence",
         choices=("none", "token", "sequence"),
     )
     importance_cap: float = key(
-        2.0, "importance is cut down to this; 0 leaves it", low=0.0, high=1e6
+        2.0, "importance ratios are truncated at this value; 0 does not truncate", low=0.0, high=1e6
     )
     importance_low: float = key(
-        0.0, "importance below this becomes 0: rejected", low=0.0, high=1e12
+        0.0, "importance ratios below this value are set to 0 (rejection)", low=0.0, high=1e6
     )
     importance_high: float = key(
-        0.0, "importance above this becomes 0: rejected; 0 rejects none", low=0.0, high=1e6
+        0.0,
+        "importance ratios above this value are set to 0 (rejection); 0 rejects none",
+        low=0.0,
+        high=1e6,
     )
     loss: str = key(
         "clip",
-        "clipped ratios of tokens, or of sequences (gspo); clipped weights (cispo); softly gated "
-        "ratios (sapo); soft weights of sequences (vespo); no ratios (reinforce)",
+        "policy loss: clip (PPO's clipped token ratios), gspo (clipped sequence ratios), "
+        "cispo (clipped ratios as constant weights), sapo (soft gate on token ratios), vespo "
+        "(soft sequence weights), reinforce (no ratios)",
         choices=("clip", "gspo", "cispo", "sapo", "vespo", "reinforce"),
     )
     sapo_temperatures: tuple[float, ...] = key(
         (1.0, 1.05),
-        "how fast sapo's gate closes, for positive and for other advantages",
+        "sapo's temperatures tau for positive and for other advantages; a larger tau narrows "
+        "the gate",
         low=0.01,
         high=1000.0,
     )
     vespo_positive: tuple[float, ...] = key(
         (2.0, 3.0),
-        "power and decay of vespo's weight for advantages from 0 on",
+        "k and lambda of vespo's sequence weight w^k exp(lambda (1 - w)) for advantages of at "
+        "least 0",
         low=0.0,
         high=1000.0,
     )
     vespo_negative: tuple[float, ...] = key(
         (3.0, 2.0),
-        "power and decay of vespo's weight for negative advantages",
+        "k and lambda of vespo's sequence weight for negative advantages",
         low=0.0,
         high=1000.0,
     )
-    clip_low: float = key(0.2, "the ratio is clipped below at 1 minus this", low=0.0, high=1.0)
-    clip_high: float = key(0.2, "the ratio is clipped above at 1 plus this", low=0.0, high=1e9)
+    clip_low: float = key(
+        0.2, "lower clip range: ratios are clipped below at 1 - clip_low", low=0.0, high=1.0
+    )
+    clip_high: float = key(
+        0.2, "upper clip range: ratios are clipped above at 1 + clip_high", low=0.0, high=1e6
+    )
     dual_clip: float = key(
         0.0,
-        "a negative advantage counts at most this often (clip, gspo); 0 leaves it out",
+        "bound c > 1 on the ratio of tokens with a negative advantage (dual-clip PPO; losses "
+        "clip and gspo); 0 turns it off",
         low=0.0,
         high=1e6,
     )
     aggregation: str = key(
         "token_mean",
-        "mean over all tokens; over sequences of each one's mean; sum over constant_length, a "
-        "sequence",
+        "token_mean: mean over all tokens; sequence_mean: mean over sequences of each "
+        "sequence's token mean; constant: mean over sequences of each one's token sum / "
+        "constant_length",
         choices=("token_mean", "sequence_mean", "constant"),
     )
     constant_length: int = key(
-        0, "tokens that constant divides by, whatever was said", low=0, high=10_000_000
+        0,
+        "divisor in tokens for aggregation constant, whatever the sequence's length",
+        low=0,
+        high=10_000_000,
     )
-    entropy: float = key(
-        0.0, "weight of the entropy that is added to the objective", low=0.0, high=1000.0
-    )
+    entropy: float = key(0.0, "coefficient of the entropy bonus", low=0.0, high=1000.0)
     kl: float = key(
         0.0,
-        "weight of the divergence from the reference; 0 keeps no reference",
+        "coefficient of the KL penalty to the reference policy; 0 loads no reference",
         low=0.0,
         high=1000.0,
     )
     kl_estimator: str = key(
-        "k3", "in the loss k3 or k2, in the reward k1", choices=("k1", "k2", "k3")
+        "k3",
+        "KL estimator: k2 or k3 in the loss, k1 in the reward; k1 in the loss needs kl_ratio",
+        choices=("k1", "k2", "k3"),
     )
-    kl_in: str = key("loss", "where the divergence is charged", choices=("loss", "reward"))
+    kl_in: str = key(
+        "loss", "apply the KL penalty in the loss or in the reward", choices=("loss", "reward")
+    )
     kl_ratio: bool = key(
-        False, "multiply the loss's divergence by the token's ratio, which makes its gradient exact"
+        False,
+        "multiply the KL term of the loss by the token's ratio, which makes its gradient unbiased",
     )
     kl_target: float = key(
         0.0,
-        "nats a token that the weight kl is steered to; 0 keeps the weight",
+        "target KL in nats per token for an adaptive coefficient kl; 0 keeps it constant",
         low=0.0,
         high=1000.0,
     )
     kl_horizon: float = key(
         10.0,
-        "steps in which a miss of the target by 20 % and more moves kl by 20 %",
+        "horizon of the adaptive coefficient in steps: a step changes kl by at most 20 % / "
+        "kl_horizon",
         low=1.0,
         high=1e6,
     )
     reference_every: int = key(
         0,
-        "steps after which the reference becomes the policy of the moment; 0 never",
+        "steps between copies of the policy into the reference; 0 keeps the initial reference",
         low=0,
         high=10_000_000,
     )
-    minibatches: int = key(1, "optimizer steps a rollout is split into", low=1, high=10_000)
-    epochs: int = key(1, "passes over a rollout", low=1, high=1_000_000)
+    minibatches: int = key(
+        1, "minibatches, each one optimizer step, that a rollout is split into", low=1, high=10_000
+    )
+    epochs: int = key(1, "passes over each rollout", low=1, high=1_000_000)
 
     def check(self) -> None:
         self._check_loss()
@@ -184,19 +226,19 @@ class AlgorithmConfig:
     def _check_kl(self) -> None:
         if self.kl == 0 and (self.kl_target or self.reference_every or self.kl_in == "reward"):
             raise ValueError(
-                "algorithm.kl must be above 0 where algorithm.kl_target, reference_every or "
-                "kl_in reward is set, got 0; 0.01 is a usual start"
+                "algorithm.kl must be above 0 with algorithm.kl_target, reference_every or kl_in "
+                "reward, got 0; a common first value is 0.01"
             )
         if self.kl_in == "reward" and (self.kl_estimator != "k1" or self.kl_ratio):
             raise ValueError(
                 "algorithm.kl_estimator must be k1 and kl_ratio false with algorithm.kl_in reward, "
-                f"got {self.kl_estimator} and {str(self.kl_ratio).lower()}: k2 and k3 as rewards "
-                "hardly pull at all (docs/methods.md)"
+                f"got {self.kl_estimator} and {str(self.kl_ratio).lower()}: k2 and k3 have almost "
+                "no effect as rewards (docs/methods.md)"
             )
         if self.kl_in == "loss" and self.kl_estimator == "k1" and not self.kl_ratio:
             raise ValueError(
                 "algorithm.kl_estimator must be k3 or k2 with algorithm.kl_in loss, got k1, whose "
-                "gradient is 0 on average; algorithm.kl_ratio true makes it exact"
+                "gradient is 0 on average; or set algorithm.kl_ratio true"
             )
 
     def _check_importance(self) -> None:
@@ -210,74 +252,89 @@ class AlgorithmConfig:
         if self.old_logprobs != "recomputed":
             raise ValueError(
                 "algorithm.importance needs algorithm.old_logprobs recomputed, got "
-                f"{self.old_logprobs}: with the engine's the ratio itself holds the correction"
+                f"{self.old_logprobs}: with engine log-probs the ratio corrects the mismatch"
             )
         if self.loss == "vespo":
             raise ValueError(
                 f"algorithm.importance must be none with algorithm.loss vespo, got "
-                f"{self.importance}: with old_logprobs engine its own weight holds the correction"
+                f"{self.importance}: with old_logprobs engine vespo's own weight corrects the "
+                "mismatch"
             )
         if self.importance_cap == 0 and self.importance_high == 0:
             raise ValueError(
-                "algorithm.importance_cap or importance_high must be above 0, got 0 and 0: a "
-                "weight without bound lets one token outweigh the batch"
+                "algorithm.importance_cap or importance_high must be above 0, got 0 and 0: without "
+                "a bound one token can dominate the gradient"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticConfig:
-    """PPO's critic, and the advantages that its values give."""
+    """PPO's value function, and the advantages computed from it."""
 
     kind: str = key(
         "head",
-        "a linear head on the policy's last hidden state, which the value loss leaves alone (head) "
-        "or trains (shared_head), or a second model from the same weights with a head (model)",
+        "head: a linear head on the policy's last hidden state, without gradient into the "
+        "policy; shared_head: the same head with that gradient; model: a second model with a "
+        "head, initialised from the policy's weights",
         choices=("head", "shared_head", "model"),
     )
-    gamma: float = key(1.0, "discount from one trained token to the next", low=0.0, high=1.0)
+    gamma: float = key(1.0, "discount per trained token", low=0.0, high=1.0)
     lam: float = key(
         0.95,
-        "decay of later errors in an advantage: 0 trusts the values, 1 the rewards alone",
+        "GAE's lambda: 0 relies on the critic (one-step TD), 1 on the observed return",
         low=0.0,
         high=1.0,
     )
-    whiten: bool = key(True, "advantages get mean 0 and variance 1 over all ranks' trained tokens")
+    whiten: bool = key(
+        True, "normalise advantages to mean 0 and variance 1 over the trained tokens of all ranks"
+    )
     clip: float = key(
         0.2,
-        "a value moves at most this far from its old one in a rollout; 0 lets it",
+        "value clip range: largest change of a value within one rollout; 0 turns clipping off",
         low=0.0,
         high=1e6,
     )
-    coefficient: float = key(0.5, "weight of the value loss", low=0.0, high=1000.0)
-    lr: float = key(1e-4, "learning rate of the critic's own AdamW; constant", low=0.0, high=10.0)
+    coefficient: float = key(0.5, "coefficient of the value loss", low=0.0, high=1000.0)
+    lr: float = key(1e-4, "constant learning rate of the critic's own AdamW", low=0.0, high=10.0)
     warmup_steps: int = key(
-        0, "self-play steps in which only the critic learns", low=0, high=10_000_000
+        0, "self-play steps at the start that train only the critic", low=0, high=10_000_000
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
-    """AdamW and its schedule."""
+    """AdamW and its learning-rate schedule."""
 
     lr: float = key(1e-6, "peak learning rate of self-play", low=0.0, high=10.0)
-    schedule: str = key("constant", "after the warm-up", choices=("constant", "linear", "cosine"))
+    schedule: str = key(
+        "constant",
+        "learning-rate schedule after the warm-up",
+        choices=("constant", "linear", "cosine"),
+    )
     final_share: float = key(
-        0.0, "linear and cosine end at this share of the peak", low=0.0, high=1.0
+        0.0,
+        "final learning rate of linear and cosine, as a fraction of the peak",
+        low=0.0,
+        high=1.0,
     )
-    warmup_steps: int = key(0, "self-play steps of linear warm-up", low=0, high=10_000_000)
-    betas: tuple[float, ...] = key(
-        (0.9, 0.95), "AdamW's decay rates of the two moments", low=0.0, high=0.999999
+    warmup_steps: int = key(
+        0, "self-play steps of linear learning-rate warm-up", low=0, high=10_000_000
     )
-    weight_decay: float = key(0.0, "AdamW's weight decay on matrices", low=0.0, high=1000.0)
+    betas: tuple[float, ...] = key((0.9, 0.95), "AdamW's betas", low=0.0, high=0.999999)
+    weight_decay: float = key(
+        0.0, "AdamW's weight decay, applied to weight matrices only", low=0.0, high=1000.0
+    )
     master_dtype: str = key(
         "float32",
-        "dtype of the weights that are updated; bfloat16 is rounded stochastically and keeps its "
-        "moments in float32",
+        "dtype of the master weights; bfloat16 uses stochastic rounding and keeps the moments "
+        "in float32",
         choices=("float32", "bfloat16"),
     )
-    max_grad_norm: float = key(1.0, "gradients are scaled down to this norm", low=0.0, high=1e9)
+    max_grad_norm: float = key(
+        1.0, "gradient clipping: largest global gradient norm", low=0.0, high=1e9
+    )
     tokens_per_microbatch: int = key(
-        16_384, "packed tokens a forward and backward pass", low=16, high=10_000_000
+        16_384, "packed tokens per forward and backward pass", low=16, high=10_000_000
     )
 
     def check(self) -> None:

@@ -1,5 +1,4 @@
-"""Settings of those who sit beside the policy: the run's past policies, endpoints, who is asked
-whether it still speaks their language."""
+"""Settings of partners: the policy pool, endpoints, and the fixed partner of the drift monitor."""
 
 from __future__ import annotations
 
@@ -14,23 +13,28 @@ WARM_START = "warm_start"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyPoolConfig:
-    """The pool that the partner pool is drawn from; unused without it."""
+    """Rated snapshots of the policy as partners; used only with the partner `pool`."""
 
     every: int = key(
-        20, "steps between two snapshots of the policy that join the pool", low=1, high=10_000_000
+        20,
+        "steps between two snapshots of the policy that are added to the pool",
+        low=1,
+        high=10_000_000,
     )
     size: int = key(
         8,
-        "past policies kept: the run's start and the newest of the others; 0 keeps all",
+        "largest number of snapshots in the pool: the initial policy and the newest others; 0 "
+        "keeps all",
         low=0,
         high=10_000,
     )
     rating_step: float = key(
-        8.0, "largest change of a rating by one game (Elo's K)", low=0.0, high=1000.0
+        8.0, "largest change of a rating after one game (Elo's K-factor)", low=0.0, high=1000.0
     )
     prefer_weak: float = key(
         0.0,
-        "0 draws past policies evenly; at 1 one that is rated 400 lower is drawn ten times as often",
+        "0 samples snapshots uniformly; 1 samples a snapshot rated 400 points lower ten times "
+        "as often",
         low=0.0,
         high=1000.0,
     )
@@ -38,66 +42,81 @@ class PolicyPoolConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointConfig:
-    """How partners of the kind endpoint:MODEL@URL are asked."""
+    """How requests are sent to partners of the kind endpoint:MODEL@URL."""
 
     key_variable: str | None = key(
-        None, "environment variable that holds the key; null sends none (local servers)"
+        None, "environment variable that holds the API key; null sends no key (local servers)"
     )
-    max_new_tokens: int = key(512, "tokens of an answer at most", low=1, high=1_000_000)
-    temperature: float | None = key(None, "null leaves the server's default", low=0.0, high=100.0)
+    max_new_tokens: int = key(
+        512, "largest number of tokens in a completion", low=1, high=1_000_000
+    )
+    temperature: float | None = key(
+        None, "sampling temperature; null uses the server's default", low=0.0, high=100.0
+    )
     body: dict[str, object] = key(
-        {}, "more fields of the request's JSON, such as reasoning_effort: low"
+        {}, "extra fields of the request's JSON, such as reasoning_effort: low"
     )
     timeout_s: float = key(
-        60.0, "longest silence before a try counts as failed", low=0.01, high=86400.0
+        60.0, "seconds without data from the server before a request fails", low=0.01, high=86400.0
     )
-    retries: int = key(4, "tries after the first one before the game is void", low=0, high=1_000)
+    retries: int = key(
+        4, "retries of a failed request before its game is discarded", low=0, high=1_000
+    )
     backoff_s: float = key(
         1.0,
-        "wait before the first retry, doubled each time, times 0.5 to 1.5",
+        "seconds before the first retry; doubles with each retry and varies at random by a "
+        "factor of 0.5 to 1.5",
         low=0.0,
         high=86400.0,
     )
     max_backoff_s: float = key(
         60.0,
-        "longest wait before a retry; also how long a dead endpoint is left alone",
+        "longest wait before a retry, in seconds; also how long no request is sent to an "
+        "endpoint that is down",
         low=0.0,
         high=86400.0,
     )
-    concurrency: int = key(16, "requests under way at once", low=1, high=4_096)
+    concurrency: int = key(16, "largest number of concurrent requests", low=1, high=4_096)
     price_in: float = key(
-        0.0, "price of a million prompt tokens, for the metric", low=0.0, high=1e6
+        0.0, "price of a million prompt tokens, for the cost metric", low=0.0, high=1e6
     )
     price_out: float = key(
-        0.0, "price of a million answered tokens, for the metric", low=0.0, high=1e6
+        0.0, "price of a million completion tokens, for the cost metric", low=0.0, high=1e6
     )
 
     def check(self) -> None:
         try:
             json.dumps(self.body, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"endpoint.body must be what JSON can hold: {error}") from None
+            raise ValueError(f"endpoint.body must be valid JSON: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftMonitorConfig:
-    """A watch for a private language: self-play gets better and play with a fixed partner worse."""
+    """Detection of language drift.
+
+    Drift is a self-play score that rises while the score with a fixed partner falls.
+    """
 
     action: str = key(
         "off",
-        "off; warn says it at each evaluation; stop saves a checkpoint and ends the run",
+        "off; warn prints a warning at each evaluation that shows drift; stop saves a "
+        "checkpoint and ends the run",
         choices=("off", "warn", "stop"),
     )
     partner: str = key(
         WARM_START,
-        "who is played with at each evaluation: warm_start (the policy self-play started from, one "
-        "more whole model), scripted:NAME or checkpoint:PATH",
+        "fixed partner of each evaluation: warm_start (the policy at the start of self-play, "
+        "a second copy of the model in memory), scripted:NAME or checkpoint:PATH",
     )
     tolerance: float = key(
-        0.03, "how far the score with the partner may lie below its best so far", low=0.0, high=1.0
+        0.03,
+        "allowed drop of the score with the fixed partner below its best so far",
+        low=0.0,
+        high=1.0,
     )
     patience: int = key(
-        3, "evaluations in a row that must be that far below", low=1, high=10_000_000
+        3, "consecutive evaluations that must exceed the tolerance", low=1, high=10_000_000
     )
 
     def check(self) -> None:
@@ -109,6 +128,6 @@ class DriftMonitorConfig:
             raise ValueError(f"eval.drift_monitor.partner: {error}; or warm_start") from None
         if kind not in (SCRIPTED, CHECKPOINT):
             raise ValueError(
-                "eval.drift_monitor.partner must be warm_start, scripted:NAME or checkpoint:PATH, which "
-                f"stay the same, got {self.partner!r}"
+                "eval.drift_monitor.partner must be warm_start, scripted:NAME or checkpoint:PATH "
+                f"(a partner that does not change), got {self.partner!r}"
             )

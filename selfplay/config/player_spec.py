@@ -1,13 +1,13 @@
-"""Who may sit beside the policy, as people write it: one grammar for settings and eval.py.
+"""How settings and eval.py name a partner. Parses text only; opens no file and no connection.
 
     self                    the policy itself, in both seats
     scripted:NAME:opt=v     a scripted player
     checkpoint:PATH         a frozen policy: a run folder, a part of one, or a Hugging Face folder
-    pool                    the run's own past policies, a rated pool
+    pool                    the policy pool: earlier snapshots of this run, with ratings
     endpoint:MODEL@URL      a chat model behind an OpenAI-compatible address
-    person                  whoever sits at the terminal
+    person                  a person at the terminal (eval.py only)
 
-In settings an entry may end in `*SHARE`. Looks at words only; opens no file and no connection.
+In settings an entry may end in `*SHARE`, its share of the games.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ SELF, SCRIPTED, CHECKPOINT, POOL, ENDPOINT, PERSON = (
     "endpoint",
     "person",
 )
-MAX_SHARE = 1e6  # of a partner against the others
+MAX_SHARE = 1e6
+_RENAMED = {"past": POOL}
 _SHAPES = {
     SELF: "self",
     SCRIPTED: "scripted:NAME",
@@ -37,7 +38,7 @@ _SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A partner as written: `text` is its name everywhere, `argument` stands after the kind."""
+    """A parsed partner: KIND or KIND:ARGUMENT. `text` is its name in logs and reports."""
 
     kind: str
     argument: str
@@ -45,15 +46,21 @@ class Spec:
 
     @property
     def address(self) -> tuple[str, str]:
-        """An endpoint's model and URL, the URL without a slash at its end."""
+        """The model and the URL of an endpoint, the URL without a trailing slash."""
         model, _, url = self.argument.partition("@")
         return model, url.rstrip("/")
 
 
 def parse_spec(text: str, scripts: Sequence[str] = ()) -> Spec:
-    """Raises ValueError for a partner that is none, with the nearest valid one, which may be one of
-    the game's `scripts`. Whether a script or a folder exists is for others to find out."""
+    """The partner that `text` names. Does not check that the script or the folder exists.
+
+    Raises:
+        ValueError: for invalid text. The message suggests the nearest valid spec; with `scripts`,
+            the game's scripted players, it also recognises a bare script name.
+    """
     kind, colon, argument = text.strip().partition(":")
+    if kind in _RENAMED:
+        raise ValueError(f"partner {kind} is now {_RENAMED[kind]}")
     shape = _SHAPES.get(kind)
     if shape is None or bool(colon) != (":" in shape):
         near = _nearest(text.strip(), kind, scripts)
@@ -72,14 +79,14 @@ def parse_spec(text: str, scripts: Sequence[str] = ()) -> Spec:
 
 
 def parse_shares(entries: Sequence[str]) -> list[tuple[Spec, float]]:
-    """Each entry's partner and its share of the games, the shares adding up to 1.
+    """Each entry's partner with its share of the games, normalised to sum to 1.
 
-    An entry is "spec" or "spec*share"; shares count against each other and need not add up.
+    An entry is "spec" or "spec*share"; the share defaults to 1.
 
     Raises:
-        ValueError: for an entry that is none, a partner that stands twice, or no positive share.
+        ValueError: for an invalid entry, a partner listed twice, or shares that sum to 0.
     """
-    found: list[tuple[Spec, float]] = []
+    partners: list[tuple[Spec, float]] = []
     for entry in entries:
         text, star, share_text = entry.rpartition("*")
         try:
@@ -91,13 +98,13 @@ def parse_shares(entries: Sequence[str]) -> list[tuple[Spec, float]]:
         if not 0 <= share <= MAX_SHARE:
             raise ValueError(f"the share in {entry!r} must be from 0 to {MAX_SHARE:g}")
         spec = parse_spec(text if star else entry)
-        if any(spec.text == other.text for other, _ in found):
-            raise ValueError(f"partner {spec.text!r} must stand once, with one share")
-        found.append((spec, share))
-    whole = sum(share for _, share in found)
-    if whole <= 0:
-        raise ValueError(f"partners need one positive share, got {list(entries)}")
-    return [(spec, share / whole) for spec, share in found]
+        if any(spec.text == other.text for other, _ in partners):
+            raise ValueError(f"partner {spec.text!r} must be listed only once")
+        partners.append((spec, share))
+    total = sum(share for _, share in partners)
+    if total <= 0:
+        raise ValueError(f"partners need at least one positive share, got {list(entries)}")
+    return [(spec, share / total) for spec, share in partners]
 
 
 def _any_of() -> str:
@@ -106,7 +113,7 @@ def _any_of() -> str:
 
 
 def _nearest(text: str, kind: str, scripts: Sequence[str]) -> str:
-    """The end of an error message. A script's name alone most likely lacks its kind."""
+    """A suggestion to append to an error message, or an empty string."""
     if kind in scripts:
         return f"; nearest is {SCRIPTED}:{text}"
     near = difflib.get_close_matches(kind, _SHAPES, n=1)

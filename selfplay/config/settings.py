@@ -1,9 +1,9 @@
-"""Typed settings: dataclasses filled from YAML and `key.sub=value` words. Knows no key by name.
+"""The settings loader: fills typed dataclasses from YAML files and `key.sub=value` overrides.
 
 A section is a `@dataclass(frozen=True, slots=True, kw_only=True)` whose fields are made by `key` or
-`section`; the keys themselves live in `config`. Every mistake of the person who wrote the settings
-ends in a `SettingsError` that names the place, the rule, the value and the nearest valid choice; a
-section class this module cannot read ends in a `TypeError`.
+`section`. The loader knows no key by name; the sections are in the other modules of this folder.
+A mistake in the settings raises a `SettingsError` that names the file and line, the rule, the value
+and the nearest valid choice. A mistake in a section class raises a `TypeError`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ import yaml
 
 from selfplay.config.tree import SettingsError, empty, load_tree, place, sources
 
-__all__ = ["SettingsError", "describe", "difference", "dump", "key", "load", "section"]
+__all__ = [
+    "SettingsError",
+    "describe",
+    "difference",
+    "dump",
+    "key",
+    "load",
+    "renamed_keys",
+    "section",
+]
 
 C = TypeVar("C")
 
@@ -38,23 +47,40 @@ def key(
     choices: Sequence[Any] | None = None,
     low: float | None = None,
     high: float | None = None,
+    formerly: str | None = None,
 ) -> Any:
-    """One setting: its default, one sentence for --help, its choices or its inclusive bounds.
+    """One setting: its default, its sentence for --help, and its choices or inclusive bounds.
 
-    Choices and bounds of a tuple hold for each of its elements.
+    The choices and bounds of a tuple apply to each element. `formerly` is the old dotted name of a
+    renamed key; settings that still use it are refused with the new name.
     """
-    rules = {"sentence": sentence, "choices": choices, "low": low, "high": high}
+    rules = {
+        "sentence": sentence,
+        "choices": choices,
+        "low": low,
+        "high": high,
+        "formerly": formerly,
+    }
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=rules)
     return field(default=default, metadata=rules)
 
 
-def section(cls: type, sentence: str, *, optional: bool = False, short: str | None = None) -> Any:
-    """A nested group of settings with its own defaults; an optional one is None if absent.
+def section(
+    cls: type,
+    sentence: str,
+    *,
+    optional: bool = False,
+    short: str | None = None,
+    formerly: str | None = None,
+) -> Any:
+    """A nested group of settings. An optional section is None unless the settings contain it.
 
-    Where a section of the top level is given a plain value, that is the value of its key `short`.
+    `short` names the key that takes a plain value given to a top-level section: with
+    `short="method"`, `algorithm: rloo` means `algorithm: {method: rloo}`. `formerly` is the old
+    dotted name of a renamed section.
     """
-    rules = {"sentence": sentence, "short": short}
+    rules = {"sentence": sentence, "short": short, "formerly": formerly}
     if optional:
         return field(default=None, metadata=rules)
     return field(default_factory=cls, metadata=rules)
@@ -63,12 +89,15 @@ def section(cls: type, sentence: str, *, optional: bool = False, short: str | No
 def load(cls: type[C], path: Path | None, overrides: Sequence[str] = ()) -> C:
     """Read `path` (None: defaults only), then apply `overrides` in order.
 
-    Every section's `check()` is called, inner ones first; the ValueError by which it reports a
-    contradiction names its keys itself. Raises SettingsError.
+    Calls the `check()` of every section that has one, inner sections first. A `check()` reports
+    settings that contradict each other by a ValueError whose message names the keys.
+
+    Raises:
+        SettingsError: for unreadable files, unknown or renamed keys, and invalid values.
     """
-    names = [name for name, *_ in _walk(cls, "")]
+    names = {name: entry.metadata.get("formerly") for name, _, entry in _walk(cls, "")}
     if "base" in names:
-        raise TypeError(f"{cls.__name__}.base would hide the file a settings file starts from")
+        raise TypeError(f"{cls.__name__}.base is reserved for the file that settings extend")
     shorts = {e.name: e.metadata.get("short") for e in fields(cls)}  # type: ignore[arg-type]
     tree = load_tree(path, overrides, shorts)
     value: C = _convert(tree, cls, "", {}, names)
@@ -76,19 +105,19 @@ def load(cls: type[C], path: Path | None, overrides: Sequence[str] = ()) -> C:
 
 
 def dump(config: Any) -> str:
-    """YAML of every key; `load` of this text gives an equal object."""
+    """All settings as YAML. `load` of this text returns an equal object."""
     text: str = yaml.safe_dump(_plain(config), sort_keys=False, width=100, allow_unicode=True)
     return text
 
 
 def describe(cls: type) -> str:
-    """The --help text: every key with its type, default, rules and sentence, by section."""
+    """The --help text: each key's type, default, bounds and sentence, grouped by section."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 100)
     lines: list[str] = []
     for name, hint, entry in _walk(cls, ""):
         sentence = entry.metadata["sentence"]
         if is_dataclass(_strip_none(hint)):
-            absent = "" if entry.default_factory is not MISSING else " (null unless given)"
+            absent = "" if entry.default_factory is not MISSING else " (default null)"
             lines += ["", *textwrap.wrap(f"{name}: {sentence}{absent}", width)]
             continue
         facts = [_type_name(hint), f"default {_show(_default(entry))}", *_rules(entry.metadata)]
@@ -99,17 +128,26 @@ def describe(cls: type) -> str:
 
 
 def difference(a: Any, b: Any) -> list[str]:
-    """The dotted keys in which two configs differ, each as `name: value in a -> value in b`."""
+    """The dotted keys whose values differ, each as `name: value in a -> value in b`."""
     return _difference(_plain(a), _plain(b), "")
+
+
+def renamed_keys(cls: type) -> dict[str, str]:
+    """The old dotted name of each renamed key or section, with its present name."""
+    formerly = ((entry.metadata.get("formerly"), name) for name, _, entry in _walk(cls, ""))
+    return {old: name for old, name in formerly if old}
 
 
 # --- values -------------------------------------------------------------------------------------
 
 
 def _convert(
-    node: yaml.Node, hint: Any, name: str, rules: Mapping[str, Any], names: Sequence[str]
+    node: yaml.Node, hint: Any, name: str, rules: Mapping[str, Any], names: Mapping[str, str | None]
 ) -> Any:
-    """The value of `node` as the type `hint`; `name` is its dotted key, `names` all valid ones."""
+    """The value of `node` as the type `hint`.
+
+    `name` is its dotted key. `names` maps every valid dotted key to its old name, if it has one.
+    """
     inner, origin = _strip_none(hint), get_origin(_strip_none(hint))
     is_null = node.tag == "tag:yaml.org,2002:null"
     if is_null and inner is not hint:
@@ -136,7 +174,7 @@ def _convert(
     if inner is object:
         return _construct(node)
     if inner not in _TAGS:
-        raise TypeError(f"{name} has a type that settings cannot be read into: {hint}")
+        raise TypeError(f"{name} has a type that the loader does not support: {hint}")
     value = _scalar(node, inner, name, optional=inner is not hint)
     if rules.get("choices") is not None:
         return _choice(node, rules["choices"], name)
@@ -146,13 +184,14 @@ def _convert(
     return value
 
 
-def _convert_section(node: yaml.Node, cls: type, name: str, names: Sequence[str]) -> Any:
+def _convert_section(node: yaml.Node, cls: type, name: str, names: Mapping[str, str | None]) -> Any:
+    keys = [entry.name for entry in fields(cls)]
     if not isinstance(node, yaml.MappingNode):
-        raise _wrong(node, name, f"must be a section with {', '.join(_own(cls))}")
+        raise _wrong(node, name, f"must be a section with {', '.join(keys)}")
     hints, given = get_type_hints(cls), {label.value: (label, value) for label, value in node.value}
-    for part, (label, _) in given.items():
+    for part, (label, value) in given.items():
         if part not in hints:
-            raise _unknown(label, _join(name, part), _own(cls), names)
+            raise _unknown(label, value, _join(name, part), keys, names)
     values: dict[str, Any] = {}
     for entry in fields(cls):
         dotted = _join(name, entry.name)
@@ -160,7 +199,7 @@ def _convert_section(node: yaml.Node, cls: type, name: str, names: Sequence[str]
             child = given[entry.name][1]
             values[entry.name] = _convert(child, hints[entry.name], dotted, entry.metadata, names)
         elif is_dataclass(hints[entry.name]):
-            # Built here and not by its default factory, so that its check runs too.
+            # The default factory would not call the section's check.
             values[entry.name] = _convert(
                 empty(node.start_mark.name), hints[entry.name], dotted, {}, names
             )
@@ -178,7 +217,7 @@ def _scalar(node: yaml.Node, kind: type, name: str, *, optional: bool) -> Any:
     value = _construct(node)
     tag = node.tag.removeprefix("tag:yaml.org,2002:")
     if kind is float and isinstance(value, str):
-        # YAML 1.1 reads 1e-5 as text because it has no dot; a number was meant.
+        # YAML 1.1 reads 1e-5 as text because it has no dot.
         with contextlib.suppress(ValueError):
             value, tag = float(value), "float"
     if tag not in _TAGS[kind] or (kind is float and not abs(value) <= sys.float_info.max):
@@ -188,7 +227,7 @@ def _scalar(node: yaml.Node, kind: type, name: str, *, optional: bool) -> Any:
 
 
 def _choice(node: yaml.Node, choices: Sequence[Any], name: str) -> Any:
-    # Compared as text, for YAML 1.1 reads a bare `off` or `no` as false.
+    # YAML 1.1 reads a bare `off` or `no` as false, so values are compared as text.
     value = node.value if isinstance(node, yaml.ScalarNode) else _construct(node)
     for choice in choices:
         if value == (str(choice).lower() if isinstance(choice, bool) else str(choice)):
@@ -207,19 +246,32 @@ def _construct(node: yaml.Node) -> Any:
         raise SettingsError(f"{place(node.start_mark)}: not valid: {error}") from None
 
 
-# --- words --------------------------------------------------------------------------------------
+# --- messages and names -------------------------------------------------------------------------
 
 
 def _wrong(node: yaml.Node, name: str, rule: str, more: str = "") -> SettingsError:
-    seen = repr(node.value) if isinstance(node, yaml.ScalarNode) else _show(_construct(node))
+    value = repr(node.value) if isinstance(node, yaml.ScalarNode) else _show(_construct(node))
     what = f"{place(node.start_mark)[:200]}: {name or 'settings'}"
-    return SettingsError(f"{what} {rule}, got {seen[:200]}{more}")
+    return SettingsError(f"{what} {rule}, got {value[:200]}{more}")
 
 
 def _unknown(
-    label: yaml.Node, name: str, siblings: Sequence[str], names: Sequence[str]
+    label: yaml.Node,
+    value: yaml.Node,
+    name: str,
+    siblings: Sequence[str],
+    names: Mapping[str, str | None],
 ) -> SettingsError:
-    """Nearest by the same last word anywhere, else by spelling, else the section's own keys."""
+    """The error for a key that does not exist.
+
+    It gives the new name of a renamed key. For other keys it suggests a key of another section
+    with the same last part, else the nearest spelling, else it lists the section's keys.
+    """
+    for new, old in names.items():
+        if old == name:
+            below = value.value if isinstance(value, yaml.MappingNode) else []
+            rest = f".{below[0][0].value}" if len(below) == 1 else ""
+            return SettingsError(f"{place(label.start_mark)}: {old}{rest} is now {new}{rest}")
     home, _, last = name.rpartition(".")
     same = [other for other in names if other.rpartition(".")[2] == last]
     here = [_join(home, other) for other in difflib.get_close_matches(last, siblings, 1)]
@@ -236,22 +288,18 @@ def _join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
-def _own(cls: type) -> list[str]:
-    return [entry.name for entry in fields(cls)]
-
-
 def _strip_none(hint: Any) -> Any:
-    """`X | None` as `X`, anything else as it is."""
+    """`X` for the type `X | None`; any other type unchanged."""
     if get_origin(hint) not in (Union, types.UnionType):
         return hint
     inner = [arg for arg in get_args(hint) if arg is not type(None)]
     if len(inner) != 1:
-        raise TypeError(f"settings know X | None but no other union, got {hint}")
+        raise TypeError(f"the only union that the loader supports is X | None, got {hint}")
     return inner[0]
 
 
 def _walk(cls: type, prefix: str) -> list[tuple[str, Any, Field[Any]]]:
-    """All keys with dotted names, a section's own keys before its nested sections."""
+    """Every key as (dotted name, type, field): the keys of a section, then its nested sections."""
     hints = get_type_hints(cls)
     flat: list[tuple[str, Any, Field[Any]]] = []
     nested: list[tuple[str, Any, Field[Any]]] = []
@@ -260,9 +308,10 @@ def _walk(cls: type, prefix: str) -> list[tuple[str, Any, Field[Any]]]:
         inner = _strip_none(hint)
         listed = get_origin(inner) is tuple and is_dataclass(get_args(inner)[0])
         part = get_args(inner)[0] if listed else inner
-        (nested if is_dataclass(part) else flat).append((name, hint, entry))
+        rows = nested if is_dataclass(inner) else flat
+        rows.append((name, hint, entry))
         if isinstance(part, type) and is_dataclass(part):
-            nested += _walk(part, f"{name}[]" if listed else name)
+            rows += _walk(part, f"{name}[]" if listed else name)
     return flat + nested
 
 
@@ -271,9 +320,9 @@ def _default(entry: Field[Any]) -> Any:
 
 
 def _rules(rules: Mapping[str, Any]) -> list[str]:
-    words = {"low": "at least {}", "high": "at most {}"}
+    bounds = {"low": "at least {}", "high": "at most {}"}
     shown = [
-        text.format(rules[name]) for name, text in words.items() if rules.get(name) is not None
+        text.format(rules[name]) for name, text in bounds.items() if rules.get(name) is not None
     ]
     if rules.get("choices") is not None:
         shown.append(f"one of {', '.join(str(choice) for choice in rules['choices'])}")
@@ -289,7 +338,8 @@ def _type_name(hint: Any) -> str:
     elif get_origin(inner) is dict:
         name = "mapping"
     else:
-        name = "section" if is_dataclass(inner) else inner.__name__
+        names = {object: "any"}
+        name = "section" if is_dataclass(inner) else names.get(inner, inner.__name__)
     return name if inner is hint else f"{name} | null"
 
 
@@ -299,7 +349,7 @@ def _show(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses as dicts and tuples as lists, all the way down."""
+    """The value with all dataclasses as dicts and all tuples as lists, at every depth."""
     if is_dataclass(value) and not isinstance(value, type):
         return {entry.name: _plain(getattr(value, entry.name)) for entry in fields(value)}
     if isinstance(value, (tuple, list)):

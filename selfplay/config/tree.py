@@ -1,7 +1,8 @@
-"""YAML files and `key.sub=value` words as one tree whose nodes know their place. Knows no types.
+"""Merges YAML files and `key.sub=value` overrides into one tree of PyYAML nodes.
 
-A file may start from another with `base: FILE`, relative to itself. Mappings merge key by key,
-anything else is replaced. Nodes are PyYAML's: `start_mark` names the file and line they stand on.
+A file may extend another with `base: FILE`, a path relative to itself. Mappings merge key by key;
+any other value is replaced. The `start_mark` of a node has the file and line it comes from. This
+module knows no types and no keys but `base`.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from pathlib import Path
 
 import yaml
 
-_OVERRIDE = "override "  # Marks made from the command line carry this in place of a file name.
-# More than any settings need, and little enough to be read in a second.
+_OVERRIDE = "override "  # prefix of a mark's name if the node comes from the command line
+# Limits of the input: far above what settings need, and read within a second.
 _MAX_BYTES, _MAX_DEPTH, _MAX_NODES = 1_000_000, 32, 10_000
 
 
 class SettingsError(ValueError):
-    """Settings that cannot be used; the message is meant for the person who wrote them."""
+    """Invalid settings. The message is written for the user and is shown without a traceback."""
 
 
 def _compose(text: str, name: str) -> yaml.Node | None:
-    """Parse without building values, so that every node still knows its file and line."""
+    """Parse YAML into nodes, which keep their file and line. None for an empty text."""
     try:
         loader = yaml.SafeLoader(text)
         loader.name = name
@@ -47,8 +48,10 @@ def _too_deep(where: str) -> str:
 
 
 def _check_size(node: yaml.Node, name: str, *, above: list[yaml.Node], count: int) -> int:
-    """`count` and the nodes from here on, each as often as aliases repeat it. Raises SettingsError
-    for too many, too deep a nest, or a node within itself."""
+    """`count` plus the number of nodes below `node`, with aliases expanded.
+
+    Raises SettingsError for too many nodes, too deep a nesting, or a node that contains itself.
+    """
     if any(node is other for other in above):
         raise SettingsError(f"{place(node.start_mark)}: an anchor must not contain its own alias")
     if len(above) >= _MAX_DEPTH:
@@ -56,7 +59,7 @@ def _check_size(node: yaml.Node, name: str, *, above: list[yaml.Node], count: in
     count += 1
     if count > _MAX_NODES:
         raise SettingsError(
-            f"{name}: settings must have at most {_MAX_NODES} values, aliases written out, got more"
+            f"{name}: settings must have at most {_MAX_NODES} values, aliases expanded, got more"
         )
     if isinstance(node, yaml.ScalarNode):
         return count
@@ -68,14 +71,14 @@ def _check_size(node: yaml.Node, name: str, *, above: list[yaml.Node], count: in
     return count
 
 
-def _refuse_duplicates(node: yaml.Node, seen: set[int]) -> None:
-    """YAML lets a later key silently replace an earlier one; here that is a mistake."""
-    if id(node) in seen or isinstance(node, yaml.ScalarNode):
+def _refuse_duplicates(node: yaml.Node, visited: set[int]) -> None:
+    """Raise SettingsError for a key given twice; YAML would silently keep the last one."""
+    if id(node) in visited or isinstance(node, yaml.ScalarNode):
         return
-    seen.add(id(node))
+    visited.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for child in node.value:
-            _refuse_duplicates(child, seen)
+            _refuse_duplicates(child, visited)
         return
     lines: dict[str, int] = {}
     for name, child in node.value:
@@ -88,16 +91,19 @@ def _refuse_duplicates(node: yaml.Node, seen: set[int]) -> None:
                 f"first on line {lines[name.value]}"
             )
         lines[name.value] = line
-        _refuse_duplicates(child, seen)
+        _refuse_duplicates(child, visited)
 
 
 def load_tree(
     path: Path | None, overrides: Sequence[str], shorts: Mapping[str, str | None]
 ) -> yaml.MappingNode:
-    """The tree of a file (None: an empty one) under its overrides, in order."""
+    """The tree of a file (None: an empty tree) with its overrides applied in order.
+
+    `shorts` maps a top-level section to the key that takes a plain value given to the section.
+    """
     tree = empty("defaults") if path is None else _read(Path(path), shorts)
     for text in overrides:
-        merged = merge(tree, _spelt_out(override(text), shorts))
+        merged = merge(tree, _expand_shorts(override(text), shorts))
         tree = yaml.MappingNode(merged.tag, merged.value, tree.start_mark, tree.end_mark)
     return tree
 
@@ -105,9 +111,9 @@ def load_tree(
 def _read(
     path: Path, shorts: Mapping[str, str | None], parents: tuple[Path, ...] = ()
 ) -> yaml.MappingNode:
-    """The file's tree over that of its `base`, if it names one, each spelt out."""
+    """The tree of a file, merged over the tree of its `base` if it has one."""
     try:
-        with path.open("rb") as file:  # a pipe is welcome, a device without end is not
+        with path.open("rb") as file:  # bounded, because the path may be a pipe or a device
             data = file.read(_MAX_BYTES + 1)
         text = data.decode("utf-8")
     except (OSError, ValueError) as error:
@@ -117,7 +123,7 @@ def _read(
     node = _compose(text, str(path)) or empty(str(path))
     if not isinstance(node, yaml.MappingNode):
         raise SettingsError(f"{place(node.start_mark)}: settings must be a mapping of keys")
-    node = _spelt_out(node, shorts)
+    node = _expand_shorts(node, shorts)
     chain = (*parents, path.resolve())
     for index, (name, value) in enumerate(node.value):
         if name.value != "base":
@@ -145,9 +151,11 @@ def override(text: str) -> yaml.MappingNode:
     return _nest(parts, leaf, name)
 
 
-def _spelt_out(node: yaml.MappingNode, shorts: Mapping[str, str | None]) -> yaml.MappingNode:
-    """The tree with a plain value of a section in `shorts` as the value of that section's named
-    key, so that `a: x` merges like `a: {b: x}`. An empty value stays one."""
+def _expand_shorts(node: yaml.MappingNode, shorts: Mapping[str, str | None]) -> yaml.MappingNode:
+    """The tree with `a: x` replaced by `a: {b: x}` for each section `a` with the short key `b`.
+
+    A null value stays null.
+    """
     pairs = []
     for name, value in node.value:
         short = shorts.get(name.value)
@@ -168,7 +176,7 @@ def _nest(parts: Sequence[str], leaf: yaml.Node, name: str) -> yaml.MappingNode:
 
 
 def merge(under: yaml.MappingNode, over: yaml.MappingNode) -> yaml.MappingNode:
-    """A new tree: mappings key by key, everything else replaced by what stands in `over`."""
+    """A new tree: mappings merge key by key; any other value of `over` replaces that of `under`."""
     merged = {name.value: (name, value) for name, value in under.value}
     for name, value in over.value:
         old = merged[name.value][1] if name.value in merged else None
@@ -179,7 +187,7 @@ def merge(under: yaml.MappingNode, over: yaml.MappingNode) -> yaml.MappingNode:
 
 
 def place(mark: yaml.Mark) -> str:
-    """`FILE:LINE`, or the override itself."""
+    """`FILE:LINE`, or the override's text."""
     if mark.name.startswith(_OVERRIDE) or mark.name == "defaults":
         return str(mark.name)
     return f"{mark.name}:{mark.line + 1}"
@@ -190,13 +198,13 @@ def _mark(name: str) -> yaml.Mark:
 
 
 def empty(name: str) -> yaml.MappingNode:
-    """A mapping without keys that says it comes from `name`."""
+    """A mapping without keys whose mark has the file name `name`."""
     return yaml.MappingNode("tag:yaml.org,2002:map", [], _mark(name), _mark(name))
 
 
 def sources(node: yaml.Node) -> list[str]:
-    """Every file and override that something below `node` comes from, in order, each once."""
+    """The distinct files and overrides that the values below `node` come from, in order."""
     if isinstance(node, yaml.MappingNode) and node.value:
-        found = [source for _, child in node.value for source in sources(child)]
-        return list(dict.fromkeys(found))
+        names = [source for _, child in node.value for source in sources(child)]
+        return list(dict.fromkeys(names))
     return [str(node.start_mark.name)]

@@ -1,6 +1,7 @@
-"""Instance streams and named seeds. Instance i of a stream is the same whatever was drawn before.
+"""Instances by stream name and index, or from files.
 
-An instance is of its game's own type. Knows no rules, no torch, no tokens.
+Instance i of a stream depends only on the stream's seed, i and the game's settings, not on what was
+drawn before. Instances have their game's own type.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from selfplay.config.settings import SettingsError
 from selfplay.data.seeds import named_seed
 from selfplay.games import Recorded, kit_of
 
-# Streams of generated instances never meet: each purpose has its own name in the seed.
+# Each purpose has its own name in the seed, so streams of generated instances never overlap.
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held-out"
 TEACHERS, TOKENIZER = "teachers", "tokenizer"
 T = TypeVar("T")
-GENERATED = "generated"  # in place of a file's path
+GENERATED = "generated"  # instead of the path of a file
 
 
 def generated(
@@ -32,24 +33,26 @@ def generated(
     processes: int = 1,
     easy: bool = False,
 ) -> list[Any]:
-    """Instances start..start+num-1 of the stream that `purpose` and the run's seed name.
+    """Instances start..start+num-1 of the stream that `purpose` and the run's seed select.
 
-    `easy` keeps any instance the rules allow. Validation and held-out instances are the same for
-    every run seed, and share none with any training stream.
+    `easy` keeps every instance that the rules allow. Validation and held-out instances are the same
+    for every run seed and occur in no training stream.
     """
     fixed = purpose in (VALIDATION, HELD_OUT)
     stream_seed = named_seed("instances", None if fixed else seed, purpose)
     processes = 1 if num < 64 else processes
-    if purpose == VALIDATION:  # asked for again and again
-        return list(_kept(game, stream_seed, start, num, processes))
+    if purpose == VALIDATION:  # the same instances at each evaluation
+        return list(_cached_validation(game, stream_seed, start, num, processes))
     return kit_of(game).generate(
         game, seed=stream_seed, start=start, num=num, processes=processes, easy=easy
     )
 
 
 def kept_back(purpose: str, *, num: int, game: GameConfig, data: DataConfig) -> list[Any]:
-    """The first `num` instances for VALIDATION or HELD_OUT, never trained on: drawn, or from the
-    file that the settings name (all of it where it holds fewer)."""
+    """The first `num` instances for VALIDATION or HELD_OUT: generated, or from the settings' file.
+
+    A file with fewer instances gives all of them. Generated ones occur in no training stream.
+    """
     name, source = _source(data, purpose)
     if source == GENERATED:
         return generated(purpose, game=game, seed=0, start=0, num=num, processes=data.processes)
@@ -57,7 +60,7 @@ def kept_back(purpose: str, *, num: int, game: GameConfig, data: DataConfig) -> 
 
 
 def check_files(game: GameConfig, data: DataConfig) -> None:
-    """Raises SettingsError for files of instances that are missing, empty or unreadable."""
+    """Raise SettingsError for instance files that are missing, empty or unreadable."""
     for purpose in (VALIDATION, HELD_OUT):
         name, source = _source(data, purpose)
         if source != GENERATED:
@@ -69,7 +72,7 @@ def check_files(game: GameConfig, data: DataConfig) -> None:
 
 
 def _source(data: DataConfig, purpose: str) -> tuple[str, str]:
-    """The key that says where these instances come from, and what it says."""
+    """The settings key that names the source of these instances, and its value."""
     if purpose == VALIDATION:
         return "data.validation", data.validation
     return "data.test", data.test
@@ -77,8 +80,11 @@ def _source(data: DataConfig, purpose: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=4)
 def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
-    """A file of instances. Raises SettingsError for one that is not there, cannot be read or holds
-    none."""
+    """The instances of the file `source`, the value of the settings key `name`.
+
+    Raises:
+        SettingsError: if the file is missing, unreadable or empty.
+    """
     path = Path(source)
     if not path.is_file():
         raise SettingsError(f"{name} must be 'generated' or an existing file, got {path}")
@@ -87,13 +93,17 @@ def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
     except (OSError, ValueError) as error:
         raise SettingsError(f"{name}: {error}") from None
     if not instances:
-        raise SettingsError(f"{name}: {path} holds no instances")
+        raise SettingsError(f"{name}: {path} contains no instances")
     return instances
 
 
 @lru_cache(maxsize=4)
 def read_recorded(game: GameConfig, name: str, source: str) -> tuple[Recorded, ...]:
-    """A file's games to start from. Raises SettingsError for a file or a game without any."""
+    """The recorded games of the file `source`, the value of the settings key `name`.
+
+    Raises:
+        SettingsError: if the file is unreadable or the game has no recordings.
+    """
     try:
         return tuple(kit_of(game).read_recorded(Path(source)))
     except (OSError, ValueError) as error:
@@ -101,13 +111,17 @@ def read_recorded(game: GameConfig, name: str, source: str) -> tuple[Recorded, .
 
 
 def begun(game: Recorded, entries: Entries, *names: object) -> Any:
-    """An instance of a recorded game that starts where `entries` says; a random start is the draw
-    of these names."""
+    """An instance that continues a recorded game after `entries`.
+
+    `names` seed the start if `entries` is "random".
+    """
     return game.begun(entries, uniform=named_seed("start", *names) / 2**63)
 
 
 @lru_cache(maxsize=1)
-def _kept(game: GameConfig, seed: int, start: int, num: int, processes: int) -> tuple[Any, ...]:
+def _cached_validation(
+    game: GameConfig, seed: int, start: int, num: int, processes: int
+) -> tuple[Any, ...]:
     drawn = kit_of(game).generate(
         game, seed=seed, start=start, num=num, processes=processes, easy=False
     )

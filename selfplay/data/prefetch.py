@@ -1,10 +1,10 @@
-"""The next step's instances, drawn in other processes while this step is played.
+"""Prefetch: worker processes generate the next step's instances during the current step.
 
-    python -m selfplay.data.prefetch      a worker: the run's seed, then jobs in; instances out
+    python -m selfplay.data.prefetch      a worker: reads the run's seed, then jobs, from stdin
 
-A hard 8x8 board takes 20 ms to draw, a batch of 64 more than a second. A worker reads its jobs from
-a pipe that nobody but the trainer can write to, so it ends with the trainer, however that ends. An
-instance is what it would be if it were drawn here: who draws it is nobody's seed. No torch.
+A hard 8x8 board takes 20 ms to generate, a batch of 64 more than a second. Only the trainer holds
+the write end of a worker's stdin, so the worker ends when the trainer ends for any reason. The
+instances do not depend on the process that generates them.
 """
 
 from __future__ import annotations
@@ -23,49 +23,50 @@ from selfplay.config import GameConfig
 from selfplay.data.instances import generated
 
 Origin = tuple[str, int]  # a stream's name and the instance's number in it
-# Workers share the cores with the trainer: their numerical libraries start no threads.
+# Workers share the cores with the trainer, so their numerical libraries use one thread.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 Games = Mapping[Origin, GameConfig]
 
 
 class Prefetcher:
-    """Workers that draw what the next step will ask for. They start when they are first needed."""
+    """Worker processes that generate instances ahead of time. They start at the first `draw`."""
 
     def __init__(self, *, seed: int, processes: int) -> None:
         self._seed, self._processes = seed, processes
         self._workers: list[subprocess.Popen[bytes]] = []
-        self._owing: list[subprocess.Popen[bytes]] = []  # those of whom an answer is due
+        self._busy: list[subprocess.Popen[bytes]] = []  # workers whose answer is outstanding
         self._ready: dict[Origin, Instance] = {}
 
     def draw(self, now: Games, later: Games) -> dict[Origin, Instance]:
-        """The instances of `now`; the workers go on with those of `later`, if there are any.
+        """The instances of `now`. The workers then prefetch those of `later`.
 
-        Raises RuntimeError when a worker has ended; what it failed with is on the standard error.
+        Raises:
+            RuntimeError: if a worker has ended; its error is on the standard error.
         """
         self._collect()
-        self._ask({origin: game for origin, game in now.items() if origin not in self._ready})
+        self._request({origin: game for origin, game in now.items() if origin not in self._ready})
         self._collect()
-        found = {origin: self._ready.pop(origin) for origin in now}
+        instances = {origin: self._ready.pop(origin) for origin in now}
         if later:
             self._ready = {o: ready for o, ready in self._ready.items() if o in later}
-            self._ask({origin: game for origin, game in later.items() if origin not in self._ready})
-        return found
+            self._request({o: game for o, game in later.items() if o not in self._ready})
+        return instances
 
     def close(self) -> None:
         """End the workers. Safe to call twice."""
-        workers, self._workers, self._owing = self._workers, [], []
+        workers, self._workers, self._busy = self._workers, [], []
         for worker in workers:
             worker.kill()
             worker.communicate()
 
-    def _ask(self, games: Games) -> None:
+    def _request(self, games: Games) -> None:
         if not games:
             return
         self._start()
         jobs, num = list(games.items()), len(self._workers)
         for place, worker in enumerate(self._workers[: len(jobs)]):
             self._send(worker, jobs[place::num])
-            self._owing.append(worker)
+            self._busy.append(worker)
 
     def _start(self) -> None:
         while len(self._workers) < self._processes:
@@ -79,18 +80,18 @@ class Prefetcher:
             self._workers.append(worker)
             self._send(worker, self._seed)
 
-    def _send(self, worker: subprocess.Popen[bytes], what: object) -> None:
+    def _send(self, worker: subprocess.Popen[bytes], message: object) -> None:
         assert worker.stdin is not None
         try:
-            pickle.dump(what, worker.stdin)
+            pickle.dump(message, worker.stdin)
             worker.stdin.flush()
         except BrokenPipeError:
             raise RuntimeError(_ended(worker)) from None
 
     def _collect(self) -> None:
-        """Everything that is still owed."""
-        while self._owing:
-            worker = self._owing.pop()
+        """Wait for all outstanding answers."""
+        while self._busy:
+            worker = self._busy.pop()
             assert worker.stdout is not None
             try:
                 self._ready |= pickle.load(worker.stdout)
@@ -100,22 +101,23 @@ class Prefetcher:
 
 def _ended(worker: subprocess.Popen[bytes]) -> str:
     code = worker.wait()
-    return f"a process that draws instances ended with exit code {code}, see above (data.processes)"
+    return f"a prefetch worker ended with exit code {code}, see above (data.processes)"
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
+    """Answer each job, a list of (origin, settings), with a dict of instances, until stdin ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the trainer ends its workers
     jobs, instances = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # what anything prints must not mix with instances
+    sys.stdout = sys.stderr  # keep printed text out of the pickled stream
     seed = cast(int, pickle.load(jobs))
     while True:
         try:
-            asked = pickle.load(jobs)
+            job = pickle.load(jobs)
         except EOFError:
             return
         drawn = {
             (source, number): generated(source, game=game, seed=seed, start=number, num=1)[0]
-            for (source, number), game in asked
+            for (source, number), game in job
         }
         pickle.dump(drawn, instances)
         instances.flush()

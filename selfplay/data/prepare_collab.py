@@ -1,11 +1,12 @@
-"""`python -m selfplay.data.prepare_collab prepare`: a published data set as instances in three splits.
+"""Turns a published data set into collab instances in three splits (a command).
 
     python -m selfplay.data.prepare_collab prepare --dataset rows.jsonl --out data/math
-    python -m selfplay.data.prepare_collab prepare --dataset collabllm/collabllm-multiturn-medium --out data/text
+    python -m selfplay.data.prepare_collab prepare \\
+        --dataset collabllm/collabllm-multiturn-medium --out data/text
 
-Writes train.parquet, validation.parquet and test.parquet, which `data.train`, `data.validation` and
-`data.test` take. A task is in one split only, and in the same one whatever the order of the rows.
-Knows no torch and plays nothing.
+Writes train.parquet, validation.parquet and test.parquet for the settings `data.train`,
+`data.validation` and `data.test`. Each task is in exactly one split. A task's split does not depend
+on the order of the rows.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command; 2 for a data set that cannot be used, with a sentence that says why."""
+    """Run the command. Returns 0, or 2 after an error message for an invalid data set."""
     parser = argparse.ArgumentParser(
         prog="python -m selfplay.data.prepare_collab",
         description=__doc__,
@@ -42,25 +43,29 @@ def main(words: Sequence[str] | None = None) -> int:
     add = make.add_argument
     add("--dataset", required=True, help="a .jsonl, .json or .parquet file, or a hub id OWNER/NAME")
     add("--out", type=Path, required=True, help="folder for the three files")
-    add("--task", choices=TASKS, help="kind of all tasks (default: by row, docs/collab.md)")
-    add("--validation", type=float, default=0.1, help="share of the tasks (default: 0.1)")
-    add("--test", type=float, default=0.1, help="share of the tasks (default: 0.1)")
+    add(
+        "--task",
+        choices=TASKS,
+        help="task type of all rows (default: inferred from each row, docs/collab.md)",
+    )
+    add("--validation", type=float, default=0.1, help="fraction of the tasks (default: 0.1)")
+    add("--test", type=float, default=0.1, help="fraction of the tasks (default: 0.1)")
     add("--seed", type=int, default=0, help="seed of the splits (default: 0)")
-    add("--limit", type=int, help="use at most so many tasks")
-    asked = parser.parse_args(words)
+    add("--limit", type=int, help="largest number of tasks to use")
+    args = parser.parse_args(words)
     try:
-        rows = rows_of(asked.dataset)
+        rows = rows_of(args.dataset)
         if not rows:
-            raise ValueError(f"--dataset {asked.dataset} holds no rows")
-        instances = instances_of(rows, name=Path(asked.dataset).stem, task=asked.task)
+            raise ValueError(f"--dataset {args.dataset} contains no rows")
+        instances = instances_of(rows, name=Path(args.dataset).stem, task=args.task)
         parts = split(
-            instances[: asked.limit],
-            validation=asked.validation,
-            test=asked.test,
-            seed=asked.seed,
+            instances[: args.limit],
+            validation=args.validation,
+            test=args.test,
+            seed=args.seed,
         )
         for name, part in parts.items():
-            path = asked.out / f"{name}.parquet"
+            path = args.out / f"{name}.parquet"
             write_instances(path, part)
             kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(i.task for i in part).items())
             print(f"{path}: {len(part)} tasks ({kinds})")
@@ -71,11 +76,13 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def rows_of(dataset: str) -> list[tuple[str, dict[str, Any]]]:
-    """The rows of a file or of a data set on the hub, each after its place.
+    """The rows of a file or a Hugging Face data set as pairs (place, row).
+
+    The place is the file and line, or the split and index, for error messages.
 
     Raises:
-        ValueError: for what is neither, a file that cannot be read as rows, or a hub id where the
-            `datasets` package is not installed.
+        ValueError: if `dataset` is neither a file nor a hub id, if it cannot be read, or if it is a
+            hub id and the `datasets` package is not installed.
     """
     path = Path(dataset)
     if path.is_file():
@@ -86,12 +93,12 @@ def rows_of(dataset: str) -> list[tuple[str, dict[str, Any]]]:
         package: Any = importlib.import_module("datasets")
     except ModuleNotFoundError:
         raise ValueError(
-            f"--dataset {dataset} is no file here, and a hub id needs the package datasets: "
-            "pip install datasets, or download one of its .parquet files and name that"
+            f"--dataset {dataset} is not a local file, and a hub id needs the package datasets: "
+            "pip install datasets, or download one of its .parquet files and pass its path"
         ) from None
     try:
         loaded = package.load_dataset(dataset)
-    except OSError as error:  # not there, or the hub is out of reach
+    except OSError as error:  # unknown id, or no connection to the hub
         raise ValueError(
             f"--dataset {dataset} could not be fetched from the hub: {error}"
         ) from None
@@ -105,8 +112,13 @@ def rows_of(dataset: str) -> list[tuple[str, dict[str, Any]]]:
 def split(
     instances: Sequence[CollabInstance], *, validation: float, test: float, seed: int
 ) -> dict[str, list[CollabInstance]]:
-    """Shuffled by a hash of each task's goal, the first shares kept back, at least one task in each
-    part. Raises ValueError for shares or numbers that leave a part empty."""
+    """The tasks of each split, in the order of a seeded hash of their goals.
+
+    Each split gets at least one task.
+
+    Raises:
+        ValueError: for fractions outside (0, 1), or too few tasks for three splits.
+    """
     for name, share in (("--validation", validation), ("--test", test)):
         if not 0 < share < 1:
             raise ValueError(f"{name} must lie between 0 and 1, got {share}")
@@ -114,32 +126,32 @@ def split(
     num_test, num_validation = (max(1, round(share * total)) for share in (test, validation))
     if num_test + num_validation >= total:
         raise ValueError(
-            f"--validation and --test must leave a task to train on, got {num_validation} and "
-            f"{num_test} of {total}"
+            f"--validation and --test must leave a task to train on, got {num_validation} "
+            f"and {num_test} of {total} tasks"
         )
     order = sorted(instances, key=lambda instance: named_seed("split", seed, instance.goal))
-    kept_back = num_test + num_validation
-    parts = order[kept_back:], order[num_test:kept_back], order[:num_test]
+    num_held_out = num_test + num_validation
+    parts = order[num_held_out:], order[num_test:num_held_out], order[:num_test]
     return dict(zip(SPLITS, parts, strict=True))
 
 
 def _json_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The rows of a .json file: a list of objects, or an object with such a list for each split."""
+    """The rows of a .json file: a list of objects, or an object with a list for each split."""
     try:
-        whole = parse_json(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    parts = whole if isinstance(whole, dict) else {"": whole}
-    found = []
+    parts = content if isinstance(content, dict) else {"": content}
+    numbered_rows = []
     for part, rows in parts.items():
         if not isinstance(rows, list):
-            raise ValueError(f"{path}: must hold a list of rows, got {type(rows).__name__}")
+            raise ValueError(f"{path}: must contain a list of rows, got {type(rows).__name__}")
         for number, row in enumerate(rows):
             place = " ".join(filter(None, (str(path), part and repr(part), f"row {number}")))
             if not isinstance(row, dict):
                 raise ValueError(f"{place}: must be an object, got {type(row).__name__}")
-            found.append((place, row))
-    return found
+            numbered_rows.append((place, row))
+    return numbered_rows
 
 
 if __name__ == "__main__":

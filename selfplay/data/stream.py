@@ -1,8 +1,8 @@
-"""Which instances a training step plays: fresh ones, a curriculum's, and those worth another look.
+"""Which instances a training step plays: new ones, a curriculum's, and replayed ones.
 
-A step's places are 0..rollout.instances-1, then algorithm.resample more for groups that turned out
-flat. What stands at a place depends on the settings, the step and, with data.prioritized_replay, on what earlier
-steps showed, never on the number of ranks. Knows games by their instances only; no torch.
+The places of a step are 0..rollout.instances-1, then algorithm.resample more that replace
+zero-variance groups. The instance at a place depends on the settings, the step and, with
+data.prioritized_replay, on the rewards of earlier steps. It never depends on the number of ranks.
 """
 
 from __future__ import annotations
@@ -29,21 +29,20 @@ from selfplay.data.seeds import named_seed
 from selfplay.games import Recorded
 
 RESAMPLED, FILE = "resampled", "file"
-Priorities = dict[
-    Origin, float
-]  # remembered instances and how far the rewards of their groups spread
+# Remembered instances, with the standard deviation of their groups' rewards.
+Priorities = dict[Origin, float]
 
 
 class TrainStream:
-    """The training instances of each step: generated online, or a file read in seeded epochs.
+    """The training instances of each step: generated online, or a file read in shuffled epochs.
 
-    What it remembers of earlier steps is `edge`; all ranks hold the same.
+    `priorities` holds the instances that prioritized replay remembers, the same on all ranks.
     """
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self.priorities: Priorities = {}
-        self._drawn: dict[str, Origin] = {}  # the instances of the step in play, by key
+        self._origins: dict[str, Origin] = {}  # by key, for the instances of the current step
         self._step = -1
         self._shuffled: tuple[int, list[int]] = (-1, [])
         self._file: Sequence[Instance] | None = None
@@ -58,93 +57,101 @@ class TrainStream:
             self._recorded = read_recorded(config.game, "data.start", config.data.train)
 
     def step(self, step: int, places: Iterable[int]) -> list[Instance]:
-        """The instances at these places of a step (each rank asks for its own).
+        """The instances at these places of a step; each rank passes its own places.
 
-        No step holds an instance twice. An epoch of a file is whole steps; each epoch's shuffle
-        leaves out another rest.
+        All instances of a step are different. An epoch of a file has as many full steps as fit; the
+        instances left over differ from epoch to epoch.
         """
         if step != self._step:
-            self._drawn, self._step = {}, step
+            self._origins, self._step = {}, step
         batch, places = self._config.rollout.instances, list(places)
-        again = self._again(step)
+        replayed = self._replayed(step)
         origins = [
-            again[place] if place < min(batch, len(again)) else self._fresh(step, place)
+            replayed[place] if place < min(batch, len(replayed)) else self._new(step, place)
             for place in places
         ]
         if self._prefetcher is not None:
-            later = [self._fresh(step + 1, place) for place in places if place < batch]
-            drawn = self._prefetcher.draw(self._games(origins), self._games(later))
-            found = [drawn[origin] for origin in origins]
+            later = [self._new(step + 1, place) for place in places if place < batch]
+            by_origin = self._prefetcher.draw(self._games(origins), self._games(later))
+            instances = [by_origin[origin] for origin in origins]
         else:
-            found = [self._instance(origin, step) for origin in origins]
-        self._drawn |= {i.key: origin for i, origin in zip(found, origins, strict=True)}
-        return found
+            instances = [self._instance(origin, step) for origin in origins]
+        self._origins |= {i.key: origin for i, origin in zip(instances, origins, strict=True)}
+        return instances
 
     def close(self) -> None:
-        """End the processes that draw ahead."""
+        """End the prefetch workers."""
         if self._prefetcher is not None:
             self._prefetcher.close()
 
     def by_origin(self, by_key: Mapping[str, float]) -> Priorities:
-        """How far the groups' rewards of this rank's instances of the step spread, by their origin;
-        what every rank says goes into `remember`."""
+        """Values of this rank's instances of the current step, by origin instead of by key.
+
+        The values are standard deviations of rewards. `remember` takes those of all ranks. Empty
+        without prioritized replay.
+        """
         if not self._config.data.prioritized_replay:
             return {}
-        return {origin: by_key[key] for key, origin in self._drawn.items() if key in by_key}
+        return {origin: by_key[key] for key, origin in self._origins.items() if key in by_key}
 
     def remember(self, parts: Sequence[Priorities]) -> None:
-        """Take in a step's spreads of all ranks. The instances that spread most are kept; one that
-        was played again counts with what it showed last."""
+        """Update the priorities with a step's reward standard deviations, one mapping per rank.
+
+        Keeps the data.replay_memory instances with the largest values. A replayed instance gets its
+        new value, and is forgotten if that is 0.
+        """
         merged = {**self.priorities, **{o: s for part in parts for o, s in part.items()}}
         order = sorted(merged, key=lambda o: (-merged[o], o))[: self._config.data.replay_memory]
         self.priorities = {origin: merged[origin] for origin in order if merged[origin] > 0.0}
 
     def state(self) -> list[tuple[str, int, float]]:
-        """What is remembered, as plain values for a checkpoint."""
-        return [(*origin, spread) for origin, spread in self.priorities.items()]
+        """The priorities as plain values for a checkpoint."""
+        return [(*origin, std) for origin, std in self.priorities.items()]
 
     def restore(self, state: Sequence[Sequence[object]]) -> None:
-        """Take over what `state` gave, before or after it went through JSON."""
-        self.priorities = {(str(n), int(str(i))): float(str(spread)) for n, i, spread in state}
+        """Set the priorities to a value of `state`, which may have passed through JSON."""
+        self.priorities = {(str(n), int(str(i))): float(str(std)) for n, i, std in state}
 
-    def _again(self, step: int) -> list[Origin]:
-        """The remembered instances of a step, without a second of any: drawn with chances in
-        proportion to their spread (Efraimidis and Spirakis, 2006: the largest u^(1/w) win)."""
+    def _replayed(self, step: int) -> list[Origin]:
+        """The remembered instances that a step replays, sampled without replacement.
+
+        Probabilities are proportional to the priorities w. Efraimidis and Spirakis (2006): draw a
+        uniform u for each instance and take those with the largest u^(1/w).
+        """
         config = self._config
         num = round(config.data.prioritized_replay * config.rollout.instances)
         if not num or not self.priorities:
             return []
-        fresh = {
-            self._fresh(step, p)
-            for p in range(config.rollout.instances + config.algorithm.resample)
-        }
-        open_to_draw = [
-            origin for origin in self.priorities if self._file is None or origin not in fresh
+        num_places = config.rollout.instances + config.algorithm.resample
+        new = {self._new(step, place) for place in range(num_places)}
+        candidates = [
+            origin for origin in self.priorities if self._file is None or origin not in new
         ]
 
-        def chance(origin: Origin) -> float:
+        def log_key(origin: Origin) -> float:
             uniform = (named_seed(config.seed, "edge", step, *origin) + 0.5) / 2**63
             return math.log(uniform) / self.priorities[origin]
 
-        return sorted(open_to_draw, key=chance, reverse=True)[:num]
+        return sorted(candidates, key=log_key, reverse=True)[:num]
 
-    def _fresh(self, step: int, place: int) -> Origin:
-        batch, spare = self._config.rollout.instances, self._config.algorithm.resample
+    def _new(self, step: int, place: int) -> Origin:
+        """The origin at a place of a step without replay."""
+        batch, num_resampled = self._config.rollout.instances, self._config.algorithm.resample
         if self._file is not None:
             epoch, step_of_epoch = divmod(step, len(self._file) // batch)
-            at = (step_of_epoch * batch + place) % len(self._file)
-            return FILE, self._order(epoch)[at]
+            index = (step_of_epoch * batch + place) % len(self._file)
+            return FILE, self._order(epoch)[index]
         if place < batch:
             return TRAIN, step * batch + place
-        return RESAMPLED, step * spare + place - batch
+        return RESAMPLED, step * num_resampled + place - batch
 
-    def _instance(self, origin: Origin, played_at: int) -> Instance:
+    def _instance(self, origin: Origin, step: int) -> Instance:
         source, number = origin
         if source == FILE and self._recorded:
             entries = checked_entries(self._config.data.start.entries)
-            names = (self._config.seed, played_at, number)
-            begun_there: Instance = begun(self._recorded[number], entries, *names)
-            return begun_there
+            names = (self._config.seed, step, number)
+            continued: Instance = begun(self._recorded[number], entries, *names)
+            return continued
         if source == FILE:
             assert self._file is not None
             return self._file[number]
@@ -153,7 +160,7 @@ class TrainStream:
         return instance
 
     def _games(self, origins: Iterable[Origin]) -> dict[Origin, GameConfig]:
-        """What to draw at each of these places of a generated stream."""
+        """The game settings for each instance of a generated stream."""
         batches = {
             TRAIN: self._config.rollout.instances,
             RESAMPLED: self._config.algorithm.resample,
@@ -170,11 +177,11 @@ class TrainStream:
         }
 
     def _order(self, epoch: int) -> list[int]:
-        """A seeded shuffle of the file for one epoch, the latest kept."""
+        """The indices of the file in the shuffled order of an epoch; caches the last epoch."""
         assert self._file is not None
         if self._shuffled[0] != epoch:
-            names, seed = range(len(self._file)), self._config.seed
-            order = sorted(names, key=lambda i: named_seed("order", seed, epoch, i))
+            indices, seed = range(len(self._file)), self._config.seed
+            order = sorted(indices, key=lambda i: named_seed("order", seed, epoch, i))
             self._shuffled = epoch, order
         return self._shuffled[1]
 
@@ -187,8 +194,11 @@ def game_at(
     curriculum: Sequence[StageConfig],
     seed: int,
 ) -> GameConfig:
-    """The game's settings for a fresh instance of a step: those of the curriculum's stage, or for
-    the rest of its batch the run's own."""
+    """The game settings for a new instance of a step.
+
+    A stage of the curriculum changes the settings of its `share` of the instances; all others use
+    `game` itself.
+    """
     for stage in curriculum:
         if step < stage.until_step:
             uniform = named_seed(seed, "curriculum", *origin) / 2**63
@@ -204,16 +214,18 @@ def game_at(
 
 
 def _read(config: Config) -> Sequence[Instance]:
-    path, places = config.data.train, config.rollout.instances + config.algorithm.resample
+    """The instances of data.train. Raises SettingsError if they are too few for one step."""
+    path, num_places = config.data.train, config.rollout.instances + config.algorithm.resample
     instances: Sequence[Instance] = read_file(config.game, "data.train", path)
     if len(instances) < config.rollout.instances:
         raise SettingsError(
             f"rollout.instances must be at most the {len(instances)} instances of {path}, "
             f"got {config.rollout.instances}"
         )
-    if len(instances) < places:
+    if len(instances) < num_places:
         raise SettingsError(
             f"algorithm.resample must be at most {len(instances) - config.rollout.instances} "
-            f"(the {len(instances)} instances of {path} less a batch), got {config.algorithm.resample}"
+            f"(the {len(instances)} instances of {path} minus rollout.instances), got "
+            f"{config.algorithm.resample}"
         )
     return instances

@@ -1,7 +1,7 @@
-"""What a game gives the trainer: instances, games to play, scripted players, words of its own.
+"""What a game gives the trainer: instances, playable games, scripted players, tokenizer phrases.
 
-`kit_of` is the one place that knows which games there are; everything else asks it. Knows no
-tokens and no torch.
+One module per game implements `GameKit`; `kit_of` returns the one that the settings name. The other
+rooms use games only through their kit. This room never sees tokens or torch.
 """
 
 from __future__ import annotations
@@ -17,70 +17,78 @@ from selfplay.games import collab, matching
 
 
 class Recorded(Protocol):
-    """A game that people played. What it gives to play on holds their first moves and no others."""
+    """A recorded human game that can be continued from any of its moves."""
 
     def begun(self, entries: Entries, *, uniform: float) -> Any:
-        """An instance that starts where `entries` says; `uniform` in [0, 1) is the draw of random
-        starts."""
+        """An instance whose first moves are those of the recording, up to `entries`.
+
+        `uniform` in [0, 1) is the random number that selects a start if `entries` is "random".
+        """
         ...
 
 
 class GameKit(Protocol):
-    """One game's module of this folder. Instances are the game's own type; all have a `key`."""
+    """The interface of a game's module. Instances have the game's own type, with a unique `key`."""
 
-    # Scripted players by name, and those that held-out games are compared with.
-    SCRIPT_NAMES: tuple[str, ...]
-    BASELINES: tuple[str, ...]
-    # The only seat the policy can have, where the seats are unequal; None where it can have both.
-    LEARNER_SEAT: int | None
-    # Whether a .jsonl of its instances holds games that people played on them.
-    PLAYED_BY_PEOPLE: bool
+    SCRIPT_NAMES: tuple[str, ...]  # scripted players
+    BASELINES: tuple[str, ...]  # scripted players that evaluations compare the policy with
+    LEARNER_SEAT: int | None  # the only seat that the policy can play; None if it can play both
+    PLAYED_BY_PEOPLE: bool  # whether a .jsonl of instances contains recorded human games
 
     def generate(
         self, game: GameConfig, *, seed: int, start: int, num: int, processes: int, easy: bool
     ) -> list[Any]:
-        """Instances start..start+num-1 of the stream that `seed` names.
+        """Instances start..start+num-1 of the stream that `seed` selects.
 
-        `easy`: any instance the rules allow, where the settings would keep only telling ones.
+        `easy` keeps every instance that the rules allow and ignores `game.keep`.
         """
         ...
 
     def read(self, path: Path, game: GameConfig) -> list[Any]:
-        """The instances of a file. Raises ValueError that names the file and its row or line, or
-        what the settings ask for and this machine lacks."""
+        """The instances of a file.
+
+        Raises:
+            ValueError: for an invalid row, with the file and its row or line, or for a setting that
+                this machine cannot satisfy.
+        """
         ...
 
     def read_recorded(self, path: Path) -> Sequence[Recorded]:
-        """The games that people played in a file, in the order of `read`. Raises ValueError where
-        the file or the game has none."""
+        """The recorded human games of a file, in the order of `read`.
+
+        Raises:
+            ValueError: if the file contains none, or the game has no recordings.
+        """
         ...
 
     def new_game(self, instance: Any, game: GameConfig) -> Game:
-        """A fresh game of an instance under the run's rules."""
+        """A game at its start, with the rules of the settings."""
         ...
 
     def make_script(self, spec: str, *, seed: int) -> Script:
-        """A scripted player. Raises ValueError for an unknown one, with the valid ones."""
+        """A scripted player. Raises ValueError for an unknown spec, with the valid ones."""
         ...
 
     def seated(self, spec: str) -> tuple[str, str]:
-        """The specs of both seats when a scripted pair of this kind plays."""
+        """The specs of both seats if a pair of scripted players plays and one has this spec."""
         ...
 
     def described(self, instances: Sequence[Any], game: GameConfig) -> dict[str, Any]:
-        """What a report says of the instances and rules it is about, as plain values."""
+        """Facts about the instances and rules for an evaluation report, as plain values."""
         ...
 
     def phrases(
         self, instances: Sequence[Any], game: GameConfig, *, split_lines: bool
     ) -> Sequence[str]:
-        """What its texts repeat as units: a tokenizer of its own may give each one token.
-        `split_lines` is `model.scratch.split_lines`."""
+        """Phrases that the game's texts repeat; a scratch model's tokenizer makes each one token.
+
+        `split_lines` is `model.scratch.split_lines`.
+        """
         ...
 
 
 def kit_of(game: GameConfig) -> GameKit:
-    """The kit of the game that the settings name."""
+    """The kit of the game `game.name`."""
     match game.name:
         case "matching":
             return matching

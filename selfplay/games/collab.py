@@ -1,5 +1,4 @@
-"""The collaboration's kit (`selfplay.games.GameKit`): hidden numbers drawn online, tasks from
-files."""
+"""The kit of the collab game: generated hidden-number tasks, or tasks from files."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ PLAYED_BY_PEOPLE: bool = False
 def generate(
     game: GameConfig, *, seed: int, start: int, num: int, processes: int, easy: bool
 ) -> list[CollabInstance]:
-    """Hidden-number tasks with numbers below game.max_value; drawing them takes no time, and none
-    is easier."""
+    """Hidden-number tasks with numbers below game.max_value. `processes` and `easy` are ignored."""
     return [
         numbers.hidden_number(seed=seed, index=index, max_value=game.max_value)
         for index in range(start, start + num)
@@ -33,27 +31,30 @@ def generate(
 
 
 def read(path: Path, game: GameConfig) -> list[CollabInstance]:
-    """A .parquet or .jsonl of instances, such as `python -m selfplay.data.prepare_collab prepare` writes.
+    """The tasks of a .parquet or .jsonl file, as `selfplay.data.prepare_collab` writes it.
 
-    Says, where there are code tasks, what their answers are graded behind. Raises sandbox.NoWall, a
-    ValueError, where that is nothing and the settings do not allow it.
+    If there are code tasks, prints how their answers are isolated while they are graded.
+
+    Raises:
+        ValueError: for an invalid file; as sandbox.NoWall if the isolation that `game.code_wall`
+            requires is not available.
     """
     instances = store.read_instances(path)
     if any(instance.task == "code" for instance in instances):
         wall = sandbox.available_wall(game.code_wall)
-        print(f"{path}: code answers are graded behind: {wall}", file=sys.stderr, flush=True)
+        print(f"{path}: isolation of code answers: {wall}", file=sys.stderr, flush=True)
     return instances
 
 
 def read_recorded(path: Path) -> NoReturn:
-    """Nobody recorded any."""
+    """Raises ValueError: the game has no recordings."""
     raise ValueError(
         f"game.name must be matching to start from recorded games, got collab ({path})"
     )
 
 
 def new_game(instance: CollabInstance, game: GameConfig) -> CollabGame:
-    """A fresh conversation about a task."""
+    """A new conversation about a task."""
     options = CollabOptions(
         brief=game.brief, private_reasoning=game.private_reasoning, code_wall=game.code_wall
     )
@@ -66,23 +67,25 @@ def make_script(spec: str, *, seed: int) -> Script:
 
 
 def seated(spec: str) -> tuple[str, str]:
-    """A scripted user in its seat, an assistant in the other; `spec` is one of them."""
+    """The specs (user, assistant) of a scripted pair; `spec` is one of the two."""
     if script.make_scripted(spec, seed=0).seat == USER:
         return spec, "ask"
     return script.USER_SCRIPT, spec
 
 
 def described(instances: Sequence[CollabInstance], game: GameConfig) -> dict[str, Any]:
-    """How many instances there are of each kind of task."""
+    """The number of instances of each kind of task."""
     return {"tasks": dict(Counter(instance.task for instance in instances))}
 
 
 def phrases(
     instances: Sequence[CollabInstance], game: GameConfig, *, split_lines: bool
 ) -> Sequence[str]:
-    """Tags and the sentences of the hidden-number task in the brief style; the full style has
-    none. No move has lines to split."""
+    """Tags and sentences of the hidden-number task in the brief style; () in the full style.
+
+    `split_lines` is ignored: no move of this game has several lines.
+    """
     if not game.brief:
         return ()
-    said = (script.ASK_NUMBER, script.SMALL_TALK)
-    return [f"[{ANSWER}]", f"[{END}]", *said, *texts.EMPTY_REPLIES, *numbers.phrases()]
+    sentences = (script.ASK_NUMBER, script.SMALL_TALK)
+    return [f"[{ANSWER}]", f"[{END}]", *sentences, *texts.EMPTY_REPLIES, *numbers.phrases()]

@@ -1,4 +1,4 @@
-"""The matching game's kit (`selfplay.games.GameKit`): settings to recipes and options."""
+"""The kit of the matching game: turns settings into board recipes and game options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAYED_BY_PEOPLE: bool = True
 def generate(
     game: GameConfig, *, seed: int, start: int, num: int, processes: int, easy: bool
 ) -> list[MatchingInstance]:
-    """Boards of the settings' recipe; easy ones are kept whatever a solo plan is worth."""
+    """Boards drawn as the settings say; `easy` ignores the condition on solo plans."""
     recipe = MatchingRecipe(
         size=game.size,
         p_observed=game.p_observed,
@@ -33,7 +33,7 @@ def generate(
 
 
 def read(path: Path, game: GameConfig) -> list[MatchingInstance]:
-    """A .parquet of instances, or a .jsonl of recorded games as the boards people played."""
+    """The boards of a .parquet file, or of the recorded games of a .jsonl file."""
     return store.read_instances(path)
 
 
@@ -43,7 +43,7 @@ def read_recorded(path: Path) -> list[starts.RecordedGame]:
 
 
 def new_game(instance: MatchingInstance, game: GameConfig) -> MatchingGame:
-    """A fresh game of a board."""
+    """A game on a board, at its start."""
     options = MatchingOptions(
         messages=game.messages, brief=game.brief, private_reasoning=game.private_reasoning
     )
@@ -56,12 +56,12 @@ def make_script(spec: str, *, seed: int) -> scripted.ScriptedPlayer:
 
 
 def seated(spec: str) -> tuple[str, str]:
-    """Either seat can hold any player."""
+    """The same spec for both seats: each can play either."""
     return spec, spec
 
 
 def described(instances: Sequence[MatchingInstance], game: GameConfig) -> dict[str, Any]:
-    """The boards' sizes, and whether the seats may talk."""
+    """The sizes of the boards, and whether the seats may send messages."""
     sizes = sorted({instance.size for instance in instances})
     return {"board_sizes": sizes, "messages_allowed": game.messages}
 
@@ -69,7 +69,7 @@ def described(instances: Sequence[MatchingInstance], game: GameConfig) -> dict[s
 def phrases(
     instances: Sequence[MatchingInstance], game: GameConfig, *, split_lines: bool
 ) -> Sequence[str]:
-    """Tags, cells and assignment lines of the brief style; the full style has none."""
+    """Tags, cell names and assignment lines of the brief style; () in the full style."""
     if not game.brief:
         return ()
     first = instances[0]

@@ -1,4 +1,4 @@
-"""Every configuration that is shipped loads, and says only what differs from the defaults."""
+"""Every file in configs/ loads, and every key that an error message names exists."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_a_shipped_config_loads_into_a_run_folder_of_its_own(path: Path) -> None:
+def test_a_shipped_config_loads_and_has_its_own_run_folder(path: Path) -> None:
     assert load_config(path).out == f"runs/{path.stem}"
 
 
-def test_pretrained_models_play_the_full_game_with_all_that_a_seat_reads() -> None:
-    """Their texts are the full rules; a seat's own share of a long human game fits its tokens: 53
-    turns and 1,155 words and marks were the most that people used."""
+def test_pretrained_models_have_room_for_the_longest_human_game() -> None:
+    """They play with the full rules. One seat of a human game used at most 53 turns and 1,155
+    words and punctuation marks."""
     pretrained = [load_config(path) for path in CONFIGS if path.stem.startswith("qwen")]
     assert len(pretrained) == 4
     for config in pretrained:
         assert (config.game.size, config.game.brief, config.game.scale) == (8, False, True)
         assert config.model.path is not None and config.model.path.startswith("Qwen/Qwen")
         assert (config.engine.kind, config.model.dtype) == ("sglang", "bfloat16")
-        # A prompt of 560 tokens, then for every turn what was said and the template around it.
+        # A prompt of 560 tokens, then 1.5 tokens per word and 16 per turn for the template.
         assert config.rollout.max_game_tokens >= 560 + 1155 * 1.5 + 53 * 16
 
 
 def test_small_models_on_a_cpu_take_one_thread() -> None:
-    """Two threads of one wait for each other, above all beside other work."""
+    """Two threads are slower for so small a model, above all on a busy machine."""
     small = [load_config(path) for path in CONFIGS if path.stem.startswith("tiny")]
     assert len(small) >= 7
     assert [config.threads for config in small] == [1] * len(small)
 
 
-def test_three_by_three_is_tiny_with_another_board() -> None:
+def test_tiny3_is_tiny_with_a_larger_board() -> None:
     tiny, tiny3 = (load_config(p) for p in CONFIGS if p.stem in ("tiny", "tiny3"))
     assert (tiny.game.size, tiny3.game.size) == (2, 3)
     assert tiny3.optim == tiny.optim and tiny3.algorithm == tiny.algorithm
 
 
-def test_a_method_may_stand_alone_and_keeps_its_section(tmp_path: Path) -> None:
+def test_a_plain_method_keeps_the_rest_of_its_section(tmp_path: Path) -> None:
     base = tmp_path / "base.yaml"
     base.write_text("model: {path: x}\nalgorithm: {kl: 0.03}\n")
     path = tmp_path / "run.yaml"
@@ -58,7 +58,7 @@ def test_a_method_may_stand_alone_and_keeps_its_section(tmp_path: Path) -> None:
     assert load_config(path, ["algorithm="]).algorithm.method == "grpo", "empty: the defaults"
 
 
-def test_a_wrong_method_is_answered_with_its_key_place_and_nearest(tmp_path: Path) -> None:
+def test_an_invalid_method_names_its_key_place_and_nearest_choice(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("model: {path: x}\nalgorithm: rlo\n")
     with pytest.raises(SettingsError, match=r"run\.yaml:2: algorithm\.method .*nearest is rloo"):
@@ -73,12 +73,12 @@ def test_a_wrong_method_is_answered_with_its_key_place_and_nearest(tmp_path: Pat
 
 
 KEY = re.compile(r"(?<![\w./-])([a-z_]+(?:\.[a-z_]+)+)(?![\w(/])")
-# Written with a dot in messages, and no settings: a tokenizer's and a model's own functions.
+# Dotted names in messages that are not settings.
 NOT_KEYS = {"eval.py", "model.resize_token_embeddings"}
 
 
 def messages(tree: ast.AST) -> Iterator[str]:
-    """Every literal text in what is raised."""
+    """Every string literal in a raise statement."""
     for raised in ast.walk(tree):
         if isinstance(raised, ast.Raise):
             for part in ast.walk(raised):
@@ -86,8 +86,7 @@ def messages(tree: ast.AST) -> Iterator[str]:
                     yield part.value
 
 
-def test_keys_that_errors_name_exist() -> None:
-    """A remedy that names a key which is not there helps nobody."""
+def test_keys_named_in_errors_exist() -> None:
     shown = describe(Config)
     keys = {
         name.replace("[]", "") for name in re.findall(r"^ *([a-z_.\[\]]+)(?::|  \()", shown, re.M)

@@ -1,7 +1,8 @@
-"""Settings: what a file or a word on the command line may say, and how a mistake is answered."""
+"""The settings loader: files, overrides, the error for each mistake, and the help text."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,7 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfplay.config.settings import SettingsError, describe, difference, dump, key, load, section
+from selfplay.config import Config as RunConfig
+from selfplay.config import load_config
+from selfplay.config.settings import (
+    SettingsError,
+    describe,
+    difference,
+    dump,
+    key,
+    load,
+    renamed_keys,
+    section,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +93,7 @@ chat: {enable_thinking: false, deep: {n: [1, 2.5, null]}}
 partners: [{kind: honest, share: 0.5}, {}]
 rollout:
   seats: [1]
-  talk: off          # YAML reads this as false; the choice is meant
+  talk: off          # YAML 1.1 reads this as false
 model:
   scratch: {width: 32}
 """,
@@ -109,7 +121,7 @@ model:
     assert type(load(Config, None, ["rollout.temperature=2"]).rollout.temperature) is float
 
 
-def test_null_takes_away_and_an_empty_section_is_its_defaults(tmp_path: Path) -> None:
+def test_null_removes_a_section_and_an_empty_one_has_defaults(tmp_path: Path) -> None:
     path = write(tmp_path, "model:\n  scratch: {width: 32}\nrollout:\n")
     assert load(Config, path, ["model.scratch=null"]) == Config()
     assert load(Config, None, ["model.scratch.width=16"]).model.scratch == Shape(width=16)
@@ -122,7 +134,7 @@ def test_a_file_starts_from_its_base(tmp_path: Path) -> None:
     assert config == Config(seed=1, rollout=Rollout(group_size=2, temperature=0.5))
 
 
-def test_a_circle_of_bases_is_refused(tmp_path: Path) -> None:
+def test_circular_bases_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "base: run.yaml\n", "base.yaml")
     path = write(tmp_path, "seed: 1\nbase: base.yaml\n")
     assert refused(path) == f"{tmp_path / 'base.yaml'}:1: base run.yaml leads back to itself"
@@ -177,7 +189,7 @@ def test_a_mistake_names_file_line_rule_value_and_nearest(
     assert refused(path) == f"{path}:{line}: {message}"
 
 
-def test_a_mistake_on_the_command_line_names_the_word() -> None:
+def test_a_mistake_on_the_command_line_names_the_override() -> None:
     message = refused(None, "seed=1", "rollout.group_size=few")
     assert message == (
         "override 'rollout.group_size=few': rollout.group_size must be an integer, got 'few'"
@@ -188,7 +200,7 @@ def test_a_mistake_on_the_command_line_names_the_word() -> None:
     assert "override 'words=[a': not valid YAML" in refused(None, "words=[a")
 
 
-def test_a_contradiction_names_its_section_and_where_it_comes_from(tmp_path: Path) -> None:
+def test_a_contradiction_names_its_files_and_overrides(tmp_path: Path) -> None:
     path = write(tmp_path, "rollout:\n  group_size: 4\n")
     assert refused(path, "rollout.temperature=0") == (
         f"{path}, override 'rollout.temperature=0': temperature 0 makes the games of a "
@@ -229,7 +241,7 @@ configs = st.builds(
 
 
 @given(config=configs)
-def test_the_resolved_copy_loads_back_to_an_equal_object(
+def test_dumped_settings_load_as_an_equal_object(
     config: Config, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "round.yaml"
@@ -256,7 +268,51 @@ def test_help_lists_every_key_with_type_default_rule_and_sentence() -> None:
     assert "rollout: How games are played." in lines
     assert "  rollout.temperature  (float; default 1.0; at least 0.0; at most 2.0)" in lines
     assert "  rollout.talk  (on | off; default 'on')" in lines
-    assert "model.scratch: A fresh model of this shape. (null unless given)" in lines
+    assert "model.scratch: A fresh model of this shape. (default null)" in lines
     assert "  model.scratch.width  (int; default 64; at least 8)" in lines
     assert "  partners  (list of section; default [])" in lines
     assert "  partners[].kind  (str; default self; one of self, honest, solo)" in lines
+
+
+# --- renamed settings -----------------------------------------------------------------------------
+
+CHANGES = Path(__file__).resolve().parents[2] / "docs" / "changes.md"
+TABLE = CHANGES.read_text(encoding="utf-8").partition("## Settings")[2].partition("\n## ")[0]
+ROW = re.compile(r"^\| (partner )?`([\w.]+)`(?: \(section\))? \| (?:partner )?`([\w.]+)` \|$", re.M)
+ROWS = ROW.findall(TABLE)
+RENAMED_KEYS = {old: new for partner, old, new in ROWS if not partner}
+RENAMED_PARTNERS = [(old, new) for partner, old, new in ROWS if partner]
+
+
+def test_the_document_lists_every_renamed_key() -> None:
+    assert len(ROWS) == TABLE.count("\n| ") - 1, "every row but the head is understood"
+    assert renamed_keys(RunConfig) == RENAMED_KEYS
+
+
+@pytest.mark.parametrize("old", RENAMED_KEYS)
+def test_an_old_key_is_refused_with_its_new_name(old: str, tmp_path: Path) -> None:
+    new = RENAMED_KEYS[old]
+    text = "model: {path: x}\n"
+    for depth, part in enumerate(old.split(".")):
+        text += f"{'  ' * depth}{part}:\n"
+    path = write(tmp_path, text)
+    with pytest.raises(SettingsError) as error:
+        load_config(path)
+    assert str(error.value) == f"{path}:{2 + old.count('.')}: {old} is now {new}"
+    with pytest.raises(SettingsError, match=rf"{re.escape(old)} is now {re.escape(new)}$"):
+        load_config(None, ["model.path=x", f"{old}=1"])
+
+
+@pytest.mark.parametrize("old", [old for old in RENAMED_KEYS if old in ("past", "eval.guard")])
+def test_a_key_below_an_old_section_is_refused_with_its_new_name(old: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load_config(None, ["model.path=x", f"{old}.x=1"])
+    assert str(error.value).endswith(f": {old}.x is now {RENAMED_KEYS[old]}.x")
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED_PARTNERS)
+def test_an_old_partner_is_refused_with_its_new_name(old: str, new: str, tmp_path: Path) -> None:
+    path = write(tmp_path, f"model: {{path: x}}\nrollout: {{partners: [self, {old}*0.5]}}\n")
+    with pytest.raises(SettingsError) as error:
+        load_config(path)
+    assert str(error.value) == f"{path}: rollout.partners: partner {old} is now {new}"

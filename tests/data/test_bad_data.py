@@ -1,7 +1,6 @@
-"""Whatever is wrong with a file of games ends in one line that names it, in status 2, and nothing
-is made.
+"""A bad data file gives a one-line error that names the file, status 2, and no output.
 
-Each file of the tables goes through every door that reads such a file.
+Each file of the tables below is given to every command that reads such a file.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def board_row() -> Row:
 
 
 def put(row: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """A copy of nested values with one of them replaced; without a value it is taken out."""
+    """A copy of nested values with the value at `path` replaced, or removed if it is GONE."""
     row = copy.deepcopy(row)
     inner = row
     for name in path[:-1]:
@@ -125,7 +124,7 @@ def damaged(change: Callable[[bytearray], bytes | bytearray]) -> Write:
 
 
 def flipped(data: bytearray) -> bytearray:
-    """One bit of a cell: the table's page holds 450 numbers, found by its column's offset."""
+    """Flip one bit of a cell; the page of the table's column holds 450 numbers."""
     column = pq.read_metadata(pa.BufferReader(bytes(data))).row_group(0).column(2)
     data[column.data_page_offset + column.total_compressed_size // 2] ^= 1
     return data
@@ -261,12 +260,12 @@ ROWS: dict[str, tuple[str, Write]] = {
 }
 
 
-# --- doors --------------------------------------------------------------------------------------
+# --- commands -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with settings and two runs, whose weights nobody gets as far as to read."""
+    """A folder with settings and two runs; their weights are empty and never read."""
     for name, text in (("matching", SETTINGS), ("collab", COLLAB)):
         model = tmp_path / name / "final"
         model.mkdir(parents=True)
@@ -345,7 +344,7 @@ def check(
 
 
 @pytest.mark.parametrize("case", UNREADABLE)
-def test_a_file_that_cannot_be_read(
+def test_an_unreadable_file_is_refused(
     case: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines_alone = {"replay": replay, "people": train("matching", "eval.human_words")}
@@ -356,8 +355,10 @@ def test_a_file_that_cannot_be_read(
 
 
 @pytest.mark.parametrize("case", BOARDS)
-def test_a_board_that_is_none(case: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # All of train.py's keys and of eval.py's ways lead to one reader, as the test above shows.
+def test_an_invalid_board_is_refused(
+    case: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # One reader serves all keys of train.py and all modes of eval.py, as the test above shows.
     check(
         {name: MATCHING_DOORS[name] for name in ("train", "eval", "step")},
         BOARDS[case],
@@ -370,17 +371,21 @@ def test_a_board_that_is_none(case: str, home: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("case", TASKS)
-def test_a_task_that_is_none(case: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_task_is_refused(
+    case: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     check(COLLAB_DOORS, TASKS[case], home, capsys)
 
 
 @pytest.mark.parametrize("case", ROWS)
-def test_rows_that_are_no_tasks(case: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_that_are_not_tasks_are_refused(
+    case: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     check({"prepare": prepare}, ROWS[case], home, capsys)
 
 
 def test_the_good_files_are_read(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same rows without the change: what the tables refuse is the change alone."""
+    """The same rows without the change are valid, so only the change is refused."""
     parquet(board_row())(home / "good.parquet")
     assert read_instances(home / "good.parquet") == [SMALL]
     lines(RECORD, {**RECORD, "scale1": 2.5})(home / "good.jsonl")
@@ -393,8 +398,8 @@ def test_the_good_files_are_read(home: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert cli.main(["step", "--game", kind, "--instances", str(home / name)]) == 0
 
 
-def test_no_seat_of_one_board_may_see_a_cell_where_others_do(home: Path) -> None:
-    """A draw at a low chance leaves such boards among others; they are boards like any other."""
+def test_a_board_without_observed_cells_is_valid_among_others(home: Path) -> None:
+    """A low p_observed generates such boards."""
     recipe = MatchingRecipe(size=2, p_observed=0.05, keep="all")
     drawn = generate_many(recipe, seed=0, num=60)
     assert any(not any(map(any, (*i.masks[0], *i.masks[1]))) for i in drawn)
@@ -402,18 +407,18 @@ def test_no_seat_of_one_board_may_see_a_cell_where_others_do(home: Path) -> None
     assert read_instances(home / "drawn.parquet") == drawn
 
 
-def test_a_million_rows_of_nothing_end_at_once(
+def test_a_small_file_with_millions_of_rows_is_refused(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A column of one value is a few hundred bytes on disk however long it is."""
+    """A column of one repeated value takes a few hundred bytes at any length."""
     table = pa.table({"key": pa.array(np.zeros(20_000_000, np.int8))})
     case = (".parquet", lambda path: pq.write_table(table, path))
     check(MATCHING_DOORS, case, home, capsys)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_damage_ends_in_one_line_or_reads_true(seed: int, tmp_path: Path) -> None:
-    """Flipped bits and cuts anywhere: a board that is read is one that can be played."""
+def test_random_damage_gives_one_line_or_valid_boards(seed: int, tmp_path: Path) -> None:
+    """Flipped bits and truncation anywhere: every board that is read can be played."""
     boards = generate_many(MatchingRecipe(size=3, p_observed=0.5, keep="all"), seed=1, num=20)
     path = tmp_path / "games.parquet"
     write_instances(path, boards)
@@ -437,7 +442,7 @@ def test_every_recorded_game_is_read() -> None:
     assert len(read_instances(human_games())) == 67
 
 
-# --- what a run wrote itself --------------------------------------------------------------------
+# --- a run's own files --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tail", [b'{"step": 3, "sc', '{"step": 3, "text": "é'.encode()[:-1]])

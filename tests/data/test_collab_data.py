@@ -1,4 +1,4 @@
-"""Published rows become instances and splits; what is wrong with a row is said with its place."""
+"""Published rows become instances and splits; errors name the place of the row."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_multi_turn_row() -> None:
     assert grade(instance, "4") == 1.0 and grade(instance, "5") == 0.0
 
 
-def test_a_single_turn_row_and_what_kind_of_task_it_is() -> None:
+def test_a_single_turn_row_and_its_task_type() -> None:
     (text,) = of({"prompt": "Write about owls.", "completion": "Owls fly at night."})
     assert text.task == "writing" and "owls" not in text.request
     (sum_,) = of({"prompt": "2 + 2?", "completion": " 4 ", "level": 1})
@@ -68,13 +68,13 @@ def test_a_single_turn_row_and_what_kind_of_task_it_is() -> None:
         ({**MULTI, "single_turn_metadata": {"task": "art"}}, "task must be one of math, writing"),
     ],
 )
-def test_a_row_that_has_no_known_shape(row: dict[str, Any], match: str) -> None:
+def test_a_row_of_unknown_shape_is_refused(row: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         of(row)
 
 
 def test_our_own_tasks_are_sound() -> None:
-    """Every reference solution is worth 1, and no request gives the goal away."""
+    """Every reference solution has grade 1, and no request contains the goal."""
     instances = instances_of(rows_of(str(EXAMPLES)), name="tasks")
     assert sorted({i.task for i in instances}) == ["code", "math", "writing"]
     assert len(instances) == 40
@@ -122,33 +122,33 @@ def test_prepare_splits_a_local_file(tmp_path: Path, suffix: str) -> None:
 def test_what_prepare_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def said(dataset: Path | str, *more: str) -> str:
+    def error_of(dataset: Path | str, *more: str) -> str:
         words = ["prepare", "--dataset", str(dataset), "--out", str(tmp_path / "out"), *more]
         assert main(words) == 2
         return capsys.readouterr().err
 
     bad = tmp_path / "bad.jsonl"
     bad.write_text(json.dumps(MULTI) + "\n{}\n")
-    assert f"{bad} line 2: a row needs" in said(bad)
+    assert f"{bad} line 2: a row needs" in error_of(bad)
     bad.write_text(json.dumps(MULTI) + "\nno\n")
-    assert f"{bad} line 2: " in said(bad)
-    assert "must be a file or a hub id" in said(tmp_path / "missing.jsonl")
-    monkeypatch.setitem(sys.modules, "datasets", None)  # importing it says that it is not there
-    assert "pip install datasets" in said("owner/name")
+    assert f"{bad} line 2: " in error_of(bad)
+    assert "must be a file or a hub id" in error_of(tmp_path / "missing.jsonl")
+    monkeypatch.setitem(sys.modules, "datasets", None)  # importing it raises ModuleNotFoundError
+    assert "pip install datasets" in error_of("owner/name")
 
     def out_of_reach(name: str) -> None:
         raise ConnectionError(f"no way to {name}")
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=out_of_reach))
-    assert "could not be fetched from the hub: no way to owner/name" in said("owner/name")
-    assert "must leave a task to train on" in said(EXAMPLES, "--limit", "2")
-    assert "--test must lie between 0 and 1" in said(EXAMPLES, "--test", "1")
+    assert "could not be fetched from the hub: no way to owner/name" in error_of("owner/name")
+    assert "must leave a task to train on" in error_of(EXAMPLES, "--limit", "2")
+    assert "--test must lie between 0 and 1" in error_of(EXAMPLES, "--test", "1")
 
 
 def test_a_hub_id_is_read_by_the_datasets_package_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A stand-in package of the same call: all splits are joined, places name split and row."""
+    """A stub of the package: all splits are joined, and places name split and row."""
 
     def load(name: str) -> dict[str, list[dict[str, object]]]:
         return {"train": [{"n": name}], "eval": [{}, {"n": 2}]}
@@ -170,5 +170,5 @@ def test_instances_survive_a_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tasks\.jsonl line 1: no target"):
         read_instances(lines)
     write_instances(path, [NUMBER, NUMBER])
-    with pytest.raises(ValueError, match=r"row 1: key 'number' .* row 0"):
+    with pytest.raises(ValueError, match=r"row 1: key 'number' stands already in .* row 0"):
         read_instances(path)

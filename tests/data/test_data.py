@@ -1,4 +1,4 @@
-"""Instance streams: the same for the same names, shared out over ranks, never mixed by purpose."""
+"""Instance streams depend on names only, are split over ranks, and never overlap."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def content(instance: MatchingInstance) -> tuple[object, ...]:
     return instance.table, instance.masks, instance.scales, instance.first_seat
 
 
-def test_a_named_seed_depends_on_every_name_and_its_place() -> None:
+def test_a_named_seed_depends_on_every_name_and_its_position() -> None:
     assert named_seed(0, "play", 1) == named_seed(0, "play", 1)
     others = [(0, "play", 2), (1, "play", 0), (0, 1, "play"), (0, "play", "1"), (0, "play")]
     assert len({named_seed(*names) for names in [(0, "play", 1), *others]}) == 6
@@ -42,7 +42,7 @@ def test_a_step_is_the_same_whatever_was_drawn_before() -> None:
     assert jumped.step(3, range(5)) == steps[3]
     assert jumped.step(1, [4, 2]) == [steps[1][4], steps[1][2]]
     all_keys = [key for step in steps for key in keys(step)]
-    assert len(set(all_keys)) == 20, "no instance comes twice"
+    assert len(set(all_keys)) == 20, "no instance occurs twice"
     assert keys(TrainStream(config_of("seed=1")).step(0, range(5))) != keys(steps[0])
 
 
@@ -79,7 +79,7 @@ def test_held_out_instances_are_the_same_for_every_run_seed() -> None:
 
 
 def test_a_file_is_read_in_seeded_shuffled_epochs(tmp_path: Path) -> None:
-    """17 instances, 5 a step: an epoch is 3 whole steps and leaves out 2, others each time."""
+    """17 instances, 5 per step: an epoch is 3 full steps and leaves out 2, others each time."""
     path = tmp_path / "games.parquet"
     write_instances(
         path, generated(TRAIN, game=config_of().game, seed=config_of().seed, start=100, num=17)

@@ -1,4 +1,4 @@
-"""Instances drawn by other processes: the same ones, and processes that end with the trainer."""
+"""Prefetch: workers generate the same instances, and end with the trainer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from processes import FOLDERS, seconds_until_gone
+from processes import seconds_until_gone
 
 from selfplay.config import Config, load_config
 from selfplay.data.prefetch import Prefetcher
@@ -32,39 +32,40 @@ def stream() -> Iterator[TrainStream]:
     drawing.close()
 
 
-def test_who_draws_an_instance_changes_nothing(stream: TrainStream) -> None:
-    """Batches in order, then more of a step's places, a leap as after a resume, another rank's."""
-    alone = TrainStream(config_of("algorithm.resample=3", STAGES))
-    asked = [(0, range(4)), (1, range(4)), (1, range(4, 7)), (2, range(4)), (9, range(4))]
-    for step, places in [*asked, (10, range(2)), (11, range(2, 4))]:
-        assert stream.step(step, places) == alone.step(step, places)
+def test_prefetched_instances_equal_those_generated_in_process(stream: TrainStream) -> None:
+    """Batches in order, extra places of a step, a jump as after a resume, other ranks' places."""
+    in_process = TrainStream(config_of("algorithm.resample=3", STAGES))
+    calls = [(0, range(4)), (1, range(4)), (1, range(4, 7)), (2, range(4)), (9, range(4))]
+    for step, places in [*calls, (10, range(2)), (11, range(2, 4))]:
+        assert stream.step(step, places) == in_process.step(step, places)
 
 
-def test_instances_worth_another_look_are_drawn_too() -> None:
-    edge = ["data.prioritized_replay=0.5", "data.replay_memory=4"]
-    streams = [TrainStream(config_of(*edge, f"data.processes={num}")) for num in (1, 2)]
+def test_replayed_instances_are_prefetched_too() -> None:
+    replay = ["data.prioritized_replay=0.5", "data.replay_memory=4"]
+    streams = [TrainStream(config_of(*replay, f"data.processes={num}")) for num in (1, 2)]
     for step in range(3):
         one, two = (stream.step(step, range(4)) for stream in streams)
         assert one == two
-        for stream, found in zip(streams, (one, two), strict=True):
-            stream.remember([stream.by_origin({i.key: 0.1 * n for n, i in enumerate(found)})])
+        for stream, instances in zip(streams, (one, two), strict=True):
+            stds = {instance.key: 0.1 * n for n, instance in enumerate(instances)}
+            stream.remember([stream.by_origin(stds)])
     assert streams[0].priorities == streams[1].priorities != {}
     streams[1].close()
 
 
 def test_a_worker_that_fails_or_is_killed_stops_the_run(capfd: pytest.CaptureFixture[str]) -> None:
     config = config_of("data.processes=2")
-    ahead = Prefetcher(seed=config.seed, processes=config.data.processes)
+    prefetcher = Prefetcher(seed=config.seed, processes=config.data.processes)
     with pytest.raises(RuntimeError, match=r"exit code 1, see above \(data.processes\)"):
-        ahead.draw({("train", -1): config.game}, {})
+        prefetcher.draw({("train", -1): config.game}, {})
     assert "ValueError: seed and index must be at least 0" in capfd.readouterr().err
-    ahead.close()
-    ahead.draw({("train", 0): config.game}, {})
-    ahead._workers[0].kill()
-    ahead._workers[0].wait()
+    prefetcher.close()
+    prefetcher.draw({("train", 0): config.game}, {})
+    prefetcher._workers[0].kill()
+    prefetcher._workers[0].wait()
     with pytest.raises(RuntimeError, match="exit code -9"):
-        ahead.draw({("train", n): config.game for n in range(4)}, {})
-    ahead.close()
+        prefetcher.draw({("train", n): config.game for n in range(4)}, {})
+    prefetcher.close()
 
 
 def test_workers_end_with_a_killed_trainer() -> None:
@@ -77,12 +78,13 @@ def test_workers_end_with_a_killed_trainer() -> None:
         "print(*[worker.pid for worker in stream._prefetcher._workers], flush=True)\n"
         "time.sleep(60)\n"
     )
+    paths = [ROOT, Path(__file__).parent, ROOT / "tests" / "helpers"]
     trainer = subprocess.Popen(
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,
         cwd=ROOT,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *FOLDERS]))},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
     )
     assert trainer.stdout is not None
     workers = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]

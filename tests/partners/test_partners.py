@@ -117,7 +117,7 @@ def test_shares_add_up_to_one_and_each_partner_stands_once() -> None:
         (["self*x"], "must be a number"),
         (["self*-1"], "from 0"),
         (["self*0"], "one positive share"),
-        (["self", "self*2"], "must stand once"),
+        (["self", "self*2"], "listed only once"),
     ):
         with pytest.raises(ValueError, match=told):
             parse_shares(bad)
