@@ -1,5 +1,4 @@
-"""Play held-out games with a trained policy and say what it is worth, beside others on the same
-instances.
+"""Evaluate a trained policy on held-out games, next to scripted players on the same instances.
 
     python eval.py --checkpoint runs/tiny --games generated --num 1024
     python eval.py --checkpoint runs/tiny/warm_start --games generated --temperature 0
@@ -8,12 +7,12 @@ instances.
     python eval.py --checkpoint runs/a --checkpoint runs/b --partners scripted:honest,runs/c \\
         --games generated --num 256
 
-Prints a table and three games to read, and writes them to `evaluation.json` and `evaluation.md`.
-Settings are those of the run the checkpoint lies in, or of --config; key=value words win over both.
-With --partners every checkpoint plays with itself, with the others and with each partner, in both
-seats: the matrix goes to `crossplay.json` and `crossplay.md`.
-Under `torchrun --nproc-per-node 2 -- eval.py …` the games are spread over the ranks (torchrun takes
---num for one of its own options without the two dashes).
+Prints a table and example games, and writes them to `evaluation.json` and `evaluation.md`. The
+settings are those of the checkpoint's run, or of --config; key=value words override both.
+With --partners every checkpoint plays with itself, with the other checkpoints and with each
+partner, in both seats; the matrix goes to `crossplay.json` and `crossplay.md`.
+Under `torchrun --nproc-per-node 2 -- eval.py …` the games are spread over the ranks (without the
+two dashes torchrun takes --num for its own option).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from selfplay.config import Config
 from selfplay.config.player_spec import PERSON
 from selfplay.config.settings import SettingsError, dump
 from selfplay.distributed import World, close_world
-from selfplay.evaluation.crossplay import Voice, play_matrix
+from selfplay.evaluation.crossplay import MatrixPolicy, play_matrix
 from selfplay.evaluation.crossplay_report import matrix_text, write_matrix
 from selfplay.evaluation.crossplay_sources import find_cross_play, split_list
 from selfplay.evaluation.evaluate import (
@@ -68,12 +67,25 @@ from selfplay.preflight.run import (
 from selfplay.setup import open_world, warn_forgeable
 
 
-def find_rendering(source: Source, config: Config, *, games: Games, world: World) -> Rendering:
-    """The policy's tokenizer and chat template, after checking that it can read these boards.
+def games_of(args: argparse.Namespace, config: Config) -> Games:
+    """The games that --games, --num and --start name."""
+    return find_games(
+        args.games,
+        args.num,
+        game=config.game,
+        data=config.data,
+        eval_settings=config.eval,
+        start=find_start(args.start),
+    )
 
-    Raises ValueError for a tokenizer or template that cannot be used or prompts that leave no room.
+
+def find_rendering(source: Source, config: Config, *, games: Games, world: World) -> Rendering:
+    """The policy's tokenizer and chat template.
+
+    Raises ValueError for a tokenizer or template that cannot be used, and for games whose prompts
+    leave no room for a reply.
     """
-    rendering = read_rendering(config)
+    rendering = read_rendering(config.model, config.game, seed=config.seed)
     warn_forgeable(rendering, str(source.weights), world)
     text = AutoConfig.from_pretrained(described_in(source.weights)).get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
@@ -88,8 +100,8 @@ def find_rendering(source: Source, config: Config, *, games: Games, world: World
 
 
 def row_name(partner: str, temperature: float, *, usual: float) -> str:
-    """Such as "policy" (sampling as in training), "policy, greedy", "policy with scripted:honest,
-    temperature 0.7"."""
+    """The name of a row, such as "policy" (sampling as in training), "policy, greedy" or "policy
+    with scripted:honest, temperature 0.7"."""
     pair = "policy" if partner == "self" else f"policy with {partner}"
     if temperature == usual:
         return pair
@@ -97,17 +109,17 @@ def row_name(partner: str, temperature: float, *, usual: float) -> str:
 
 
 def play_all(
-    asked: argparse.Namespace,
+    args: argparse.Namespace,
     config: Config,
     source: Source,
     *,
     games: Games,
     context: EvaluationContext,
 ) -> Page | None:
-    """Play every row of the page; None on ranks other than the first."""
+    """Play every row of the page; None on ranks other than 0."""
     rows = {}
-    for temperature in asked.temperature:
-        name = row_name(asked.partner, temperature, usual=config.rollout.temperature)
+    for temperature in args.temperature:
+        name = row_name(args.partner, temperature, usual=config.rollout.temperature)
         rows[name] = evaluate(games.instances, context, temperature=temperature)
     if context.world.rank:
         return None
@@ -118,23 +130,23 @@ def play_all(
             games.instances, spec=spec, game=config.game, rollout=config.rollout
         )
     facts = {
-        "checkpoint": str(asked.checkpoint),
+        "checkpoint": str(args.checkpoint),
         "weights": str(source.weights),
-        "games": asked.games,
+        "games": args.games,
         "num_games": len(games.instances),
         **kit_of(config.game).described(games.instances, config.game),
-        "partner": asked.partner,
-        "temperatures": asked.temperature,
+        "partner": args.partner,
+        "temperatures": args.temperature,
         "engine": config.engine.kind,
     }
-    if asked.start != "0":
-        facts["start"] = asked.start
-    return Page(title=f"Evaluation of {asked.checkpoint}", facts=facts, rows=rows)
+    if args.start != "0":
+        facts["start"] = args.start
+    return Page(title=f"Evaluation of {args.checkpoint}", facts=facts, rows=rows)
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """The command line with `key=value` words in any place; raises ValueError for a word it does
-    not know."""
+    """Parse the command line, with `key=value` words anywhere. Raises ValueError for an unknown
+    word."""
     parser = Words(
         prog="eval.py",
         description=__doc__,
@@ -148,37 +160,41 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         action="append",
         default=[],
-        help="a run, a Hugging Face folder or name; with --partners a row, may be given again",
+        help="a run, a Hugging Face folder or name; with --partners may be repeated, one row each",
     )
     add("--games", required=True, help="'generated', a .parquet of instances or recorded .jsonl")
     add("--num", type=int, help="games (default: eval.final_games, or all of the file)")
-    add("--partner", help="as in docs/partners.md (default: self, or the run's where seats differ)")
+    add("--partner", help="see docs/partners.md (default: self, or the run's if seats are unequal)")
     add(
         "--partners",
         type=split_list,
         default=[],
-        help="cross-play: folders and players by commas; without --checkpoint the rows, too",
+        help="cross-play: folders and players, comma-separated; without --checkpoint also the rows",
     )
-    add("--start", default="0", help="begin recorded games as people did: entries, random, share")
+    add(
+        "--start",
+        default="0",
+        help="start with people's recorded moves: a number, a share or random",
+    )
     add("--out", type=Path, help="folder to write to (default: RUN/eval_NAME)")
     add(
         "--temperature",
         type=float,
         action="append",
-        help="0 is greedy; may be given again (default: rollout.temperature, as in training)",
+        help="0 is greedy; may be repeated (default: rollout.temperature, as in training)",
     )
     add("--config", type=Path, help="settings file (default: the run's own)")
-    asked, rest = parser.parse_known_args(words)
-    known = [f"--{name}" for name in vars(asked)]
+    args, rest = parser.parse_known_args(words)
+    known = [f"--{name}" for name in vars(args)]
     for word in rest:
         if word.startswith("-") or "=" not in word:
             raise ValueError(f"unknown argument {word!r}{nearest(word, known)}")
-    asked.overrides = rest
-    if len(asked.checkpoint) != 1 and not asked.partners:
+    args.overrides = rest
+    if len(args.checkpoint) != 1 and not args.partners:
         raise ValueError(
-            f"--checkpoint must be given once without --partners, got {len(asked.checkpoint)}"
+            f"--checkpoint must be given once without --partners, got {len(args.checkpoint)}"
         )
-    return asked
+    return args
 
 
 def check_temperatures(temperatures: Sequence[float]) -> None:
@@ -188,40 +204,40 @@ def check_temperatures(temperatures: Sequence[float]) -> None:
         )
 
 
-def cross_play(asked: argparse.Namespace) -> int:
-    """Play the matrix of --partners; prints and writes it on the first rank."""
+def cross_play(args: argparse.Namespace) -> int:
+    """Play the matrix of --partners; rank 0 prints and writes it."""
     try:
-        if asked.partner or len(asked.temperature or []) > 1:
+        if args.partner or len(args.temperature or []) > 1:
             raise ValueError("--partners needs no --partner and at most one --temperature")
-        check_temperatures(asked.temperature or [])
-        meeting = find_cross_play(
-            asked.checkpoint, asked.partners, given=asked.config, overrides=asked.overrides
+        check_temperatures(args.temperature or [])
+        setup = find_cross_play(
+            args.checkpoint, args.partners, given=args.config, overrides=args.overrides
         )
-        if asked.out is None and meeting.home is None:
+        if args.out is None and setup.home is None:
             raise ValueError("--out is needed: none of the players lies in a folder to write to")
-        asked.out = asked.out or Path(f"{meeting.home}/crossplay_{Path(asked.games).stem}")
-        config = meeting.config
-        check_folder(asked.out, what="--out")
-        check_machine(config)
-        for player in meeting.players:
-            check_endpoint(player.spec, config, what="--partners")
+        args.out = args.out or Path(f"{setup.home}/crossplay_{Path(args.games).stem}")
+        config = setup.config
+        check_folder(args.out, what="--out")
+        check_machine(config.device, config.engine)
+        for player in setup.players:
+            check_endpoint(player.spec, config.endpoint, what="--partners")
         world = open_world(config)
-        games = find_games(asked.games, asked.num, config, start=find_start(asked.start))
-        voices = {}
-        for player in meeting.players:
+        games = games_of(args, config)
+        policies = {}
+        for player in setup.players:
             if player.source is not None:
-                own = find_config(player.source, meeting.settings, asked.overrides)
+                own = find_config(player.source, setup.settings, args.overrides)
                 rendering = find_rendering(player.source, own, games=games, world=world)
-                voices[player.label] = Voice(own, rendering)
-        asked.out.mkdir(parents=True, exist_ok=True)
+                policies[player.label] = MatrixPolicy(own, rendering)
+        args.out.mkdir(parents=True, exist_ok=True)
     except (SettingsError, ValueError, OSError) as error:
         return refused("eval.py", error)
-    weights = {p.label: str(p.source.weights) for p in meeting.players if p.source}
+    weights = {p.label: str(p.source.weights) for p in setup.players if p.source}
     for label, folder in weights.items() if world.rank == 0 else ():
         print(f"weights: {folder} ({label})")
-    temperature = asked.temperature[0] if asked.temperature else config.rollout.temperature
+    temperature = args.temperature[0] if args.temperature else config.rollout.temperature
     facts = {
-        "games": asked.games,
+        "games": args.games,
         "num_games": len(games.instances),
         **kit_of(config.game).described(games.instances, config.game),
         "temperature": temperature,
@@ -229,11 +245,12 @@ def cross_play(asked: argparse.Namespace) -> int:
     }
     try:
         matrix = play_matrix(
-            meeting.players,
-            meeting.rows,
+            setup.players,
+            setup.rows,
             instances=games.instances,
-            voices=voices,
-            config=config,
+            policies=policies,
+            game=config.game,
+            rollout=config.rollout,
             temperature=temperature,
             world=world,
             facts=facts,
@@ -242,47 +259,47 @@ def cross_play(asked: argparse.Namespace) -> int:
         return refused("eval.py", error, status=1)
     if world.rank == 0:
         print(f"\n{matrix_text(matrix)}")
-        for path in write_matrix(matrix, asked.out):
+        for path in write_matrix(matrix, args.out):
             print(path)
     close_world(world)
     return 0
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Everything that can be wrong with the question is found before the first weight is loaded."""
+    """Returns the exit status: 2 for bad arguments, which are found before weights are loaded."""
     try:
-        asked = read_arguments(words)
+        args = read_arguments(words)
     except ValueError as error:
         return refused("eval.py", error)
-    return cross_play(asked) if asked.partners else one_policy(asked)
+    return cross_play(args) if args.partners else one_policy(args)
 
 
-def one_policy(asked: argparse.Namespace) -> int:
-    """Play one policy with itself or one partner, beside others on the same instances."""
+def one_policy(args: argparse.Namespace) -> int:
+    """Play one policy with itself or one partner, and the baselines on the same instances."""
     try:
-        (asked.checkpoint,) = asked.checkpoint
-        source = find_source(asked.checkpoint)
-        config = find_config(source, asked.config, asked.overrides)
-        asked.partner = asked.partner or usual_partner(config.game, config.rollout)
-        played = asked.config or source.settings or source.home
-        spec = find_partner(asked.partner, config, played=played, overrides=asked.overrides)
-        asked.temperature = asked.temperature or [config.rollout.temperature]
-        check_temperatures(asked.temperature)
-        asked.out = asked.out or report_folder(source, asked.games, asked.partner)
-        check_folder(asked.out, what="--out")
-        check_machine(config)
-        check_endpoint(spec, config, what="--partner")
+        (args.checkpoint,) = args.checkpoint
+        source = find_source(args.checkpoint)
+        config = find_config(source, args.config, args.overrides)
+        args.partner = args.partner or usual_partner(config.game, config.rollout)
+        played = args.config or source.settings or source.home
+        spec = find_partner(args.partner, config.game, played=played, overrides=args.overrides)
+        args.temperature = args.temperature or [config.rollout.temperature]
+        check_temperatures(args.temperature)
+        args.out = args.out or report_folder(source, args.games, args.partner)
+        check_folder(args.out, what="--out")
+        check_machine(config.device, config.engine)
+        check_endpoint(spec, config.endpoint, what="--partner")
         world = open_world(config)
-        if asked.num is None and spec.kind == PERSON:
-            asked.num = 1
-        games = find_games(asked.games, asked.num, config, start=find_start(asked.start))
+        if args.num is None and spec.kind == PERSON:
+            args.num = 1
+        games = games_of(args, config)
         rendering = find_rendering(source, config, games=games, world=world)
         if spec.kind == PERSON and world.world_size > 1:
             raise ValueError("--partner person needs one process, which the terminal belongs to")
         if world.rank == 0:
             print(f"weights: {source.weights}")
         partners = Partners([(spec, 1.0)], config, rendering=rendering, world=world)
-        asked.out.mkdir(parents=True, exist_ok=True)
+        args.out.mkdir(parents=True, exist_ok=True)
     except (SettingsError, ValueError, OSError) as error:
         return refused("eval.py", error)
     try:
@@ -290,7 +307,7 @@ def one_policy(asked: argparse.Namespace) -> int:
             cleanup.callback(partners.close)
             engine = load_engine(config, source.weights, world, cleanup=cleanup)
             page = play_all(
-                asked,
+                args,
                 config,
                 source,
                 games=games,
@@ -307,9 +324,9 @@ def one_policy(asked: argparse.Namespace) -> int:
     if page is not None:
         print(games_text(page.rows))
         print(table_text(page.rows))
-        print(f"\nerrors a game by kind\n{errors_text(page.rows) or 'none'}\n")
-        (asked.out / "config.yaml").write_text(dump(config), encoding="utf-8")
-        for path in write_page(page, asked.out):
+        print(f"\nerrors per game by kind\n{errors_text(page.rows) or 'none'}\n")
+        (args.out / "config.yaml").write_text(dump(config), encoding="utf-8")
+        for path in write_page(page, args.out):
             print(path)
     close_world(world)
     return 0

@@ -46,7 +46,7 @@ from selfplay.rollout.driver import first_turns, play_games
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import check_players, self_play_games
 from selfplay.setup import Run, open_world, set_up, trainer_state
-from selfplay.warm_start import auxiliary_imitation
+from selfplay.warm_start import TeacherSettings, auxiliary_imitation
 
 
 def train(config: Config, world: World, cleanup: ExitStack) -> None:
@@ -65,6 +65,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     run = set_up(config, world, cleanup)
     learner, engine, offload, watch = run.learner, run.engine, run.offload, Stopwatch()
     baselines = run.baselines
+    teachers = TeacherSettings.of(config)
     journal = Journal(
         run.folder,
         config.wandb,
@@ -98,7 +99,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
             reward_stds = run.stream.by_origin(credit_stats.reward_stds)
             run.stream.remember(gather_objects(reward_stds, world))
             samples = share_by_tokens(samples, world)
-            auxiliary = auxiliary_imitation(config, run.rendering, step=step, world=world)
+            auxiliary = auxiliary_imitation(teachers, run.rendering, step=step, world=world)
         with watch("sleep"):
             sleep_engine(engine, offload, world)
         with watch("logprobs"), saved_first(save_before, step):
@@ -119,7 +120,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         in_sync = sync_check.trouble is None
         if config.eval.every and (step + 1) % config.eval.every == 0 and in_sync:
             with watch("eval"):
-                measured = validation(config, run.evaluation)
+                measured = validation(config.eval, config.data, run.evaluation)
                 metrics |= run.drift_monitor.watch(step + 1, measured)
         journal.step(step + 1, metrics, episodes, watch)
         last = step + 1 == config.steps or run.drift_monitor.stops(step + 1) or not in_sync
@@ -132,7 +133,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         run.drift_monitor.hold(step + 1)
 
     journal.close()
-    held_out("after", config, context=run.evaluation, folder=run.folder)
+    held_out("after", config.eval, config.data, context=run.evaluation, folder=run.folder)
     sleep_engine(engine, offload, world)
     finish(run.folder, learner, run.tokenizer, step=max(run.first_step, config.steps))
 
@@ -172,8 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asked = parser.parse_args(arguments)
         config = load_config(asked.config, asked.overrides)
         check_players(config)
-        check_partners(config)
-        check_watch(config)
+        check_partners(config.rollout.partners, config.game, out=config.out)
+        check_watch(config.eval, config.game, out=config.out)
         check_files(config.game, config.data)
         check_run(config)
         world = open_world(config)

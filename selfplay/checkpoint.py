@@ -1,9 +1,9 @@
-"""Writing a run's state so that nothing written is lost, and reading it back exactly.
+"""Checkpoints: saving the state of a run without loss, resuming it exactly, exporting the policy.
 
-A checkpoint folder `checkpoints/step_N` holds `state/` (model, optimizer, critic and a reference
-that moves, sharded as the run was and readable on any mesh), `hf/` (an ordinary Hugging Face
-folder) and `progress.json`. With adapters both hold them alone: `hf/` is in peft's format and names
-the folder of the weights they belong to. It gets its name only when it is complete.
+A checkpoint folder `checkpoints/step_N` holds `state/` (model, optimizer, critic and a moving
+reference, sharded like the run and readable on any mesh), `hf/` (a Hugging Face folder) and
+`progress.json`. With adapters `state/` and `hf/` hold the adapters alone: `hf/` is in peft's format
+and names the folder of the base weights. A folder gets its final name only when it is complete.
 """
 
 from __future__ import annotations
@@ -42,28 +42,25 @@ def save_checkpoint(
     keep: int,
     state: Mapping[str, Any],
 ) -> Path:
-    """Write the state after `step` finished steps; the newest `keep` checkpoints stay.
+    """Save the run after `step` finished steps and delete all but the newest `keep` checkpoints.
+    Every rank must call.
 
-    `state` is what else the next step needs and every rank holds alike, as plain JSON values.
+    `state` is the trainer state that the next step needs in addition to the learner: plain JSON
+    values, the same on every rank.
     """
     world = learner.world
     final = folder / "checkpoints" / f"step_{step:06d}"
-    partial = final.with_name(f".{final.name}")
+    with _replacing(final, world) as partial:
+        with _without_no_dist_warning():
+            dcp.save(_state(learner), checkpoint_id=partial / "state", no_dist=world.mesh is None)
+        if learner.adapters is None:
+            export(learner.model, tokenizer, partial / "hf", world=world)
+        else:
+            _export_adapters(learner, tokenizer, partial / "hf")
+        if world.rank == 0:
+            progress = {"step": step, "kl": learner.kl, "state": state}
+            (partial / "progress.json").write_text(json.dumps(progress))
     if world.rank == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    barrier(world)
-    with _single_process_is_meant():
-        dcp.save(_state(learner), checkpoint_id=partial / "state", no_dist=world.mesh is None)
-    if learner.adapters is None:
-        export(learner.model, tokenizer, partial / "hf", world=world)
-    else:
-        _export_adapters(learner, tokenizer, partial / "hf")
-    if world.rank == 0:
-        progress = {"step": step, "kl": learner.kl, "state": state}
-        (partial / "progress.json").write_text(json.dumps(progress))
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
         for old in checkpoints(folder)[:-keep]:
             shutil.rmtree(old)
     barrier(world)
@@ -71,16 +68,16 @@ def save_checkpoint(
 
 
 def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
-    """Read the newest checkpoint into the learner, in place.
+    """Load the newest checkpoint into the learner, in place. Every rank must call.
 
-    Returns the number of finished steps and what was carried; 0 and nothing without a checkpoint.
+    Returns the number of finished steps and the trainer state; (0, {}) without a checkpoint.
     """
-    found = checkpoints(folder)
-    if not found:
+    saved = checkpoints(folder)
+    if not saved:
         return 0, {}
-    state = _state(learner)
-    with _single_process_is_meant():
-        dcp.load(state, checkpoint_id=found[-1] / "state", no_dist=learner.world.mesh is None)
+    newest, state = saved[-1], _state(learner)
+    with _without_no_dist_warning():
+        dcp.load(state, checkpoint_id=newest / "state", no_dist=learner.world.mesh is None)
     set_state_dict(
         learner.model,
         learner.optimizer,
@@ -98,7 +95,7 @@ def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
             model_state_dict=state["critic"],
             optim_state_dict=state["critic_optimizer"],
         )
-    progress = json.loads((found[-1] / "progress.json").read_text())
+    progress = json.loads((newest / "progress.json").read_text())
     learner.kl = progress["kl"]
     return progress["step"], progress["state"]
 
@@ -109,11 +106,11 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def policies(folder: Path) -> list[Path]:
-    """Where a run's trained policies would lie, the newest first: its checkpoints' `hf/`, and
-    `final/` before or behind them.
+    """Folders of a run's trained policies, newest first: the `hf/` of its checkpoints and `final/`.
+    They may not exist.
 
-    A finished run that goes on keeps the `final/` of its shorter self, so that one is first only if
-    it says that no checkpoint is of a later step.
+    A run that continues after its end keeps the earlier `final/`, so `final/` comes first only if
+    no checkpoint is of a later step.
     """
     saved = checkpoints(folder)[::-1]
     final, parts = folder / "final", [checkpoint / "hf" for checkpoint in saved]
@@ -122,7 +119,7 @@ def policies(folder: Path) -> list[Path]:
 
 
 def _step(part: Path) -> int:
-    """The finished steps of a checkpoint or a final export; -1 for one that does not say."""
+    """The number of finished steps of a checkpoint or a final export; -1 if it is not recorded."""
     progress = part / "progress.json"
     return int(json.loads(progress.read_text())["step"]) if progress.exists() else -1
 
@@ -130,10 +127,10 @@ def _step(part: Path) -> int:
 def finish(
     folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase, *, step: int
 ) -> None:
-    """The policy after `step` steps as an ordinary Hugging Face folder, `final/`, adapters merged;
-    these stand in peft's format in `final_adapters/`, too.
+    """Export the policy after `step` steps to the Hugging Face folder `final/`, adapters merged;
+    with adapters also to `final_adapters/`, in peft's format. Every rank must call.
 
-    Those of an earlier end are replaced when they are complete.
+    Replaces earlier exports once the new ones are complete.
     """
     with _replacing(folder / "final", learner.world) as partial:
         export(learner.model, tokenizer, partial, world=learner.world)
@@ -147,15 +144,15 @@ def finish(
 def export_atomically(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, world: World
 ) -> None:
-    """Write a Hugging Face folder that gets its name only when it is complete, in place of one that
-    had it. Every rank must call and leaves when the folder is there."""
+    """Write a Hugging Face folder that replaces an older one only when it is complete. Every rank
+    must call and returns when the folder exists."""
     with _replacing(folder, world) as partial:
         export(model, tokenizer, partial, world=world)
 
 
 def export_once(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """The same by one rank alone, in place of nothing: of several processes the first that ends
-    gives the folder its name, and nobody writes over what an engine may be reading."""
+    """Write a Hugging Face folder from one process. If several processes write the same folder, the
+    first one that finishes wins, and a folder that an engine may be reading is never replaced."""
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}", dir=folder.parent) as place:
         partial = Path(place) / folder.name
         export(model, tokenizer, partial)
@@ -168,15 +165,16 @@ def export_once(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
 
 @contextmanager
 def _replacing(folder: Path, world: World) -> Iterator[Path]:
-    """A folder to fill, which gets the name `folder` at the end, in place of one that had it. Every
-    rank must enter and leaves when the folder is there."""
+    """A temporary folder that replaces `folder` at the end. Every rank must enter and leaves when
+    `folder` exists."""
     partial, writes = folder.with_name(f".{folder.name}"), world.rank == 0
     if writes:
-        shutil.rmtree(partial, ignore_errors=True)  # of a run that was stopped while it wrote
+        shutil.rmtree(partial, ignore_errors=True)  # left by a run that was stopped while it wrote
+        folder.parent.mkdir(parents=True, exist_ok=True)
     barrier(world)
     yield partial
     if writes:
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was ahead when it was stopped
+        shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     barrier(world)
 
@@ -189,8 +187,8 @@ def _export_adapters(learner: Learner, tokenizer: PreTrainedTokenizerBase, folde
 
 
 @contextmanager
-def _single_process_is_meant() -> Iterator[None]:
-    """Without a mesh `no_dist` is asked for on purpose, and torch warns that it takes it so."""
+def _without_no_dist_warning() -> Iterator[None]:
+    """Silences torch's warning about `no_dist`, which a run in one process sets on purpose."""
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore",
@@ -201,7 +199,8 @@ def _single_process_is_meant() -> Iterator[None]:
 
 
 def _options(learner: Learner) -> StateDictOptions:
-    """Beside adapters the frozen weights are no state: they stand where the run began."""
+    """With adapters the frozen base weights are not saved: they are in the folder that the run
+    started from."""
     adapted = learner.adapters is not None
     return StateDictOptions(ignore_frozen_params=adapted, strict=not adapted)
 
@@ -210,7 +209,7 @@ def _state(learner: Learner) -> dict[str, Any]:
     model_state, optimizer_state = get_state_dict(
         learner.model, learner.optimizer, options=_options(learner)
     )
-    if learner.adapters is not None:  # a tied head has a second name that torch does not know of
+    if learner.adapters is not None:  # drops the second name of a tied head, which torch keeps
         model_state = {n: value for n, value in model_state.items() if is_adapter(n)}
     state = {"model": model_state, "optimizer": optimizer_state}
     if learner.reference is not None and learner.reference_moves:

@@ -99,7 +99,9 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     start_check = check_model(config, tokenizer, rendering, world)
     weights = first_weights(config, folder, tokenizer, rendering, world)
     partners = make_partners(config, rendering, world, cleanup=cleanup)
-    drift_monitor = make_drift_monitor(config, weights, partners)
+    drift_monitor = make_drift_monitor(
+        config.eval, config.data, config.game, weights=weights, partners=partners, folder=folder
+    )
     # The engine starts before the learner: it takes its share of the memory that is free.
     engine = start_engine(config, weights, world, listen=start_check.listen, cleanup=cleanup)
     learner = make_learner(config, weights, world, reference=config.algorithm.kl > 0)
@@ -123,7 +125,9 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     partners.begin(state.get("partners", {}), learner, tokenizer)
     stream.restore(state.get("prioritized_replay", []))
     sync_and_wake(learner, engine, offload, version=first_step, config=config.engine)
-    held_out_at_start(first_step, config, context=evaluation, folder=folder)
+    held_out_at_start(
+        first_step, config.steps, config.eval, config.data, context=evaluation, folder=folder
+    )
     drift_monitor.begin(state.get("drift_monitor", {}), first_step, evaluation)
     return Run(
         config=config,
@@ -174,7 +178,7 @@ def check_shared(folder: Path, world: World) -> None:
 
 def make_tokenizer(config: Config, folder: Path, world: World) -> PreTrainedTokenizerBase:
     """The model's own tokenizer; a scratch model's is trained once and kept in the run folder."""
-    saved = tokenizer_folder(config, folder)
+    saved = tokenizer_folder(config.model, folder)
     scratch = config.model.path is None
     if scratch and world.rank == 0 and not (saved / "tokenizer.json").exists():
         scratch_tokenizer(config).save_pretrained(saved)

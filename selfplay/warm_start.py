@@ -1,5 +1,5 @@
-"""From nothing to a player that knows the rules: a tokenizer from scripted games, and imitation of
-scripted players.
+"""Imitation of scripted players: a scratch model's tokenizer, the warm start before self-play, and
+the auxiliary imitation loss during it.
 
 The teachers' games become the same transcripts as self-play and train through the same update.
 """
@@ -10,7 +10,7 @@ import random
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
-from selfplay.config import Config, GameConfig, RolloutConfig, WarmStartConfig
+from selfplay.config import (
+    Config,
+    DataConfig,
+    GameConfig,
+    ModelConfig,
+    RolloutConfig,
+    WarmStartConfig,
+)
 from selfplay.config.settings import SettingsError
 from selfplay.credit.advantages import imitation_samples
 from selfplay.credit.sample import Sample
@@ -39,11 +46,26 @@ from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import scripted_games, teacher_games, teacher_mixture
 
-LOG_EVERY = 50  # optimizer steps of the warm start to a line of its log
+LOG_EVERY = 50  # optimizer steps per line of the warm start's log
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherSettings:
+    """The settings of the teachers' games. `seed` is the run's."""
+
+    game: GameConfig
+    rollout: RolloutConfig
+    data: DataConfig
+    warm_start: WarmStartConfig
+    seed: int
+
+    @classmethod
+    def of(cls, config: Config) -> TeacherSettings:
+        return cls(config.game, config.rollout, config.data, config.warm_start, config.seed)
 
 
 def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
-    """A byte-level BPE tokenizer trained on what seats read and say in scripted games."""
+    """A byte-level BPE tokenizer trained on what the seats of scripted games read and write."""
     scratch = config.model.scratch
     assert scratch is not None
     specs, _ = teacher_mixture(config.warm_start.teachers, config.game)
@@ -64,11 +86,10 @@ def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     )
 
 
-def tokenizer_folder(config: Config, folder: Path) -> Path:
-    """Where the tokenizer of the run in `folder` is read from: the model's own folder, downloaded
-    if need be, or the run's own for a scratch model."""
-    path = config.model.path
-    return folder / "tokenizer" if path is None else local_folder(path)
+def tokenizer_folder(model: ModelConfig, folder: Path) -> Path:
+    """The folder of the tokenizer: the model's own, downloaded if needed, or `folder`/tokenizer for
+    the scratch model of the run in `folder`."""
+    return folder / "tokenizer" if model.path is None else local_folder(model.path)
 
 
 def _texts(
@@ -76,11 +97,11 @@ def _texts(
 ) -> Iterator[str]:
     share = -(-len(instances) // len(specs))
     for place, spec in enumerate(specs):
-        tables = scripted_games(
+        setups = scripted_games(
             instances[place * share : (place + 1) * share], spec=spec, game=game
         )
-        for episode in play_scripted(tables, limits=limits_of(rollout)):
-            # With a chat template's role names, which would cost a token a letter otherwise.
+        for episode in play_scripted(setups, limits=limits_of(rollout)):
+            # The role names of a chat template would otherwise cost one token per letter.
             for prompt in episode.prompts:
                 yield from (f"system\n{prompt.system}", f"user\n{prompt.user}")
             for turn in episode.turns:
@@ -88,66 +109,76 @@ def _texts(
                 yield from (f"user\n{text}" for text in (*turn.observations, turn.error) if text)
 
 
-def teacher_samples(config: Config, rendering: Rendering, *, start: int, num: int) -> list[Sample]:
-    """Transcripts of the teachers' games start..start+num-1, both seats, slips masked out.
+def teacher_samples(
+    settings: TeacherSettings, rendering: Rendering, *, start: int, num: int
+) -> list[Sample]:
+    """Transcripts of both seats of the teachers' games start..start+num-1, with errors masked out.
 
-    Raises ValueError when many of them are longer than a policy's transcript may be.
+    Transcripts above `rollout.max_game_tokens` are dropped. Raises SettingsError if these are more
+    than 5 %.
     """
     instances = generated(
         TEACHERS,
-        game=config.game,
-        seed=config.seed,
+        game=settings.game,
+        seed=settings.seed,
         start=start,
         num=num,
-        processes=config.data.processes,
-        easy=config.warm_start.keep == "all",
+        processes=settings.data.processes,
+        easy=settings.warm_start.keep == "all",
     )
-    tables = teacher_games(
+    setups = teacher_games(
         instances,
-        teachers=config.warm_start.teachers,
-        game=config.game,
-        seed=config.seed,
+        teachers=settings.warm_start.teachers,
+        game=settings.game,
+        seed=settings.seed,
         rendering=rendering,
     )
-    samples = imitation_samples(play_scripted(tables, limits=limits_of(config.rollout)))
-    fitting = [s for s in samples if len(s.ids) <= config.rollout.max_game_tokens]
-    # A rare quarrel outgrows any sensible limit; if many games do, the limit is wrong.
+    limit = settings.rollout.max_game_tokens
+    samples = imitation_samples(play_scripted(setups, limits=limits_of(settings.rollout)))
+    fitting = [s for s in samples if len(s.ids) <= limit]
+    # A rare long dispute exceeds any sensible limit; if many games do, the limit is wrong.
     if len(fitting) < 0.95 * len(samples):
         raise SettingsError(
             f"rollout.max_game_tokens must hold the teachers' games: {len(samples) - len(fitting)} "
-            f"of {len(samples)} transcripts are longer than {config.rollout.max_game_tokens}, "
+            f"of {len(samples)} transcripts are longer than {limit}, "
             f"the longest {max(len(s.ids) for s in samples)}"
         )
     return fitting
 
 
-def _samples(config: Config, rendering: Rendering, folder: Path) -> list[Sample]:
-    """The transcripts of all games, played by several processes where the settings ask for it,
-    each on one thread. `folder` is the run's."""
-    num, processes = config.warm_start.num_games, config.data.processes
-    if processes == 1:
-        return teacher_samples(config, rendering, start=0, num=num)
-    alone = replace(config, data=replace(config.data, processes=1))
+def _play_in_processes(
+    settings: TeacherSettings, tokenizer: Path, chat_template: dict[str, object]
+) -> list[Sample]:
+    """The transcripts of all the warm start's games, played by `data.processes` processes with one
+    thread each. `tokenizer` is its folder, `chat_template` the template's settings."""
+    num, processes = settings.warm_start.num_games, settings.data.processes
+    job_settings = replace(settings, data=replace(settings.data, processes=1))
     chunk = -(-num // (4 * processes))
-    home = tokenizer_folder(config, folder)
-    jobs = [(alone, home, start, min(chunk, num - start)) for start in range(0, num, chunk)]
+    jobs = [
+        (job_settings, tokenizer, chat_template, start, min(chunk, num - start))
+        for start in range(0, num, chunk)
+    ]
     with ProcessPoolExecutor(
         processes, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
         return [sample for part in pool.map(_teacher_job, jobs) for sample in part]
 
 
-def _teacher_job(job: tuple[Config, Path, int, int]) -> list[Sample]:
-    config, folder, start, num = job
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
-    return teacher_samples(config, rendering, start=start, num=num)
+def _teacher_job(
+    job: tuple[TeacherSettings, Path, dict[str, object], int, int],
+) -> list[Sample]:
+    settings, tokenizer, chat_template, start, num = job
+    rendering = make_rendering(
+        AutoTokenizer.from_pretrained(tokenizer), template_kwargs=chat_template
+    )
+    return teacher_samples(settings, rendering, start=start, num=num)
 
 
 def warm_start_batches(
     samples: Sequence[Sample], warm: WarmStartConfig, *, seed: int
 ) -> list[list[Sample]]:
-    """All optimizer steps' samples: `epochs` seeded passes, each without its last, short batch."""
+    """The samples of each optimizer step: `epochs` passes in seeded random order, each without a
+    short last batch."""
     size = warm.batch_size
     if len(samples) < size:
         raise SettingsError(
@@ -165,11 +196,19 @@ def warm_start_batches(
 def warm_start(
     learner: Learner, config: Config, rendering: Rendering, *, folder: Path
 ) -> dict[str, float]:
-    """Imitate the teachers; returns the last steps' metrics, averaged. Each rank takes its share of
-    a batch. `folder` is the run's: it holds a scratch model's tokenizer and gets
-    `warm_start.jsonl`."""
+    """Train the learner, in place, to imitate the teachers. Each rank takes its share of a batch.
+
+    Writes `warm_start.jsonl` to the run's `folder`, which also holds a scratch model's tokenizer.
+    Returns the metrics averaged over the last LOG_EVERY optimizer steps.
+    """
     warm, world, settings = config.warm_start, learner.world, UpdateSettings.of(config)
-    batches = warm_start_batches(_samples(config, rendering, folder), warm, seed=config.seed)
+    teachers = TeacherSettings.of(config)
+    if config.data.processes == 1:
+        samples = teacher_samples(teachers, rendering, start=0, num=warm.num_games)
+    else:
+        tokenizer = tokenizer_folder(config.model, folder)
+        samples = _play_in_processes(teachers, tokenizer, config.model.chat_template)
+    batches = warm_start_batches(samples, warm, seed=config.seed)
     log = StepLog(folder / "warm_start.jsonl", after_step=None, rank=world.rank)
     recent: deque[dict[str, float]] = deque(maxlen=LOG_EVERY)
     means: dict[str, float] = {}
@@ -192,14 +231,15 @@ def warm_start(
 
 
 def auxiliary_imitation(
-    config: Config, rendering: Rendering, *, step: int, world: World
+    settings: TeacherSettings, rendering: Rendering, *, step: int, world: World
 ) -> list[Part]:
-    """Fresh teachers' games to imitate beside a self-play step, weighted; [] without replay."""
-    warm = config.warm_start
+    """The auxiliary imitation loss of a self-play step: this rank's share of new teachers' games,
+    weighted by `warm_start.auxiliary_weight`; [] if the weight is 0."""
+    warm = settings.warm_start
     if warm.auxiliary_weight == 0.0:
         return []
     start = warm.num_games + step * warm.auxiliary_games
-    samples = teacher_samples(config, rendering, start=start, num=warm.auxiliary_games)
+    samples = teacher_samples(settings, rendering, start=start, num=warm.auxiliary_games)
     return [
         Part(samples[world.dp_rank :: world.dp_size], "imitation", weight=warm.auxiliary_weight)
     ]

@@ -1,8 +1,8 @@
-"""Cross-play: who understands whom. Every player with every other, in both seats, on the same
-instances and with the same draws.
+"""Cross-play: every player with every other, in both seats, on the same instances and with the same
+seeds.
 
-Policies that trained apart understand each other only where they speak the language that they
-share; what a pair made up for itself shows as self-play above cross-play. At most two models are in
+Policies that trained apart understand each other only in the language they share. A language that a
+pair made up for itself shows as self-play scores above cross-play scores. At most two models are in
 memory at a time: the one whose row is played and one partner.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from selfplay.chat.rendering import Rendering
 from selfplay.colocation.start import load_engine
-from selfplay.config import Config
+from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.distributed import World
 from selfplay.engines.base import Engine
 from selfplay.evaluation.crossplay_report import Matrix
@@ -28,9 +28,9 @@ Cells = dict[Pair, Evaluation]
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
-    """How a policy of the matrix speaks: the settings with its weights, its tokenizer and
-    template."""
+class MatrixPolicy:
+    """What a policy of the matrix needs to play: settings that name its weights, and the rendering
+    with its tokenizer and chat template."""
 
     config: Config
     rendering: Rendering
@@ -41,67 +41,69 @@ def play_matrix(
     rows: Sequence[str],
     *,
     instances: Sequence[Any],
-    voices: Mapping[str, Voice],
-    config: Config,
+    policies: Mapping[str, MatrixPolicy],
+    game: GameConfig,
+    rollout: RolloutConfig,
     temperature: float | None,
     world: World,
     facts: dict[str, Any],
 ) -> Matrix:
-    """Play every player of `rows` with every player in both seats. Every rank calls.
+    """Play every player of `rows` with every player in both seats. Every rank must call.
 
-    `voices` holds one for each player with weights, by label; `config` says which game is played.
+    `policies` holds the players with weights by label; `game` and `rollout` are the settings of
+    games between two scripted players.
 
     Raises:
-        AllVoid: where none of a pair's games came to an end.
+        AllVoid: if all games of a pair are void.
     """
     cells: Cells = {}
     for number, one in enumerate(players):
         others = [p for p in players[number:] if one.label in rows or p.label in rows]
         if one.source is None:
             for other in others:
-                cells |= _scripts(one, other, instances=instances, config=config)
+                cells |= _play_scripted(one, other, instances=instances, game=game, rollout=rollout)
             continue
         if not others:
             continue
-        voice = voices[one.label]
+        policy = policies[one.label]
         with ExitStack() as cleanup:
-            engine = load_engine(voice.config, one.source.weights, world, cleanup=cleanup)
+            engine = load_engine(policy.config, one.source.weights, world, cleanup=cleanup)
             for other in others:
-                cells |= _beside(
+                cells |= _play_policy(
                     one,
                     other,
                     engine=engine,
-                    voice=voice,
+                    policy=policy,
                     instances=instances,
                     temperature=temperature,
                     world=world,
                 )
                 if world.rank == 0:
                     print(f"played: {one.label} with {other.label}", flush=True)
-    by_label = [player.label for player in players]
-    columns = [*rows, *(label for label in by_label if label not in rows)]
+    columns = [*rows, *(player.label for player in players if player.label not in rows)]
     return Matrix(facts, tuple(rows), tuple(columns), cells)
 
 
-def _beside(
+def _play_policy(
     one: MatrixPlayer,
     other: MatrixPlayer,
     *,
     engine: Engine | None,
-    voice: Voice,
+    policy: MatrixPolicy,
     instances: Sequence[Any],
     temperature: float | None,
     world: World,
 ) -> Cells:
-    """The games of a policy with itself, or with another in both seats; the other's model goes
-    when they are played."""
+    """The games of a policy with itself, or with another player in both seats. The other player's
+    model is freed afterwards."""
+    config, rendering = policy.config, policy.rendering
     if one is other:
-        context = EvaluationContext.of(voice.config, engine, rendering=voice.rendering, world=world)
+        context = EvaluationContext.of(config, engine, rendering=rendering, world=world)
         return {(one.label, one.label): evaluate(instances, context, temperature=temperature)}
-    partners = Partners([(other.spec, 1.0)], voice.config, rendering=voice.rendering, world=world)
+    partners = Partners([(other.spec, 1.0)], config, rendering=rendering, world=world)
     partner, router = partners.for_step(0)[0][0], partners.beside(engine)
     context = EvaluationContext.of(
-        voice.config, router, rendering=voice.rendering, world=world, partner=partner
+        config, router, rendering=rendering, world=world, partner=partner
     )
     try:
         first, second = (
@@ -112,17 +114,18 @@ def _beside(
     return {(one.label, other.label): first, (other.label, one.label): second}
 
 
-def _scripts(
-    one: MatrixPlayer, other: MatrixPlayer, *, instances: Sequence[Any], config: Config
+def _play_scripted(
+    one: MatrixPlayer,
+    other: MatrixPlayer,
+    *,
+    instances: Sequence[Any],
+    game: GameConfig,
+    rollout: RolloutConfig,
 ) -> Cells:
     """The games of two scripted players in both seats."""
     return {
         (a.label, b.label): evaluate_scripted(
-            instances,
-            spec=a.spec.argument,
-            other=b.spec.argument,
-            game=config.game,
-            rollout=config.rollout,
+            instances, spec=a.spec.argument, other=b.spec.argument, game=game, rollout=rollout
         )
         for a, b in ((one, other), (other, one))
     }

@@ -1,7 +1,7 @@
-"""The cross-play matrix as people read it: text for the terminal, a Markdown page, a JSON file.
+"""Reports of a cross-play matrix: text for the terminal, a Markdown page, a JSON file.
 
-Scores are shares of the best possible value, one a game, of the same instances in every cell. Plays
-nothing and knows no engine.
+Scores are shares of the best possible value, one per game, on the same instances in every cell.
+Plays no games.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any
 
 from dialop.shown import on_one_line
 from selfplay.evaluation.evaluate import Evaluation
-from selfplay.evaluation.report import escaped
+from selfplay.evaluation.report import escaped, table_row
 from selfplay.metrics.bootstrap import bootstrap_interval, show_interval
 from selfplay.metrics.run_folder import write_atomically
 
 HOW_TO_READ = (
-    "Score of the row's player with the column's, with a 95 % interval over games; above in seat "
-    "0, below in seat 1. With itself a player has both seats."
+    "Score of the row's player with the column's, with a 95 % interval over games. The row's "
+    "player has seat 0 in the upper line, seat 1 in the lower one, and both seats with itself."
 )
 _LOST = (
-    "Lost to each other: the mean of the two self-play scores minus the mean of the two scores "
-    "together, instance by instance. Above 0 the two understand themselves better than each other."
+    "Lost to each other: the mean of the two self-play scores minus the mean of the two cross-play "
+    "scores, paired by instance. Above 0 each player does better with itself than with the other."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Who played with whom: `cells[one, other]` are the games with `one` in seat 0 and `other` in
-    seat 1; every row and column has both seatings."""
+    """A matrix of players. `cells[one, other]` holds the games with `one` in seat 0 and `other` in
+    seat 1; each pair of a row and a column has both orders of seats."""
 
     facts: dict[str, Any]
     rows: tuple[str, ...]
@@ -41,28 +41,28 @@ class Matrix:
 
 
 def lost_together(matrix: Matrix) -> dict[tuple[str, str], tuple[float, float, float]]:
-    """For each two players that also played with themselves: how much of their self-play scores
-    they lose with each other, as (mean, low, high) over instances.
+    """Self-play score minus cross-play score of each two players, as (mean, low, high) over
+    instances.
 
-    An instance gives (s_aa + s_bb) / 2 - (s_ab + s_ba) / 2, s_ab being the score with a in seat 0:
-    self-play less cross-play (Hu et al. 2020, "Other-Play"), paired by instance. Left out where a
-    void game took an instance from one of the four.
+    An instance gives (s_aa + s_bb) / 2 - (s_ab + s_ba) / 2 (Hu et al. 2020, "Other-Play"), where
+    s_ab is the score with a in seat 0. Pairs without both self-play cells are left out, and pairs
+    whose four cells lack an instance because of a void game.
     """
-    found = {}
-    alone = [name for name in matrix.columns if (name, name) in matrix.cells]
-    for one, other in combinations(alone, 2):
+    intervals = {}
+    with_self_play = [name for name in matrix.columns if (name, name) in matrix.cells]
+    for one, other in combinations(with_self_play, 2):
         pairs = [(one, one), (other, other), (one, other), (other, one)]
         if not all(pair in matrix.cells for pair in pairs):
             continue
         scores = [matrix.cells[pair].scores for pair in pairs]
         if len({len(row) for row in scores}) == 1:
-            gaps = [(aa + bb - ab - ba) / 2 for aa, bb, ab, ba in zip(*scores, strict=True)]
-            found[one, other] = bootstrap_interval(gaps, seed=0)
-    return found
+            losses = [(aa + bb - ab - ba) / 2 for aa, bb, ab, ba in zip(*scores, strict=True)]
+            intervals[one, other] = bootstrap_interval(losses, seed=0)
+    return intervals
 
 
 def matrix_text(matrix: Matrix) -> str:
-    """The matrix for a terminal, two lines a row, then what each pair loses together."""
+    """The matrix for a terminal, two lines per row, then the loss of each pair."""
     lines = [*_grid(matrix), "", HOW_TO_READ]
     if lost := lost_together(matrix):
         names = [on_one_line(f"{one} and {other}") for one, other in lost]
@@ -76,24 +76,26 @@ def matrix_text(matrix: Matrix) -> str:
 
 
 def matrix_markdown(matrix: Matrix) -> str:
-    """The same as a page: what was asked, the matrix, what each pair loses together."""
-    lines = ["# Cross-play", "", *_facts(matrix)]
-    lines += ["", _row(["", "seat", *map(escaped, matrix.columns)])]
-    lines += [_row(["---", "---", *["--:"] * len(matrix.columns)])]
+    """The same as a Markdown page, after the facts of the evaluation."""
+    lines = ["# Cross-play", ""]
+    lines += [f"- {name}: {escaped(str(value))}" for name, value in matrix.facts.items()]
+    lines += ["", table_row(["", "seat", *map(escaped, matrix.columns)])]
+    lines += [table_row(["---", "---", *["--:"] * len(matrix.columns)])]
     for row in matrix.rows:
-        lines.append(_row([escaped(row), "0", *_line(matrix, row, 0)]))
-        lines.append(_row(["", "1", *_line(matrix, row, 1)]))
+        lines.append(table_row([escaped(row), "0", *_line(matrix, row, 0)]))
+        lines.append(table_row(["", "1", *_line(matrix, row, 1)]))
     lines += ["", HOW_TO_READ]
     if lost := lost_together(matrix):
-        lines += ["", _LOST, "", _row(["pair", "lost [95 %]"]), _row(["---", "--:"])]
+        lines += ["", _LOST, "", table_row(["pair", "lost [95 %]"]), table_row(["---", "--:"])]
         lines += [
-            _row([escaped(f"{a} and {b}"), show_interval(gap)]) for (a, b), gap in lost.items()
+            table_row([escaped(f"{one} and {other}"), show_interval(interval)])
+            for (one, other), interval in lost.items()
         ]
     return "\n".join(lines) + "\n"
 
 
 def matrix_json(matrix: Matrix) -> dict[str, Any]:
-    """Everything as plain values, a cell's scores in the order of the instances."""
+    """Everything as plain values; a cell's scores are in the order of the instances."""
     return {
         **matrix.facts,
         "rows": list(matrix.rows),
@@ -102,12 +104,12 @@ def matrix_json(matrix: Matrix) -> dict[str, Any]:
             {
                 "seat_0": one,
                 "seat_1": other,
-                "interval": list(found.interval),
-                "measures": found.measures,
-                "scores": list(found.scores),
-                "examples": found.examples,
+                "interval": list(cell.interval),
+                "measures": cell.measures,
+                "scores": list(cell.scores),
+                "examples": cell.examples,
             }
-            for (one, other), found in matrix.cells.items()
+            for (one, other), cell in matrix.cells.items()
         ],
         "lost_together": [
             {"players": list(pair), "interval": list(interval)}
@@ -125,10 +127,6 @@ def write_matrix(matrix: Matrix, folder: Path) -> list[Path]:
     return paths
 
 
-def _facts(matrix: Matrix) -> list[str]:
-    return [f"- {name}: {escaped(str(value))}" for name, value in matrix.facts.items()]
-
-
 def _grid(matrix: Matrix) -> list[str]:
     columns = [on_one_line(name) for name in matrix.columns]
     name_width = max(len(on_one_line(name)) for name in matrix.rows)
@@ -143,14 +141,9 @@ def _grid(matrix: Matrix) -> list[str]:
 
 
 def _line(matrix: Matrix, row: str, seat: int) -> Sequence[str]:
-    """A row's cells with its player in one seat; its self-play stands in the upper line alone."""
-    cells = []
-    for column in matrix.columns:
-        pair = (row, column) if seat == 0 else (column, row)
-        twice = row == column and seat == 1
-        cells.append("" if twice else show_interval(matrix.cells[pair].interval))
-    return cells
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    """A row's cells with its player in `seat`. Self-play stands in the line of seat 0 only."""
+    pairs = [(row, column) if seat == 0 else (column, row) for column in matrix.columns]
+    return [
+        "" if seat == 1 and one == other else show_interval(matrix.cells[one, other].interval)
+        for one, other in pairs
+    ]

@@ -1,7 +1,7 @@
-"""What a cross-play matrix is asked about: its players, whose rows it has, which game they play.
+"""Reads the question of a cross-play matrix: its players, its rows, the game they play.
 
-Every mistake in the asking is a ValueError that names the argument, the rule, the value and the
-nearest valid choice. Loads no weights.
+Every mistake is a ValueError that names the argument, the rule, the value and the nearest valid
+choice. Loads no weights.
 """
 
 from __future__ import annotations
@@ -11,19 +11,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from selfplay.config import Config, load_config
+from selfplay.config import Config, GameConfig, load_config
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, PERSON, POOL, SCRIPTED, SELF, Spec
 from selfplay.games import kit_of
-from selfplay.partners.checkpoints import ALONE, Source, check_same_game, find_source
+from selfplay.partners.checkpoints import (
+    ONE_PROCESS,
+    Source,
+    check_same_game,
+    find_source,
+    part_of_run,
+)
 from selfplay.rollout.seating import read_spec
 
-_RANK = (CHECKPOINT, SCRIPTED, ENDPOINT)  # of two players the earlier one's engine leads
+# Policies come first: of two players the first one's engine runs the games.
+_RANK = (CHECKPOINT, SCRIPTED, ENDPOINT)
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixPlayer:
-    """A player of the matrix: its name there, who it is, where its weights lie (None: it has
-    none)."""
+    """A player of the matrix. `label` is its name there; `source` is None without weights."""
 
     label: str
     spec: Spec
@@ -32,8 +38,11 @@ class MatrixPlayer:
 
 @dataclass(frozen=True, slots=True)
 class CrossPlay:
-    """Who plays, those with weights first, whose rows are asked for, and under which settings, read
-    from which file; `home` is the first run or folder named, None without one."""
+    """The players, those with weights first, and the labels of the rows.
+
+    `config` holds the settings of the game, read from the file `settings`. `home` is the first run
+    or folder among the players, None without one.
+    """
 
     players: list[MatrixPlayer]
     rows: list[str]
@@ -49,8 +58,8 @@ def find_cross_play(
     given: Path | None,
     overrides: Sequence[str],
 ) -> CrossPlay:
-    """The players of --checkpoint and --partners, which without the first have the rows, too. The
-    settings are those of the file given, or of the first run named.
+    """The players of --checkpoint and --partners. Without --checkpoint the partners are the rows,
+    too. The settings are those of the file `given`, or else of the first run.
 
     Raises:
         SettingsError, ValueError: for players or settings that cannot be used.
@@ -65,12 +74,12 @@ def find_cross_play(
             "--config is needed: none of the players lies in a run, so nothing says which game to "
             "play; give a file such as configs/tiny.yaml"
         )
-    config = load_config(path, [*ALONE, *overrides])
+    config = load_config(path, [*ONE_PROCESS, *overrides])
     for source in sources:
-        check_same_game(source, config, what=what, played=path, overrides=overrides)
-    players = read_players(entries, config, what=what)
-    wanted = {player.spec.text for player in read_players(rows, config, what=what)}
-    row_players = [player for player in players if player.spec.text in wanted]
+        check_same_game(source, config.game, what=what, played=path, overrides=overrides)
+    players = read_players(entries, config.game, what=what)
+    row_specs = {player.spec for player in read_players(rows, config.game, what=what)}
+    row_players = [player for player in players if player.spec in row_specs]
     _check_rows(row_players, players)
     labels = [player.label for player in row_players]
     home = next((source.home for source in sources if source.hub is None), None)
@@ -78,8 +87,8 @@ def find_cross_play(
 
 
 def split_list(text: str) -> list[str]:
-    """The entries of a comma-separated list; a comma inside a script's options, as in
-    scripted:honest:tell=top,slip=0.1, divides nothing."""
+    """The entries of a comma-separated list. A comma inside a script's options, as in
+    scripted:honest:tell=top,slip=0.1, does not split."""
     entries: list[str] = []
     for part in text.split(","):
         if entries and re.fullmatch(r"\w+=[^/]*", part.strip()):
@@ -90,70 +99,64 @@ def split_list(text: str) -> list[str]:
 
 
 def sources_of(entries: Sequence[str], *, what: str) -> list[Source | None]:
-    """Where each entry's weights lie, None for one that names no folder.
+    """The policy on disk of each entry, None for an entry that names no folder.
 
     Raises:
-        ValueError: for a path to nothing, with the nearest folder that is there.
+        ValueError: for a path that does not exist, with the nearest folder that does.
     """
     sources = []
     for entry in entries:
         path = Path(entry.removeprefix(f"{CHECKPOINT}:"))
-        of_weights = path.is_dir() or entry.startswith(f"{CHECKPOINT}:") or _is_a_path(entry)
-        sources.append(find_source(path, what=what) if of_weights else None)
+        looks_like_path = "/" in entry and "://" not in entry
+        has_weights = path.is_dir() or entry.startswith(f"{CHECKPOINT}:") or looks_like_path
+        sources.append(find_source(path, what=what) if has_weights else None)
     return sources
 
 
-def read_players(entries: Sequence[str], config: Config, *, what: str) -> list[MatrixPlayer]:
+def read_players(entries: Sequence[str], game: GameConfig, *, what: str) -> list[MatrixPlayer]:
     """The players that these entries name, each once, those with weights first.
 
     Raises:
-        ValueError, SettingsError: for an entry that is no player, or none that can be one here.
+        ValueError, SettingsError: for an entry that is no player, or cannot play in a matrix.
     """
-    if kit_of(config.game).LEARNER_SEAT is not None:
-        raise ValueError(f"{what}: seats must be equal, got game.name {config.game.name}")
+    if kit_of(game).LEARNER_SEAT is not None:
+        raise ValueError(f"{what}: seats must be equal, got game.name {game.name}")
     sources = sources_of(entries, what=what)
-    named = _folder_names([source for source in sources if source is not None])
-    found: dict[str, MatrixPlayer] = {}
+    labels = _labels([source for source in sources if source is not None])
+    players: dict[str, MatrixPlayer] = {}
     for entry, source in zip(entries, sources, strict=True):
         if source is not None:
             text = f"{CHECKPOINT}:{source.weights}"
             spec = Spec(CHECKPOINT, str(source.weights), text)
-            found.setdefault(text, MatrixPlayer(named[source.weights], spec, source))
+            players.setdefault(text, MatrixPlayer(labels[source.weights], spec, source))
             continue
-        spec = read_spec(entry, config.game, what=what)
+        spec = read_spec(entry, game, what=what)
         if spec.kind in (SELF, POOL, PERSON):
             raise ValueError(
                 f"{what} must name folders, scripted players and endpoints, got {entry!r}; "
                 "with itself every player plays anyway"
             )
-        found.setdefault(spec.text, MatrixPlayer(spec.text, spec, None))
-    return sorted(found.values(), key=lambda player: _RANK.index(player.spec.kind))
+        players.setdefault(spec.text, MatrixPlayer(spec.text, spec, None))
+    return sorted(players.values(), key=lambda player: _RANK.index(player.spec.kind))
 
 
 def _check_rows(rows: Sequence[MatrixPlayer], players: Sequence[MatrixPlayer]) -> None:
-    """Raise ValueError where an endpoint would have to play without a policy."""
-    kinds = {player.spec.kind for player in rows}
-    partners = {player.spec.kind for player in players}
-    if ENDPOINT in kinds or (SCRIPTED in kinds and ENDPOINT in partners):
+    """Raise ValueError if an endpoint would have to play without a policy."""
+    row_kinds = {player.spec.kind for player in rows}
+    kinds = {player.spec.kind for player in players}
+    if ENDPOINT in row_kinds or (SCRIPTED in row_kinds and ENDPOINT in kinds):
         raise ValueError(
             "--partners: an endpoint can be met by folders alone, give these with --checkpoint"
         )
 
 
-def _is_a_path(entry: str) -> bool:
-    return "/" in entry and "://" not in entry
-
-
-def _folder_names(sources: Sequence[Source]) -> dict[Path, str]:
-    """A short name for each policy: its run, and its part of it unless that is the final one; the
-    whole path where two would bear one name."""
+def _labels(sources: Sequence[Source]) -> dict[Path, str]:
+    """A short name of each policy by its weights: RUN or RUN/PART, or the full path where two
+    policies would share a name."""
     names = {}
     for source in sources:
-        part = source.weights.parent.name if source.weights.name == "hf" else source.weights.name
-        inside = source.weights != source.home and part != "final"
-        names[source.weights] = (
-            source.hub or f"{source.home.name}/{part}" if inside else source.home.name
-        )
+        part = part_of_run(source)
+        names[source.weights] = f"{source.home.name}/{part}" if part else source.home.name
     return {
         weights: name if list(names.values()).count(name) == 1 else str(weights)
         for weights, name in names.items()

@@ -1,7 +1,7 @@
-"""Pages for people: one recorded game as text for a terminal, learning curves as a small SVG.
+"""Draws a recorded game as text for a terminal and learning curves as an SVG.
 
-Units: characters and pixels; numbers are shown as they were logged. Reads records of `games.jsonl`
-and `metrics.jsonl` as plain dicts. Must not know: torch, gradients, games' rules.
+Units are characters and pixels; numbers are shown as logged. Reads records of `games.jsonl` and
+`metrics.jsonl` as plain dicts. Never sees torch or the rules of a game.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from xml.sax.saxutils import escape, quoteattr
 
 from dialop.shown import on_one_line, printable
 
-# Eight colours that stay apart for colour-blind readers (Okabe and Ito, 2008), yellow last.
+# Eight colours that colour-blind readers can tell apart (Okabe and Ito, 2008), yellow last.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
 _DASHES = ("", "6 3", "2 3")
 _MAX_DOTTED = 40
 
 
 def game_text(record: Mapping[str, Any], *, width: int = 100) -> str:
-    """One record of games.jsonl for reading: rules, private views, the talk, the outcome.
+    """One record of games.jsonl as text: rules, private views, turns, outcome.
 
-    Views stand side by side where they fit in `width` columns, else one after the other. A refused
-    move is marked with ✗ and followed by what its seat was told. Control characters, which could
-    steer a terminal, show as `·`.
+    Views stand side by side if they fit in `width` columns, else one below the other. A refused
+    move is marked with ✗ and followed by its error. Control characters, which could act on a
+    terminal, show as `·`.
     """
     seats = record["seats"]
     names = [f"seat {i} ({on_one_line(seat['player'])})" for i, seat in enumerate(seats)]
@@ -52,7 +52,7 @@ def game_text(record: Mapping[str, Any], *, width: int = 100) -> str:
 
 
 def _printable(text: str) -> str:
-    """What was said, unable to steer a terminal or to draw this page's own rules."""
+    """Text without control characters and without the page's own rule character."""
     return printable(text).replace("─", "-")
 
 
@@ -61,7 +61,7 @@ def _rule(title: str, width: int) -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most `width` columns; the text's own line breaks and blank lines stay."""
+    """Lines of at most `width` columns; keeps the text's own line breaks and blank lines."""
     return [part for line in text.split("\n") for part in textwrap.wrap(line, width) or [""]]
 
 
@@ -81,21 +81,21 @@ def _views(names: Sequence[str], views: Sequence[str], width: int) -> list[str]:
 
 
 def _turn(name: str, turn: Mapping[str, Any], *, margin: int, width: int) -> Iterator[str]:
-    """One try at a move behind its seat's name, then the error its seat read."""
+    """One turn after its seat's name, then its error."""
     mark = "✗" if turn["error"] else " "
-    room = max(20, width - margin)
+    columns = max(20, width - margin)
     head = f"{name} {mark}".ljust(margin)
-    for i, line in enumerate(_wrapped(_printable(turn["text"]) or "(nothing)", room)):
+    for i, line in enumerate(_wrapped(_printable(turn["text"]) or "(nothing)", columns)):
         yield (head if i == 0 else " " * margin) + line
     if turn["error"]:
-        for line in _wrapped(f"refused: {_printable(turn['error'])}", room):
+        for line in _wrapped(f"refused: {_printable(turn['error'])}", columns):
             yield " " * margin + line
 
 
 def _branch(branch: Mapping[str, Any], *, margin: int, width: int) -> Iterator[str]:
-    """What else was tried at the turn above, one line a sibling: value, scores, text.
+    """The siblings of the turn above, one line each: value, scores, text.
 
-    The turn the game took stands first, its own score first.
+    The turn of the played game comes first, with the score of that game first.
     """
     siblings = branch["siblings"]
     most = max(len(sibling["scores"]) for sibling in siblings)
@@ -147,11 +147,11 @@ def learning_curve_svg(
 ) -> str:
     """A line chart of metric `y` against `step`, one line a run, as a complete SVG text.
 
-    `alike` gives runs a name in common: these share a colour and one entry of the legend.
+    `alike` maps runs to a common name: runs with the same name share a colour and one entry of the
+    legend.
 
-    Rows without `y` (or with a value that is no finite number) are left out. It brings its own
-    white ground, so a page's dark theme does not swallow it. Raises ValueError when nothing is
-    left to draw.
+    Rows without a finite `y` are left out. The background is white, so that the chart can be read
+    on a dark page, too. Raises ValueError if nothing is left to draw.
     """
     lines = {name: _points(rows, y) for name, rows in runs.items()}
     lines = {name: points for name, points in lines.items() if points}
@@ -183,29 +183,28 @@ def learning_curve_svg(
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def drift_svg(seen: Sequence[tuple[int, float, float]], *, partner: str) -> str:
-    """A run's score by itself and with its guard's partner, both over its steps, as an SVG text;
-    `seen` holds (step, score by itself, score with the partner)."""
+def drift_svg(history: Sequence[tuple[int, float, float]], *, partner: str) -> str:
+    """A run's self-play score and its score with the drift monitor's partner over steps, as an SVG
+    text. `history` holds (step, self-play score, score with the partner)."""
     runs = {
-        "by itself": [{"step": step, "score": alone} for step, alone, _ in seen],
-        f"with {partner}": [{"step": step, "score": beside} for step, _, beside in seen],
+        "by itself": [{"step": step, "score": alone} for step, alone, _ in history],
+        f"with {partner}": [{"step": step, "score": paired} for step, _, paired in history],
     }
-    return learning_curve_svg(runs, y="score", title="Does it still speak its partner's language?")
+    return learning_curve_svg(runs, y="score", title="Self-play and play with a fixed partner")
 
 
 def _points(rows: Sequence[Mapping[str, Any]], y: str) -> list[tuple[float, float]]:
-    found = [(row["step"], row.get(y)) for row in rows]
     return [
-        (float(step), float(value))
-        for step, value in found
-        if isinstance(value, int | float) and math.isfinite(value)
+        (float(row["step"]), float(value))
+        for row in rows
+        if isinstance(value := row.get(y), int | float) and math.isfinite(value)
     ]
 
 
 def _axis(values: Sequence[float], *, start_px: float, end_px: float, snug: bool) -> _Axis:
-    """An axis over the values: 1, 2 or 5 times a power of ten between ticks, about five of them.
+    """An axis over the values with about five ticks, 1, 2 or 5 times a power of ten apart.
 
-    snug: it ends where the values end; otherwise at the ticks around them.
+    A `snug` axis ends at the extreme values, others at the ticks around them.
     """
     low, high = min(values), max(values)
     if low == high:
@@ -241,7 +240,7 @@ def _grid(across: _Axis, up: _Axis) -> Iterator[str]:
 
 
 def _line(number: int, points: Sequence[tuple[float, float]]) -> Iterator[str]:
-    """One run: its line, its dots where they are few."""
+    """The line of one run, with dots if it has few points."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     yield f'<polyline points="{path}" fill="none" {_pen(number)}/>'
     if len(points) <= _MAX_DOTTED:

@@ -1,8 +1,9 @@
-"""The guard against a private language: at each evaluation the policy also plays with a partner
-that stays as it is; a run whose self-play gets better while that gets worse is warned or stopped.
+"""The drift monitor: detects a policy that drifts to a language only it understands.
 
-The partner is the run's warm start, a scripted player or another checkpoint. What the guard knows
-is the scores of all evaluations; the verdict is a function of them.
+At each evaluation during training the policy also plays with a fixed partner: the run's warm start,
+a scripted player or another checkpoint. A run whose self-play score rises while its score with that
+partner falls is warned or stopped. The monitor's only state is the scores of all evaluations; the
+verdict is a function of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from selfplay.config import Config
+from selfplay.config import DataConfig, EvalConfig, GameConfig
 from selfplay.config.partners import WARM_START
 from selfplay.config.player_spec import CHECKPOINT, Spec
 from selfplay.config.settings import SettingsError
@@ -25,29 +26,30 @@ from selfplay.metrics.run_folder import write_atomically
 from selfplay.partners.partners import Partners, check_spec
 from selfplay.rollout.seating import Partner, read_spec
 
-Seen = tuple[int, float, float]  # step, score of self-play, score with the guard's partner
+# Step, self-play score, score with the fixed partner.
+Scores = tuple[int, float, float]
 
 
 class LanguageDrift(RuntimeError):
-    """A run that its guard stopped."""
+    """The drift monitor stopped the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the scores say: the evaluation at which play with the partner was best, the latest one,
-    and how many in a row up to it were apart."""
+    """The evaluation with the best score with the partner, the latest evaluation, and the number of
+    evaluations in a row, up to the latest, that show drift."""
 
-    best: Seen
-    latest: Seen
+    best: Scores
+    latest: Scores
     num_apart: int
 
 
-def judged(history: Sequence[Seen], *, tolerance: float) -> Verdict:
-    """Whether self-play and play with the partner part ways.
+def drift_verdict(history: Sequence[Scores], *, tolerance: float) -> Verdict:
+    """Compare each evaluation with the best one before it.
 
-    An evaluation is apart when its score with the partner lies more than `tolerance` below the best
-    of those before it while its self-play score lies above that of the same best evaluation (of
-    equal ones the latest).
+    The best evaluation has the highest score with the partner, the latest of equals. An evaluation
+    shows drift if its score with the partner is more than `tolerance` below that of the best one
+    while its self-play score is above that of the best one.
 
     Raises:
         ValueError: without an evaluation.
@@ -55,15 +57,15 @@ def judged(history: Sequence[Seen], *, tolerance: float) -> Verdict:
     if not history:
         raise ValueError("a verdict needs at least 1 evaluation, got 0")
     best, num_apart = history[0], 0
-    for seen in history[1:]:
-        falls, rises = best[2] - seen[2] > tolerance, seen[1] > best[1]
+    for scores in history[1:]:
+        falls, rises = best[2] - scores[2] > tolerance, scores[1] > best[1]
         num_apart = num_apart + 1 if falls and rises else 0
-        best = seen if seen[2] >= best[2] else best
+        best = scores if scores[2] >= best[2] else best
     return Verdict(best, history[-1], num_apart)
 
 
-def told(verdict: Verdict, partner: str) -> str:
-    """The verdict in one sentence, with both numbers then and now."""
+def drift_message(verdict: Verdict, partner: str) -> str:
+    """The verdict in one sentence, with both scores at the best and at the latest evaluation."""
     (then, self_then, with_then), (now, self_now, with_now) = verdict.best, verdict.latest
     return (
         f"the policy drifts to a private language: from step {then} to {now} its score by itself "
@@ -73,95 +75,119 @@ def told(verdict: Verdict, partner: str) -> str:
 
 
 class DriftMonitor:
-    """A run's guard; with `eval.drift_monitor.action: off` every call does nothing."""
+    """The monitor of a run, which draws `drift_monitor.svg` in the run's `folder`. Without a
+    partner every call does nothing."""
 
-    def __init__(self, config: Config, partner: Partner | None) -> None:
-        self._config, self._settings, self._partner = config, config.eval.drift_monitor, partner
+    def __init__(
+        self,
+        eval_settings: EvalConfig,
+        data: DataConfig,
+        partner: Partner | None,
+        *,
+        folder: Path,
+    ) -> None:
+        self._eval, self._data, self._partner, self._folder = eval_settings, data, partner, folder
+        self._settings = eval_settings.drift_monitor
         self._context: EvaluationContext | None = None
-        self._history: list[Seen] = []
+        self._history: list[Scores] = []
 
     def begin(self, state: Mapping[str, Any], step: int, context: EvaluationContext) -> None:
-        """Go on with what a checkpoint carried; without it, or with another partner, the scores
-        before the next step are the first that are compared. Every rank calls."""
+        """Restore `state()` of a checkpoint. Without it, or if it is of another partner, play the
+        first evaluation now. Every rank must call."""
         if self._partner is None:
             return
         self._context = context
         if state.get("partner") == self._settings.partner:
-            self._history = [(int(at), alone, beside) for at, alone, beside in state["seen"]]
+            self._history = [(int(at), alone, paired) for at, alone, paired in state["seen"]]
         else:
             self._history = []
-            self.watch(step, validation(self._config, context))
+            self.watch(step, validation(self._eval, self._data, context))
 
     def watch(self, step: int, measured: dict[str, float]) -> dict[str, float]:
-        """Play the validation games with the partner after `step` steps; returns `measured` with
-        the guard's metrics. Warns where there is cause."""
+        """Play the validation games with the partner after `step` steps.
+
+        `measured` holds the metrics of self-play; returns them with the monitor's own. Rank 0
+        prints a warning if the policy drifts.
+        """
         if self._partner is None:
             return measured
-        assert self._context is not None, "begin comes first"
+        assert self._context is not None, "call begin first"
         context = replace(self._context, partner=self._partner)
-        score = validation_score(self._config, context)
+        score = validation_score(self._eval, self._data, context)
         self._history.append((step, measured["eval_score"], score))
-        verdict = judged(self._history, tolerance=self._settings.tolerance)
+        verdict = self._verdict()
         if context.world.rank == 0:
             drawing = drift_svg(self._history, partner=self._settings.partner)
-            write_atomically(Path(self._config.out) / "drift_monitor.svg", drawing)
+            write_atomically(self._folder / "drift_monitor.svg", drawing)
             if verdict.num_apart >= self._settings.patience:
-                print(f"guard: {told(verdict, self._settings.partner)}", file=sys.stderr)
+                message = drift_message(verdict, self._settings.partner)
+                print(f"drift monitor: {message}", file=sys.stderr)
         return measured | {
             "eval_drift_score": score,
-            "eval_drift_fall": max(seen[2] for seen in self._history) - score,
+            "eval_drift_fall": max(paired for _, _, paired in self._history) - score,
             "num_drift_apart": float(verdict.num_apart),
         }
 
     def stops(self, step: int) -> bool:
-        """Whether the run must end after this many steps: the evaluation just made says so."""
+        """Whether the run must end after `step` steps, because of the evaluation after them."""
         if self._settings.action != "stop" or not self._history:
             return False
-        verdict = judged(self._history, tolerance=self._settings.tolerance)
+        verdict = self._verdict()
         return verdict.latest[0] == step and verdict.num_apart >= self._settings.patience
 
     def hold(self, step: int) -> None:
-        """End the run where it must. Raises PrivateLanguage with both numbers."""
+        """Raise LanguageDrift, with the scores, if the run must end after `step` steps."""
         if self.stops(step):
-            verdict = judged(self._history, tolerance=self._settings.tolerance)
+            message = drift_message(self._verdict(), self._settings.partner)
             raise LanguageDrift(
                 f"eval.drift_monitor stopped the run after step {step}, whose checkpoint is saved: "
-                f"{told(verdict, self._settings.partner)}; eval.drift_monitor.action=warn goes on"
+                f"{message}; eval.drift_monitor.action=warn goes on"
             )
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must carry so that a resumed run judges as if it had not stopped."""
+        """The part of the trainer state that `begin` restores, as plain values."""
         if self._partner is None:
             return {}
         return {"partner": self._settings.partner, "seen": list(self._history)}
 
+    def _verdict(self) -> Verdict:
+        return drift_verdict(self._history, tolerance=self._settings.tolerance)
 
-def make_drift_monitor(config: Config, weights: Path, partners: Partners) -> DriftMonitor:
-    """The run's guard; its frozen partner is loaded here. `weights` is where self-play starts
-    from."""
-    settings = config.eval.drift_monitor
-    if settings.action == "off":
-        return DriftMonitor(config, None)
-    if settings.partner == WARM_START:
+
+def make_drift_monitor(
+    eval_settings: EvalConfig,
+    data: DataConfig,
+    game: GameConfig,
+    *,
+    weights: Path,
+    partners: Partners,
+    folder: Path,
+) -> DriftMonitor:
+    """The monitor of the run in `folder`; a frozen partner is loaded here. `weights` is the folder
+    that self-play starts from."""
+    settings = eval_settings.drift_monitor
+    partner = None
+    if settings.action != "off":
         spec = Spec(CHECKPOINT, str(weights), WARM_START)
-    else:
-        spec = read_spec(settings.partner, config.game, what="eval.drift_monitor.partner")
-    return DriftMonitor(config, partners.invite(spec))
+        if settings.partner != WARM_START:
+            spec = read_spec(settings.partner, game, what="eval.drift_monitor.partner")
+        partner = partners.invite(spec)
+    return DriftMonitor(eval_settings, data, partner, folder=folder)
 
 
-def check_watch(config: Config) -> None:
-    """Raise SettingsError, before anything starts, for what evaluations during training could not
-    do: a guard's partner or recorded games that are not there, a partner of another game."""
-    check_words(config)
-    settings = config.eval.drift_monitor
+def check_watch(eval_settings: EvalConfig, game: GameConfig, *, out: str) -> None:
+    """Raise SettingsError, before anything starts, for settings of evaluations during training that
+    cannot work: recorded games or a monitor's partner that are missing, a partner of another
+    game."""
+    check_words(eval_settings, game)
+    settings = eval_settings.drift_monitor
     if settings.action == "off":
         return
-    if kit_of(config.game).LEARNER_SEAT is not None:
+    if kit_of(game).LEARNER_SEAT is not None:
         raise SettingsError(
-            f"eval.drift_monitor.action must be off for {config.game.name}, where nobody plays with "
-            f"himself, got {settings.action}"
+            f"eval.drift_monitor.action must be off for {game.name}, whose seats are unequal and "
+            f"which has no self-play, got {settings.action}"
         )
     if settings.partner != WARM_START:
-        check_spec(
-            read_spec(settings.partner, config.game, what="eval.drift_monitor.partner"), config
-        )
+        spec = read_spec(settings.partner, game, what="eval.drift_monitor.partner")
+        check_spec(spec, game, out=out)

@@ -1,7 +1,7 @@
-"""Held-out games: a policy's score with its interval, beside scripted players and people.
+"""Plays held-out games and scores them: a policy, scripted players, or people's recorded games.
 
-Scores are shares of the best possible value, one a game, in the order of the instances. Knows no
-gradients and writes no files.
+Scores are shares of the best possible value, one per game, in the order of the instances. Writes no
+files.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from selfplay.rollout.driver import play_games, play_scripted
 from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.seating import SELF_PLAY, Partner, evaluation_games, scripted_games
 
-NUM_SHOWN = 8  # first games an evaluation keeps in full, the same instances in every evaluation
+NUM_SHOWN = 8  # games an evaluation keeps in full, those of the first instances
 
 
 class AllVoid(RuntimeError):
-    """An evaluation none of whose games came to an end."""
+    """All games of an evaluation are void."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One kind of pair on a set of instances: a score a game, means over games, games in full.
+    """The games of one pair of players on a set of instances.
 
-    `interval` is (mean, low, high) of the score, a bootstrap 95 % interval over games. `games` are
-    those of the first instances, `examples` the "best", "typical" and "worst" by score.
+    `scores` has one score per game. `interval` is (mean, low, high) of the score, a bootstrap 95 %
+    interval over games. `measures` are means over games. `games` holds the first games in full,
+    `examples` the "best", "typical" and "worst" game by score.
     """
 
     name: str
@@ -51,8 +52,8 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationContext:
-    """Where held-out games are played: the engine, who sits beside the policy, the ranks that
-    share the games, and the settings of game and play. `max_batch` is the engine's, in games."""
+    """What held-out games need: the engine, the policy's partner, the ranks that share the games,
+    and the settings of game and rollout. `max_batch` is the engine's largest batch, in games."""
 
     engine: Engine | None
     partner: Partner
@@ -72,7 +73,7 @@ class EvaluationContext:
         world: World,
         partner: Partner = SELF_PLAY,
     ) -> EvaluationContext:
-        """The context of a run's settings."""
+        """The context from a run's settings."""
         return cls(
             engine, partner, rendering, world, config.game, config.rollout, config.engine.max_batch
         )
@@ -85,42 +86,44 @@ def evaluate(
     temperature: float | None = None,
     seat: int | None = None,
 ) -> Evaluation:
-    """One game an instance, spread over the ranks; temperature None samples as in training, 0 is
-    greedy. Every rank calls, also one that shares another's engine and so plays nothing. Beside a
-    guest the policy has this `seat`, or seat 0 and 1 by turns.
+    """Play one game per instance, spread over the ranks. Every rank must call, also one that shares
+    another rank's engine and plays no games.
 
-    Void games are left out of scores and means; `num_void` among the measures counts them.
+    `temperature` None samples as in training, 0 is greedy. With a partner the policy has `seat`;
+    None alternates seats 0 and 1. Void games are left out of scores and means; the measure
+    `num_void` counts them.
 
     Raises:
-        AllVoid: when no game is left.
+        AllVoid: if no game is left.
     """
-    played = play_kept_back(instances, context, temperature=temperature, seat=seat)
-    return summed(played, partner=context.partner, world=context.world)
+    played = play_instances(instances, context, temperature=temperature, seat=seat)
+    return summarize(played, partner=context.partner, world=context.world)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """This rank's games of an evaluation by the place of their instance, and how many were void."""
+class PlayedGames:
+    """This rank's games by the index of their instance, and the number of void games."""
 
     games: dict[int, Episode]
     num_void: int
 
 
-def summed(played: Kept, *, partner: Partner, world: World) -> Evaluation:
-    """All ranks' games as one evaluation. Raises AllVoid when no game is left."""
+def summarize(played: PlayedGames, *, partner: Partner, world: World) -> Evaluation:
+    """All ranks' games as one evaluation. Every rank must call. Raises AllVoid if no game is
+    left."""
     name = "policy" if partner.sit is None else f"policy with {partner.name}"
     return _evaluation(name, played.games, world=world, num_void=played.num_void)
 
 
-def play_kept_back(
+def play_instances(
     instances: Sequence[Instance],
     context: EvaluationContext,
     *,
     temperature: float | None = None,
     seat: int | None = None,
-) -> Kept:
+) -> PlayedGames:
     """This rank's share of the games that `evaluate` scores."""
-    tables = evaluation_games(
+    setups = evaluation_games(
         instances,
         partner=context.partner,
         game=context.game,
@@ -133,33 +136,33 @@ def play_kept_back(
         stop_ids=context.rendering.stop_ids,
     )
     engine, partner, world = context.engine, context.partner, context.world
-    mine = world.replica.share(len(tables))
-    # A wave engine reads at most max_batch prompts at once anyway, so waiting for that many games
-    # to end costs little.
+    share = world.replica.share(len(setups))
+    # An engine that works in waves reads at most max_batch prompts at once, so playing max_batch
+    # games at a time costs little.
     in_waves = engine is not None and not engine.streaming
-    at_once = context.max_batch if in_waves else max(1, len(mine))
+    at_once = context.max_batch if in_waves else max(1, len(share))
     at_once = 1 if partner.alone else at_once
-    played: dict[int, Episode] = {}
+    games: dict[int, Episode] = {}
     num_void = 0
-    # Where somebody plays at the terminal, a bar would only be in the way.
-    silent = int(partner.alone) or world.rank
-    with progress(len(mine), "evaluation", rank=silent) as bar:
-        for start in range(0, len(mine), at_once):
-            places = mine[start : start + at_once]
+    # A person plays at the terminal, where a progress bar would disturb the game.
+    bar_rank = int(partner.alone) or world.rank
+    with progress(len(share), "evaluation", rank=bar_rank) as bar:
+        for start in range(0, len(share), at_once):
+            places = share[start : start + at_once]
             episodes, stats = play_games(
-                [tables[place] for place in places],
+                [setups[place] for place in places],
                 engine,
                 sampling=sampling,
                 limits=limits_of(context.rollout),
                 ended=bar.update,
             )
             kept = [place for number, place in enumerate(places) if number not in stats.void]
-            played.update(zip(kept, episodes, strict=True))
+            games.update(zip(kept, episodes, strict=True))
             num_void += len(stats.void)
             if partner.alone and episodes:
                 score = episodes[0].outcome.score_norm
                 print(f"\nThe game is over ({episodes[0].ended}): {score:.3f} of the best.\n")
-    return Kept(played, num_void)
+    return PlayedGames(games, num_void)
 
 
 def evaluate_scripted(
@@ -170,29 +173,29 @@ def evaluate_scripted(
     rollout: RolloutConfig,
     other: str | None = None,
 ) -> Evaluation:
-    """Two scripted players on the same instances, of one kind or `spec` in seat 0 and `other` in
-    seat 1; every rank plays them all."""
-    tables = scripted_games(instances, spec=spec, game=game, other=other)
-    episodes = play_scripted(tables, limits=limits_of(rollout))
+    """Play two scripted players: `spec` in both seats, or `spec` in seat 0 and `other` in seat 1.
+    Not spread over ranks."""
+    setups = scripted_games(instances, spec=spec, game=game, other=other)
+    episodes = play_scripted(setups, limits=limits_of(rollout))
     return _evaluation(spec, dict(enumerate(episodes)), world=None)
 
 
 def evaluate_people(
     records: Sequence[Mapping[str, Any]], instances: Sequence[MatchingInstance]
 ) -> Evaluation:
-    """What the people of recorded games did on these very tables.
+    """Score people's recorded games on these instances.
 
-    The score is the recorded one, so that a game counts whose proposals name another roster. Two
-    measures are left out: slips were not recorded, and the reader of scripted statements finds
-    next to none in people's prose, too few to call them honest or not. A note between two moves of
-    one person counts as a message like any other.
+    The score is the recorded one, so games whose proposals use another roster count, too. Two
+    measures are left out: errors, which were not recorded, and honesty, because the parser of
+    scripted statements finds almost none in people's prose. A note between two moves of one person
+    counts as a message.
     """
     scores, tallies = [], []
     for record, instance in zip(records, instances, strict=True):
         log = record["action_log"]
         accepted = agreed(record)
         score = instance.norm(float(record["proposal_reward"])) if accepted else 0.0
-        said = said_in(record)
+        messages = said_in(record)
         scores.append(score)
         tallies.append(
             {
@@ -201,8 +204,8 @@ def evaluate_people(
                 "agreement": float(accepted),
                 "optimal": float(score > 1 - 1e-9),
                 "talk_value": score - instance.norm(max(instance.solo)),
-                "messages": float(len(said)),
-                "words": float(sum(len(text.split()) for text in said)),
+                "messages": float(len(messages)),
+                "words": float(sum(len(text.split()) for text in messages)),
                 "proposals": float(sum(entry["type"] == "proposal" for entry in log)),
                 "turns": float(len(log)),
             }
@@ -220,18 +223,18 @@ def check_room(
     rollout: RolloutConfig,
     max_positions: int | None,
 ) -> None:
-    """Refuse, before anything is played, boards whose opening prompt leaves no token to speak with.
+    """Refuse, before any game, instances whose first prompt leaves no room for a reply.
 
-    `max_positions` is the longest transcript the model can read, None where it has no limit.
+    `max_positions` is the longest transcript the model can read, in tokens; None means no limit.
 
     Raises:
-        ValueError: names the longest prompt, the limit and what to set.
+        ValueError: names the longest prompt, the limit and a value that works.
     """
-    room = rollout.max_game_tokens
-    if max_positions is not None and room > max_positions:
+    limit = rollout.max_game_tokens
+    if max_positions is not None and limit > max_positions:
         raise ValueError(
             f"rollout.max_game_tokens must be at most {max_positions}, the positions the model "
-            f"has, got {room}"
+            f"has, got {limit}"
         )
     longest, where = 0, ""
     for instance in instances:
@@ -241,33 +244,33 @@ def check_room(
             length = len(rendering.first(system=prompt.system, user=prompt.user))
             if length > longest:
                 longest, where = length, f"instance {instance.key}, seat {seat}"
-    if longest < room:
+    if longest < limit:
         return
     if max_positions is None or longest < max_positions:
-        roomy = 2 * longest if max_positions is None else min(2 * longest, max_positions)
-        advice = f"give rollout.max_game_tokens={roomy}"
+        enough = 2 * longest if max_positions is None else min(2 * longest, max_positions)
+        advice = f"set rollout.max_game_tokens={enough}"
     else:
-        advice = f"the model reads at most {max_positions}, so give it smaller boards"
+        advice = f"the model reads at most {max_positions}, so use smaller boards"
         advice += "" if game.brief else " or game.brief=true"
     raise ValueError(
         f"rollout.max_game_tokens must be above the longest prompt, which has {longest} tokens "
-        f"({where}), got {room}; {advice}"
+        f"({where}), got {limit}; {advice}"
     )
 
 
 def example_places(scores: Sequence[float]) -> dict[str, int]:
-    """Which games to read: the best, the worst and the one nearest the median score.
+    """The indices of the best game, the worst game and the game nearest the median score.
 
-    The first of equals is taken and none twice, so fewer than three games give fewer examples.
+    Takes the first of equals and no game twice, so fewer than three games give fewer examples.
     """
-    middle = statistics.median(scores)
-    wanted = {
+    median = statistics.median(scores)
+    criteria = {
         "best": lambda place: -scores[place],
         "worst": lambda place: scores[place],
-        "typical": lambda place: abs(scores[place] - middle),
+        "typical": lambda place: abs(scores[place] - median),
     }
     chosen: dict[str, int] = {}
-    for name, rank in wanted.items():
+    for name, rank in criteria.items():
         left = [place for place in range(len(scores)) if place not in chosen.values()]
         if left:
             chosen[name] = min(left, key=rank)
@@ -275,25 +278,25 @@ def example_places(scores: Sequence[float]) -> dict[str, int]:
 
 
 def _evaluation(
-    name: str, mine: Mapping[int, Episode], *, world: World | None, num_void: int = 0
+    name: str, games: Mapping[int, Episode], *, world: World | None, num_void: int = 0
 ) -> Evaluation:
-    """This rank's games, by the place of their instance, joined with all others' (world None: there
-    are no others)."""
-    scores_here = {place: episode.outcome.score_norm for place, episode in mine.items()}
-    parts = _gather((scores_here, tally(list(mine.values())), num_void), world)
+    """This rank's games, by the index of their instance, joined with those of all other ranks.
+    `world` None means that `games` are all games."""
+    own_scores = {place: episode.outcome.score_norm for place, episode in games.items()}
+    parts = _gather((own_scores, tally(list(games.values())), num_void), world)
     scores_by_place: dict[int, float] = {}
     for part_scores, _, _ in parts:
         scores_by_place |= part_scores
     num_void = sum(part_void for _, _, part_void in parts)
     if not scores_by_place:
         raise AllVoid(f"{name}: all {num_void} games ended void, so there is nothing to score")
-    # Void games leave gaps among the places, none among the scores.
+    # Void games leave gaps among the indices, none among the scores.
     places = sorted(scores_by_place)
     scores = tuple(scores_by_place[place] for place in places)
     chosen = {label: places[number] for label, number in example_places(scores).items()}
     shown = {*places[:NUM_SHOWN], *chosen.values()}
     records: dict[int, dict[str, Any]] = {}
-    for part in _gather({p: game_record(mine[p], step=0) for p in shown if p in mine}, world):
+    for part in _gather({p: game_record(games[p], step=0) for p in shown if p in games}, world):
         records |= part
     return Evaluation(
         name=name,
@@ -307,5 +310,4 @@ def _evaluation(
 
 
 def _gather(value: Any, world: World | None) -> list[Any]:
-    """Every rank's value; ranks that played nothing give empty ones."""
     return [value] if world is None else gather_objects(value, world)

@@ -1,13 +1,13 @@
-"""An evaluation as people read it: a table for the terminal, a Markdown page, a JSON file.
+"""Reports of an evaluation: a table for the terminal, a Markdown page, a JSON file.
 
-Means are a game; scores are shares of the best possible value. Plays nothing and knows no engine.
+Means are per game; scores are shares of the best possible value. Plays no games.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from selfplay.evaluation.evaluate import Evaluation
 from selfplay.metrics.bootstrap import show_interval
 from selfplay.metrics.run_folder import write_atomically
 
-# Measure, its heading, what it says. A page has those columns that one of its rows has.
+# Measure, heading, meaning. A page has the columns that at least one of its rows has.
 COLUMNS = (
     ("agreement", "agreement", "share of games that end with an accepted proposal or an answer"),
     ("optimal", "optimal", "share of games that end with a best possible plan"),
     ("talk_value", "talk value", "score minus the better of the two seats' solo plans"),
-    ("turns", "turns", "tries at a move, refused ones included"),
+    ("turns", "turns", "tries at a move, including refused ones"),
     ("messages", "messages", "legal messages"),
     ("words", "words", "words in messages"),
     ("errors", "errors", "refused moves"),
@@ -38,7 +38,7 @@ _ERRORS = "errors_"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One evaluation: what was asked, and a row for each pair that played the same instances."""
+    """One evaluation: its facts, and a row for each pair of players on the same instances."""
 
     title: str
     facts: dict[str, Any]
@@ -46,12 +46,12 @@ class Page:
 
 
 def columns(rows: Mapping[str, Evaluation]) -> list[tuple[str, str, str]]:
-    """The columns that say something about these rows."""
+    """The columns that at least one of these rows has."""
     return [column for column in COLUMNS if any(column[0] in row.measures for row in rows.values())]
 
 
 def table_text(rows: Mapping[str, Evaluation]) -> str:
-    """One line a pair for a terminal: score with its 95 % interval, then means a game."""
+    """One line per pair for a terminal: score with its 95 % interval, then means per game."""
     rows = {on_one_line(name): row for name, row in rows.items()}
     width = max(len(name) for name in rows)
     head = f"{'':{width}}  {'score [95 %]':22}"
@@ -63,7 +63,7 @@ def table_text(rows: Mapping[str, Evaluation]) -> str:
 
 
 def games_text(rows: Mapping[str, Evaluation]) -> str:
-    """The best, typical and worst game of every policy's row, to be read in a terminal."""
+    """The best, typical and worst game of every policy's row, for a terminal."""
     return "\n".join(
         f"=== {on_one_line(name)}: {label} game\n{game_text(record)}"
         for name, row in rows.items()
@@ -73,7 +73,7 @@ def games_text(rows: Mapping[str, Evaluation]) -> str:
 
 
 def errors_text(rows: Mapping[str, Evaluation]) -> str:
-    """Refused moves a game by kind, one line a pair that made any; "" when none did."""
+    """Refused moves per game by kind, one line per pair that made any; "" if none did."""
     lines = [
         f"{on_one_line(name)}: {kinds}" for name, row in rows.items() if (kinds := _kinds(row))
     ]
@@ -81,22 +81,18 @@ def errors_text(rows: Mapping[str, Evaluation]) -> str:
 
 
 def markdown(page: Page) -> str:
-    """The whole page: what was asked, the table, its words, the errors by kind, games to read."""
+    """The page: facts, table, its legend, errors by kind, example games."""
     lines = [f"# {escaped(page.title)}", ""]
     lines += [f"- {name}: {escaped(str(value))}" for name, value in page.facts.items()]
     lines += ["", *_markdown_table(page.rows), ""]
-    lines += ["Score: mean share of the best possible value, 0 without an agreement, with a "]
-    lines[-1] += "bootstrap 95 % interval over games. Means a game: "
-    lines[-1] += (
-        "; ".join(f"*{heading}* {meaning}" for _, heading, meaning in columns(page.rows)) + "."
-    )
+    legend = "; ".join(f"*{heading}* {meaning}" for _, heading, meaning in columns(page.rows))
+    lines += [
+        "Score: mean share of the best possible value, 0 without an agreement, with a bootstrap "
+        f"95 % interval over games. Means per game: {legend}."
+    ]
     if errors := errors_text(page.rows):
-        lines += [
-            "",
-            "## Errors a game by kind",
-            "",
-            *(f"- {escaped(e)}" for e in errors.split("\n")),
-        ]
+        lines += ["", "## Errors per game by kind", ""]
+        lines += [f"- {escaped(line)}" for line in errors.split("\n")]
     for name, row in page.rows.items():
         if name.startswith("policy"):
             for label, record in row.examples.items():
@@ -106,8 +102,7 @@ def markdown(page: Page) -> str:
 
 
 def as_json(page: Page) -> dict[str, Any]:
-    """Everything of the page as plain values: the facts, and a row's scores in the order of the
-    instances."""
+    """The page as plain values; a row's scores are in the order of the instances."""
     return {**page.facts, "rows": rows_json(page.rows)}
 
 
@@ -133,19 +128,20 @@ def fenced(text: str) -> str:
 
 def _markdown_table(rows: Mapping[str, Evaluation]) -> list[str]:
     headings = ["", "score [95 %]", *(heading for _, heading, _ in columns(rows))]
-    lines = [_row(headings), _row(["---", *["--:"] * (len(headings) - 1)])]
+    lines = [table_row(headings), table_row(["---", *["--:"] * (len(headings) - 1)])]
     for name, row in rows.items():
         cells = [_cell(row, measure) for measure, _, _ in columns(rows)]
-        lines.append(_row([escaped(name), show_interval(row.interval), *cells]))
+        lines.append(table_row([escaped(name), show_interval(row.interval), *cells]))
     return lines
 
 
-def _row(cells: list[str]) -> str:
+def table_row(cells: Sequence[str]) -> str:
+    """A row of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 
 def _cell(row: Evaluation, measure: str) -> str:
-    """A mean with three decimals; a dash where it was not measured."""
+    """A mean with three decimals; a dash if it was not measured."""
     return f"{row.measures[measure]:.3f}" if measure in row.measures else "-"
 
 
@@ -156,5 +152,5 @@ def _kinds(row: Evaluation) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
+    """Text that Markdown shows unchanged, on one line."""
     return re.sub(r"([\\`*_|<>\[\]&~#!])", r"\\\1", on_one_line(text))

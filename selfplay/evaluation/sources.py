@@ -1,7 +1,7 @@
-"""What an evaluation is asked about: a policy on disk, its settings, the games to play.
+"""Reads the question of an evaluation: a policy on disk, its settings, the games to play.
 
-Every mistake in the asking is a ValueError that names the argument, the rule, the value and the
-nearest valid choice. Loads no weights.
+Every mistake is a ValueError that names the argument, the rule, the value and the nearest valid
+choice. Loads no weights.
 """
 
 from __future__ import annotations
@@ -16,36 +16,43 @@ from typing import Any
 
 from dialop.matching.starts import Entries, checked_entries
 from dialop.rows import read_records
-from selfplay.config import Config, GameConfig, RolloutConfig, load_config
+from selfplay.config import (
+    Config,
+    DataConfig,
+    EvalConfig,
+    GameConfig,
+    RolloutConfig,
+    load_config,
+)
 from selfplay.config.play import MAX_GAMES
 from selfplay.config.player_spec import CHECKPOINT, POOL, SELF, Spec, parse_shares
 from selfplay.data.instances import GENERATED, HELD_OUT, begun, kept_back
 from selfplay.games import kit_of
 from selfplay.partners.checkpoints import (
-    ALONE,
+    ONE_PROCESS,
     Source,
-    _beside,
     check_same_game,
     find_source,
     nearest,
+    neighbours,
+    part_of_run,
 )
 from selfplay.rollout.seating import read_spec
 
 
 @dataclass(frozen=True, slots=True)
 class Games:
-    """The instances to play; `records` are the people's games on them, empty where there are
-    none."""
+    """The instances to play. `records` are people's games on the same instances; may be empty."""
 
     instances: Sequence[Any]
     records: Sequence[dict[str, Any]]
 
 
 def find_config(source: Source, given: Path | None, overrides: Sequence[str]) -> Config:
-    """The run's settings or those of --config, with the policy's folder as their model.
+    """The settings of --config (`given`) or else of the run, with the policy's folder as the model.
 
     Raises:
-        SettingsError, ValueError: settings that cannot be used, or none at all.
+        SettingsError, ValueError: for settings that cannot be used, or none at all.
     """
     path = given or source.settings
     if path is None:
@@ -54,14 +61,22 @@ def find_config(source: Source, given: Path | None, overrides: Sequence[str]) ->
             "play; give a file such as configs/tiny.yaml"
         )
     policy = (f"model.path={json.dumps(str(source.weights))}", "model.scratch=null")
-    return load_config(path, [*ALONE, *overrides, *policy])
+    return load_config(path, [*ONE_PROCESS, *overrides, *policy])
 
 
 def find_games(
-    games: str, num: int | None, config: Config, *, start: Entries | None = None
+    games: str,
+    num: int | None,
+    *,
+    game: GameConfig,
+    data: DataConfig,
+    eval_settings: EvalConfig,
+    start: Entries | None = None,
 ) -> Games:
-    """The first `num` instances of the held-out stream or of a file (None: as many as a run plays
-    at its end, or the whole file), begun as people began them where a `start` is given.
+    """The first `num` instances of the held-out stream or of a file.
+
+    `num` None means `eval.final_games` of the stream or all of the file. With `start` the instances
+    begin with people's recorded first moves.
 
     Raises:
         ValueError: for a missing or empty file or more games than it holds.
@@ -72,17 +87,17 @@ def find_games(
     if games == GENERATED and start:
         raise ValueError("--start needs --games FILE.jsonl with recorded games, got generated")
     if games == GENERATED:
-        num = num or config.eval.final_games
-        return Games(kept_back(HELD_OUT, num=num, game=config.game, data=config.data), [])
+        num = num or eval_settings.final_games
+        return Games(kept_back(HELD_OUT, num=num, game=game, data=data), [])
     path = Path(games)
     if not path.is_file():
-        files = _beside(path, lambda other: other.suffix in (".parquet", ".jsonl"))
+        files = neighbours(path, lambda other: other.suffix in (".parquet", ".jsonl"))
         raise ValueError(
             f"--games must be '{GENERATED}' or a .parquet or .jsonl file, got {games}"
             + nearest(path.name, [GENERATED, *files])
         )
     try:
-        instances = kit_of(config.game).read(path, config.game)
+        instances = kit_of(game).read(path, game)
     except (OSError, ValueError) as error:
         raise ValueError(f"--games: {error}") from None
     if not instances:
@@ -90,16 +105,16 @@ def find_games(
     if num is not None and num > len(instances):
         raise ValueError(f"--num must be at most {len(instances)}, the games in {path}, got {num}")
     instances = instances[:num]
-    played = path.suffix == ".jsonl" and kit_of(config.game).PLAYED_BY_PEOPLE
-    records = islice(read_records(path), len(instances)) if played else ()
+    by_people = path.suffix == ".jsonl" and kit_of(game).PLAYED_BY_PEOPLE
+    records = islice(read_records(path), len(instances)) if by_people else ()
     if start:
-        recorded = kit_of(config.game).read_recorded(path)[: len(instances)]
-        instances = [begun(game, start, "evaluation", i) for i, game in enumerate(recorded)]
+        recorded = kit_of(game).read_recorded(path)[: len(instances)]
+        instances = [begun(one, start, "evaluation", i) for i, one in enumerate(recorded)]
     return Games(instances, list(records))
 
 
 def find_start(text: str) -> Entries:
-    """What --start asks for. Raises ValueError for what is no start."""
+    """The value of --start. Raises ValueError for an invalid one."""
     try:
         value: object = float(text) if "." in text else int(text)
     except ValueError:
@@ -111,36 +126,41 @@ def find_start(text: str) -> Entries:
 
 
 def find_partner(
-    partner: str, config: Config, *, played: Path | str, overrides: Sequence[str]
+    partner: str, game: GameConfig, *, played: Path | str, overrides: Sequence[str]
 ) -> Spec:
-    """What --partner names. Raises ValueError for one that cannot be asked for here."""
-    spec = read_spec(partner, config.game, what="--partner")
+    """The partner that --partner names. Raises ValueError for one that cannot play here.
+
+    `played` names where `game` was read from.
+    """
+    spec = read_spec(partner, game, what="--partner")
     if spec.kind == CHECKPOINT:
         what = f"--partner {spec.text}"
-        found = find_source(Path(spec.argument), what=what)
-        check_same_game(found, config, what=what, played=played, overrides=overrides)
+        source = find_source(Path(spec.argument), what=what)
+        check_same_game(source, game, what=what, played=played, overrides=overrides)
     if spec.kind == POOL:
         raise ValueError(
-            "--partner must name one policy, got pool; nearest is checkpoint:RUN/policy_pool/step_000020"
+            "--partner must name one policy, got pool; nearest is "
+            "checkpoint:RUN/policy_pool/step_000020"
         )
     return spec
 
 
 def usual_partner(game: GameConfig, rollout: RolloutConfig) -> str:
-    """Whom a policy is evaluated with unless asked otherwise: itself, or in a game of unequal seats
-    the first partner of its training."""
+    """The default partner of an evaluation: the policy itself, or in a game with unequal seats the
+    first training partner."""
     if kit_of(game).LEARNER_SEAT is None:
         return SELF
     return parse_shares(rollout.partners)[0][0].text
 
 
 def report_folder(source: Source, games: str, partner: str) -> Path:
-    """RUN/eval_NAME: the policy's part of the run unless it is the final one, the games, the
-    partner. Raises ValueError for weights from the hub."""
+    """RUN/eval_NAME, where NAME joins the part of the run (unless it is final/), the games and the
+    partner (unless it is self). Raises ValueError for weights from the hub."""
     if source.hub is not None:
         raise ValueError(f"--out is needed: {source.hub} lies on the hub, in no folder to write to")
-    part = source.weights.parent.name if source.weights.name == "hf" else source.weights.name
-    inside = source.weights != source.home and part != "final"
-    beside = [re.sub(r"[^\w.-]+", "_", partner)] * (partner != "self")
-    words = [part] * inside + [Path(games).stem] + beside
-    return source.home / "_".join(["eval", *words])
+    words = ["eval", Path(games).stem]
+    if part := part_of_run(source):
+        words.insert(1, part)
+    if partner != SELF:
+        words.append(re.sub(r"[^\w.-]+", "_", partner))
+    return source.home / "_".join(words)

@@ -1,8 +1,7 @@
-"""How far the policy's words are from people's: two distances, in bits, of message words.
+"""How far the policy's words are from people's: two distances between message words, in bits.
 
-People's words come from a file of recorded games, which is only read. A word is a run of letters in
-lower case, any number counts as one and the same word, and punctuation is none. Knows no engine and
-no gradients.
+People's words come from a file of recorded games. A word is a run of letters in lower case; all
+numbers count as one word; punctuation does not count. Never sees engines or gradients.
 """
 
 from __future__ import annotations
@@ -17,42 +16,41 @@ from pathlib import Path
 
 from dialop.matching.recorded import said_in
 from dialop.rows import read_records
-from selfplay.config import Config
+from selfplay.config import EvalConfig, GameConfig
 from selfplay.config.settings import SettingsError
 from selfplay.distributed import World, gather_objects
 from selfplay.games import kit_of
 from selfplay.metrics.games import messages
 from selfplay.rollout.episode import Episode
 
-EDGE = ""  # stands before the first word of a message and after its last
+EDGE = ""  # stands for the start and the end of a message
 NUMBER = "0"
-PAIR_SHARE = 0.5  # what a word's predecessor decides of its probability
+PAIR_SHARE = 0.5  # the weight of the bigram model in the mixture
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*|\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class WordCounts:
-    """What was said: how often each word and each two in a row, a message's edges counted as a
-    word. Each message adds one edge to `single` and one before and one after its words to
-    `pairs`."""
+    """Counts of words and of pairs of adjacent words. EDGE counts as a word: each message adds one
+    to `single`, and in `pairs` it stands before the first and after the last word."""
 
     single: Counter[str]
     pairs: Counter[tuple[str, str]]
 
     @property
     def words(self) -> dict[str, int]:
-        """The counts of words alone."""
+        """The counts without EDGE."""
         return {word: count for word, count in self.single.items() if word != EDGE}
 
 
 def words_of(message: str) -> list[str]:
     """The words of a message, in order."""
-    found = (match.group() for match in _WORD.finditer(message.lower().replace("’", "'")))
-    return [NUMBER if word[0].isdigit() else word for word in found]
+    words = _WORD.findall(message.lower().replace("’", "'"))
+    return [NUMBER if word[0].isdigit() else word for word in words]
 
 
 def count_words(messages: Iterable[str]) -> WordCounts:
-    """Counts over messages; one without a word counts for nothing."""
+    """Counts over messages; a message without a word is left out."""
     counts = WordCounts(Counter(), Counter())
     for message in messages:
         if words := words_of(message):
@@ -63,10 +61,10 @@ def count_words(messages: Iterable[str]) -> WordCounts:
 
 def divergence(one: Mapping[str, int], other: Mapping[str, int]) -> float:
     """Jensen-Shannon divergence of two word distributions in bits (Lin 1991, "Divergence measures
-    based on the Shannon entropy"): H((P + Q) / 2) - (H(P) + H(Q)) / 2, 0 for equal shares of each
-    word, 1 where no word is common.
+    based on the Shannon entropy"): H((P + Q) / 2) - (H(P) + H(Q)) / 2. It is 0 for equal
+    distributions and 1 for distributions without a common word.
 
-    Raises ValueError where one of them has no words.
+    Raises ValueError if either has no words.
     """
     num_one, num_other = sum(one.values()), sum(other.values())
     if not num_one or not num_other:
@@ -79,41 +77,42 @@ def divergence(one: Mapping[str, int], other: Mapping[str, int]) -> float:
     return total
 
 
-def cross_entropy(said: WordCounts, people: WordCounts) -> float:
-    """Bits a word, a message's end included, that a word model of people's messages needs for what
-    was said: -1/N sum of log2 p(word | word before).
+def cross_entropy(policy: WordCounts, people: WordCounts) -> float:
+    """Cross-entropy of the policy's messages under a word model of people's messages, in bits per
+    word: -1/N sum of log2 p(word | word before). The end of a message counts as a word.
 
-    The model is a bigram model mixed with a unigram model, p(w | v) = s c(v, w) / c(v) + (1 - s)
-    p(w) with s = 1/2 (Jelinek and Mercer 1980), and p(w) = (c(w) + 1) / (C + V + 1), which adds one
-    to each of V words and to one more that stands for all words people never used.
+    The model is a mixture of a bigram and a unigram model (Jelinek and Mercer 1980),
+    p(w | v) = s c(v, w) / c(v) + (1 - s) p(w) with s = 1/2 and p(w) = (c(w) + 1) / (C + V + 1).
+    The last adds one to the counts of each of people's V words and of one word that stands for all
+    others.
 
-    Raises ValueError where one of them has no words.
+    Raises ValueError if either has no words.
     """
-    num_said, num_people = sum(said.pairs.values()), sum(people.single.values())
-    if not num_said or not num_people:
+    num_policy, num_people = sum(policy.pairs.values()), sum(people.single.values())
+    if not num_policy or not num_people:
         raise ValueError("a cross-entropy needs words on both sides")
     bits = 0.0
-    for (before, word), count in sorted(said.pairs.items()):
-        alone = (people.single[word] + 1) / (num_people + len(people.single) + 1)
-        seen = people.single[before]
-        after = people.pairs[before, word] / seen if seen else alone
-        bits -= count * math.log2(PAIR_SHARE * after + (1 - PAIR_SHARE) * alone)
-    return bits / num_said
+    for (before, word), count in sorted(policy.pairs.items()):
+        unigram = (people.single[word] + 1) / (num_people + len(people.single) + 1)
+        num_before = people.single[before]
+        bigram = people.pairs[before, word] / num_before if num_before else unigram
+        bits -= count * math.log2(PAIR_SHARE * bigram + (1 - PAIR_SHARE) * unigram)
+    return bits / num_policy
 
 
 def word_drift(episodes: Iterable[Episode], people: WordCounts, world: World) -> dict[str, float]:
-    """Both distances of the policy's legal messages from people's, over all ranks' games; nothing
-    where it said no word."""
+    """Both distances between the policy's legal messages and people's, over all ranks' games; {} if
+    the policy used no word. Every rank must call."""
     parts: Sequence[WordCounts] = gather_objects(count_words(_messages(episodes)), world)
-    said = WordCounts(Counter(), Counter())
+    policy = WordCounts(Counter(), Counter())
     for part in parts:
-        said.single.update(part.single)
-        said.pairs.update(part.pairs)
-    if not said.single:
+        policy.single.update(part.single)
+        policy.pairs.update(part.pairs)
+    if not policy.single:
         return {}
     return {
-        "word_divergence": divergence(said.words, people.words),
-        "word_cross_entropy": cross_entropy(said, people),
+        "word_divergence": divergence(policy.words, people.words),
+        "word_cross_entropy": cross_entropy(policy, people),
     }
 
 
@@ -122,10 +121,10 @@ def read_people(path: str) -> WordCounts:
     """The words of a .jsonl of recorded games.
 
     Raises:
-        SettingsError: for a file that cannot be read, or in which nothing is said.
+        SettingsError: for a file that cannot be read or holds no message.
     """
     try:
-        counts = count_words(_said(Path(path)))
+        counts = count_words(_recorded_messages(Path(path)))
     except (OSError, ValueError) as error:
         raise SettingsError(f"eval.human_words: {error}") from None
     if not counts.single:
@@ -133,8 +132,8 @@ def read_people(path: str) -> WordCounts:
     return counts
 
 
-def _said(path: Path) -> Iterator[str]:
-    """The messages of all records. Raises ValueError with the file and line of one without."""
+def _recorded_messages(path: Path) -> Iterator[str]:
+    """The messages of all records. Raises ValueError with the file and line of a bad record."""
     for number, record in enumerate(read_records(path), start=1):
         try:
             yield from said_in(record)
@@ -142,20 +141,21 @@ def _said(path: Path) -> Iterator[str]:
             raise ValueError(f"{path} line {number}: {error}") from None
 
 
-def check_words(config: Config) -> None:
-    """Raise SettingsError, before anything starts, where people's words cannot be read."""
-    if config.eval.human_words is None:
+def check_words(eval_settings: EvalConfig, game: GameConfig) -> None:
+    """Raise SettingsError, before anything starts, if people's words cannot be read."""
+    path = eval_settings.human_words
+    if path is None:
         return
-    if not kit_of(config.game).PLAYED_BY_PEOPLE:
+    if not kit_of(game).PLAYED_BY_PEOPLE:
         raise SettingsError(
-            f"eval.human_words must be empty for {config.game.name}, which no people recorded, got "
-            f"{config.eval.human_words}"
+            f"eval.human_words must be empty for {game.name}, which has no recorded games of "
+            f"people, got {path}"
         )
-    read_people(config.eval.human_words)
+    read_people(path)
 
 
 def _messages(episodes: Iterable[Episode]) -> Iterable[str]:
-    """The words of each message of a seat that the policy has."""
+    """The text of each legal message of the policy's seats."""
     for episode in episodes:
         policy = [seat for seat, t in enumerate(episode.transcripts) if t is not None]
         yield from (text for _, text in messages(episode, policy))

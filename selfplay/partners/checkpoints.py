@@ -1,4 +1,4 @@
-"""Where a policy lies on disk, and whether it was trained on the same game."""
+"""Finds a policy on disk and checks that it was trained on the same game."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from pathlib import Path
 import yaml
 
 from selfplay.checkpoint import policies
-from selfplay.config import Config, GameConfig
+from selfplay.config import GameConfig
 from selfplay.config.settings import load
 from selfplay.model.hub import check_weights, is_hub_name, local_folder
 
-# What a run needed to train and an evaluation does not: a fixed number of ranks.
-ALONE = ("parallel.tp=1", "parallel.fsdp=null")
+# Overrides of a run's settings for an evaluation, which may use another number of ranks.
+ONE_PROCESS = ("parallel.tp=1", "parallel.fsdp=null")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the policy lies: its Hugging Face folder, the folder reports go to, the run's settings
-    (None outside a run)."""
+    """A policy on disk. `weights` is its Hugging Face folder, `home` the run folder (or the folder
+    itself), `settings` the run's config.yaml (None outside a run)."""
 
     weights: Path
     home: Path
     settings: Path | None
-    hub: str | None = None  # the hub's name of fetched weights, whose home is no place for reports
+    hub: str | None = None  # the name on the hub; `home` is then a cache, not a place for reports
 
 
 def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
-    """What --checkpoint or another argument `what` names: a run folder (its newest weights, in the
-    final export or a checkpoint, else its warm start), a part of one, or any Hugging Face folder.
+    """The policy that --checkpoint, or another argument `what`, names.
 
-    A hub's name is fetched. Raises ValueError for a folder that is missing or holds no model; names
-    the nearest that does.
+    It can be a run folder (the newest weights of its final export or checkpoints, else its warm
+    start), a part of a run folder, any Hugging Face folder, or a name on the hub, which is
+    downloaded. Raises ValueError for a folder that is missing or holds no model, with the most
+    similar name next to it.
     """
     name = str(checkpoint)
     if not checkpoint.is_dir() and is_hub_name(name):
-        fetched = local_folder(name, what=what)
-        check_weights(fetched, what=what)
-        return Source(fetched, fetched, None, hub=name)
+        downloaded = local_folder(name, what=what)
+        check_weights(downloaded, what=what)
+        return Source(downloaded, downloaded, None, hub=name)
     if not checkpoint.is_dir():
         raise ValueError(
             f"{what} must be a run folder or a Hugging Face folder or name, got {checkpoint}"
-            + nearest(checkpoint.name, _beside(checkpoint, lambda path: path.is_dir()))
+            + nearest(checkpoint.name, neighbours(checkpoint, lambda path: path.is_dir()))
         )
     if (checkpoint / "config.yaml").exists():
         parts = [*policies(checkpoint), checkpoint / "warm_start"]
@@ -71,50 +72,57 @@ def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
 
 def check_same_game(
     source: Source,
-    config: Config,
+    game: GameConfig,
     *,
     what: str,
     played: Path | str,
     overrides: Sequence[str] = (),
 ) -> None:
-    """Raise ValueError where the policy's run was of another game than `config`'s, told it in other
-    texts, or let it write what is refused here.
+    """Raise ValueError if the policy was trained on another game than `game`, on other texts of it,
+    or with private reasoning where `game` has none.
 
-    `played` is where `config` was read from; what `overrides` say as game.KEY=value is asked of all
-    who meet. Nothing is known of weights outside a run. Of a run's settings only these keys are
-    read: others may be older than this code.
+    `played` names where `game` was read from. Overrides of the form game.KEY=value apply to both
+    sides. Weights outside a run are not checked. Only these keys of the run's settings are read,
+    because others may be older than this code.
     """
     if source.settings is None:
         return
     saved = yaml.safe_load(source.settings.read_text(encoding="utf-8")).get("game", {})
     keys = ("name", "brief", "messages", "private_reasoning")
     words = [f"{key}={json.dumps(saved[key])}" for key in keys if key in saved]
-    asked = [word.removeprefix("game.") for word in overrides if word.startswith("game.")]
-    own, here = load(GameConfig, None, [*words, *asked]), config.game
+    words += [word.removeprefix("game.") for word in overrides if word.startswith("game.")]
+    trained_on = load(GameConfig, None, words)
     rules = dict.fromkeys(("name", "brief", "messages"), "the same for all who meet")
-    if own.private_reasoning:  # who never wrote any can play where it is allowed
+    if trained_on.private_reasoning:  # a policy without private reasoning can play in either game
         rules["private_reasoning"] = "true where one was trained with it"
     for key, rule in rules.items():
-        values = [str(getattr(game, key)).lower() for game in (own, here)]
-        if values[0] != values[1]:
+        trained, wanted = (str(getattr(each, key)).lower() for each in (trained_on, game))
+        if trained != wanted:
             raise ValueError(
-                f"{what}: game.{key} must be {rule}, got {values[0]} in {source.home} and "
-                f"{values[1]} in {played}"
+                f"{what}: game.{key} must be {rule}, got {trained} in {source.home} and "
+                f"{wanted} in {played}"
             )
 
 
+def part_of_run(source: Source) -> str | None:
+    """The part of its run that holds the weights, such as step_000020 or warm_start; None for
+    final/ and for weights outside a run."""
+    part = source.weights.parent.name if source.weights.name == "hf" else source.weights.name
+    return None if source.weights == source.home or part == "final" else part
+
+
 def _is_model(folder: Path) -> bool:
-    described = any((folder / name).exists() for name in ("config.json", "adapter_config.json"))
-    return described and any(folder.glob("*.safetensors"))
+    has_config = any((folder / name).exists() for name in ("config.json", "adapter_config.json"))
+    return has_config and any(folder.glob("*.safetensors"))
 
 
-def _beside(path: Path, wanted: Callable[[Path], bool]) -> list[str]:
-    """Names of the wanted things in the folder where `path` should be."""
+def neighbours(path: Path, wanted: Callable[[Path], bool]) -> list[str]:
+    """Names in `path`'s folder for which `wanted` is true."""
     home = path.parent
     return sorted(p.name for p in home.iterdir() if wanted(p)) if home.is_dir() else []
 
 
 def nearest(got: str, valid: Sequence[str]) -> str:
-    """The end of an error message: the valid word most like the one that was given, if any is."""
+    """The end of an error message: the valid word most like `got`, or "" if none is similar."""
     near = difflib.get_close_matches(got, valid, n=1)
     return f"; nearest is {near[0]}" if near else ""

@@ -1,7 +1,8 @@
-"""A chat model marks how interactive each conversation was, if the settings name one.
+"""The judge: a chat model that marks how interactive each conversation was.
 
-Its mark in [0, 1] replaces the rubric's in the outcome's facts, which rewards and metrics read. If
-the judge gives no mark, the rubric's stays.
+Only the game collab uses it, and only if the settings name one. Its mark in [0, 1] replaces the
+rubric's mark in the outcome's facts, which rewards and metrics read. Without a valid mark the
+rubric's stays.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ _MARK = re.compile(r"\{[^{}]*\}")
 def make_judge(
     reward: RewardConfig, endpoint: EndpointConfig, world: World, *, cleanup: ExitStack
 ) -> Endpoint | None:
-    """The judge that `reward.collab.judge` names, on a rank that plays; None for the rubric.
+    """The judge that `reward.collab.judge` names; None for the rubric and on ranks that play no
+    games.
 
-    `cleanup` ends its threads. Raises SettingsError when the key's variable is not set.
+    `cleanup` ends its threads. Raises SettingsError if the variable with the API key is not set.
     """
     if reward.kind != "collab" or reward.collab.judge == "rubric":
         return None
@@ -53,10 +55,10 @@ def make_judge(
 
 
 def judge_interactivity(played: Played, judge: Endpoint | None) -> Played:
-    """The games with the judge's marks, continuations of branch points included.
+    """The games with the judge's marks, including the continuations of branch points.
 
-    The outcome's facts get `judged` (1.0 or 0.0) and, where the judge gave a mark, `interactivity`.
-    All games are judged at once.
+    Each outcome's facts get `judged` (1.0 or 0.0) and, if the judge gave a mark, `interactivity`.
+    All requests are sent at once.
     """
     if judge is None:
         return played
@@ -89,10 +91,10 @@ def judge_interactivity(played: Played, judge: Endpoint | None) -> Played:
 
 
 def read_mark(text: str) -> float | None:
-    """The last mark in an answer; None without a mark in [0, 1]."""
-    for found in reversed(_MARK.findall(text)):
+    """The last valid mark in an answer; None if it has no mark in [0, 1]."""
+    for candidate in reversed(_MARK.findall(text)):
         try:
-            value = json.loads(found).get("interactivity")
+            value = json.loads(candidate).get("interactivity")
         except (ValueError, RecursionError):
             continue
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
@@ -106,13 +108,13 @@ def _continuations(episode: Episode) -> Iterator[Episode]:
 
 
 def _question(episode: Episode) -> Request:
-    view = episode.views[0]  # the user's, which holds the goal
-    talk = [("user", view.request), *((NAMES[said.seat], said.text) for said in view.log)]
-    lines = "\n\n".join(f"{name}: {text}" for name, text in talk)
-    told = f"What the user wanted:\n{view.goal}\n\nThe conversation:\n{lines}"
+    view = episode.views[0]  # the user's view, which holds the goal
+    messages = [("user", view.request), *((NAMES[entry.seat], entry.text) for entry in view.log)]
+    conversation = "\n\n".join(f"{name}: {text}" for name, text in messages)
+    prompt = f"What the user wanted:\n{view.goal}\n\nThe conversation:\n{conversation}"
     return Request(
         prompt_ids=(),
         max_new_tokens=_MAX_NEW_TOKENS,
-        seed=named_seed("judge", episode.instance, episode.index, lines),
-        messages=(Message("system", _RULES), Message("user", told)),
+        seed=named_seed("judge", episode.instance, episode.index, conversation),
+        messages=(Message("system", _RULES), Message("user", prompt)),
     )

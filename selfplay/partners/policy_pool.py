@@ -1,8 +1,8 @@
-"""The pool of the run's own past policies: snapshots in `policy_pool/step_N` of the run folder, and which of
-them is met in a step.
+"""The policy pool: snapshots of the policy at earlier steps of the run, and which one plays in a
+step.
 
-Snapshots are ordinary Hugging Face folders and stay on disk, also those that have left the pool.
-Who is in the pool is saved with the checkpoint. Must not know: games, text.
+Snapshots are Hugging Face folders `policy_pool/step_N` in the run folder. They stay on disk after
+they leave the pool. The checkpoint stores who is in the pool. Never sees games or text.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from selfplay.config import PolicyPoolConfig
 from selfplay.data.seeds import named_seed, pick
 from selfplay.model.policy import empty_model
 from selfplay.model.stored import Stored
-from selfplay.partners.ratings import FIRST, draw_weights
+from selfplay.partners.ratings import INITIAL_RATING, draw_weights
 
 
-def self_name(step: int) -> str:
-    """How the policy of this step is called as a partner."""
+def member_name(step: int) -> str:
+    """The partner name of the policy after `step` steps."""
     return f"pool:{step}"
 
 
@@ -30,8 +30,10 @@ def snapshot_folder(folder: Path, step: int) -> Path:
 
 
 def joined(members: list[int], step: int, *, size: int) -> list[int]:
-    """The pool after the policy of `step` has joined: the first member, which still speaks as it
-    was taught, and the newest others; all of them where size is 0."""
+    """The pool after the policy of `step` joined: its first member and the newest others.
+
+    The first member stays because it still uses the language of the warm start. `size` 0 keeps all.
+    """
     pool = sorted({*members, step})
     if size == 0 or len(pool) <= size:
         return pool
@@ -45,16 +47,17 @@ def draw_member(
     names: tuple[object, ...],
     settings: PolicyPoolConfig,
 ) -> int:
-    """Which past policy is met, by the seed of `names`; all ranks of a step draw the same."""
+    """Draw a member with the seed of `names`, the same on all ranks."""
     weights = draw_weights(
-        [ratings.get(self_name(member), FIRST) for member in members],
+        [ratings.get(member_name(member), INITIAL_RATING) for member in members],
         prefer_weak=settings.prefer_weak,
     )
     return pick(members, weights, named_seed(*names))
 
 
 def snapshot_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """A Hugging Face folder's weights under the model's own names, one at a time."""
+    """The weights of a Hugging Face folder as (the model's parameter name, tensor), one at
+    a time."""
     model = empty_model(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     stored = Stored(folder, model)
     for name, parameter in model.named_parameters():

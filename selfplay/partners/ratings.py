@@ -1,19 +1,21 @@
-"""Ratings of players who win together: Elo's formula with the pair on one side, the task on the
-other.
+"""Elo ratings for a cooperative game: a pair of players on one side, the instance on the other.
 
-In a cooperative game there is no opponent to beat, so a pair plays against the instance, whose
-rating is 0 by definition, with the mean of its two ratings. Its expected share of the best score is
-Elo's (A. Elo, "The Rating of Chessplayers", 1978) E = 1 / (1 + 10^(-(r_a + r_b) / 2 / 400)), and
-after a game with score s both move by K (s - E). A rating of 400 stands for 0.91 of the best, 0 for
-a half. What is observed is the sum of two ratings: only with games of the policy by itself are they
-told apart. Floats only.
+There is no opponent to beat, so a pair plays against the instance. The pair's rating is the mean of
+its two players' ratings; the instance's rating is 0 by definition. The pair's expected share of the
+best score is Elo's (A. Elo, "The Rating of Chessplayers", 1978)
+
+    E = 1 / (1 + 10^(-(r_a + r_b) / 2 / 400))
+
+and a game with score s moves both players by K (s - E). A rating of 400 means 0.91 of the best
+score, 0 means half of it. Games show only the sum of two ratings, so the two are separable only if
+the policy also plays with itself. Works on plain floats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-FIRST = 0.0  # the rating of somebody nobody has played with yet
+INITIAL_RATING = 0.0  # the rating of a player without games
 
 
 def expected_score(rating_a: float, rating_b: float) -> float:
@@ -21,23 +23,24 @@ def expected_score(rating_a: float, rating_b: float) -> float:
     return float(1 / (1 + 10 ** (-(rating_a + rating_b) / 800)))
 
 
-def rated(
+def update_ratings(
     ratings: Mapping[str, float], games: Iterable[tuple[str, str, float]], *, step: float
 ) -> dict[str, float]:
-    """New ratings after games of (player, player, score in [0, 1]), one after the other.
+    """New ratings after games of (player, player, score in [0, 1]), applied in order.
 
-    `step` is Elo's K, the most a rating moves by one game. Whoever plays with itself moves once.
+    `step` is Elo's K, the largest change of a rating by one game. A player paired with itself moves
+    once per game.
     """
     new = dict(ratings)
     for one, other, score in games:
-        pair = new.get(one, FIRST), new.get(other, FIRST)
+        pair = new.get(one, INITIAL_RATING), new.get(other, INITIAL_RATING)
         change = step * (score - expected_score(*pair))
         new |= {one: pair[0] + change, other: pair[1] + change}
     return new
 
 
 def draw_weights(ratings: Iterable[float], *, prefer_weak: float) -> list[float]:
-    """How often each is to be met, adding up to 1: in proportion to 10^(-prefer_weak r / 400)."""
+    """Sampling probabilities, proportional to 10^(-prefer_weak r / 400)."""
     exponents = [-prefer_weak * rating / 400 for rating in ratings]
     largest = max(exponents)
     weights = [10 ** (exponent - largest) for exponent in exponents]

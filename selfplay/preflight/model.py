@@ -1,18 +1,19 @@
-"""Before anything is trained: can this model be trained here, and do trainer, engine and plain
-transformers give the same numbers?
+"""Checks that the model can be trained here, and that trainer, engine and plain transformers agree
+on its log-probs.
 
-`check_model` comes first and needs no weights: what the settings ask of the model, then the family
-on a small random copy (`small_copy`). `StartCheck` then compares the real weights on one text: the
-engine's words about what it samples, the trainer's packed rows, and an eager forward pass of a
-plain copy where one can be held beside them. Its text is longer than any sliding window, unless
-transcripts, positions or MOST_TOKENS are shorter. All log-probs are in nats at temperature 1.
+`check_model` comes first and needs no weights: it checks the settings against the model's config,
+then the model family on a small random copy (`small_copy`). It returns a `StartCheck`, which later
+compares the real weights on one text: the engine's log-probs of tokens it samples, the trainer's
+packed rows, and an eager forward pass of a plain copy if there is memory for one. The text is
+longer than any sliding window, unless transcripts, positions or MOST_TOKENS are shorter. All
+log-probs are in nats at temperature 1.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 import torch
@@ -25,7 +26,15 @@ from transformers import (
 )
 
 from selfplay.chat.rendering import Rendering
-from selfplay.config import Config
+from selfplay.config import (
+    Config,
+    DataConfig,
+    EngineConfig,
+    GameConfig,
+    ModelConfig,
+    ParallelConfig,
+    RolloutConfig,
+)
 from selfplay.config.settings import SettingsError
 from selfplay.credit.sample import Sample
 from selfplay.data.instances import HELD_OUT, kept_back
@@ -40,23 +49,24 @@ from selfplay.model.policy import DTYPES, described_in, empty_model, without_loa
 from selfplay.model.scratch import scratch_config
 from selfplay.model.small_copy import check_copy, eager_logprobs, first_difference, layer_outputs
 
-NUM_BOARDS = 4  # whose prompts must leave room to speak
-SAID = 32  # tokens that the engine samples
-SCORED = 64  # the text's last tokens, which are compared
-MOST_TOKENS = 4200  # of the text: more than a window of 4,096
-MOST_PARAMETERS = {"cpu": 2e9}  # of a plain copy on a processor, where a pass takes seconds
-# In fp32 a mean of 1e-4 is a hundred times the noise of a sum in another order. In bf16 the noise
-# is measured: how far an eager pass in bf16 lies from the same in fp32. Trainer and engine are each
-# about one such noise away; four leave room for kernels that round more often. Nothing below the
-# dtype's own relative step (0.008 in bf16) counts, for few tokens measure a noise roughly.
+NUM_BOARDS = 4  # held-out instances whose prompts must leave room for a reply
+NUM_SAMPLED = 32  # tokens that the engine samples
+NUM_COMPARED = 64  # last tokens of the text, whose log-probs are compared
+MOST_TOKENS = 4200  # largest length of the text, above a window of 4,096
+MOST_PARAMETERS = {"cpu": 2e9}  # largest plain copy on a CPU, where a forward pass is slow
+# The bound on a mean mismatch, in nats per token. In fp32 a mean of 1e-4 is a hundred times the
+# noise of a sum in another order. In bf16 the noise is measured: the distance between an eager pass
+# in bf16 and one in fp32. Trainer and engine are each about one such distance away; four leave room
+# for kernels that round more often. The bound is never below the relative step of the dtype (0.008
+# in bf16), because few tokens measure the noise only roughly.
 BOUND, NOISES = 1e-4, 4.0
 
 
 def check_model(
     config: Config, tokenizer: PreTrainedTokenizerBase, rendering: Rendering, world: World
 ) -> StartCheck:
-    """Refuse what cannot be trained before anything costly; reads configs only, no weights. Returns
-    what will compare the weights once they are there.
+    """Refuse a model that cannot be trained, from configs only, before anything costly. Returns the
+    check that compares the weights later.
 
     Raises SettingsError, on every rank.
     """
@@ -68,24 +78,47 @@ def check_model(
         assert config.model.scratch is not None
         num = max(config.model.scratch.vocab_size, len(tokenizer))
         described = scratch_config(config.model.scratch, vocab_size=num)
-    wrong = None
-    if world.rank == 0:  # one rank asks, for all see the same files
-        wrong = _without_room(config, described, rendering)
-        wrong = wrong or _refusal(config, described, tokenizer, world)
-    wrong = broadcast_object(wrong, world)
-    if wrong is not None:
-        raise SettingsError(wrong)
-    return StartCheck(config, tokenizer, described, world)
+    problem = None
+    if world.rank == 0:  # all ranks read the same files, so one rank checks
+        problem = _no_room(
+            described, rendering, game=config.game, rollout=config.rollout, data=config.data
+        ) or _refusal(
+            described,
+            tokenizer,
+            world,
+            model=config.model,
+            engine=config.engine,
+            parallel=config.parallel,
+            max_game_tokens=config.rollout.max_game_tokens,
+        )
+    problem = broadcast_object(problem, world)
+    if problem is not None:
+        raise SettingsError(problem)
+    return StartCheck(
+        tokenizer,
+        described,
+        world,
+        dtype=DTYPES[config.model.dtype],
+        max_game_tokens=config.rollout.max_game_tokens,
+        max_mismatch=config.engine.max_mismatch,
+    )
 
 
-def _without_room(config: Config, described: PretrainedConfig, rendering: Rendering) -> str | None:
+def _no_room(
+    described: PretrainedConfig,
+    rendering: Rendering,
+    *,
+    game: GameConfig,
+    rollout: RolloutConfig,
+    data: DataConfig,
+) -> str | None:
     """Why transcripts do not fit the model, or the first held-out prompts the transcripts."""
     try:
         check_room(
-            kept_back(HELD_OUT, num=NUM_BOARDS, game=config.game, data=config.data),
+            kept_back(HELD_OUT, num=NUM_BOARDS, game=game, data=data),
             rendering=rendering,
-            game=config.game,
-            rollout=config.rollout,
+            game=game,
+            rollout=rollout,
             max_positions=getattr(described.get_text_config(), "max_position_embeddings", None),
         )
     except ValueError as error:
@@ -94,45 +127,57 @@ def _without_room(config: Config, described: PretrainedConfig, rendering: Render
 
 
 def _refusal(
-    config: Config, described: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, world: World
+    described: PretrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    world: World,
+    *,
+    model: ModelConfig,
+    engine: EngineConfig,
+    parallel: ParallelConfig,
+    max_game_tokens: int,
 ) -> str | None:
+    """Why this model cannot be trained; None if it can."""
     words, rows = num_words(tokenizer), described.get_text_config().vocab_size
     if words > rows:
         return (
             f"model.path must have an embedding for each of its tokenizer's {words} tokens, got "
-            f"{rows}: enlarge it (resize_token_embeddings) or mend the tokenizer"
+            f"{rows}: enlarge it (resize_token_embeddings) or fix the tokenizer"
         )
     family = described.model_type
     try:
-        model = empty_model(described, dtype=torch.float32)
-    except Exception as error:  # noqa: BLE001 — whatever a family raises is told
+        skeleton = empty_model(described, dtype=torch.float32)
+    except Exception as error:  # noqa: BLE001 — a family may raise anything
         return (
             f"model.path must be a family that can be trained, got {family}: it cannot be built "
             f"with packed attention ({type(error).__name__}: {error})"
         )
-    if config.model.lora is not None:
+    if model.lora is not None:
         try:
-            check_targets(model, config.model.lora)
+            check_targets(skeleton, model.lora)
         except SettingsError as error:
             return str(error)
     why = why_not(
-        model,
-        sharded=world.mesh is not None or config.parallel.checkpointing != "none",
+        skeleton,
+        sharded=world.mesh is not None or parallel.checkpointing != "none",
         tp=world.tp,
-        engine=config.engine.kind,
-        max_tokens=config.rollout.max_game_tokens,
+        engine=engine.kind,
+        max_tokens=max_game_tokens,
     )
-    if why is None and config.model.path is not None:
-        why = check_copy(described, engine=config.engine.kind == "hf")
+    if why is None and model.path is not None:
+        why = check_copy(described, engine=engine.kind == "hf")
     if why is not None:
         return f"model.path must be a family that can be trained, got {family}: {why}"
     return None
 
 
 @dataclass(slots=True)
-class Plain:
-    """What plain transformers says about the text: log-probs of its last tokens, how far the dtype
-    of computation is from fp32 on them (mean), and each layer's hidden state at the end."""
+class PlainPass:
+    """An eager forward pass of plain transformers in fp32.
+
+    `logprobs` are those of the text's last tokens, in nats; `layers` the hidden states after each
+    layer. `noise` is the mean distance of the log-probs, `layer_noise` the largest relative
+    distance of a layer, to the same pass in the dtype of computation.
+    """
 
     logprobs: Tensor
     noise: float
@@ -142,87 +187,104 @@ class Plain:
 
 @dataclass(slots=True)
 class StartCheck:
-    """The comparison on real weights: `listen` to the engine that holds them, then `compare`."""
+    """The comparison on real weights: `listen` to the engine that holds them, then `compare`.
 
-    config: Config
+    `dtype` is the dtype of computation, `max_game_tokens` the longest transcript, `max_mismatch`
+    the largest accepted mean mismatch in nats per token if no plain copy measures the noise.
+    """
+
     tokenizer: PreTrainedTokenizerBase
     described: PretrainedConfig
     world: World
+    _: KW_ONLY
+    dtype: torch.dtype
+    max_game_tokens: int
+    max_mismatch: float
     _ids: list[int] = field(default_factory=list)
-    _said: list[float] = field(default_factory=list)
+    _engine_logprobs: list[float] = field(default_factory=list)
 
     def listen(self, engine: Engine | None) -> None:
-        """Let rank 0's engine, awake, say a few tokens after the text. Every rank calls."""
-        heard: tuple[list[int], list[float]] = ([], [])
+        """Let rank 0's engine, which must be awake, sample a few tokens after the text. Every rank
+        must call."""
+        sampled: tuple[list[int], list[float]] = ([], [])
         if self.world.rank == 0 and engine is not None:
             prompt = text_ids(self.tokenizer, self._length())
             sampling = Sampling(temperature=1.0, stop_ids=())
-            (said,) = engine.generate([Request(prompt, SAID, seed=0)], sampling)
-            heard = ([*prompt, *said.ids], said.logprobs)
-        self._ids, self._said = broadcast_object(heard, self.world)
+            (completion,) = engine.generate([Request(prompt, NUM_SAMPLED, seed=0)], sampling)
+            sampled = ([*prompt, *completion.ids], completion.logprobs)
+        self._ids, self._engine_logprobs = broadcast_object(sampled, self.world)
 
     def _length(self) -> int:
+        """Tokens of the text, without those that the engine samples."""
         window = getattr(self.described.get_text_config(), "sliding_window", None) or 0
-        longest = min(self.config.rollout.max_game_tokens, MOST_TOKENS)
-        return max(2, min(longest - SAID, max(256, window + SCORED)))
+        longest = min(self.max_game_tokens, MOST_TOKENS)
+        return max(2, min(longest - NUM_SAMPLED, max(256, window + NUM_COMPARED)))
 
     def compare(self, learner: Learner, engine: Engine | None, weights: Path) -> None:
-        """The trainer, the engine and plain transformers on the engine's text, all with the weights
-        of this folder. All ranks call; an engine that was not listened to yet is awake.
+        """Compare the trainer, the engine and plain transformers, all with the weights of this
+        folder, on the engine's text. Every rank must call. An engine that `listen` has not met yet
+        must be awake.
 
-        Raises SettingsError, on every rank, naming where the fault lies.
+        Raises SettingsError, on every rank, that names the part at fault.
         """
         if not self._ids:
             self.listen(engine)
-        packed, layers = _packed(learner, self._ids)
-        own = _unpacked(learner, self._ids)
-        verdict = None
+        packed, layers = _packed_pass(learner, self._ids)
+        unpacked = _unpacked_pass(learner, self._ids)
+        problem = None
         if self.world.rank == 0:
-            plain = plain_copy_says(weights, self._ids, learner.world, learner.compute_dtype)
-            verdict = self._verdict(packed, layers, own, plain)
-        verdict = broadcast_object(verdict, self.world)
-        if verdict is not None:
-            raise SettingsError(verdict)
+            plain = plain_pass(weights, self._ids, learner.world, learner.compute_dtype)
+            problem = self._problem(packed, layers, unpacked, plain)
+        problem = broadcast_object(problem, self.world)
+        if problem is not None:
+            raise SettingsError(problem)
 
-    def _verdict(
-        self, packed: Tensor, layers: list[Tensor], own: Tensor | None, plain: Plain | None
+    def _problem(
+        self,
+        packed: Tensor,
+        layers: list[Tensor],
+        unpacked: Tensor | None,
+        plain: PlainPass | None,
     ) -> str | None:
-        judge = plain.logprobs if plain is not None else own
-        noise = plain.noise if plain is not None else self.config.engine.max_mismatch / NOISES
-        dtype = DTYPES[self.config.model.dtype]
-        bound = max(BOUND, torch.finfo(dtype).eps, NOISES * noise)
-        engine = torch.tensor(self._said)
-        gaps: dict[str, float] = {}
-        if judge is not None:
-            gaps["trainer"] = _mean_gap(packed, judge)
+        """The message that names the part at fault; None if all agree within the bound."""
+        truth = plain.logprobs if plain is not None else unpacked
+        noise = plain.noise if plain is not None else self.max_mismatch / NOISES
+        bound = max(BOUND, torch.finfo(self.dtype).eps, NOISES * noise)
+        engine = torch.tensor(self._engine_logprobs)
+        mismatches: dict[str, float] = {}
+        if truth is not None:
+            mismatches["trainer"] = _mean_mismatch(packed, truth)
         if len(engine):
-            gaps["engine"] = _mean_gap(engine, packed if judge is None else judge)
-        seen = ", ".join(f"{who} {gap:.1e}" for who, gap in gaps.items())
+            mismatches["engine"] = _mean_mismatch(engine, packed if truth is None else truth)
+        numbers = ", ".join(f"{part} {value:.1e}" for part, value in mismatches.items())
         against = "an eager forward pass" if plain is not None else "the model's own forward pass"
-        told = f"{seen} nats a token from {against} on {len(self._ids)} tokens, bound {bound:.1e}"
-        print(f"start check: {told}", flush=True)
+        summary = (
+            f"{numbers} nats per token from {against} on {len(self._ids)} tokens, bound {bound:.1e}"
+        )
+        print(f"start check: {summary}", flush=True)
         fault = None
-        if not gaps.get("trainer", 0.0) <= bound:
-            whole = own is not None and plain is not None
-            alike = whole and _mean_gap(own, plain.logprobs) <= bound  # type: ignore[arg-type,union-attr]
-            packing = "the trainer's packed attention or logits"
-            fault = packing if alike or plain is None else "the trainer's weights or their sharding"
-            if plain is not None and len(layers) == len(plain.layers):
-                near = max(1e-3, NOISES * plain.layer_noise)
-                fault += f" ({first_difference(layers, plain.layers, bound=near)})"
-        elif not gaps.get("engine", 0.0) <= bound:
+        # Written with "not" so that a NaN is a fault.
+        if not mismatches.get("trainer", 0.0) <= bound:
+            fault = "the trainer's packed attention or logits"
+            if plain is not None:
+                if unpacked is None or not _mean_mismatch(unpacked, plain.logprobs) <= bound:
+                    fault = "the trainer's weights or their sharding"
+                if len(layers) == len(plain.layers):
+                    layer_bound = max(1e-3, NOISES * plain.layer_noise)
+                    fault += f" ({first_difference(layers, plain.layers, bound=layer_bound)})"
+        elif not mismatches.get("engine", 0.0) <= bound:
             fault = "the engine"
         if fault is None:
             return None
         return (
             f"model.path must give the same numbers everywhere, {self.described.model_type} does "
-            f"not: {fault}; {told}"
+            f"not: {fault}; {summary}"
         )
 
 
 def num_words(tokenizer: PreTrainedTokenizerBase) -> int:
-    """One more than the largest id that a text here can hold. Special tokens that the chat template
-    does not write cannot be reached (Gemma-3 keeps one for images behind its last word)."""
+    """One more than the largest token id that a text can hold. A special token that the chat
+    template does not write never occurs (Gemma-3 has one for images after its last word)."""
     written = str(tokenizer.chat_template)
     unreachable = {
         token
@@ -233,7 +295,7 @@ def num_words(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def text_ids(tokenizer: PreTrainedTokenizerBase, num: int) -> list[int]:
-    """So many tokens of a ledger in which nothing repeats itself exactly."""
+    """The first `num` tokens of a text whose lines are all different."""
     lines: list[str] = []
     ids: list[int] = []
     while len(ids) < num:
@@ -245,14 +307,16 @@ def text_ids(tokenizer: PreTrainedTokenizerBase, num: int) -> list[int]:
     return list(ids[:num])
 
 
-def _mean_gap(a: Tensor, b: Tensor) -> float:
+def _mean_mismatch(a: Tensor, b: Tensor) -> float:
+    """The mean distance of the last log-probs that both hold, in nats per token."""
     num = min(len(a), len(b))
     return float((a[-num:] - b[-num:]).abs().mean())
 
 
-def _packed(learner: Learner, ids: list[int]) -> tuple[Tensor, list[Tensor]]:
-    """The trainer's log-probs of the text's end, in a row behind another text, and its layers."""
-    num = min(SCORED, len(ids) - 1)
+def _packed_pass(learner: Learner, ids: list[int]) -> tuple[Tensor, list[Tensor]]:
+    """The trainer's log-probs of the text's last tokens, packed in a row after another text, and
+    the hidden states after each layer."""
+    num = min(NUM_COMPARED, len(ids) - 1)
     other = ids[: max(2, len(ids) // 3)]
     samples = [
         Sample("other", other, [0] * len(other), [], []),
@@ -264,23 +328,24 @@ def _packed(learner: Learner, ids: list[int]) -> tuple[Tensor, list[Tensor]]:
     return logprobs_M.cpu(), layers
 
 
-def _unpacked(learner: Learner, ids: list[int]) -> Tensor | None:
-    """The trainer's model by its own forward pass; None where its words are divided over ranks."""
+def _unpacked_pass(learner: Learner, ids: list[int]) -> Tensor | None:
+    """The log-probs from the model's own forward pass; None under tensor parallelism, which shards
+    the vocabulary."""
     if learner.world.tp > 1:
         return None
     world, dtype = learner.world, learner.compute_dtype
     lowered = world.mesh is None and dtype != torch.float32
     with torch.autocast(world.device.type, dtype, enabled=lowered):
-        found = eager_logprobs(
-            learner.model, ids, last=min(SCORED, len(ids) - 1), device=world.device
+        logprobs = eager_logprobs(
+            learner.model, ids, last=min(NUM_COMPARED, len(ids) - 1), device=world.device
         )
     reshard(learner.model)
-    return found
+    return logprobs
 
 
-def plain_copy_says(folder: Path, ids: list[int], world: World, dtype: torch.dtype) -> Plain | None:
-    """An eager pass of a whole copy in fp32, and one in `dtype` for its noise; None where there is
-    no room for the copy."""
+def plain_pass(folder: Path, ids: list[int], world: World, dtype: torch.dtype) -> PlainPass | None:
+    """An eager pass of a complete copy in fp32, and one in `dtype` to measure its noise; None if
+    there is no memory for the copy."""
     config = AutoConfig.from_pretrained(folder)
     num = sum(p.numel() for p in empty_model(config, dtype=dtype).parameters())
     kind = world.device.type
@@ -291,7 +356,7 @@ def plain_copy_says(folder: Path, ids: list[int], world: World, dtype: torch.dty
             folder, dtype=torch.float32, attn_implementation="eager"
         )
     model = model.to(world.device).eval()
-    last = min(SCORED, len(ids) - 1)
+    last = min(NUM_COMPARED, len(ids) - 1)
     with layer_outputs(model) as layers:
         exact = eager_logprobs(model, ids, last=last)
     noise = layer_noise = 0.0
@@ -299,14 +364,14 @@ def plain_copy_says(folder: Path, ids: list[int], world: World, dtype: torch.dty
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
         with layer_outputs(model) as rounded:
-            noise = _mean_gap(eager_logprobs(model, ids, last=last), exact)
+            noise = _mean_mismatch(eager_logprobs(model, ids, last=last), exact)
         pairs = zip(rounded, layers, strict=True)
         layer_noise = max((float((a - b).norm() / b.norm()) for a, b in pairs), default=0.0)
     del model
     if kind == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
-    return Plain(exact, noise, layers, layer_noise)
+    return PlainPass(exact, noise, layers, layer_noise)
 
 
 def _free_bytes(device: torch.device) -> float:

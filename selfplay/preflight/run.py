@@ -1,7 +1,7 @@
-"""What can be known to be wrong before a run or an evaluation makes anything.
+"""Checks of the settings against this machine, before a run or an evaluation creates anything.
 
 Every mistake is a SettingsError or a ValueError of one line that names the key, the rule and the
-value. Loads no weights and writes nothing.
+value. Loads no weights and writes no files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
-from selfplay.config import Config
+from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
 from selfplay.config.player_spec import ENDPOINT, Spec, parse_shares, parse_spec
 from selfplay.config.settings import SettingsError
 from selfplay.data.instances import TOKENIZER, generated
@@ -32,49 +32,46 @@ from selfplay.model.policy import described_in
 
 
 class Words(argparse.ArgumentParser):
-    """A command line whose mistakes are ValueErrors."""
+    """A parser of command lines that raises ValueError for a mistake."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
 
 
 def refused(program: str, error: Exception, *, status: int = 2) -> int:
-    """Say what is wrong, in one line; returns the exit status."""
+    """Print the error in one line on stderr; returns the exit status."""
     print(f"{program}: {' '.join(str(error).split())[:1500]}", file=sys.stderr)
     return status
 
 
 def check_run(config: Config) -> None:
-    """All that `train.py` needs of the machine, the model and the run folder.
-
-    Raises SettingsError.
-    """
+    """Raise SettingsError if this machine, the model or the run folder cannot serve `train.py`."""
     check_folder(Path(config.out), what="out")
-    check_machine(config)
+    check_machine(config.device, config.engine)
     check_wandb(config.wandb)
     for spec, _ in parse_shares(config.rollout.partners):
-        check_endpoint(spec, config, what="rollout.partners")
+        check_endpoint(spec, config.endpoint, what="rollout.partners")
     if config.reward.kind == "collab" and config.reward.collab.judge != "rubric":
         judge = parse_spec(config.reward.collab.judge)
-        check_endpoint(judge, config, what="reward.collab.judge")
-    read_rendering(config)
+        check_endpoint(judge, config.endpoint, what="reward.collab.judge")
+    read_rendering(config.model, config.game, seed=config.seed)
     if config.model.path is not None:
         own = local_folder(config.model.path)
         if described_in(own) != own:
             raise SettingsError(
-                f"model.path must be a whole model to train, got adapters: {own}; nearest: the "
+                f"model.path must be a full model to train, got adapters: {own}; nearest: the "
                 "final/ of their run, which holds them merged"
             )
 
 
-def check_machine(config: Config) -> None:
-    """Raise SettingsError for a device or an engine that is not here."""
-    if config.device == "cuda" and not torch.cuda.is_available():
+def check_machine(device: str, engine: EngineConfig) -> None:
+    """Raise SettingsError for a device or an engine that this machine lacks."""
+    if device == "cuda" and not torch.cuda.is_available():
         raise SettingsError(
             f"device must be cpu or auto where torch {torch.__version__} finds no GPU, got cuda; "
             "with a GPU here install a torch for CUDA (requirements-gpu.txt)"
         )
-    if config.engine.kind != "sglang":
+    if engine.kind != "sglang":
         return
     if importlib.util.find_spec("sglang") is None:
         raise SettingsError(
@@ -89,16 +86,16 @@ def check_machine(config: Config) -> None:
 
 
 def check_folder(folder: Path, *, what: str) -> None:
-    """Raise SettingsError for a folder that is none or that nothing could be written to."""
+    """Raise SettingsError for a path that is no folder or cannot be written to."""
     if str(folder) == ".":
         raise SettingsError(f"{what} must name a folder of its own, got '{folder}'")
     try:
         if "\0" in str(folder):
             raise ValueError("no path holds a NUL character")
-        here = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        if not here.is_dir():
-            raise SettingsError(f"{what} must be a folder, got {folder}: {here} is a file")
-        with tempfile.TemporaryFile(dir=here):
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not existing.is_dir():
+            raise SettingsError(f"{what} must be a folder, got {folder}: {existing} is a file")
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except (OSError, ValueError) as error:
         if isinstance(error, SettingsError):
@@ -106,45 +103,42 @@ def check_folder(folder: Path, *, what: str) -> None:
         raise SettingsError(f"{what} must be a folder to write to, got {folder}: {error}") from None
 
 
-def check_endpoint(spec: Spec, config: Config, *, what: str) -> None:
-    """Raise SettingsError for an endpoint without a usable address or key; any other partner
-    passes."""
+def check_endpoint(spec: Spec, endpoint: EndpointConfig, *, what: str) -> None:
+    """Raise SettingsError if the partner is an endpoint without a valid address or API key."""
     if spec.kind == ENDPOINT:
         check_address(spec.address[1], what=what)
-        endpoint_key(config.endpoint)
+        endpoint_key(endpoint)
 
 
-def read_rendering(config: Config) -> Rendering:
-    """The policy's chat, made from its folder's tokenizer, or from an untrained one of the scratch
-    model's size, before there is a trained one.
+def read_rendering(model: ModelConfig, game: GameConfig, *, seed: int) -> Rendering:
+    """The policy's rendering, from its folder's tokenizer. A scratch model has no trained tokenizer
+    yet, so an untrained one of the same size stands in.
 
     Raises SettingsError for a model, a tokenizer or a template that cannot be used.
     """
     try:
-        tokenizer = _tokenizer(config)
-        return make_rendering(tokenizer, template_kwargs=config.model.chat_template)
+        tokenizer = _tokenizer(model, game, seed=seed)
+        return make_rendering(tokenizer, template_kwargs=model.chat_template)
     except SettingsError:
         raise
     except (ValueError, TypeError, TemplateError) as error:
         raise SettingsError(
-            f"the chat template of {config.model.path or 'model.scratch'} with "
-            f"model.chat_template {config.model.chat_template} cannot be used: {error}"
+            f"the chat template of {model.path or 'model.scratch'} with "
+            f"model.chat_template {model.chat_template} cannot be used: {error}"
         ) from error
 
 
-def _tokenizer(config: Config) -> PreTrainedTokenizerBase:
-    path, scratch = config.model.path, config.model.scratch
-    if path is None:
+def _tokenizer(model: ModelConfig, game: GameConfig, *, seed: int) -> PreTrainedTokenizerBase:
+    if model.path is None:
+        scratch = model.scratch
         assert scratch is not None
-        instances = generated(TOKENIZER, game=config.game, seed=config.seed, start=0, num=1)
-        phrases = kit_of(config.game).phrases(
-            instances, config.game, split_lines=scratch.split_lines
-        )
+        instances = generated(TOKENIZER, game=game, seed=seed, start=0, num=1)
+        phrases = kit_of(game).phrases(instances, game, split_lines=scratch.split_lines)
         try:
             return train_tokenizer([], vocab_size=scratch.vocab_size, phrases=phrases)
         except ValueError as error:
             raise SettingsError(str(error)) from None
-    folder = local_folder(path)
+    folder = local_folder(model.path)
     check_weights(folder, what="model.path")
     try:
         AutoConfig.from_pretrained(described_in(folder))

@@ -1,4 +1,4 @@
-"""Who understands whom: the matrix of players in both seats, on the same games in every cell."""
+"""The cross-play matrix: every player with every other, in both seats, on the same instances."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tiny_run import run_warm, write_tiny
 
-import eval as door
+from eval import main as run_eval
 from selfplay.evaluation.crossplay_report import Matrix, lost_together, matrix_markdown, matrix_text
 from selfplay.evaluation.crossplay_sources import split_list
 from selfplay.evaluation.evaluate import Evaluation
@@ -40,7 +40,7 @@ def cell(*scores: float) -> Evaluation:
 # --- the players --------------------------------------------------------------------------------
 
 
-def test_a_comma_inside_a_script_s_options_divides_nothing() -> None:
+def test_a_comma_inside_script_options_does_not_split() -> None:
     assert split_list("scripted:honest:tell=top,slip=0.1, runs/a,scripted:solo") == [
         "scripted:honest:tell=top,slip=0.1",
         "runs/a",
@@ -48,15 +48,15 @@ def test_a_comma_inside_a_script_s_options_divides_nothing() -> None:
     ]
 
 
-def test_scripted_players_meet_as_their_rules_say(
+def test_scripted_players_score_as_their_rules_imply(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two honest players find the best plan; whoever proposes anything loses value; the list alone
-    is rows and columns."""
+    """Two honest players find the best plan, other pairs lose value; without --checkpoint the list
+    gives rows and columns."""
     config = write_tiny(tmp_path / "run")
     names = ["scripted:honest", "scripted:solo", "scripted:random"]
     words = ["--partners", ",".join(names), "--games", "generated", "--num", "40"]
-    assert door.main([*words, "--config", str(config), "--out", str(tmp_path)]) == 0
+    assert run_eval([*words, "--config", str(config), "--out", str(tmp_path)]) == 0
     page, cells = played(tmp_path)
     assert page["rows"] == page["columns"] == names
     assert set(cells) == {(one, other) for one in names for other in names}
@@ -76,40 +76,40 @@ def test_scripted_players_meet_as_their_rules_say(
 # --- the games ----------------------------------------------------------------------------------
 
 
-def test_policies_meet_in_both_seats_on_the_games_of_a_plain_evaluation(
+def test_policies_play_in_both_seats_on_the_games_of_a_plain_evaluation(
     runs: Path, tmp_path: Path
 ) -> None:
     games = ["--games", "generated", "--num", "24", "eval.final_games=24"]
     rows = ["--checkpoint", str(runs / "a"), "--checkpoint", str(runs / "b")]
     partners = ["--partners", f"{runs / 'twin'},scripted:honest", "--out", str(tmp_path)]
-    assert door.main([*rows, *partners, *games]) == 0
+    assert run_eval([*rows, *partners, *games]) == 0
     page, cells = played(tmp_path)
     assert page["rows"] == ["a", "b"]
     assert page["columns"] == ["a", "b", "twin", "scripted:honest"]
-    # Partners have columns only: nobody asked how they play with each other.
+    # Partners have columns only: they do not play with each other.
     assert len(cells) == 2 + 2 + 2 * 2 * 2
     assert ("twin", "twin") not in cells and ("twin", "scripted:honest") not in cells
-    # The same weights under another name say the same: draws belong to games and seats.
+    # The same weights under another name play the same games: seeds depend on game and seat.
     alone = cells["a", "a"]["scores"]
     assert 0.0 < sum(alone) < 24.0
     assert cells["a", "twin"]["scores"] == cells["twin", "a"]["scores"] == alone
     assert cells["b", "b"]["scores"] != alone
 
     plain = ["--checkpoint", str(runs / "a"), *games, "--out", str(tmp_path / "plain")]
-    assert door.main(plain) == 0
-    assert door.main([*plain[:-1], str(tmp_path / "honest"), "--partner", "scripted:honest"]) == 0
-    found = {
+    assert run_eval(plain) == 0
+    assert run_eval([*plain[:-1], str(tmp_path / "honest"), "--partner", "scripted:honest"]) == 0
+    rows = {
         name: json.loads((tmp_path / name / "evaluation.json").read_text())["rows"]
         for name in ("plain", "honest")
     }
-    assert found["plain"]["policy"]["scores"] == alone
-    by_turns = found["honest"]["policy with scripted:honest"]["scores"]
+    assert rows["plain"]["policy"]["scores"] == alone
+    alternating = rows["honest"]["policy with scripted:honest"]["scores"]
     first, second = cells["a", "scripted:honest"], cells["scripted:honest", "a"]
-    assert by_turns[::2] == first["scores"][::2]
-    assert by_turns[1::2] == second["scores"][1::2]
+    assert alternating[::2] == first["scores"][::2]
+    assert alternating[1::2] == second["scores"][1::2]
 
 
-def test_what_is_lost_together_is_counted_by_hand() -> None:
+def test_the_loss_of_a_pair_by_hand() -> None:
     cells = {
         ("a", "a"): cell(1.0, 1.0),
         ("b", "b"): cell(1.0, 0.0),
@@ -150,15 +150,15 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_bad_question_is_answered_with_the_rule(
+def test_a_bad_argument_is_refused_with_the_rule(
     bad: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = ["--checkpoint", str(runs / "a"), "--games", "generated", "--num", "2"]
     out = ["--out", str(tmp_path / "out")]
     capsys.readouterr()
-    assert door.main([*good, *out, *bad.format(runs=runs).split()]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("eval.py: ") and BAD[bad] in told and told.count("\n") == 1
+    assert run_eval([*good, *out, *bad.format(runs=runs).split()]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("eval.py: ") and BAD[bad] in message and message.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
@@ -171,10 +171,10 @@ OTHER_GAMES = {
 
 
 @pytest.mark.parametrize("other", OTHER_GAMES)
-def test_runs_of_two_games_do_not_meet(
+def test_runs_of_two_games_are_refused(
     other: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As rows, in the list, as one policy's partner; unless all are asked to play alike."""
+    """As rows, in the list, as a single policy's partner; unless an override sets the same game."""
     b = tmp_path / "b"
     shutil.copytree(runs / "b", b)
     saved, key = b / "config.yaml", other.partition(":")[0]
@@ -187,23 +187,23 @@ def test_runs_of_two_games_do_not_meet(
         ["--partner", f"checkpoint:{b}"],
     ):
         capsys.readouterr()
-        assert door.main([*first, *second, *games]) == 2
-        told = capsys.readouterr().err
-        assert OTHER_GAMES[other].format(b=b) in told and told.count("\n") == 1
-        assert str(runs / "a" / "config.yaml") in told
+        assert run_eval([*first, *second, *games]) == 2
+        message = capsys.readouterr().err
+        assert OTHER_GAMES[other].format(b=b) in message and message.count("\n") == 1
+        assert str(runs / "a" / "config.yaml") in message
     if key == "messages":
-        assert door.main([*first, "--partners", str(b), *games, "game.messages=true"]) == 0
+        assert run_eval([*first, "--partners", str(b), *games, "game.messages=true"]) == 0
 
 
-def test_a_list_that_lies_nowhere_needs_settings_and_a_folder_to_write_to(
+def test_players_without_a_folder_need_settings_and_an_output_folder(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--partners", "scripted:honest,scripted:solo", "--games", "generated"]
-    assert door.main(words) == 2
+    assert run_eval(words) == 2
     assert "--config is needed" in capsys.readouterr().err
-    assert door.main([*words, "--config", str(write_tiny(tmp_path / "run"))]) == 2
+    assert run_eval([*words, "--config", str(write_tiny(tmp_path / "run"))]) == 2
     assert "--out is needed" in capsys.readouterr().err
     endpoint = "endpoint:small@http://127.0.0.1:9/v1"
     words[1] = f"{runs / 'a'},scripted:solo,{endpoint}"
-    assert door.main(words) == 2
+    assert run_eval(words) == 2
     assert "an endpoint can be met by folders alone" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The guard against a private language: what it decides, what it does to a run, what trips it."""
+"""The drift monitor: its verdict, what triggers it, what it does to a run."""
 
 from __future__ import annotations
 
@@ -25,48 +25,53 @@ from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request
 from selfplay.engines.router import EngineRouter, Frozen
 from selfplay.evaluation.drawings import drift_svg
-from selfplay.evaluation.drift_monitor import DriftMonitor, LanguageDrift, judged, told
+from selfplay.evaluation.drift_monitor import (
+    DriftMonitor,
+    LanguageDrift,
+    drift_message,
+    drift_verdict,
+)
 from selfplay.evaluation.held_out import EvaluationContext, validation
 from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
 from selfplay.rollout.seating import Partner
 
-# --- the decision -------------------------------------------------------------------------------
+# --- the verdict --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("alone", "beside", "num_apart"),
+    ("alone", "paired", "num_apart"),
     [
-        # Both rise, both fall, or the partner loses less than the tolerance: nothing.
+        # Both rise, both fall, or the fall is within the tolerance: no drift.
         ((0.5, 0.6, 0.7), (0.5, 0.6, 0.7), 0),
         ((0.5, 0.4, 0.3), (0.5, 0.4, 0.3), 0),
         ((0.5, 0.6, 0.7), (0.50, 0.46, 0.45), 0),
-        # Self-play rises, the partner falls: from the second evaluation, from the third.
+        # Self-play rises, the score with the partner falls: from the second or third evaluation.
         ((0.5, 0.6, 0.7), (0.5, 0.4, 0.3), 2),
         ((0.5, 0.6, 0.7), (0.5, 0.6, 0.5), 1),
-        # In a row: one evaluation that is not apart begins the count anew.
+        # In a row: one evaluation without drift restarts the count.
         ((0.5, 0.6, 0.6, 0.6), (0.5, 0.4, 0.48, 0.4), 1),
-        # Measured from the best evaluation with the partner, the self-play score of the same one.
+        # Both scores are compared with those of the best evaluation with the partner.
         ((0.5, 0.9, 0.8), (0.5, 0.8, 0.6), 0),
         ((0.5, 0.7, 0.8), (0.5, 0.8, 0.6), 1),
     ],
 )
-def test_the_verdict_on_scores_one_can_read(
-    alone: Sequence[float], beside: Sequence[float], num_apart: int
+def test_the_verdict_on_short_histories(
+    alone: Sequence[float], paired: Sequence[float], num_apart: int
 ) -> None:
-    history = [(10 * i, *pair) for i, pair in enumerate(zip(alone, beside, strict=True))]
-    assert judged(history, tolerance=0.06).num_apart == num_apart
+    history = [(10 * i, *pair) for i, pair in enumerate(zip(alone, paired, strict=True))]
+    assert drift_verdict(history, tolerance=0.06).num_apart == num_apart
 
 
-def test_the_warning_tells_both_numbers_then_and_now() -> None:
-    verdict = judged([(0, 0.8, 0.8), (10, 0.81, 0.85), (20, 0.97, 0.7)], tolerance=0.05)
-    said = told(verdict, "warm_start")
-    assert re.findall(r"[0-9.]+", said) == ["10", "20", "0.810", "0.970", "0.850", "0.700", "1"]
-    assert "warm_start" in said
+def test_the_message_holds_both_scores_then_and_now() -> None:
+    verdict = drift_verdict([(0, 0.8, 0.8), (10, 0.81, 0.85), (20, 0.97, 0.7)], tolerance=0.05)
+    message = drift_message(verdict, "warm_start")
+    assert re.findall(r"[0-9.]+", message) == ["10", "20", "0.810", "0.970", "0.850", "0.700", "1"]
+    assert "warm_start" in message
     with pytest.raises(ValueError, match="at least 1 evaluation"):
-        judged([], tolerance=0.1)
+        drift_verdict([], tolerance=0.1)
 
 
-def test_the_page_holds_both_curves() -> None:
+def test_the_chart_holds_both_curves() -> None:
     drawing = ElementTree.fromstring(
         drift_svg([(0, 0.8, 0.8), (5, 0.9, 0.6)], partner="warm_start")
     )
@@ -82,33 +87,33 @@ CROSSED = replace(SMALL, key="crossed/0", table=((7, 3), (9, 1)), solo=(8.0, 12.
 
 
 class Speaks(WaveEngine):
-    """A pair with a language: who moves first says which plan is best, who understands proposes it,
-    who does not asks what that meant until nobody may move any more; every proposal is accepted.
+    """A pair with a language: the first player names the best plan, a partner who understands
+    proposes it, one who does not asks "what" until the game ends; every proposal is accepted.
 
-    Version 0 knows one plain word and uses it for every board; later versions have a code with a
-    word for each of the two plans, and understand nothing else.
+    Version 0 has one plain word and uses it for every board. Later versions have a code with a
+    word for each of the two plans and understand nothing else.
     """
 
     def answer(self, request: Request) -> Completion:
         read = self.rendering.decode(list(request.prompt_ids))
         straight = "Electra 9" in read or "Electra 7" in read
         plans = {"zug": BEST, "zag": WORST} if self.version else {"hello": BEST}
-        _, partner, said = read.rpartition("Partner:")
-        heard = [plan for word, plan in plans.items() if word in said]
-        if partner and "[propose]" in said:
+        _, partner, message = read.rpartition("Partner:")
+        understood = [plan for word, plan in plans.items() if word in message]
+        if partner and "[propose]" in message:
             text = "[accept]"
         elif partner:
-            text = heard[0] if heard else "[message] what"
+            text = understood[0] if understood else "[message] what"
         else:
             text = f"[message] {list(plans)[0 if straight else -1]}"
         ids = self.rendering.action_ids(text)
         return Completion(ids, [0.0] * len(ids), "stop", self.version)
 
 
-def guard_at(
+def monitor_in(
     folder: Path, *overrides: str
 ) -> tuple[DriftMonitor, EvaluationContext, Speaks, Config]:
-    """A guard whose warm start speaks plainly for ever, beside a policy that can learn a code."""
+    """A monitor whose warm start uses the plain word, and a policy that can use the code."""
     rendering: Rendering = make_rendering(tokenizer_of("no template"))
     boards = [
         replace(board, key=f"{board.key}/{seat}", first_seat=seat)
@@ -127,7 +132,7 @@ def guard_at(
     config = load_config(None, ["model.scratch={}", *rules, *settings, file, *overrides])
     policy, warm_start = Speaks(rendering, {}), Speaks(rendering, {})
     policy.version = warm_start.version = 0
-    voices = EngineRouter(policy, frozen={"warm_start": Frozen(warm_start, ())}, endpoints={})
+    router = EngineRouter(policy, frozen={"warm_start": Frozen(warm_start, ())}, endpoints={})
 
     def sit(names: tuple[object, ...], seat: int) -> FrozenPlayer:
         player = PolicyPlayer(
@@ -140,80 +145,86 @@ def guard_at(
         return FrozenPlayer(player, name="warm_start")
 
     context = EvaluationContext.of(
-        config, voices, rendering=rendering, world=init_world(device="cpu")
+        config, router, rendering=rendering, world=init_world(device="cpu")
     )
-    return DriftMonitor(config, Partner("warm_start", sit)), context, policy, config
+    partner = Partner("warm_start", sit)
+    drift_monitor = DriftMonitor(config.eval, config.data, partner, folder=folder)
+    return drift_monitor, context, policy, config
 
 
-def test_a_private_code_trips_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_private_code_triggers_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stop = ["eval.drift_monitor.action=stop", "eval.drift_monitor.patience=2"]
-    drift_monitor, context, policy, config = guard_at(tmp_path, *stop)
+    drift_monitor, context, policy, config = monitor_in(tmp_path, *stop)
     drift_monitor.begin({}, 0, context)
-    measured = drift_monitor.watch(10, validation(config, context))
+    measured = drift_monitor.watch(10, validation(config.eval, config.data, context))
     # One word for all boards: two are played best, two at 8 of 12.
     assert measured["eval_score"] == measured["eval_drift_score"] == pytest.approx(10 / 12)
     policy.version = 1
-    measured = drift_monitor.watch(20, validation(config, context))
+    measured = drift_monitor.watch(20, validation(config.eval, config.data, context))
     assert measured["eval_score"] == pytest.approx(1.0)
     assert (measured["eval_drift_score"], measured["num_drift_apart"]) == (0.0, 1.0)
     assert measured["eval_drift_fall"] == pytest.approx(10 / 12)
     assert not drift_monitor.stops(20) and capsys.readouterr().err == ""
-    drift_monitor.watch(30, validation(config, context))
+    drift_monitor.watch(30, validation(config.eval, config.data, context))
     assert drift_monitor.stops(30) and not drift_monitor.stops(31)
     drift_monitor.hold(31)
     with pytest.raises(LanguageDrift, match=r"0\.833 .*1\.000.*warm_start"):
         drift_monitor.hold(30)
-    assert "guard:" in capsys.readouterr().err
+    assert "drift monitor:" in capsys.readouterr().err
     assert (tmp_path / "drift_monitor.svg").read_text().startswith("<svg")
 
 
-def test_one_that_warns_never_stops_and_one_that_speaks_plainly_is_left_alone(
+def test_a_monitor_that_warns_never_stops_and_plain_language_triggers_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drift_monitor, context, policy, config = guard_at(
+    drift_monitor, context, policy, config = monitor_in(
         tmp_path, "eval.drift_monitor.action=warn", "eval.drift_monitor.patience=1"
     )
     drift_monitor.begin({}, 0, context)
     for step in (10, 20):
-        drift_monitor.watch(step, validation(config, context))
+        drift_monitor.watch(step, validation(config.eval, config.data, context))
     assert capsys.readouterr().err == ""
     policy.version = 1
-    drift_monitor.watch(30, validation(config, context))
-    assert capsys.readouterr().err.count("guard:") == 1
+    drift_monitor.watch(30, validation(config.eval, config.data, context))
+    assert capsys.readouterr().err.count("drift monitor:") == 1
     drift_monitor.hold(30)
-    # Whoever goes on from the checkpoint counts on; with another partner it begins anew.
-    resumed, context, policy, config = guard_at(tmp_path, "eval.drift_monitor.action=warn")
+    # A resumed run continues the count; with another partner it restarts.
+    resumed, context, policy, config = monitor_in(tmp_path, "eval.drift_monitor.action=warn")
     policy.version = 1
     state = json.loads(json.dumps(drift_monitor.state()))
     resumed.begin(state, 30, context)
-    assert resumed.watch(40, validation(config, context))["num_drift_apart"] == 2.0
+    assert (
+        resumed.watch(40, validation(config.eval, config.data, context))["num_drift_apart"] == 2.0
+    )
     resumed.begin({**state, "partner": "scripted:solo"}, 40, context)
-    assert resumed.watch(50, validation(config, context))["num_drift_apart"] == 0.0
+    assert (
+        resumed.watch(50, validation(config.eval, config.data, context))["num_drift_apart"] == 0.0
+    )
 
 
 # --- in a run -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def guarded() -> Path:
+def monitored() -> Path:
     return finished(*RUNS["guard"])
 
 
-def test_a_run_measures_both_and_trains_as_without_it(guarded: Path, tmp_path: Path) -> None:
-    lines = metrics_of(guarded)
+def test_a_run_measures_both_and_trains_as_without_it(monitored: Path, tmp_path: Path) -> None:
+    lines = metrics_of(monitored)
     assert ["eval_drift_score" in line for line in lines] == [False, True, False, True]
     assert lines[1]["num_drift_apart"] == 0.0 and 0.0 < lines[1]["eval_drift_score"] < 1.0
-    progress = guarded / "checkpoints" / "step_000004" / "progress.json"
-    seen = json.loads(progress.read_text())["state"]["drift_monitor"]["seen"]
-    assert [step for step, _, _ in seen] == [0, 2, 4]
-    # Before the first step the warm start plays with itself, whatever it is called.
-    assert seen[0][1] == seen[0][2]
+    progress = monitored / "checkpoints" / "step_000004" / "progress.json"
+    history = json.loads(progress.read_text())["state"]["drift_monitor"]["seen"]
+    assert [step for step, _, _ in history] == [0, 2, 4]
+    # Before the first step the warm start plays with itself under two names.
+    assert history[0][1] == history[0][2]
     assert [line["eval_drift_score"] for line in lines[1::2]] == [
-        beside for _, _, beside in seen[1:]
+        paired for _, _, paired in history[1:]
     ]
 
     figures = ["--out", str(tmp_path / "figures"), "--name", "t"]
-    assert tiny_report.main([str(guarded), *figures]) == 0
+    assert tiny_report.main([str(monitored), *figures]) == 0
     drawing = (tmp_path / "figures" / "t_guard_0.svg").read_text()
     assert "with warm_start" in drawing
 
@@ -222,18 +233,20 @@ def test_a_run_measures_both_and_trains_as_without_it(guarded: Path, tmp_path: P
     assert bare == metrics_of(finished("eval.every=2"))
 
 
-def test_a_guarded_run_that_goes_on_draws_the_same_page(guarded: Path, tmp_path: Path) -> None:
+def test_a_resumed_monitored_run_draws_the_same_chart(monitored: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    go_on_from(guarded, folder, *RUNS["guard"])
-    assert (folder / "drift_monitor.svg").read_text() == (guarded / "drift_monitor.svg").read_text()
+    go_on_from(monitored, folder, *RUNS["guard"])
+    assert (folder / "drift_monitor.svg").read_text() == (
+        monitored / "drift_monitor.svg"
+    ).read_text()
 
 
 def test_a_run_that_drifted_is_stopped_with_its_checkpoint_saved(
-    guarded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monitored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its past is rewritten: it once had 0 by itself and all with its warm start."""
+    """Its history is edited: score 0 by itself and 1 with its warm start."""
     folder = tmp_path / "run"
-    shutil.copytree(guarded, folder)
+    shutil.copytree(monitored, folder)
     shutil.rmtree(folder / "checkpoints" / "step_000004")
     progress = folder / "checkpoints" / "step_000002" / "progress.json"
     state = json.loads(progress.read_text())
@@ -246,8 +259,8 @@ def test_a_run_that_drifted_is_stopped_with_its_checkpoint_saved(
         "save_every=50",
     )
     assert run_tiny(folder, *drifted) == 1
-    told_so = capsys.readouterr().err
-    assert "eval.drift_monitor" in told_so and "step 3" in told_so
+    message = capsys.readouterr().err
+    assert "eval.drift_monitor" in message and "step 3" in message
     assert (folder / "checkpoints" / "step_000003" / "hf" / "model.safetensors").exists()
     assert [line["step"] for line in metrics_of(folder)] == [1, 2, 3]
 
@@ -270,7 +283,7 @@ def test_a_run_that_drifted_is_stopped_with_its_checkpoint_saved(
         ),
     ],
 )
-def test_settings_that_make_no_guard_are_refused(overrides: tuple[str, ...], rule: str) -> None:
+def test_bad_monitor_settings_are_refused(overrides: tuple[str, ...], rule: str) -> None:
     with pytest.raises(SettingsError, match=rule):
         load_config(None, ["model.scratch={}", *overrides])
 
@@ -282,7 +295,7 @@ def test_settings_that_make_no_guard_are_refused(overrides: tuple[str, ...], rul
         ("checkpoint:/nowhere/tiny", "must be a run folder or a Hugging Face folder"),
     ],
 )
-def test_a_partner_that_is_not_there_is_told_before_anything_starts(
+def test_a_missing_partner_is_refused_before_anything_starts(
     partner: str, rule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     on = ("eval.every=2", "eval.drift_monitor.action=warn", f"eval.drift_monitor.partner={partner}")

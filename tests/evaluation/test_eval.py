@@ -1,4 +1,4 @@
-"""The evaluation door: what it plays, what it counts, what it refuses, what it writes."""
+"""eval.py: what it plays, measures, refuses and writes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-import eval as door
 from bench import tiny_report
 from dialop.matching.recorded import instance_from_record
 from dialop.matching.roster import PAPERS
 from dialop.matching.store import read_instances, write_instances
 from dialop.rows import read_records
+from eval import main as run_eval
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, load_config
 from selfplay.config.settings import dump
@@ -74,10 +74,10 @@ def evaluated(out: Path) -> dict[str, Any]:
     return page
 
 
-# --- what is played and counted -----------------------------------------------------------------
+# --- games and measures -------------------------------------------------------------------------
 
 
-def test_it_measures_what_the_run_measured_of_itself(run: Path, tmp_path: Path) -> None:
+def test_it_measures_what_the_run_measured(run: Path, tmp_path: Path) -> None:
     config = load_config(run / "config.yaml")
     world = init_world(device="cpu")
     tokenizer = make_tokenizer(find_config(find_source(run), None, []), run, world)
@@ -85,11 +85,11 @@ def test_it_measures_what_the_run_measured_of_itself(run: Path, tmp_path: Path) 
     learner = make_learner(config, run / "final", world, reference=False)
     engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
     context = EvaluationContext.of(config, engine, rendering=rendering, world=world)
-    held_out("after", config, context=context, folder=tmp_path)
+    held_out("after", config.eval, config.data, context=context, folder=tmp_path)
     saved = json.loads((tmp_path / "held_out_after.json").read_text(encoding="utf-8"))
 
     words = ["--checkpoint", str(run), "--games", "generated", "--out", str(tmp_path / "out")]
-    assert door.main([*words, "--temperature", "1", "--temperature", "0"]) == 0
+    assert run_eval([*words, "--temperature", "1", "--temperature", "0"]) == 0
     page = evaluated(tmp_path / "out")
 
     assert page["num_games"] == 12
@@ -98,7 +98,7 @@ def test_it_measures_what_the_run_measured_of_itself(run: Path, tmp_path: Path) 
     for here, there in (("policy", "sampled"), ("policy, greedy", "greedy"), ("solo", "solo")):
         assert rows[here]["scores"] == saved[there]["scores"]
         assert rows[here]["measures"] == saved[there]["measures"]
-    # Random weights say nothing legal: two tries, both refused, and every refusal has its kind.
+    # Random weights make no legal move: two tries, both refused, each with its kind of error.
     assert rows["policy"]["interval"] == [0.0, 0.0, 0.0]
     assert rows["policy"]["measures"]["errors"] == 2.0
     kinds = [v for name, v in rows["policy"]["measures"].items() if name.startswith("errors_")]
@@ -106,9 +106,9 @@ def test_it_measures_what_the_run_measured_of_itself(run: Path, tmp_path: Path) 
     assert load_config(tmp_path / "out" / "config.yaml").game == config.game
 
 
-def test_a_scripted_partner_sits_in_both_seats_by_turns(run: Path, tmp_path: Path) -> None:
+def test_a_scripted_partner_alternates_seats(run: Path, tmp_path: Path) -> None:
     words = ["--checkpoint", str(run), "--games", "generated", "--num", "4"]
-    assert door.main([*words, "--out", str(tmp_path), "--partner", "scripted:honest"]) == 0
+    assert run_eval([*words, "--out", str(tmp_path), "--partner", "scripted:honest"]) == 0
     games = evaluated(tmp_path)["rows"]["policy with scripted:honest"]["games"]
     assert [[seat["player"] for seat in game["seats"]] for game in games] == [
         ["policy", "scripted:honest"],
@@ -117,16 +117,16 @@ def test_a_scripted_partner_sits_in_both_seats_by_turns(run: Path, tmp_path: Pat
 
 
 @needs_recorded
-def test_it_plays_the_tables_that_people_played(
+def test_it_plays_the_instances_that_people_played(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--checkpoint", str(run), "--games", str(RECORDED), "--num", "18"]
-    assert door.main([*words, "--out", str(tmp_path), "rollout.max_game_tokens=1000"]) == 0
+    assert run_eval([*words, "--out", str(tmp_path), "rollout.max_game_tokens=1000"]) == 0
     page = evaluated(tmp_path)
     assert (page["num_games"], page["board_sizes"]) == (18, [8])
     records = list(read_records(RECORDED))[:18]
     people = page["rows"]["people"]
-    # Line 17 has another roster of reviewers; its table and its recorded score count all the same.
+    # Line 17 has another roster of reviewers; its table and its recorded score still count.
     assert people["scores"] == [record["result"]["norm"] for record in records]
     texts = [
         entry["message"]["data"]
@@ -141,7 +141,7 @@ def test_it_plays_the_tables_that_people_played(
     assert "people" in shown and "policy: best game" in shown
 
 
-def test_people_are_counted_by_hand() -> None:
+def test_measures_of_people_by_hand() -> None:
     record = {
         "table": [[9, 5], [1, 4]],
         "mask1": [[1, 1], [0, 0]],
@@ -165,18 +165,18 @@ def test_people_are_counted_by_hand() -> None:
     given_up = {**record, "action_log": record["action_log"][:2]}
     games = [record, given_up]
     instances = [instance_from_record(game, key=str(i)) for i, game in enumerate(games)]
-    found = evaluate_people(games, instances)
-    assert found.scores == (1.0, 0.0)
-    assert found.interval[0] == 0.5
-    measures = found.measures
+    people = evaluate_people(games, instances)
+    assert people.scores == (1.0, 0.0)
+    assert people.interval[0] == 0.5
+    measures = people.measures
     assert (measures["agreement"], measures["optimal"]) == (0.5, 0.5)
     assert (measures["messages"], measures["turns"], measures["words"]) == (2.0, 3.0, 8.0)
     assert not {"errors", "honesty"} & set(measures)
 
 
-def test_examples_are_the_best_the_middle_and_the_worst() -> None:
+def test_examples_are_the_best_the_typical_and_the_worst() -> None:
     assert example_places([0.5, 1.0, 0.0, 1.0, 0.7]) == {"best": 1, "typical": 4, "worst": 2}
-    # None is shown twice, even where all are alike.
+    # No game is shown twice, even if all scores are equal.
     assert example_places([1.0, 1.0, 1.0]) == {"best": 0, "typical": 2, "worst": 1}
     assert example_places([1.0]) == {"best": 0}
 
@@ -185,12 +185,18 @@ def test_a_file_of_instances_is_played_in_its_order(run: Path, tmp_path: Path) -
     config = load_config(run / "config.yaml")
     instances = generated(HELD_OUT, game=config.game, seed=config.seed, start=0, num=5)
     write_instances(tmp_path / "some.parquet", instances)
-    games = find_games(str(tmp_path / "some.parquet"), 3, config)
+    games = find_games(
+        str(tmp_path / "some.parquet"),
+        3,
+        game=config.game,
+        data=config.data,
+        eval_settings=config.eval,
+    )
     assert games.instances == read_instances(tmp_path / "some.parquet")[:3] == instances[:3]
     assert games.records == []
 
 
-# --- where the policy lies ----------------------------------------------------------------------
+# --- finding the policy -------------------------------------------------------------------------
 
 
 def test_a_run_gives_its_final_model_else_its_newest_checkpoint_else_its_warm_start(
@@ -209,32 +215,32 @@ def test_a_run_gives_its_final_model_else_its_newest_checkpoint_else_its_warm_st
     assert newest.weights == folder / "checkpoints" / "step_000012" / "hf"
     name = report_folder(newest, "a/matching.jsonl", "scripted:honest").name
     assert name == "eval_step_000012_matching_scripted_honest"
-    # A part of a run knows its run; a checkpoint need not be named down to its hf folder.
+    # A part of a run finds its run; the hf folder of a checkpoint need not be named.
     assert find_source(folder / "checkpoints" / "step_000001").settings == folder / "config.yaml"
     shutil.rmtree(folder / "checkpoints")
     assert find_source(folder).weights == folder / "warm_start"
 
 
-def test_a_plain_folder_takes_its_game_from_config(run: Path, tmp_path: Path) -> None:
+def test_a_folder_outside_a_run_takes_its_game_from_config(run: Path, tmp_path: Path) -> None:
     model = tmp_path / "elsewhere" / "model"
     shutil.copytree(run / "final", model)
     words = ["--checkpoint", str(model), "--games", "generated", "--num", "2"]
-    assert door.main(words) == 2
-    assert door.main([*words, "--config", str(run / "given.yaml"), "game.size=3"]) == 0
+    assert run_eval(words) == 2
+    assert run_eval([*words, "--config", str(run / "given.yaml"), "game.size=3"]) == 0
     page = evaluated(model / "eval_generated")
     assert (page["weights"], page["board_sizes"]) == (str(model), [3])
 
 
-def test_settings_of_training_on_many_ranks_do_not_bind_an_evaluation(run: Path) -> None:
+def test_an_evaluation_ignores_the_number_of_ranks_in_training(run: Path) -> None:
     folder = run.parent / "wide"
     folder.mkdir()
     shutil.copytree(run / "final", folder / "final")
     charged = ["algorithm.kl=0.1", "algorithm.kl_in=reward", "algorithm.kl_estimator=k1"]
     config = load_config(run / "given.yaml", ["parallel.tp=2", "parallel.fsdp=4", *charged])
     (folder / "config.yaml").write_text(dump(config), encoding="utf-8")
-    found = find_config(find_source(folder), None, [])
-    assert (found.parallel.tp, found.parallel.fsdp) == (1, None)
-    assert found.model.path == str(folder / "final")
+    settings = find_config(find_source(folder), None, [])
+    assert (settings.parallel.tp, settings.parallel.fsdp) == (1, None)
+    assert settings.model.path == str(folder / "final")
 
 
 # --- what is refused ----------------------------------------------------------------------------
@@ -261,15 +267,15 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_bad_argument_is_answered_with_the_rule(
+def test_a_bad_argument_is_refused_with_the_rule(
     bad: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = ["--games", "generated", "--num", "2", "--out", str(tmp_path)]
     good += [] if "--checkpoint" in bad else ["--checkpoint", str(run)]
-    assert door.main([*good, *bad.format(run=run).split()]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("eval.py: ") and BAD[bad] in told
-    assert told.count("\n") == 1
+    assert run_eval([*good, *bad.format(run=run).split()]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("eval.py: ") and BAD[bad] in message
+    assert message.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -277,18 +283,10 @@ def test_more_games_than_the_file_holds_are_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "some.parquet"
-    write_instances(
-        file,
-        generated(
-            HELD_OUT,
-            game=load_config(run / "config.yaml").game,
-            seed=load_config(run / "config.yaml").seed,
-            start=0,
-            num=3,
-        ),
-    )
+    config = load_config(run / "config.yaml")
+    write_instances(file, generated(HELD_OUT, game=config.game, seed=config.seed, start=0, num=3))
     words = ["--checkpoint", str(run), "--games", str(file), "--out", str(tmp_path / "out")]
-    assert door.main([*words, "--num", "4"]) == 2
+    assert run_eval([*words, "--num", "4"]) == 2
     assert "--num must be at most 3" in capsys.readouterr().err
 
 
@@ -327,11 +325,11 @@ def test_the_report_of_several_runs(
         own = load_config(run / "config.yaml", overrides)
         (folder / "config.yaml").write_text(dump(own), encoding="utf-8")
         for stage, spec in (("before", "solo"), ("after", "honest")):
-            found = {"sampled": spec, "greedy": spec, "honest": "honest", "solo": "solo"}
-            found |= {"random": "random"}
+            specs = {"sampled": spec, "greedy": spec, "honest": "honest", "solo": "solo"}
+            specs |= {"random": "random"}
             rows = {
                 row: evaluate_scripted(instances, spec=which, game=own.game, rollout=own.rollout)
-                for row, which in found.items()
+                for row, which in specs.items()
             }
             path = folder / f"held_out_{stage}.json"
             path.write_text(json.dumps(rows_json(rows)), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Pages for people: a game reads as it was played, a chart puts its points where they belong."""
+"""Recorded games as text, learning curves as SVG."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def record() -> dict[str, Any]:
     return json.loads(json.dumps(game))
 
 
-def test_a_game_reads_as_it_was_played() -> None:
-    """The rules once, both views side by side, then every turn with its speaker, then the end."""
+def test_a_game_as_text() -> None:
+    """The rules once, both views side by side, every turn with its seat, the outcome."""
     text = game_text(record(), width=80)
     assert text.count("Match them.") == 1 and max(map(len, text.splitlines())) <= 80
     in_order = ("g12", "Match them.", "X 4 .", "[message] X A 4", "[propose] X")
@@ -96,8 +96,8 @@ def points_of(svg: str) -> list[list[tuple[float, float]]]:
     return [[tuple(map(float, p.split(","))) for p in x.attrib["points"].split()] for x in lines]
 
 
-def test_points_lie_on_the_axes_by_proportion() -> None:
-    """Steps 0, 10, 20 span the plot; 0, 0.5, 1 lie at its floor, its middle and its top."""
+def test_points_are_scaled_to_the_axes() -> None:
+    """Steps 0, 10, 20 span the plot; scores 0, 0.5, 1 lie at its bottom, middle and top."""
     svg = learning_curve_svg({"a": rows(0.0, 0.5, 1.0)}, y="score", title="t")
     (points,) = points_of(svg)
     assert points == [(64.0, 292.0), (302.0, 166.0), (540.0, 40.0)]

@@ -1,4 +1,4 @@
-"""How far words are from people's: by hand, on a record of our own, on the recorded games."""
+"""Word distances to people: by hand, on a small record, on the recorded games, in a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAID = ("Ava is great at BLEU", "BLEU 9 for Ava?", "I see Daniel Electra 4", "ok
 
 
 def record(*messages: str) -> dict[str, object]:
-    """A game of our own with these messages and nothing agreed."""
+    """A game with these messages and no agreement."""
     log: list[dict[str, object]] = [
         {"type": "message", "player": number % 2, "message": {"data": text}}
         for number, text in enumerate(messages)
@@ -76,7 +76,7 @@ def test_the_cross_entropy_by_hand() -> None:
     bits = -(math.log2(2 / 3) + math.log2(5 / 12)) / 2
     assert cross_entropy(count_words(["a"]), people) == pytest.approx(bits)
     assert cross_entropy(count_words(["a", "a"]), people) == pytest.approx(bits)
-    # A word of one's own: p(x | start) = (0 + 1/9) / 2, p(end | x) = 3/9, for x never stood before.
+    # An unknown word: p(x | start) = (0 + 1/9) / 2, p(end | x) = 3/9, for x has no count.
     bits = -(math.log2(1 / 18) + math.log2(1 / 3)) / 2
     assert cross_entropy(count_words(["x"]), people) == pytest.approx(bits)
     with pytest.raises(ValueError, match="words on both sides"):
@@ -84,7 +84,7 @@ def test_the_cross_entropy_by_hand() -> None:
 
 
 def test_the_word_model_is_a_probability() -> None:
-    """After any word the shares of people's words, ends and one new word add up to 1."""
+    """After any word the probabilities of all words, the end and one new word add up to 1."""
     people = count_words(SAID)
     for before in ("", "ava", "zug"):
         total = 0.0
@@ -98,7 +98,7 @@ def test_the_word_model_is_a_probability() -> None:
 # --- files --------------------------------------------------------------------------------------
 
 
-def test_a_record_is_read_and_a_code_is_farther_than_its_own_words(own_record: Path) -> None:
+def test_a_code_is_farther_from_a_record_than_its_own_words(own_record: Path) -> None:
     people = read_people(str(own_record))
     assert people.words["ava"] == 4 and people.words["0"] == 4
     own, code = count_words(SAID), count_words(["zug zag zug", "zag 9"])
@@ -125,19 +125,18 @@ def test_a_file_without_words_is_refused(text: str, rule: str, tmp_path: Path) -
 
 
 def test_people_are_nearer_to_people_than_a_code_is() -> None:
-    """The recorded games, every second one against the others: what a policy could reach at
-    best."""
+    """Every second recorded game against the others: the least distance a policy could reach."""
     games = [said_in(game) for game in read_records(human_games())]
     some, others = (count_words(chain.from_iterable(games[start::2])) for start in (0, 1))
     assert sum(some.words.values()) > 5000
     terse = count_words(["Ava BLEU 9", "Daniel Electra 7"] * 50)
     code = count_words(["zug zug", "zag"] * 50)
     among, short, away = (
-        (divergence(said.words, others.words), cross_entropy(said, others))
-        for said in (some, terse, code)
+        (divergence(counts.words, others.words), cross_entropy(counts, others))
+        for counts in (some, terse, code)
     )
     assert among[0] < 0.1 < 0.5 < short[0] < 0.99 and away[0] == pytest.approx(1.0)
-    # Few words that people use as well are no surprise to their word model: it takes both numbers.
+    # A few common words have a low cross-entropy, so both numbers are needed.
     assert 5 < among[1] < 8 < away[1] and short[1] < 8
 
 
@@ -153,7 +152,7 @@ def test_a_run_logs_how_far_its_words_are(own_record: Path, tmp_path: Path) -> N
     assert second["eval_word_cross_entropy"] > 1.0
 
 
-def test_a_file_that_is_not_there_is_told_before_anything_starts(
+def test_a_missing_file_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = f"eval.human_words={tmp_path / 'none.jsonl'}"

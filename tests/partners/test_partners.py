@@ -1,4 +1,4 @@
-"""Who sits beside the policy: how it is written, who meets whom, what trains, what is rated."""
+"""Partners: specs, shares and seats, their engines, ratings and the policy pool."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from selfplay.evaluation.drift_monitor import check_watch
 from selfplay.metrics.step import game_measures, tally
 from selfplay.partners import policy_pool
 from selfplay.partners.partners import check_partners
-from selfplay.partners.ratings import draw_weights, expected_score, rated
+from selfplay.partners.ratings import draw_weights, expected_score, update_ratings
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import GameSetup, Limits, Position
 from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
@@ -65,7 +65,7 @@ def scripted(spec: str) -> Partner:
 
 
 class Proposes(WaveEngine):
-    """Whoever speaks proposes the best plan, whatever was asked."""
+    """Answers every request with the best proposal."""
 
     def answer(self, request: Request) -> Completion:
         self.asked.append(request)
@@ -77,10 +77,10 @@ class ProposesInAStream(StreamEngine):
     answer = Proposes.answer
 
 
-# --- how partners are written -------------------------------------------------------------------
+# --- specs --------------------------------------------------------------------------------------
 
 
-def test_a_spec_is_its_kind_and_what_stands_after_it() -> None:
+def test_a_spec_has_a_kind_and_an_argument() -> None:
     spec = parse_spec("scripted:honest:tell=top")
     assert (spec.kind, spec.argument) == ("scripted", "honest:tell=top")
     spec = parse_spec("endpoint:org/small:free@https://host.example/v1/")
@@ -89,7 +89,7 @@ def test_a_spec_is_its_kind_and_what_stands_after_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "told"),
+    ("bad", "message"),
     [
         ("honest", "nearest is scripted:honest"),
         ("scripted", "'scripted:NAME'"),
@@ -100,69 +100,83 @@ def test_a_spec_is_its_kind_and_what_stands_after_it() -> None:
         ("endpoint:@http://x", "endpoint:MODEL@URL"),
     ],
 )
-def test_a_bad_spec_is_answered_with_the_nearest(bad: str, told: str) -> None:
+def test_a_bad_spec_is_refused_with_the_nearest_valid_one(bad: str, message: str) -> None:
     with pytest.raises(ValueError, match="must be") as caught:
         parse_spec(bad, ("honest", "solo"))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_shares_add_up_to_one_and_each_partner_stands_once() -> None:
+def test_shares_add_up_to_one_and_each_partner_occurs_once() -> None:
     pairs = parse_shares(["self", "scripted:honest:slip=0.1*0.5", "pool*0.5"])
     assert [(spec.text, share) for spec, share in pairs] == [
         ("self", 0.5),
         ("scripted:honest:slip=0.1", 0.25),
         ("pool", 0.25),
     ]
-    for bad, told in (
+    for bad, message in (
         (["self*x"], "must be a number"),
         (["self*-1"], "from 0"),
         (["self*0"], "one positive share"),
         (["self", "self*2"], "listed only once"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             parse_shares(bad)
 
 
-def test_settings_refuse_what_cannot_be_played() -> None:
-    for override, told in (
+def test_settings_refuse_partners_that_cannot_play() -> None:
+    for override, message in (
         ("rollout.partners=[honest]", "rollout.partners: a partner must be"),
         ("rollout.partners=[person]", "must do without 'person'"),
         ("rollout.group_size=5", "must be even"),
         ("rollout.group_size=2", "at least 4"),
     ):
-        with pytest.raises(SettingsError, match=told):
+        with pytest.raises(SettingsError, match=message):
             config_of("rollout.partners=[self,pool]", override)
     with pytest.raises(SettingsError, match="did you mean 'honest'"):
         read_spec("scripted:honst", config_of().game, what="rollout.partners")
 
 
-# --- who meets whom -----------------------------------------------------------------------------
+# --- shares and seats ---------------------------------------------------------------------------
 
 
-def names_at(tables: Sequence[GameSetup]) -> list[tuple[str, ...]]:
-    return [tuple(player.name for player in table.players) for table in tables]
+def setups_of(
+    num: int,
+    partners: Sequence[tuple[Partner, float]],
+    rendering: Rendering,
+    *,
+    step: int = 0,
+    config: Config | None = None,
+) -> list[GameSetup]:
+    """The games of a step on `num` instances."""
+    config = config or config_of()
+    return self_play_games(
+        boards(num),
+        partners,
+        step=step,
+        game=config.game,
+        rollout=config.rollout,
+        seed=config.seed,
+        rendering=rendering,
+    )
 
 
-def test_guests_get_their_shares_and_the_policy_sits_half_and_half(rendering: Rendering) -> None:
+def player_names(setups: Sequence[GameSetup]) -> list[tuple[str, ...]]:
+    return [tuple(player.name for player in setup.players) for setup in setups]
+
+
+def test_partners_get_their_shares_and_the_policy_has_each_seat_half_the_time(
+    rendering: Rendering,
+) -> None:
     partners = [(SELF_PLAY, 0.5), (scripted("solo"), 0.25), (scripted("honest"), 0.25)]
-    config = config_of()
-    seen: Counter[tuple[str, ...]] = Counter()
+    counts: Counter[tuple[str, ...]] = Counter()
     for step in range(5):
-        tables = self_play_games(
-            boards(8),
-            step=step,
-            game=config.game,
-            rollout=config.rollout,
-            seed=config.seed,
-            rendering=rendering,
-            partners=partners,
-        )
-        names = names_at(tables)
-        seen.update(names)
-        by_instance = {t.instance: set(n) for t, n in zip(tables, names, strict=True)}
-        assert len(by_instance) == 8 and all(len(met) <= 2 for met in by_instance.values())
+        setups = setups_of(8, partners, rendering, step=step)
+        names = player_names(setups)
+        counts.update(names)
+        by_instance = {s.instance: set(n) for s, n in zip(setups, names, strict=True)}
+        assert len(by_instance) == 8 and all(len(group) <= 2 for group in by_instance.values())
     # 5 steps of 8 instances with 4 games: shares of an eighth of a step come out exactly.
-    assert seen == {
+    assert counts == {
         ("policy", "policy"): 80,
         ("policy", "scripted:solo"): 20,
         ("scripted:solo", "policy"): 20,
@@ -171,22 +185,12 @@ def test_guests_get_their_shares_and_the_policy_sits_half_and_half(rendering: Re
     }
 
 
-def test_who_meets_whom_is_a_draw_with_a_name(rendering: Rendering) -> None:
+def test_partners_are_drawn_with_a_named_seed(rendering: Rendering) -> None:
     partners = [(SELF_PLAY, 0.7), (scripted("solo"), 0.3)]
 
     def seated(step: int, seed: int) -> list[tuple[str, ...]]:
         config = config_of(f"seed={seed}")
-        return names_at(
-            self_play_games(
-                boards(3),
-                step=step,
-                game=config.game,
-                rollout=config.rollout,
-                seed=config.seed,
-                rendering=rendering,
-                partners=partners,
-            )
-        )
+        return player_names(setups_of(3, partners, rendering, step=step, config=config))
 
     assert seated(0, 0) == seated(0, 0)
     drawn = {tuple(seated(step, seed)) for step in range(8) for seed in (0, 1)}
@@ -196,34 +200,37 @@ def test_who_meets_whom_is_a_draw_with_a_name(rendering: Rendering) -> None:
     assert num_self / (60 * 12) == pytest.approx(0.7, abs=0.05)
 
 
-def test_by_default_the_policy_plays_by_itself(rendering: Rendering) -> None:
-    tables = self_play_games(
+def test_by_default_the_policy_plays_with_itself(rendering: Rendering) -> None:
+    config = config_of()
+    setups = self_play_games(
         boards(2),
         step=0,
-        game=config_of().game,
-        rollout=config_of().rollout,
-        seed=config_of().seed,
+        game=config.game,
+        rollout=config.rollout,
+        seed=config.seed,
         rendering=rendering,
     )
-    assert set(names_at(tables)) == {("policy", "policy")}
-    assert config_of().rollout.partners == ("self",)
+    assert set(player_names(setups)) == {("policy", "policy")}
+    assert config.rollout.partners == ("self",)
 
 
-def test_in_an_evaluation_the_seats_change_by_turns(rendering: Rendering) -> None:
-    tables = evaluation_games(
+def test_an_evaluation_alternates_seats(rendering: Rendering) -> None:
+    setups = evaluation_games(
         boards(4),
         partner=scripted("honest"),
         game=config_of().game,
         rollout=config_of().rollout,
         rendering=rendering,
     )
-    assert names_at(tables) == [("policy", "scripted:honest"), ("scripted:honest", "policy")] * 2
+    assert (
+        player_names(setups) == [("policy", "scripted:honest"), ("scripted:honest", "policy")] * 2
+    )
 
 
-# --- what trains --------------------------------------------------------------------------------
+# --- partners with engines ----------------------------------------------------------------------
 
 
-def frozen_guest(rendering: Rendering, name: str = "checkpoint:x") -> Partner:
+def frozen_partner(rendering: Rendering, name: str = "checkpoint:x") -> Partner:
     def sit(names: tuple[object, ...], seat: int) -> FrozenPlayer:
         policy = PolicyPlayer(
             rendering, seed_names=names, max_new_tokens=60, max_game_tokens=900, speaker=name
@@ -234,21 +241,13 @@ def frozen_guest(rendering: Rendering, name: str = "checkpoint:x") -> Partner:
 
 
 @pytest.mark.parametrize("kind", [Proposes, ProposesInAStream])
-def test_a_frozen_player_speaks_through_its_own_engine_and_leaves_no_transcript(
+def test_a_frozen_player_uses_its_own_engine_and_leaves_no_transcript(
     kind: type[WaveEngine], rendering: Rendering
 ) -> None:
     policy, other = kind(rendering, {}), Proposes(rendering, {})
-    voices = EngineRouter(policy, frozen={"checkpoint:x": Frozen(other, (1, 2))}, endpoints={})
-    tables = self_play_games(
-        boards(4),
-        step=0,
-        game=config_of().game,
-        rollout=config_of().rollout,
-        seed=config_of().seed,
-        rendering=rendering,
-        partners=[(frozen_guest(rendering), 1.0)],
-    )
-    episodes, _ = play_games(tables, voices, sampling=SAMPLING, limits=LIMITS)
+    router = EngineRouter(policy, frozen={"checkpoint:x": Frozen(other, (1, 2))}, endpoints={})
+    setups = games_with_frozen(rendering, num=4)
+    episodes, _ = play_games(setups, router, sampling=SAMPLING, limits=LIMITS)
     assert len(episodes) == 16
     for episode in episodes:
         seat = episode.players.index("policy")
@@ -259,29 +258,21 @@ def test_a_frozen_player_speaks_through_its_own_engine_and_leaves_no_transcript(
     assert {"score/checkpoint:x/0", "score/checkpoint:x/1"} <= set(measured)
 
 
-def test_in_waves_and_in_a_stream_frozen_partners_say_the_same(rendering: Rendering) -> None:
-    """A real second model, asked from many games at once and in a thread of its own."""
+def test_frozen_partners_answer_alike_in_waves_and_in_a_stream(rendering: Rendering) -> None:
+    """With a real second model, once in waves and once in its own thread."""
     model = tiny_model(seed=3, vocab_size=len(tokenizer_of("no template")))
-    said = []
+    texts = []
     for kind in (Proposes, ProposesInAStream):
         frozen = Frozen(HFEngine(model), rendering.stop_ids)
-        voices = EngineRouter(kind(rendering, {}), frozen={"checkpoint:x": frozen}, endpoints={})
-        tables = self_play_games(
-            boards(2),
-            step=0,
-            game=config_of().game,
-            rollout=config_of().rollout,
-            seed=config_of().seed,
-            rendering=rendering,
-            partners=[(frozen_guest(rendering), 1.0)],
-        )
-        episodes, _ = play_games(tables, voices, sampling=SAMPLING, limits=LIMITS)
-        said.append([[turn.text for turn in episode.turns] for episode in episodes])
-    assert said[0] == said[1]
+        router = EngineRouter(kind(rendering, {}), frozen={"checkpoint:x": frozen}, endpoints={})
+        setups = games_with_frozen(rendering, num=2)
+        episodes, _ = play_games(setups, router, sampling=SAMPLING, limits=LIMITS)
+        texts.append([[turn.text for turn in episode.turns] for episode in episodes])
+    assert texts[0] == texts[1]
 
 
 class Unforeseen(BaseException):
-    """Of no kind that anybody lists."""
+    """An exception of no listed type."""
 
 
 @pytest.mark.parametrize("kind", [Proposes, ProposesInAStream])
@@ -289,7 +280,7 @@ class Unforeseen(BaseException):
     "error",
     [RuntimeError, AssertionError, AttributeError, OSError, KeyboardInterrupt, Unforeseen],
 )
-def test_an_error_in_a_partner_s_engine_reaches_the_rollout(
+def test_an_error_in_a_partner_engine_reaches_the_rollout(
     rendering: Rendering, kind: type[WaveEngine], error: type[BaseException]
 ) -> None:
     class Broken(Proposes):
@@ -297,15 +288,15 @@ def test_an_error_in_a_partner_s_engine_reaches_the_rollout(
             raise error("out of memory, say")
 
     def play() -> None:
-        tables = beside_frozen(rendering, num=3)
-        play_games(tables, with_partner(kind, Broken, rendering), sampling=SAMPLING, limits=LIMITS)
+        setups = games_with_frozen(rendering, num=3)
+        play_games(setups, with_partner(kind, Broken, rendering), sampling=SAMPLING, limits=LIMITS)
 
     with pytest.raises(error, match="out of memory"):
         within_seconds(play)
 
 
 @pytest.mark.parametrize("what", ["StopIteration", "one too few"])
-def test_a_partner_s_engine_that_answers_too_little_ends_the_rollout(
+def test_a_partner_engine_with_missing_answers_ends_the_rollout(
     rendering: Rendering, what: str
 ) -> None:
     class Broken(Proposes):
@@ -315,8 +306,8 @@ def test_a_partner_s_engine_that_answers_too_little_ends_the_rollout(
             return super().generate(requests, sampling)[1:]
 
     def play() -> None:
-        voices = with_partner(ProposesInAStream, Broken, rendering)
-        play_games(beside_frozen(rendering, num=3), voices, sampling=SAMPLING, limits=LIMITS)
+        router = with_partner(ProposesInAStream, Broken, rendering)
+        play_games(games_with_frozen(rendering, num=3), router, sampling=SAMPLING, limits=LIMITS)
 
     with pytest.raises((RuntimeError, ValueError), match="a partner's engine"):
         within_seconds(play)
@@ -329,24 +320,15 @@ def with_partner(
     return EngineRouter(kind(rendering, {}), frozen={"checkpoint:x": frozen}, endpoints={})
 
 
-def beside_frozen(rendering: Rendering, *, num: int) -> list[GameSetup]:
-    partners = [(frozen_guest(rendering), 1.0)]
-    return self_play_games(
-        boards(num),
-        step=0,
-        game=config_of().game,
-        rollout=config_of().rollout,
-        seed=config_of().seed,
-        rendering=rendering,
-        partners=partners,
-    )
+def games_with_frozen(rendering: Rendering, *, num: int) -> list[GameSetup]:
+    return setups_of(num, [(frozen_partner(rendering), 1.0)], rendering)
 
 
 def within_seconds(play: Callable[[], None]) -> None:
-    """A rollout that hangs fails here instead of for ever."""
+    """Run `play`; a rollout that hangs fails after 20 seconds."""
 
     def out_of_time(*_: object) -> None:
-        raise TimeoutError("the games wait for ever")
+        raise TimeoutError("the rollout hangs")
 
     before = signal.signal(signal.SIGALRM, out_of_time)
     signal.alarm(20)
@@ -357,33 +339,23 @@ def within_seconds(play: Callable[[], None]) -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_a_fork_of_a_frozen_player_goes_its_own_way(rendering: Rendering) -> None:
-    """The twin has read what the first one read, and draws otherwise; neither hears the other."""
-    (table,) = self_play_games(
-        boards(1),
-        [(frozen_guest(rendering), 1.0)],
-        step=0,
-        game=config_of().game,
-        rollout=config_of().rollout,
-        seed=config_of().seed,
-        rendering=rendering,
-    )[1:2]
-    trunk = Position(table, LIMITS)
+def test_a_fork_of_a_frozen_player_is_independent(rendering: Rendering) -> None:
+    """The fork has the same context as the original and other seeds."""
+    setup = games_with_frozen(rendering, num=1)[1]
+    position = Position(setup, LIMITS)
     engine = Proposes(rendering, {})
-    asked = next(first := trunk.turn())
+    asked = next(first := position.turn())
     assert isinstance(asked, Request) and asked.speaker == "checkpoint:x"
     with pytest.raises(StopIteration):
         first.send(engine.answer(asked))
-    assert trunk.turns[0].action == "propose"
-    twin = trunk.fork("branch", 1)
-    assert twin.table.players[0] is not table.players[0]
-    for position in (trunk, twin):
-        assert position.table.players[0].name == "checkpoint:x"
-        assert position.table.players[0].transcript is None
+    assert position.turns[0].action == "propose"
+    twin = position.fork("branch", 1)
+    assert twin.table.players[0] is not setup.players[0]
     requests = []
-    for position in (trunk, twin):
-        player = position.table.players[0]
-        requests.append(next(player.move(position.table.game, 0, "again")))
+    for each in (position, twin):
+        player = each.table.players[0]
+        assert player.name == "checkpoint:x" and player.transcript is None
+        requests.append(next(player.move(each.table.game, 0, "again")))
     assert requests[0].prompt_ids == requests[1].prompt_ids  # type: ignore[union-attr]
     assert requests[0].seed != requests[1].seed  # type: ignore[union-attr]
 
@@ -392,27 +364,27 @@ def test_a_fork_of_a_frozen_player_goes_its_own_way(rendering: Rendering) -> Non
 
 
 def test_ratings_by_hand() -> None:
-    """A pair of mean rating 400 expects 10 of 11 parts of the best; a game moves both alike."""
+    """A pair with mean rating 400 expects 10/11 of the best score; a game moves both alike."""
     assert expected_score(0, 0) == 0.5
     assert expected_score(400, 400) == pytest.approx(10 / 11)
     assert expected_score(0, 800) == pytest.approx(10 / 11)
-    new = rated({"policy": 400.0, "pool:0": 400.0}, [("policy", "pool:0", 1.0)], step=11.0)
+    new = update_ratings({"policy": 400.0, "pool:0": 400.0}, [("policy", "pool:0", 1.0)], step=11.0)
     assert new == pytest.approx({"policy": 401.0, "pool:0": 401.0})
-    assert rated({}, [("policy", "policy", 1.0)], step=8.0) == {"policy": 4.0}
-    assert rated({"policy": 100.0}, [], step=8.0) == {"policy": 100.0}
+    assert update_ratings({}, [("policy", "policy", 1.0)], step=8.0) == {"policy": 4.0}
+    assert update_ratings({"policy": 100.0}, [], step=8.0) == {"policy": 100.0}
 
 
-def test_ratings_find_who_the_better_partner_is() -> None:
-    """Self-play pins the policy's own rating; a partner with lower scores ends below the other."""
+def test_ratings_order_partners_by_quality() -> None:
+    """Self-play determines the policy's rating; a partner with lower scores is rated lower."""
     games = [("policy", "policy", 0.9), ("policy", "good", 0.95), ("bad", "policy", 0.6)] * 4000
-    found = rated({}, games, step=8.0)
-    assert expected_score(found["policy"], found["policy"]) == pytest.approx(0.9, abs=0.03)
-    assert expected_score(found["policy"], found["good"]) == pytest.approx(0.95, abs=0.03)
-    assert expected_score(found["policy"], found["bad"]) == pytest.approx(0.6, abs=0.03)
-    assert found["bad"] < found["policy"] < found["good"]
+    ratings = update_ratings({}, games, step=8.0)
+    assert expected_score(ratings["policy"], ratings["policy"]) == pytest.approx(0.9, abs=0.03)
+    assert expected_score(ratings["policy"], ratings["good"]) == pytest.approx(0.95, abs=0.03)
+    assert expected_score(ratings["policy"], ratings["bad"]) == pytest.approx(0.6, abs=0.03)
+    assert ratings["bad"] < ratings["policy"] < ratings["good"]
 
 
-def test_the_pool_keeps_its_first_and_its_newest() -> None:
+def test_the_pool_keeps_its_first_and_newest_members() -> None:
     pool: list[int] = []
     for step in (0, 20, 40, 60, 80):
         pool = policy_pool.joined(pool, step, size=3)
@@ -422,7 +394,7 @@ def test_the_pool_keeps_its_first_and_its_newest() -> None:
     assert policy_pool.joined([0, 20], 20, size=3) == [0, 20]
 
 
-def test_past_selves_are_drawn_evenly_or_the_weak_more_often() -> None:
+def test_pool_members_are_drawn_evenly_or_weak_ones_more_often() -> None:
     assert draw_weights([0.0, 400.0], prefer_weak=0.0) == [0.5, 0.5]
     assert draw_weights([0.0, 400.0], prefer_weak=1.0) == pytest.approx([10 / 11, 1 / 11])
     ratings = {"pool:0": 0.0, "pool:20": 400.0}
@@ -443,52 +415,52 @@ def test_a_snapshot_replaces_an_older_one_and_is_read_back(tmp_path: Path) -> No
         export_atomically(weights, tokenizer, folder, world=init_world(device="cpu"))
     assert [path.name for path in folder.parent.iterdir()] == ["step_000020"]
     HFEngine(other).update_weights(policy_pool.snapshot_weights(folder), 1)
-    mine, yours = model.state_dict(), other.state_dict()
-    assert mine.keys() == yours.keys()
-    assert all(torch.equal(mine[name], yours[name]) for name in mine)
+    expected, loaded = model.state_dict(), other.state_dict()
+    assert expected.keys() == loaded.keys()
+    assert all(torch.equal(expected[name], loaded[name]) for name in expected)
 
 
-# --- whole runs ---------------------------------------------------------------------------------
+# --- full runs ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def beside_pool() -> Path:
+def pool_run() -> Path:
     return finished(*RUNS["pool"])
 
 
-def test_a_run_beside_its_past_selves(beside_pool: Path) -> None:
-    lines = metrics_of(beside_pool)
+def test_a_run_with_its_policy_pool(pool_run: Path) -> None:
+    lines = metrics_of(pool_run)
     for line in lines:
-        met = [name for name in line if name.startswith("score/pool:")]
-        assert len(met) == 2 and "score/self" in line and line["num_groups"] > 8
-        assert line["mismatch_max"] < RUN_GAP, "only what the policy itself said trains"
+        pool_scores = [name for name in line if name.startswith("score/pool:")]
+        assert len(pool_scores) == 2 and "score/self" in line and line["num_groups"] > 8
+        assert line["mismatch_max"] < RUN_GAP, "only the policy's own tokens train"
         assert line["rating/policy"] != 0
-    snapshots = sorted(path.name for path in (beside_pool / "policy_pool").iterdir())
+    snapshots = sorted(path.name for path in (pool_run / "policy_pool").iterdir())
     assert snapshots == ["step_000000", "step_000001", "step_000002", "step_000003"]
     first, start = (
-        load_file(beside_pool / name / "model.safetensors")
+        load_file(pool_run / name / "model.safetensors")
         for name in ("policy_pool/step_000000", "warm_start")
     )
     assert all(torch.equal(first[name], start[name]) for name in start)
     newest, final = (
-        load_file(beside_pool / name / "model.safetensors")
+        load_file(pool_run / name / "model.safetensors")
         for name in ("policy_pool/step_000003", "final")
     )
     assert all(torch.equal(newest[name], final[name]) for name in final)
 
 
-def test_a_run_beside_a_frozen_checkpoint_and_a_script(
+def test_a_run_with_a_frozen_checkpoint_and_a_script(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The frozen one is the run's own warm start; each is met in every third game."""
+    """The checkpoint is the run's own warm start; each partner plays a third of the games."""
     folder = tmp_path / "run"
     frozen = f"checkpoint:{folder}/warm_start"
     partners = f"rollout.partners=[self,{frozen},scripted:honest]"
     run_warm(folder, partners, "rollout.instances=6", "steps=2")
     assert "MiB of weights more on cpu" in capsys.readouterr().out
     for line in metrics_of(folder):
-        beside = {name for name in line if name.startswith("score/")}
-        assert beside == {
+        scores = {name for name in line if name.startswith("score/")}
+        assert scores == {
             "score/self",
             *(f"score/{name}/{seat}" for name in (frozen, "scripted:honest") for seat in (0, 1)),
         }
@@ -499,7 +471,7 @@ def test_a_run_beside_a_frozen_checkpoint_and_a_script(
 def test_a_partner_of_another_game_ends_at_once(
     partner: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that never wrote in private may sit where others do, and not the other way round."""
+    """A policy without private reasoning may play where it is on, but not the other way round."""
     other, drift_monitor = tmp_path / "other", ("eval.every=2", "eval.drift_monitor.action=warn")
     (other / "final").mkdir(parents=True)
     for name in ("config.json", "model.safetensors"):
@@ -510,14 +482,15 @@ def test_a_partner_of_another_game_ends_at_once(
         key, _, value = words.partition("=")
         (other / "config.yaml").write_text(dump(config_of(words)))
         assert run_tiny(tmp_path / "run", *drift_monitor, sits) == 2
-        told = capsys.readouterr().err
-        assert f"{key} must be" in told
-        assert f"got {value} in {other} and " in told and f"in {tmp_path / 'run'}\n" in told
+        message = capsys.readouterr().err
+        assert f"{key} must be" in message
+        assert f"got {value} in {other} and " in message and f"in {tmp_path / 'run'}\n" in message
     assert not (tmp_path / "run").exists()
     older = dump(config_of()) + "a_key_that_went: 1\n"
     (other / "config.yaml").write_text(older)
-    check_partners(config_of(*drift_monitor, sits, run, "game.private_reasoning=true"))
-    check_watch(config_of(*drift_monitor, sits, run, "game.private_reasoning=true"))
+    config = config_of(*drift_monitor, sits, run, "game.private_reasoning=true")
+    check_partners(config.rollout.partners, config.game, out=config.out)
+    check_watch(config.eval, config.game, out=config.out)
 
 
 def test_a_partner_that_is_not_there_ends_at_once(

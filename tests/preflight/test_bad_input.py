@@ -1,4 +1,4 @@
-"""Bad settings, flags and variables: one line that names what is wrong, status 2, nothing made."""
+"""Bad settings, flags and variables: one line that names the fault, status 2, no files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 import torch
 from tiny_run import TINY, tiny_model
 
-import eval as eval_door
+import eval as evaluation
 import train
 from selfplay.config import Config, load_config
 from selfplay.config.settings import dump
@@ -47,11 +47,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(
+def check_refused(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Callable[[], int]], None]:
-    """A folder of good and broken things, in which a door may be opened; it checks that a refusal
-    leaves the folder as it was."""
+    """A check that a program ends with status 2 and changes nothing in the working directory, a
+    folder of valid and broken files."""
     shutil.copytree(run, tmp_path / "good")
     (tmp_path / "run.yaml").write_text(TINY)
     for name, data in FILES.items():
@@ -61,33 +61,33 @@ def place(
         change(tmp_path / name)
     monkeypatch.chdir(tmp_path)
 
-    def taken(*words: object, **more: object) -> NoReturn:
-        raise AssertionError("it was taken")
+    def started(*words: object, **more: object) -> NoReturn:
+        raise AssertionError("the run started")
 
-    # What would start, once everything has been found right.
-    monkeypatch.setattr(train, "train", taken)
-    monkeypatch.setattr(eval_door, "load_engine", taken)
-    monkeypatch.setattr(eval_door, "play_matrix", taken)
-    # The same answers on a machine with a GPU and SGLang.
+    # These would start after all checks have passed.
+    monkeypatch.setattr(train, "train", started)
+    monkeypatch.setattr(evaluation, "load_engine", started)
+    monkeypatch.setattr(evaluation, "play_matrix", started)
+    # The same messages on a machine with a GPU and SGLang.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == "sglang" else find(name)
     )
 
-    def nothing_made(open_door: Callable[[], int]) -> None:
+    def check(program: Callable[[], int]) -> None:
         before = sorted(tmp_path.rglob("*"))
-        assert open_door() == 2
+        assert program() == 2
         assert sorted(tmp_path.rglob("*")) == before
 
-    return nothing_made
+    return check
 
 
-def one_line(told: str, door: str, named: str) -> None:
-    """Standard error holds one line of the door, with the name of the key or file."""
-    assert told.startswith(f"{door}: ") and told.count("\n") == 1, told
-    assert named in told, told
-    assert len(told) < 2000
+def assert_one_line(stderr: str, program: str, named: str) -> None:
+    """Standard error holds one line of the program, with the name of the key or file."""
+    assert stderr.startswith(f"{program}: ") and stderr.count("\n") == 1, stderr
+    assert named in stderr, stderr
+    assert len(stderr) < 2000
 
 
 FILES: dict[str, str | bytes] = {
@@ -241,7 +241,7 @@ TRAIN: list[tuple[str, str]] = [
     *((f"model={{scratch: null, path: {name}}}", name) for name in MODELS),
 ]
 
-# Words behind `eval.py --games generated --num 2`; --checkpoint good stands before those without.
+# Arguments after `eval.py --games generated --num 2`; --checkpoint good is added if missing.
 EVAL: list[tuple[str, str]] = [
     ("--checkpoint nowhere", "--checkpoint"),
     ("--checkpoint file", "--checkpoint"),
@@ -289,7 +289,7 @@ EVAL: list[tuple[str, str]] = [
     ("threads=100000", "threads"),
 ]
 
-# Environment variables, and the words of train.py beside them.
+# Environment variables and the arguments of train.py with them.
 ENVIRONMENT: list[tuple[dict[str, str], str, str]] = [
     ({"WORLD_SIZE": "two"}, "steps=0", "WORLD_SIZE"),
     ({"WORLD_SIZE": "0"}, "steps=0", "WORLD_SIZE"),
@@ -304,7 +304,7 @@ ENVIRONMENT: list[tuple[dict[str, str], str, str]] = [
 
 
 def _split(words: str) -> list[str]:
-    """Flags by blanks; key=value is one word, whatever it holds."""
+    """Split flags at blanks; key=value is one word, whatever it holds."""
     if words.startswith("--"):
         return [word.strip("'") for word in words.split(" ")]
     return [words] if words else []
@@ -314,30 +314,30 @@ def _split(words: str) -> list[str]:
 def test_train_refuses_in_one_line(
     words: str,
     named: str,
-    place: Callable[[Callable[[], int]], None],
+    check_refused: Callable[[Callable[[], int]], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = _split(words)
     if words and not words.startswith("--"):
         given = ["--config", "run.yaml", "out=fresh/run", *given]
     start_s = time.perf_counter()
-    place(lambda: train.main(given))
+    check_refused(lambda: train.main(given))
     assert time.perf_counter() - start_s < 15
-    one_line(capsys.readouterr().err, "train.py", named)
+    assert_one_line(capsys.readouterr().err, "train.py", named)
 
 
 @pytest.mark.parametrize(("words", "named"), EVAL, ids=lambda text: text[:60])
 def test_eval_refuses_in_one_line(
     words: str,
     named: str,
-    place: Callable[[Callable[[], int]], None],
+    check_refused: Callable[[Callable[[], int]], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = ["--games", "generated", "--num", "2", *_split(words)]
     if not words.startswith(("--checkpoint", "--partners")):
         given += ["--checkpoint", "good"]
-    place(lambda: eval_door.main(given))
-    one_line(capsys.readouterr().err, "eval.py", named)
+    check_refused(lambda: evaluation.main(given))
+    assert_one_line(capsys.readouterr().err, "eval.py", named)
 
 
 @pytest.mark.parametrize(("variables", "words", "named"), ENVIRONMENT, ids=lambda v: str(v)[:40])
@@ -345,7 +345,7 @@ def test_a_bad_variable_is_named(
     variables: dict[str, str],
     words: str,
     named: str,
-    place: Callable[[Callable[[], int]], None],
+    check_refused: Callable[[Callable[[], int]], None],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -353,27 +353,28 @@ def test_a_bad_variable_is_named(
         monkeypatch.delenv(variable, raising=False)
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    asked = ["rollout.partners=['endpoint:m@http://127.0.0.1:9/v1']"] * words.startswith("endpoint")
-    place(lambda: train.main(["--config", "run.yaml", "out=fresh", words, *asked]))
-    told = capsys.readouterr().err
-    one_line(told, "train.py", named)
-    assert "secret" not in told
+    partners = ["rollout.partners=['endpoint:m@http://127.0.0.1:9/v1']"] * words.startswith(
+        "endpoint"
+    )
+    check_refused(lambda: train.main(["--config", "run.yaml", "out=fresh", words, *partners]))
+    stderr = capsys.readouterr().err
+    assert_one_line(stderr, "train.py", named)
+    assert "secret" not in stderr
 
 
 def test_good_settings_reach_the_run(
-    place: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    check_refused: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The table's other half: what the cases start from is accepted, so nothing else refuses
-    them."""
+    """The settings that the bad cases start from are accepted, so only the fault is refused."""
     path = ["model={scratch: null, path: good/final}", "rollout.max_game_tokens=160"]
     for more in ([], path):
-        with pytest.raises(AssertionError, match="it was taken"):
+        with pytest.raises(AssertionError, match="the run started"):
             train.main(["--config", "run.yaml", "out=fresh/run", *more])
-    with pytest.raises(AssertionError, match="it was taken"):
-        eval_door.main(["--checkpoint", "good", "--games", "generated", "--num", "2"])
+    with pytest.raises(AssertionError, match="the run started"):
+        evaluation.main(["--checkpoint", "good", "--games", "generated", "--num", "2"])
 
 
-def test_a_hub_that_cannot_be_reached_is_told_in_seconds(tmp_path: Path) -> None:
+def test_an_unreachable_hub_is_refused_in_seconds(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(TINY)
     words = ["--config", "run.yaml", "out=fresh", "model={scratch: null, path: Nobody/nothing}"]
     closed = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": "hub"}
@@ -386,13 +387,13 @@ def test_a_hub_that_cannot_be_reached_is_told_in_seconds(tmp_path: Path) -> None
         timeout=60,
     )
     assert done.returncode == 2
-    one_line(done.stderr, "train.py", "Nobody/nothing")
+    assert_one_line(done.stderr, "train.py", "Nobody/nothing")
     assert not (tmp_path / "fresh").exists()
 
 
 def _numbers(cls: type, prefix: str = "") -> list[tuple[str, Any]]:
     """Every key whose value is a number or a list of numbers, with its rules."""
-    found: list[tuple[str, Any]] = []
+    numbers: list[tuple[str, Any]] = []
     hints = get_type_hints(cls)
     for entry in fields(cls):  # type: ignore[arg-type]
         name, parts = f"{prefix}{entry.name}", [hints[entry.name]]
@@ -402,10 +403,10 @@ def _numbers(cls: type, prefix: str = "") -> list[tuple[str, Any]]:
                 parts = []
         for part in parts:
             if is_dataclass(part):
-                found += _numbers(part, f"{name}.")  # type: ignore[arg-type]
+                numbers += _numbers(part, f"{name}.")  # type: ignore[arg-type]
             elif part in (int, float):
-                found.append((name, entry.metadata))
-    return found
+                numbers.append((name, entry.metadata))
+    return numbers
 
 
 def test_every_number_has_bounds() -> None:
@@ -451,7 +452,7 @@ def test_a_download_takes_one_copy_of_the_weights_and_no_code() -> None:
 def test_eval_takes_a_model_by_its_name_on_the_hub(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hub's cache as a download leaves it, found without a network."""
+    """From a hub cache as a download leaves it, without a network."""
     cache = tmp_path / "hub" / "models--org--name"
     shutil.copytree(run / "final", cache / "snapshots" / ("a" * 40))
     (cache / "refs").mkdir()
@@ -460,8 +461,8 @@ def test_eval_takes_a_model_by_its_name_on_the_hub(
     monkeypatch.chdir(tmp_path)
     words = ["--checkpoint", "org/name", "--games", "generated", "--num", "2"]
     words += ["--config", str(run / "given.yaml")]
-    assert eval_door.main(words) == 2, "without --out reports would go into the cache"
-    assert eval_door.main([*words, "--out", "report"]) == 0
+    assert evaluation.main(words) == 2, "without --out reports would go into the cache"
+    assert evaluation.main([*words, "--out", "report"]) == 0
     page = json.loads((tmp_path / "report" / "evaluation.json").read_text())
     assert page["checkpoint"] == "org/name"
 
@@ -469,6 +470,6 @@ def test_eval_takes_a_model_by_its_name_on_the_hub(
 def test_configs_that_help_texts_name_exist() -> None:
     import re
 
-    for door in (train, eval_door):
-        named = re.findall(r"configs/[\w.]+\.yaml", door.__doc__ or "")
+    for program in (train, evaluation):
+        named = re.findall(r"configs/[\w.]+\.yaml", program.__doc__ or "")
         assert named and all((ROOT / name).is_file() for name in named), named

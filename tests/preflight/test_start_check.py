@@ -1,4 +1,4 @@
-"""What a run says before it begins: settings that its model cannot fulfil, parts that differ."""
+"""Refusals before training: settings the model cannot meet, engine and trainer that differ."""
 
 from __future__ import annotations
 
@@ -40,26 +40,34 @@ def config_of(folder: Path, *overrides: str) -> Config:
     return load_config(write_tiny(folder / "run"), [*words, *overrides])
 
 
-def parts(folder: Path) -> tuple[Config, Learner, StartCheck]:
+def parts(folder: Path) -> tuple[Learner, StartCheck]:
     config = config_of(folder)
     world, tokenizer = init_world(device="cpu"), AutoTokenizer.from_pretrained(folder)
     learner = make_learner(config, folder, world, reference=False)
-    return config, learner, StartCheck(config, tokenizer, AutoConfig.from_pretrained(folder), world)
+    start = StartCheck(
+        tokenizer,
+        AutoConfig.from_pretrained(folder),
+        world,
+        dtype=learner.compute_dtype,
+        max_game_tokens=config.rollout.max_game_tokens,
+        max_mismatch=config.engine.max_mismatch,
+    )
+    return learner, start
 
 
 def test_trainer_engine_and_transformers_agree(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, learner, start = parts(folder)
+    learner, start = parts(folder)
     start.compare(learner, HFEngine(learner.model), folder)
-    told = capsys.readouterr().out
-    assert "start check: trainer" in told and "engine" in told
-    assert "288 tokens" in told  # 256 of the text and 32 that were said
+    message = capsys.readouterr().out
+    assert "start check: trainer" in message and "engine" in message
+    assert "288 tokens" in message  # 256 of the text and 32 that the engine samples
 
 
-def test_an_engine_with_other_weights_is_the_fault(folder: Path) -> None:
-    """One weight in a hundred is off by 5 per cent."""
-    _, learner, start = parts(folder)
+def test_an_engine_with_other_weights_is_named(folder: Path) -> None:
+    """One weight in a hundred is off by 5 %."""
+    learner, start = parts(folder)
     other = load_model(str(folder), device="cpu", dtype=torch.float32).eval()
     with torch.no_grad():
         other.model.layers[1].mlp.down_proj.weight.flatten()[::100] *= 1.05
@@ -68,8 +76,8 @@ def test_an_engine_with_other_weights_is_the_fault(folder: Path) -> None:
         start.compare(learner, None, folder)
 
 
-def test_a_trainer_with_other_weights_is_the_fault_and_its_layer_is_named(folder: Path) -> None:
-    _, learner, start = parts(folder)
+def test_a_trainer_with_other_weights_is_named_with_its_layer(folder: Path) -> None:
+    learner, start = parts(folder)
     start.listen(HFEngine(load_model(str(folder), device="cpu", dtype=torch.float32).eval()))
     with torch.no_grad():
         learner.model.model.layers[1].mlp.down_proj.weight *= 1.02
@@ -77,12 +85,12 @@ def test_a_trainer_with_other_weights_is_the_fault_and_its_layer_is_named(folder
         start.compare(learner, None, folder)
 
 
-def test_a_window_that_packed_rows_forget_is_the_fault(
+def test_packed_attention_without_its_window_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import selfplay.model.attention as attention
 
-    _, learner, start = parts(folder)
+    learner, start = parts(folder)
     start.listen(HFEngine(learner.model))
     padded = attention._padded
     monkeypatch.setattr(attention, "_padded", lambda *a, **k: padded(*a[:-1], None, **k))
@@ -98,19 +106,19 @@ def test_a_window_that_packed_rows_forget_is_the_fault(
         (["rollout.max_game_tokens=40"], "rollout.max_game_tokens"),
     ],
 )
-def test_what_the_model_lacks_is_told_before_anything_costly(
+def test_what_the_model_lacks_is_refused_before_anything_costly(
     folder: Path, overrides: list[str], key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In one line with status 2, before the warm start has begun."""
     run = tmp_path / "run"
     words = [f"model.path={folder}", "model.scratch=", "rollout.max_game_tokens=300"]
     assert run_tiny(run, *words, *overrides) == 2
-    told = capsys.readouterr().err
-    assert key in told and told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert key in message and message.count("\n") == 1
     assert not (run / "warm_start.jsonl").exists() and not (run / "warm_start").exists()
 
 
-def test_more_tokens_than_embeddings_are_told(folder: Path, tmp_path: Path) -> None:
+def test_more_tokens_than_embeddings_are_refused(folder: Path, tmp_path: Path) -> None:
     small = tmp_path / "small"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     words = num_words(tokenizer)
@@ -120,7 +128,7 @@ def test_more_tokens_than_embeddings_are_told(folder: Path, tmp_path: Path) -> N
         check_model(
             config_of(small), tokenizer, make_rendering(tokenizer), init_world(device="cpu")
         )
-    # One that no text here can hold, as Gemma-3 has for images, counts for nothing.
+    # A special token that no text can hold, such as Gemma-3's for images, does not count.
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     assert num_words(tokenizer) == words < len(tokenizer)
 
@@ -134,25 +142,25 @@ def test_a_refused_family_ends_in_one_line(
     capsys.readouterr()
     words = [f"model.path={sinks}", "model.scratch=", "rollout.max_game_tokens=300"]
     assert run_tiny(tmp_path / "run", *words) == 2
-    told = capsys.readouterr().err
-    assert "gpt_oss" in told and "sinks" in told and told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert "gpt_oss" in message and "sinks" in message and message.count("\n") == 1
 
 
 def test_the_text_is_longer_than_the_window_where_a_transcript_may_be(folder: Path) -> None:
     """Windows of 5, 1,000 and 4,096 in transcripts of 300 tokens and of 3,000."""
-    config, _, start = parts(folder)
+    _, start = parts(folder)
     lengths = {}
     for window in (5, 1000, 4096):
         described = AutoConfig.from_pretrained(folder)
         described.sliding_window = window
         for room in (300, 3000):
-            longer = replace(config, rollout=replace(config.rollout, max_game_tokens=room))
-            lengths[window, room] = replace(start, config=longer, described=described)._length()
+            check = replace(start, max_game_tokens=room, described=described)
+            lengths[window, room] = check._length()
     assert [lengths[w, 300] for w in (5, 1000, 4096)] == [256, 268, 268]
     assert [lengths[w, 3000] for w in (5, 1000, 4096)] == [256, 1064, 2968]
 
 
-def test_the_text_repeats_nothing() -> None:
+def test_no_line_of_the_text_repeats() -> None:
     tokenizer = train_tokenizer(["a b c", "Entry 12: 3"] * 9, vocab_size=TOKENS)
     text = tokenizer.decode(text_ids(tokenizer, 2000))
     lines = text.splitlines()

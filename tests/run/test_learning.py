@@ -1,9 +1,9 @@
-"""The whole path learns: over five seeds pairs that hardly know the rules come to earn more.
+"""Learning curves: over five seeds, policies that hardly know the rules improve.
 
-A claim is a rise, from a run's first five steps to its last ten, that lies `STANDARD_ERRORS` of
-its mean over the seeds above zero (or below, for errors). Each docstring gives what one processor
-measured; another rounds differently and plays other games, so that no single seed's value is a
-claim.
+A test compares the last ten steps of a run with its first five. The mean rise over seeds must be at
+least `STANDARD_ERRORS` standard errors above zero (below, for errors). Each docstring gives the
+numbers of one processor; another rounds differently and plays other games, so no test depends on a
+single seed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tiny_run import metrics_of, run_warm
 import train
 
 pytestmark = pytest.mark.slow
-STANDARD_ERRORS = 2.0  # of a mean of five: chance alone goes so far once in 17 times
-# One pass over random players' games leaves a model that often breaks the rules.
+STANDARD_ERRORS = 2.0  # with five seeds, chance alone gives this once in 17 tests
+# After one pass over random players' games a model still often breaks the rules.
 SETTINGS = (
     *("steps=40", "save_every=40", "reward.error_penalty=0.05", "algorithm.advantage_eps=0.05"),
     "optim.final_share=0.1",
@@ -31,19 +31,20 @@ COLLAB = Path(__file__).resolve().parents[2] / "configs" / "tiny_collab.yaml"
 
 
 def rises(runs: Sequence[Path], name: str, *, first: int = 5, last: int = 10) -> list[float]:
-    """By how much the mean of a metric's last values lies above that of its first ones, a run."""
-    found = []
+    """For each run, the mean of a metric's last values minus the mean of its first values."""
+    rise = []
     for run in runs:
         values = [line[name] for line in metrics_of(run)]
-        found.append(fmean(values[-last:]) - fmean(values[:first]))
-    return found
+        rise.append(fmean(values[-last:]) - fmean(values[:first]))
+    return rise
 
 
 def in_standard_errors(values: Sequence[float]) -> float:
     """The mean, in standard errors of that mean."""
-    found = fmean(values) / (stdev(values) / len(values) ** 0.5)
-    print(f"{[round(v, 3) for v in values]} mean {fmean(values):.3f}, {found:.1f} standard errors")
-    return found
+    ratio = fmean(values) / (stdev(values) / len(values) ** 0.5)
+    rounded = [round(value, 3) for value in values]
+    print(f"{rounded} mean {fmean(values):.3f}, {ratio:.1f} standard errors")
+    return ratio
 
 
 def trained(folder: Path, *settings: str, num_seeds: int = 5) -> list[Path]:
@@ -61,15 +62,15 @@ def test_reward_rises(tmp_path: Path) -> None:
 
 
 def test_reward_rises_by_adapters_alone(tmp_path: Path) -> None:
-    """From the tiny run's own warm start, which knows the rules a little: over five seeds +0.142,
-    2.8 standard errors, for one of them rose by 0.35 and the others by 0.07 to 0.10."""
+    """From the tiny run's own warm start, which knows some of the rules: over five seeds +0.142,
+    2.8 standard errors; one seed rose by 0.35, the others by 0.07 to 0.10."""
     adapters = ("model.lora.rank=8", "model.lora.alpha=16", "optim.lr=1.0e-2")
     runs = trained(tmp_path, *GROUPS, *adapters, num_seeds=8)
     assert in_standard_errors(rises(runs, "score")) > STANDARD_ERRORS
 
 
 def test_reward_rises_without_groups(tmp_path: Path) -> None:
-    """One game an instance under PPO, the critic's warm-up included: score +0.141 (11.0 standard
+    """One game per instance under PPO, including the critic's warm-up: score +0.141 (11.0 standard
     errors), errors -0.207 (11.7)."""
     critic = ("critic.kind=model", "critic.lr=1.0e-3", "critic.warmup_steps=3")
     games = ("algorithm.method=ppo", "rollout.group_size=1", "rollout.instances=96")
@@ -79,8 +80,8 @@ def test_reward_rises_without_groups(tmp_path: Path) -> None:
 
 
 def test_a_helper_learns_to_ask(tmp_path: Path) -> None:
-    """It first asks for the number in a third to a half of its talks, then nearly always: questions
-    +0.32 (42 standard errors), useful messages +0.52 (20), score +0.32 (4.8)."""
+    """At first it asks for the number in a third to a half of its conversations, later in nearly
+    all: questions +0.32 (42 standard errors), useful messages +0.52 (20), score +0.32 (4.8)."""
     runs = [tmp_path / f"run{seed}" for seed in range(5)]
     for seed, run in enumerate(runs):
         overrides = [
@@ -94,6 +95,6 @@ def test_a_helper_learns_to_ask(tmp_path: Path) -> None:
     last = metrics_of(runs[0])[-1]
     assert last["reward_accuracy"] == pytest.approx(last["score"])
     assert last["reward_token_cost"] == pytest.approx(-0.002 * last["tokens"])
-    found = json.loads((runs[0] / "held_out_after.json").read_text())
-    assert set(found) == {"sampled", "greedy", "ask", "guess"}
-    assert found["ask"]["measures"]["optimal"] == 1.0 > found["sampled"]["interval"][0]
+    held_out = json.loads((runs[0] / "held_out_after.json").read_text())
+    assert set(held_out) == {"sampled", "greedy", "ask", "guess"}
+    assert held_out["ask"]["measures"]["optimal"] == 1.0 > held_out["sampled"]["interval"][0]

@@ -1,5 +1,5 @@
-"""Many texts, long texts, many games: no exception, and time and memory that grow no faster than
-the input does."""
+"""Many texts, long texts, many games: no exception, and time and memory at most linear in the
+input."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Limits
 from selfplay.rollout.seating import self_play_games
 
-# What parsers look for, and what has broken parsers elsewhere.
+# What the parsers look for, and what has broken other parsers.
 PIECES = (
     *("[message]", "[propose]", "[accept]", "[reject]", "[answer]", "[end]", "[Propose", "]", "["),
     *("Proposal:", "BLEU", "Electra", "Ava", "Daniel", "Ava Li", "nguyen", BEST, WORST),
@@ -65,7 +65,7 @@ def text_of(rng: random.Random) -> str:
 
 
 def proposal(text: str) -> None:
-    """As a proposal, which is read or refused."""
+    """Parse as a proposal, which may be refused."""
     for brief in (False, True):
         try:
             parse_proposal(text, SMALL.reviewers, papers=SMALL.papers, brief=brief)
@@ -74,7 +74,7 @@ def proposal(text: str) -> None:
 
 
 def row(text: str) -> None:
-    """As a published solution, which is read or refused."""
+    """Parse as a published solution, which may be refused."""
     try:
         instances_of([("row 0", {"prompt": "a", "completion": text})], name="set")
     except ValueError:
@@ -89,7 +89,7 @@ def marks(text: str) -> None:
     assert read_mark(text) is None or 0.0 <= (read_mark(text) or 0.0) <= 1.0
 
 
-# Every function that reads what a model or a person said.
+# Every function that parses text of a model or a person.
 READERS: dict[str, Callable[[str], object]] = {
     "proposal": proposal,
     "row": row,
@@ -111,7 +111,7 @@ READERS: dict[str, Callable[[str], object]] = {
 
 
 def fuzz(num: int, *, seed: int) -> None:
-    """Every text through every reader, and as a move in games of both kinds."""
+    """Pass every text to every parser, and as a move to games of both kinds."""
     rng = random.Random(seed)
     for number in range(num):
         text = text_of(rng)
@@ -145,7 +145,7 @@ def test_a_million_texts_raise_nothing(seed: int) -> None:
 
 # --- long texts ---------------------------------------------------------------------------------
 
-# A start, a unit that is repeated, an end: where a reader could go back over what it has read.
+# A start, a repeated unit, an end: texts on which a parser could backtrack.
 LONG = (
     ("", " ", "x"),
     ("", "\n", "x"),
@@ -178,21 +178,21 @@ LONG = (
 
 
 def cpu_s(read: Callable[[str], object], text: str) -> float:
-    """The least of three runs, in seconds of this process alone."""
-    found = []
+    """The least CPU time of three calls, in seconds."""
+    seconds = []
     for _ in range(3):
         began_s = time.process_time()
         read(text)
-        found.append(time.process_time() - began_s)
-        if found[-1] > 0.5:
+        seconds.append(time.process_time() - began_s)
+        if seconds[-1] > 0.5:
             break
-    return min(found)
+    return min(seconds)
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_time_grows_as_the_text_does(name: str) -> None:
-    """Between 20,000 and 40,000 characters, a square would show as 4 times the time. A reading of
-    a clock may be off, three in a row are not."""
+def test_time_is_at_most_linear_in_the_text(name: str) -> None:
+    """From 20,000 to 40,000 characters quadratic time would grow by 4. One clock reading may be
+    off, three in a row are not."""
     read = READERS[name]
     for start, unit, end in LONG:
         for _ in range(3):
@@ -221,7 +221,7 @@ SAMPLING = Sampling(temperature=1.0, stop_ids=())
 
 
 class Says(WaveEngine):
-    """Any of the moves, by the request's seed; keeps nothing of what it was asked."""
+    """Answers with one of the moves, chosen by the request's seed; stores no request."""
 
     def answer(self, request: Request) -> Completion:
         ids = self.rendering.action_ids(MOVES[request.seed % len(MOVES)])
@@ -239,7 +239,7 @@ def rendering() -> Rendering:
 
 def play(num: int, engine: WaveEngine, rendering: Rendering) -> list[Any]:
     config = config_of()
-    tables = self_play_games(
+    setups = self_play_games(
         boards(num // 4),
         step=0,
         game=config.game,
@@ -248,7 +248,7 @@ def play(num: int, engine: WaveEngine, rendering: Rendering) -> list[Any]:
         rendering=rendering,
     )
     limits = Limits(max_turns=12, max_retries=1)
-    episodes, _ = play_games(tables, engine, sampling=SAMPLING, limits=limits)
+    episodes, _ = play_games(setups, engine, sampling=SAMPLING, limits=limits)
     return episodes
 
 
@@ -257,10 +257,10 @@ def play(num: int, engine: WaveEngine, rendering: Rendering) -> list[Any]:
 def test_ten_thousand_games_at_once_cost_what_a_hundred_do_each(
     kind: type[WaveEngine], rendering: Rendering
 ) -> None:
-    """Time a game within twice, of which the collector's passes over all living games are the most;
-    memory within 1.2 times."""
+    """Time per game within a factor of 2, most of it the garbage collector's passes over all live
+    games; memory within 1.2."""
     engine = kind(rendering, {})
-    play(100, engine, rendering)  # what is made once
+    play(100, engine, rendering)  # warms up caches
     times_s, sizes = {}, {}
     for num in (100, 1_000, 10_000):
         began_s = time.process_time()

@@ -1,4 +1,4 @@
-"""What the tests of several processes read out of a pipe that all of them write to."""
+"""The helper through which several processes write to one pipe."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ for n in range(4000):
 """
 
 
-def test_marks_of_ranks_that_write_at_once_stay_whole() -> None:
-    """Unbuffered, as under torchrun: a line and its end must leave in one write."""
+def test_lines_of_ranks_that_write_at_once_stay_complete() -> None:
+    """Unbuffered, as under torchrun: a line and its end must go out in one write."""
     reading, writing = os.pipe()
     command = [sys.executable, "-u", "-c", SAY]
     folder = Path(processes.__file__).parent

@@ -1,4 +1,4 @@
-"""A run that was interrupted is the run that was not: weights bit for bit, every logged number."""
+"""An interrupted and resumed run equals an uninterrupted one: weights bit for bit, every metric."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def straight() -> Path:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_an_interrupted_run_goes_on_bit_for_bit(run: str, tmp_path: Path) -> None:
-    """Stopped after its newest checkpoint but one, whatever it has to remember besides weights."""
+def test_an_interrupted_run_resumes_bit_for_bit(run: str, tmp_path: Path) -> None:
+    """Resumed from its second newest checkpoint, for each kind of trainer state."""
     straight = finished(*RUNS[run])
     last = metrics_of(straight)[-1]
     assert last["num_trained_tokens"] > 0, "a run that learns nothing has nothing to lose"
@@ -48,7 +48,7 @@ def test_the_tiny_run_learns_something_to_compare(straight: Path) -> None:
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all(line["num_trained_tokens"] > 0 and line["grad_norm"] > 0 for line in lines)
     assert all(line["mismatch_max"] < RUN_GAP for line in lines), (
-        "the engine speaks with the trainer's weights"
+        "the engine uses the trainer's weights"
     )
     first, last = (
         load_file(straight / name / "model.safetensors") for name in ("warm_start", "final")
@@ -61,15 +61,13 @@ def test_the_tiny_run_learns_something_to_compare(straight: Path) -> None:
 
 
 def test_the_same_settings_give_the_same_run(straight: Path, tmp_path: Path) -> None:
-    """With a warm start of its own, which is the shared one again."""
+    """Includes a new warm start, which equals the shared one."""
     assert run_tiny(tmp_path / "run") == 0
     assert_same_run(straight, tmp_path / "run")
 
 
-def test_a_run_killed_after_its_third_step_goes_on_as_if_nothing_had_been(
-    straight: Path, tmp_path: Path
-) -> None:
-    """Its newest checkpoint is two steps old, its logs hold three steps and a torn line."""
+def test_a_run_killed_after_its_third_step_resumes_exactly(straight: Path, tmp_path: Path) -> None:
+    """Its newest checkpoint is of step 2, its logs hold three steps and a partial line."""
     folder = tmp_path / "run"
     shutil.copytree(straight, folder)
     shutil.rmtree(folder / "checkpoints" / "step_000004")
@@ -90,14 +88,14 @@ def test_more_steps_later_are_the_same_steps(tmp_path: Path) -> None:
     assert run_tiny(tmp_path / "short", constant) == 0
     assert_same_run(finished(constant), tmp_path / "short")
     after = (tmp_path / "short" / "held_out_after.json").read_text()
-    assert after != before, "what the shorter run had found is played anew"
+    assert after != before, "the held-out games of the shorter run are played again"
 
 
-def test_a_finished_run_that_goes_on_is_its_newest_weights(
+def test_a_continued_run_is_found_by_its_newest_weights(
     straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two steps more are taken and the run is stopped before it writes its final export: that of
-    four steps stays, but the run is meant by its checkpoint."""
+    """Two more steps, stopped before the final export: the export of step 4 stays, but the newest
+    weights are those of the checkpoint."""
     folder = tmp_path / "run"
     shutil.copytree(straight, folder)
     longer = folder / "checkpoints" / "step_000006" / "hf"
@@ -114,7 +112,7 @@ def test_a_finished_run_that_goes_on_is_its_newest_weights(
     assert run_tiny(folder, "steps=6") == 0
     assert find_source(folder).weights == folder / "final"
     assert all(torch.equal(new[name], value) for name, value in weights(folder).items())
-    # An export that does not say its step is at best as new as the newest checkpoint.
+    # An export without a recorded step counts as older than the newest checkpoint.
     (folder / "final" / "progress.json").unlink()
     assert find_source(folder).weights == longer
 
@@ -123,7 +121,7 @@ def stopped(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_finished_run_started_again_stays_as_it_is(straight: Path, tmp_path: Path) -> None:
+def test_a_finished_run_started_again_is_unchanged(straight: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(straight, folder)
     times = {p: p.stat().st_mtime_ns for p in (folder / "checkpoints").rglob("*") if p.is_file()}
@@ -139,8 +137,8 @@ def test_another_setting_is_refused_with_its_name(
     shutil.copytree(straight, folder)
     before = (folder / "config.yaml").read_text()
     assert run_tiny(folder, "optim.lr=0.5") == 2
-    said = capsys.readouterr().err
-    assert said.startswith("train.py: ") and "optim.lr" in said and "0.5" in said
+    message = capsys.readouterr().err
+    assert message.startswith("train.py: ") and "optim.lr" in message and "0.5" in message
     assert (folder / "config.yaml").read_text() == before
     assert_same_run(straight, folder)
 

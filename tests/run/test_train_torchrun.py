@@ -1,5 +1,5 @@
-"""Two processes are one run: `torchrun` plays the same games and takes the same step, whether they
-stand on one host or on two."""
+"""Under `torchrun` two processes, on one host or on two, play the same games and take the same step
+as one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tolerance import near
 
 ROOT = Path(__file__).resolve().parents[2]
 # Three instances over two ranks are uneven, and so are their micro-batches; the KL term and the
-# replay must not notice.
+# auxiliary imitation loss must not depend on that.
 SETTINGS = (
     "steps=2",
     "rollout.instances=3",
@@ -45,11 +45,11 @@ def launch(folder: Path, where: list[str]) -> subprocess.Popen[str]:
 
 
 def ended(launched: subprocess.Popen[str]) -> tuple[int, str]:
-    """The launch's exit status and what it said."""
+    """The launch's exit status and output."""
     try:
         output, _ = launched.communicate(timeout=240)
     finally:
-        launched.terminate()  # one that hangs ends its ranks
+        launched.terminate()  # also ends the ranks of a launch that hangs
     return launched.returncode, output
 
 
@@ -73,11 +73,11 @@ def run_on_two_hosts(folders: list[Path]) -> list[tuple[int, str]]:
 
 @pytest.mark.slow
 def test_two_ranks_take_the_step_of_one_and_so_do_two_hosts(tmp_path: Path) -> None:
-    """Rounding aside, everything is the same: the sums are cut differently over two ranks. Two
-    ranks on two hosts cut them like two on one, so not even the rounding differs."""
+    """Two ranks split the sums differently, so their results equal one rank's up to rounding. Two
+    ranks on two hosts split them like two on one, so even the rounding is equal."""
     one, two, hosts = tmp_path / "one", tmp_path / "two", tmp_path / "hosts"
     run_on(1, one)
-    # All start from one warm start, whose 100 steps would add up their rounding.
+    # All share one warm start, because rounding would add up over its 100 steps.
     for folder in (two, hosts):
         folder.mkdir()
         for name in ("tokenizer", "warm_start"):
@@ -103,23 +103,23 @@ def test_two_ranks_take_the_step_of_one_and_so_do_two_hosts(tmp_path: Path) -> N
     assert shared[0].keys() == alone[0].keys()
     for name in ("policy_loss", "imitation_loss", "grad_norm", "entropy", "ratio_mean"):
         assert shared[0][name] == near(alone[0][name], RUN_STEP), name
-    # Adam moves a weight by the sign of its gradient, so one whose gradient is rounding may go
-    # either way: what follows the first step is close, by no bound of arithmetic.
+    # Adam moves a weight by the sign of its gradient, so a weight whose gradient is only rounding
+    # may move either way: after the first step the runs are close, but not up to rounding.
     assert shared[1]["kl_reference"] == pytest.approx(alone[1]["kl_reference"], rel=1e-2)
     assert all(line["mismatch_max"] < RUN_GAP for line in shared), (
         "each rank's engine got the new weights"
     )
     assert shared[1]["eval_score"] == pytest.approx(alone[1]["eval_score"], abs=0.2)
 
-    mine, yours, there = (
+    on_one, on_two, on_hosts = (
         load_file(run / "final" / "model.safetensors") for run in (one, two, hosts)
     )
-    assert mine.keys() == yours.keys() == there.keys()
-    assert all(torch.equal(yours[name], there[name]) for name in yours)
+    assert on_one.keys() == on_two.keys() == on_hosts.keys()
+    assert all(torch.equal(on_two[name], on_hosts[name]) for name in on_two)
     start = load_file(one / "warm_start" / "model.safetensors")
     moved, apart = (
-        sum(float((other[name] - mine[name]).square().sum()) ** 0.5 for name in mine)
-        for other in (start, yours)
+        sum(float((other[name] - on_one[name]).square().sum()) ** 0.5 for name in on_one)
+        for other in (start, on_two)
     )
     assert apart < 0.01 * moved
     held_out = json.loads((two / "held_out_before.json").read_text())
@@ -127,7 +127,7 @@ def test_two_ranks_take_the_step_of_one_and_so_do_two_hosts(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_hosts_that_do_not_share_the_run_folder_are_told(tmp_path: Path) -> None:
+def test_hosts_that_do_not_share_the_run_folder_are_refused(tmp_path: Path) -> None:
     for number, (returncode, output) in enumerate(
         run_on_two_hosts([tmp_path / "here", tmp_path / "there"])
     ):
