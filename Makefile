@@ -16,7 +16,7 @@ TORCH_SGLANG := torch==2.13.0
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 TESTS = $(TEST_ENV) $(VENV)/bin/python -m pytest -q -n 2 tests --ignore tests/sglang --ignore tests/gpu
 
-.PHONY: help train test test-slow test-sglang test-gpu check format python clean
+.PHONY: help train test test-slow test-load test-sglang test-gpu check format python clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -26,10 +26,13 @@ train: $(VENV)/.run  ## from nothing to two agents that learnt to talk (ARGS="se
 	$(VENV)/bin/python train.py --config $(CONFIG) $(ARGS)
 
 test: $(VENV)/.dev  ## the fast tests of the CPU default (ARGS="-k name" to choose)
-	$(TESTS) -m "not slow" --dist loadfile $(ARGS)
+	$(TESTS) -m "not slow and not load" --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/.dev  ## learning curves, benches, runs on several ranks and hosts
 	$(TESTS) -m slow --dist worksteal $(ARGS)
+
+test-load: $(VENV)/.dev  ## a million texts through the parsers, ten thousand games at once (20 minutes)
+	$(TESTS) -m load --dist worksteal $(ARGS)
 
 test-sglang: $(VENV_SGLANG)/.dev  ## the engine adapter on the real SGLang, without a GPU
 	$(TEST_ENV) PYTHONPATH=$(CURDIR)/tests/sglang/stand_ins:$(CURDIR) SGLANG_USE_CPU_ENGINE=1 \

@@ -37,8 +37,9 @@ def start(
 
 
 def measured_by(script: str, *arguments: str, torchrun: int) -> dict[str, Any]:
-    """What the ranks of `tests/helpers/SCRIPT ARGUMENTS FOLDER` wrote to FOLDER/report.json. They run once
-    in a whole test run."""
+    """What the ranks of `tests/helpers/SCRIPT ARGUMENTS FOLDER` wrote to FOLDER/report.json.
+
+    They run once in a test run."""
 
     def make(folder: pathlib.Path) -> None:
         ranks = start(TESTS / "helpers" / script, *arguments, str(folder), torchrun=torchrun)

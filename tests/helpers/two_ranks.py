@@ -1,6 +1,7 @@
 """Run by `processes.two_ranks`: every claim on two ranks, measured by one pair of them.
 
-Usage: torchrun --nproc-per-node 2 tests/helpers/two_ranks.py FOLDER. Rank 0 writes FOLDER/report.json.
+Usage: torchrun --nproc-per-node 2 tests/helpers/two_ranks.py FOLDER
+Rank 0 writes FOLDER/report.json.
 It measures; what may be claimed of the figures stands in the tests.
 """
 

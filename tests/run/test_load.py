@@ -137,7 +137,7 @@ def test_twenty_thousand_texts_raise_nothing() -> None:
     fuzz(20_000, seed=0)
 
 
-@pytest.mark.slow
+@pytest.mark.load
 @pytest.mark.parametrize("seed", range(1, 11))
 def test_a_million_texts_raise_nothing(seed: int) -> None:
     fuzz(100_000, seed=seed)
@@ -205,7 +205,7 @@ def test_time_is_at_most_linear_in_the_text(name: str) -> None:
             pytest.fail(f"{name} of {unit!r} after {start!r}: {short:.4f} s, then {long:.4f} s")
 
 
-@pytest.mark.slow
+@pytest.mark.load
 @pytest.mark.parametrize("name", READERS)
 def test_a_text_of_a_million_characters_takes_seconds(name: str) -> None:
     for start, unit, end in LONG:
@@ -252,7 +252,7 @@ def play(num: int, engine: WaveEngine, rendering: Rendering) -> list[Any]:
     return episodes
 
 
-@pytest.mark.slow
+@pytest.mark.load
 @pytest.mark.parametrize("kind", [Says, SaysInAStream])
 def test_ten_thousand_games_at_once_cost_what_a_hundred_do_each(
     kind: type[WaveEngine], rendering: Rendering
