@@ -118,6 +118,14 @@ class Config:
     wandb: WandbConfig = section(WandbConfig, "logging to Weights & Biases")
 
     def check(self) -> None:
+        """Raise ValueError for settings of different sections that contradict each other."""
+        self._check_game()
+        if self.model.lora is not None:
+            self._check_lora(self.model.lora)
+        self._check_method()
+        self._check_memory()
+
+    def _check_game(self) -> None:
         if self.reward.kind == "collab" and self.game.name != "collab":
             raise ValueError(f"reward.kind collab needs game.name collab, got {self.game.name}")
         if self.game.name == "collab" and not self.game.messages:
@@ -136,29 +144,32 @@ class Config:
                 f"data.curriculum sizes must be at most game.size {self.game.size}, got "
                 f"{larger[0]}: token limits and the tokenizer are made for game.size"
             )
-        if self.model.lora is not None:
-            self._check_lora(self.model.lora)
+
+    def _check_method(self) -> None:
         method, size = self.algorithm.method, self.rollout.group_size
-        if method == "ppo":
-            self._check_critic()
-        elif self.critic != CriticConfig():
+        if method == "ppo" and self.parallel.tp > 1:
+            raise ValueError(
+                f"parallel.tp must be 1 for algorithm.method ppo, got {self.parallel.tp}: the "
+                "critic does not support tensor parallel; use parallel.fsdp"
+            )
+        if method != "ppo" and self.critic != CriticConfig():
             raise ValueError(
                 f"critic.* is read by algorithm.method ppo alone, got {method}; set "
                 "algorithm.method to ppo or remove critic.*"
             )
         in_groups = method in ("grpo", "dr_grpo", "rloo")
-        forks = self.rollout.branch.turns
-        if forks != "none" and not in_groups:
+        branch_turns = self.rollout.branch.turns
+        if branch_turns != "none" and not in_groups:
             raise ValueError(
                 "algorithm.method must be grpo, dr_grpo or rloo with rollout.branch, whose "
                 f"baseline is the mean over the turns of a branch point, got {method}"
             )
-        if forks == "decisions" and self.game.name == "collab":
+        if branch_turns == "decisions" and self.game.name == "collab":
             raise ValueError(
                 "rollout.branch.turns must not be decisions with game.name collab, which has no "
                 "proposals to answer; nearest: all"
             )
-        if size < 2 and in_groups and forks != "all":
+        if size < 2 and in_groups and branch_turns != "all":
             raise ValueError(
                 f"rollout.group_size must be at least 2 for {method}, got {size}: the baseline is "
                 "the group's mean (reinforce_pp, ema and ppo accept groups of 1)"
@@ -174,7 +185,6 @@ class Config:
                 f"algorithm.resample must be 0 for {method}, which drops no zero-variance groups, "
                 f"got {self.algorithm.resample}"
             )
-        self._check_memory()
 
     def _check_memory(self) -> None:
         if self.optim.master_dtype == "bfloat16" and self.model.dtype != "bfloat16":
@@ -205,13 +215,6 @@ class Config:
                 "algorithm.old_logprobs must be recomputed with model.lora.dropout above 0, got "
                 f"{self.algorithm.old_logprobs}: dropout makes the update's log-probs noisy, so "
                 "the comparison with the engine needs a pass without dropout"
-            )
-
-    def _check_critic(self) -> None:
-        if self.parallel.tp > 1:
-            raise ValueError(
-                f"parallel.tp must be 1 for algorithm.method ppo, got {self.parallel.tp}: the "
-                "critic does not support tensor parallel; use parallel.fsdp"
             )
 
 

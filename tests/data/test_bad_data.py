@@ -181,7 +181,7 @@ BOARDS: dict[str, tuple[str, Write]] = {
     "a size of 1": (".parquet", board("size", to=1)),
     "a size of text": (".parquet", parquet(put(board_row(), ("size",), "two"))),
     "a mask of 5": (".parquet", board("mask_0", 0, 0, to=5)),
-    "an unseen cell's value told": (".parquet", board("mask_0", 0, 0, to=0)),
+    "a value for an unobserved cell": (".parquet", board("mask_0", 0, 0, to=0)),
     "nothing to see": (
         ".parquet",
         parquet(

@@ -61,11 +61,11 @@ def test_a_single_turn_row_and_its_task_type() -> None:
 @pytest.mark.parametrize(
     ("row", "match"),
     [
-        ({"question": "?"}, "row 0: a row needs single_turn_prompt .* got the columns question"),
-        ({**MULTI, "single_turn_completion": None}, "row 0: single_turn_completion must be a text"),
-        ({**MULTI, "prompt": [3]}, "row 0: prompt must be a list of messages"),
-        ({**MULTI, "single_turn_metadata": "x"}, "row 0: single_turn_metadata must be an object"),
-        ({**MULTI, "single_turn_metadata": {"task": "art"}}, "task must be one of math, writing"),
+        ({"question": "?"}, "row 0: .*single_turn_prompt .*question"),
+        ({**MULTI, "single_turn_completion": None}, "row 0: single_turn_completion"),
+        ({**MULTI, "prompt": [3]}, "row 0: prompt"),
+        ({**MULTI, "single_turn_metadata": "x"}, "row 0: single_turn_metadata"),
+        ({**MULTI, "single_turn_metadata": {"task": "art"}}, "task .*math, writing"),
     ],
 )
 def test_a_row_of_unknown_shape_is_refused(row: dict[str, Any], match: str) -> None:
@@ -103,12 +103,12 @@ def test_prepare_splits_a_local_file(tmp_path: Path, suffix: str) -> None:
     parts = {
         part: read_instances(out / f"{part}.parquet") for part in ("train", "validation", "test")
     }
-    assert {part: len(found) for part, found in parts.items()} == {
+    assert {part: len(tasks) for part, tasks in parts.items()} == {
         "train": 28,
         "validation": 4,
         "test": 8,
     }
-    goals = [instance.goal for found in parts.values() for instance in found]
+    goals = [instance.goal for tasks in parts.values() for instance in tasks]
     assert len(set(goals)) == 40
     again = tmp_path / "again"
     path.with_suffix(".jsonl").write_text("\n".join(json.dumps(row) for row in reversed(rows)))
@@ -129,10 +129,10 @@ def test_what_prepare_refuses(
 
     bad = tmp_path / "bad.jsonl"
     bad.write_text(json.dumps(MULTI) + "\n{}\n")
-    assert f"{bad} line 2: a row needs" in error_of(bad)
+    assert f"{bad} line 2: " in error_of(bad)
     bad.write_text(json.dumps(MULTI) + "\nno\n")
     assert f"{bad} line 2: " in error_of(bad)
-    assert "must be a file or a hub id" in error_of(tmp_path / "missing.jsonl")
+    assert "missing.jsonl" in error_of(tmp_path / "missing.jsonl")
     monkeypatch.setitem(sys.modules, "datasets", None)  # importing it raises ModuleNotFoundError
     assert "pip install datasets" in error_of("owner/name")
 
@@ -140,9 +140,9 @@ def test_what_prepare_refuses(
         raise ConnectionError(f"no way to {name}")
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=out_of_reach))
-    assert "could not be fetched from the hub: no way to owner/name" in error_of("owner/name")
-    assert "must leave a task to train on" in error_of(EXAMPLES, "--limit", "2")
-    assert "--test must lie between 0 and 1" in error_of(EXAMPLES, "--test", "1")
+    assert "no way to owner/name" in error_of("owner/name")
+    assert "--validation" in error_of(EXAMPLES, "--limit", "2")
+    assert "--test" in error_of(EXAMPLES, "--test", "1")
 
 
 def test_a_hub_id_is_read_by_the_datasets_package_where_it_is_installed(
@@ -167,8 +167,8 @@ def test_instances_survive_a_file(tmp_path: Path) -> None:
     assert read_instances(path) == [NUMBER, LETTER, DOUBLE]
     lines = tmp_path / "tasks.jsonl"
     lines.write_text(json.dumps({"key": "a", "task": "math", "request": "r", "goal": "g"}) + "\n")
-    with pytest.raises(ValueError, match=r"tasks\.jsonl line 1: no target"):
+    with pytest.raises(ValueError, match=r"tasks\.jsonl line 1: .*target"):
         read_instances(lines)
     write_instances(path, [NUMBER, NUMBER])
-    with pytest.raises(ValueError, match=r"row 1: key 'number' stands already in .* row 0"):
+    with pytest.raises(ValueError, match=r"row 1: key 'number' .* row 0"):
         read_instances(path)

@@ -98,10 +98,10 @@ def test_a_file_is_read_in_seeded_shuffled_epochs(tmp_path: Path) -> None:
 
 def test_a_file_must_be_there_and_fill_a_step(tmp_path: Path) -> None:
     path = tmp_path / "games.parquet"
-    with pytest.raises(ValueError, match=r"data\.train must be 'generated' or an existing file"):
+    with pytest.raises(ValueError, match=r"data\.train .*games\.parquet"):
         TrainStream(config_of(f"data.train={path}"))
     write_instances(
         path, generated(TRAIN, game=config_of().game, seed=config_of().seed, start=0, num=4)
     )
-    with pytest.raises(ValueError, match=r"rollout\.instances must be at most the 4 instances"):
+    with pytest.raises(ValueError, match=r"rollout\.instances .*\b4\b"):
         TrainStream(config_of(f"data.train={path}"))

@@ -49,11 +49,11 @@ def test_a_stage_with_a_share_changes_only_that_share_of_each_batch() -> None:
 
 
 def test_an_invalid_curriculum_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"data\.curriculum must rise in until_step"):
+    with pytest.raises(SettingsError, match=r"data\.curriculum .*until_step"):
         config_of("data.curriculum=[{until_step: 4}, {until_step: 2}]")
-    with pytest.raises(SettingsError, match=r"at most game\.size 3.*got 4"):
+    with pytest.raises(SettingsError, match=r"data\.curriculum .*game\.size 3.*got 4"):
         config_of("data.curriculum=[{until_step: 4, size: 4}]")
-    with pytest.raises(SettingsError, match=r"needs data\.train generated"):
+    with pytest.raises(SettingsError, match=r"data\.curriculum .*data\.train"):
         config_of("data.curriculum=[{until_step: 4}]", f"data.train={tmp_path}")
 
 
@@ -72,7 +72,7 @@ def test_a_file_gives_resampled_instances_from_the_rest_of_its_epoch(tmp_path: P
     stream = TrainStream(config_of(wanted, "rollout.instances=3", "algorithm.resample=5"))
     for step in range(4):
         assert len(set(keys(stream, step))) == 8
-    with pytest.raises(SettingsError, match=r"algorithm\.resample must be at most 5 .*got 6"):
+    with pytest.raises(SettingsError, match=r"algorithm\.resample .*at most 5 .*got 6"):
         TrainStream(config_of(wanted, "rollout.instances=3", "algorithm.resample=6"))
 
 
