@@ -22,7 +22,7 @@ from selfplay.chat.template import Slot, Template
 _UNREADABLE = "\ufffd"
 # Spellings of control tokens, which are not always flagged special.
 _CONTROL = re.compile(r"<[|｜].*[|｜]>")
-_NOT_A_WORD = re.compile(r"[^\w\s]")
+_SYMBOL = re.compile(r"[^\w\s]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,9 @@ def _is_marker(token: Mapping[str, Any], template: Template) -> bool:
     """Whether an added token is a marker, which no player may produce by typing.
 
     It is one if it is flagged special, is spelled like a control token, or is written by the
-    template. Words and blanks are never markers.
+    template and contains a symbol: a phrase of words and blanks is text that players may type.
     """
     name = token["content"]
     if token["special"] or _CONTROL.fullmatch(name):
         return True
-    return bool(_NOT_A_WORD.search(name)) and template.writes(name)
+    return bool(_SYMBOL.search(name)) and template.writes(name)
