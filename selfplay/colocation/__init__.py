@@ -1,4 +1,4 @@
 """Engine and trainer on the same GPUs: sleep and wake, weight sync, sync check, offload.
 
-Speaks of a learner, an engine and bytes. Never sees games, rewards or rendered text.
+Works with a learner, an engine and bytes. Never sees games, rewards or rendered text.
 """

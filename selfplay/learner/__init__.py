@@ -1,4 +1,4 @@
 """The update: micro-batches, losses, PPO's critic, the reference, the optimizer.
 
-Speaks of samples with advantages. Never sees games, text or engines.
+Works with samples with advantages. Never sees games, text or engines.
 """

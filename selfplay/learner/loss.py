@@ -133,7 +133,7 @@ def vespo(
     positive: tuple[float, ...],
     negative: tuple[float, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """REINFORCE with a soft weight of the whole sequence: -w^k exp(lam (1 - w)) A log pi.
+    """REINFORCE with one soft weight a sequence: -w^k exp(lam (1 - w)) A log pi.
 
     arXiv 2602.10693: w is the product of r over the sequence, without a root. The weight has no
     gradient and is 1 at w = 1. (k, lam) is `positive` where A >= 0, else `negative`. log w is

@@ -30,7 +30,7 @@ from selfplay.partners.policy_pool import snapshot_weights
 
 WORKER = Path(__file__).resolve().parents[1] / "helpers" / "family_worker.py"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
-# Refused, and what the reason must name.
+# Refused families, and a word that the reason must contain.
 REFUSED = {
     "gpt_oss": "sinks",
     "lfm2": "conv",
@@ -41,70 +41,70 @@ REFUSED = {
     "gpt2": "attn_pdrop",
     "seed_oss": "attention_dropout",
 }
-# Found by the small copy: StableLM's layers drop the bounds of the texts, Nemotron has no packed
+# Refused by the small copy: StableLM's layers ignore the sequences' bounds, Nemotron has no packed
 # attention.
 BY_NUMBERS = {"stablelm", "nemotron"}
-# Seed-OSS drops unless its config is told not to, and is right otherwise.
+# Seed-OSS is refused only for the dropout of its default config.
 TAUGHT = sorted(set(FAMILIES) - set(REFUSED) - BY_NUMBERS | {"seed_oss"})
 IN_SHARDS = ["llama", "gemma", "gemma2", "gemma3_text", "qwen3_moe", "mixtral", "apertus", "phi"]
 # fp32, a log-prob of at most 15 nats through two narrow layers: some 100 roundings of 1e-6.
 BOUND = 1e-4
 
 
-def gap(mine: torch.Tensor, theirs: torch.Tensor) -> float:
-    return float((mine - theirs).abs().max())
+def largest_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours - theirs).abs().max())
 
 
-def refusal(name: str, **asked: Any) -> str | None:
-    usual = {"sharded": True, "tp": 1, "engine": "hf", "max_tokens": 64}
+def refusal(name: str, **changes: Any) -> str | None:
+    settings = {"sharded": True, "tp": 1, "engine": "hf", "max_tokens": 64}
     model = empty_model(family_config(name), dtype=torch.float32)
-    return why_not(model, **{**usual, **asked})
+    return why_not(model, **{**settings, **changes})
 
 
 @pytest.mark.parametrize("name", TAUGHT)
 def test_a_family_is_computed_as_transformers_computes_it(name: str, tmp_path: Path) -> None:
-    """Packed rows, weights read in shards, and what the hf engine says it sampled."""
+    """Log-probs on packed rows, with weights read in shards, and of the hf engine."""
     folder = random_folder(name, tmp_path)
     expected = eager_logprobs(folder, TEXTS)
-    assert gap(packed_logprobs(whole_copy(folder), TEXTS), expected) < BOUND
-    assert gap(packed_logprobs(in_shards(folder), TEXTS), expected) < BOUND
+    assert largest_difference(packed_logprobs(whole_copy(folder), TEXTS), expected) < BOUND
+    assert largest_difference(packed_logprobs(in_shards(folder), TEXTS), expected) < BOUND
     requests = [Request(ids, 16, seed) for seed, ids in enumerate(TEXTS[:2])]
-    said = HFEngine(whole_copy(folder)).generate(requests, Sampling(1.0, ()))
-    for ids, completion in zip(TEXTS, said, strict=False):
-        own = eager_logprobs(folder, [[*ids, *completion.ids]])[len(ids) - 1 :]
-        assert gap(torch.tensor(completion.logprobs), own) < BOUND
+    completions = HFEngine(whole_copy(folder)).generate(requests, Sampling(1.0, ()))
+    for ids, completion in zip(TEXTS, completions, strict=False):
+        expected = eager_logprobs(folder, [[*ids, *completion.ids]])[len(ids) - 1 :]
+        assert largest_difference(torch.tensor(completion.logprobs), expected) < BOUND
 
 
 @pytest.mark.parametrize("name", TAUGHT)
-def test_a_family_that_is_computed_right_is_not_refused(name: str) -> None:
+def test_a_correct_family_is_not_refused(name: str) -> None:
     if name not in REFUSED:
         assert refusal(name) is None
     assert check_copy(family_config(name), engine=True) is None
 
 
 @pytest.mark.parametrize(("name", "named"), REFUSED.items())
-def test_a_family_that_is_not_is_refused_with_the_reason(name: str, named: str) -> None:
+def test_an_unsupported_family_is_refused_with_the_reason(name: str, named: str) -> None:
     assert named in (refusal(name) or "")
 
 
-def test_layers_in_another_place_train_in_one_process_alone() -> None:
-    calm = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
-    model = empty_model(family_config("gpt2", **calm), dtype=torch.float32)
-    asked = {"tp": 1, "engine": "hf", "max_tokens": 64}
-    assert why_not(model, sharded=False, **asked) is None
-    assert "one CPU process" in (why_not(model, sharded=True, **asked) or "")
+def test_a_model_without_a_list_of_layers_trains_in_one_process_only() -> None:
+    no_dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+    model = empty_model(family_config("gpt2", **no_dropout), dtype=torch.float32)
+    settings = {"tp": 1, "engine": "hf", "max_tokens": 64}
+    assert why_not(model, sharded=False, **settings) is None
+    assert "one CPU process" in (why_not(model, sharded=True, **settings) or "")
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "lfm2", "qwen3_next", "mamba2", *BY_NUMBERS])
-def test_the_small_copy_finds_them_by_their_numbers_too(name: str) -> None:
-    """Without the list of reasons: what a family not known to it would end in."""
+def test_the_small_copy_shows_unsupported_families(name: str) -> None:
+    """It needs no list of known reasons, so it covers unknown families too."""
     assert "packed rows" in (check_copy(family_config(name), engine=True) or "")
 
 
 def test_the_small_copy_names_the_first_layer_that_differs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A soft cap of attention left out shows in the first layer, one of logits behind the last."""
+    """A missing cap of attention shows after the first layer, one of logits after the last."""
     config = family_config("gemma2")
     monkeypatch.setattr("selfplay.model.policy.logit_rule", lambda config: (1.0, None))
     assert "in the logits" in (check_copy(config, engine=False) or "")
@@ -127,9 +127,9 @@ def test_the_small_copy_keeps_one_layer_of_each_kind() -> None:
 def test_rotary_frequencies_that_change_with_the_length_bound_a_transcript() -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     model = empty_model(family_config("llama", rope_parameters=rope), dtype=torch.float32)
-    asked = {"sharded": True, "tp": 1, "engine": "hf"}
-    assert why_not(model, max_tokens=128, **asked) is None
-    assert "rollout.max_game_tokens" in (why_not(model, max_tokens=129, **asked) or "")
+    settings = {"sharded": True, "tp": 1, "engine": "hf"}
+    assert why_not(model, max_tokens=128, **settings) is None
+    assert "rollout.max_game_tokens" in (why_not(model, max_tokens=129, **settings) or "")
 
 
 def test_merged_experts_are_not_pushed_to_sglang() -> None:
@@ -139,7 +139,7 @@ def test_merged_experts_are_not_pushed_to_sglang() -> None:
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "glm4_moe", "apertus", "gemma2"])
 def test_an_export_has_the_released_names_and_every_value(name: str, tmp_path: Path) -> None:
-    """Experts one by one as they came, and buffers that a file holds (GLM's correction bias)."""
+    """A tensor for each expert, and the buffers that the files contain (GLM's correction bias)."""
     folder = random_folder(name, tmp_path / "released")
     model = load_model(str(folder), device="cpu", dtype=torch.float32)
     export(model, None, tmp_path / "again")
@@ -166,25 +166,28 @@ def on_two_ranks(tp: int, names: list[str], folder: Path) -> dict[str, float | s
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, float | str] = json.loads((folder / f"tp_{tp}.json").read_text())
-    return found
+    differences: dict[str, float | str] = json.loads((folder / f"tp_{tp}.json").read_text())
+    return differences
 
 
 def test_families_read_in_shards_by_two_ranks(tmp_path: Path) -> None:
-    found = on_two_ranks(1, IN_SHARDS, tmp_path)
-    assert all(isinstance(v, float) and v < BOUND for v in found.values()), found
+    differences = on_two_ranks(1, IN_SHARDS, tmp_path)
+    assert all(isinstance(v, float) and v < BOUND for v in differences.values()), differences
 
 
 def test_families_that_are_divided_over_two_ranks(tmp_path: Path) -> None:
-    """The rest is refused by name."""
-    found = on_two_ranks(2, [*DIVIDED, "gpt_neox", "gemma3_text"], tmp_path)
+    """Families without tensor parallelism are refused by name."""
+    differences = on_two_ranks(2, [*DIVIDED, "gpt_neox", "gemma3_text"], tmp_path)
     for name in DIVIDED:
-        assert isinstance(found[name], float) and found[name] < BOUND, (name, found[name])
+        assert isinstance(differences[name], float) and differences[name] < BOUND, (
+            name,
+            differences[name],
+        )
     for name in ("gpt_neox", "gemma3_text"):
-        assert name in str(found[name]) and "parallel.tp" in str(found[name])
+        assert name in str(differences[name]) and "parallel.tp" in str(differences[name])
 
 
-def test_the_page_lists_what_is_tested_here() -> None:
+def test_the_docs_list_the_tested_families() -> None:
     rows = {}
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("| \n").split("|")]

@@ -1,4 +1,4 @@
-"""Adapters: what they change, what they leave alone, and that everybody speaks with them."""
+"""Adapters in the policy, the reference, the engine, exports and whole runs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ SMALL = LoraConfig(rank=4, alpha=8)
 
 
 def adapted(config: LoraConfig = SMALL, *, trained: bool = True) -> PreTrainedModel:
-    """The tiny model with adapters; trained ones say something: B is not zero any more."""
+    """The tiny model with adapters; with `trained` A and B get noise, so B is not zero."""
     model = tiny_model()
     add_adapters(model, config, seed=7)
     if trained:
@@ -86,7 +86,7 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
     return plain.eval()
 
 
-def test_new_adapters_change_nothing_and_are_the_seeds() -> None:
+def test_new_adapters_change_nothing_and_depend_on_the_seed_alone() -> None:
     first, same, other = (tiny_model() for _ in range(3))
     before = torch.get_rng_state()
     for model, seed in ((first, 7), (same, 7), (other, 8)):
@@ -101,8 +101,8 @@ def test_new_adapters_change_nothing_and_are_the_seeds() -> None:
     assert max(values[0][n].abs().max().item() for n in drawn if "down" not in n) < 32**-0.5
 
 
-def test_merged_weights_score_as_the_adapters_do() -> None:
-    """W + 8 / 4 * B A by hand for one matrix; then the whole model."""
+def test_merged_weights_give_the_log_probs_of_the_adapters() -> None:
+    """W + 8 / 4 * B A by hand for one matrix, then the full model."""
     model = adapted()
     layer = model.base_model.layers[1].mlp.up_proj
     by_hand = layer.base_layer.weight + 2.0 * layer.lora_B.default.weight @ (
@@ -122,12 +122,12 @@ def test_the_reference_is_the_model_without_its_adapters() -> None:
     assert not torch.equal(scores(model), scores(tiny_model().eval()))
     learner = learner_of(model, reference=model)
     batch = pack(some_samples(tiny_model()), device=CPU)
-    found = reference_logprobs(learner, batch, temperature=1.0)
-    assert torch.equal(found, scores(tiny_model().eval())) and not found.requires_grad
+    logprobs = reference_logprobs(learner, batch, temperature=1.0)
+    assert torch.equal(logprobs, scores(tiny_model().eval())) and not logprobs.requires_grad
 
 
-def test_only_adapters_learn_and_only_they_are_counted() -> None:
-    """The norm is theirs, the optimizer holds no more, the base stays bit for bit."""
+def test_only_adapters_are_trained() -> None:
+    """The optimizer holds only adapters, and the base stays bit for bit."""
     model = adapted(trained=False)
     learner = learner_of(model)
     learner.optimizer = make_optimizer(model, config_of().optim)
@@ -149,25 +149,25 @@ def test_only_adapters_learn_and_only_they_are_counted() -> None:
     assert changed == {name for name in before if is_adapter(name)}
 
 
-def test_a_pushed_engine_and_one_that_shares_the_model_speak_alike() -> None:
-    """Log-probs of sampled turns: the engine with a copy, the engine on the model, the trainer."""
+def test_an_engine_with_a_copy_and_one_that_shares_the_model_agree() -> None:
+    """The same tokens and log-probs from an engine with a pushed copy and one on the model."""
     model = adapted()
     copy, shared = HFEngine(tiny_model()), HFEngine(model)
     for engine in (copy, shared):
         sync.push(model, engine, version=3, dtype=torch.float32)
         assert engine.version == 3
     assert copy.model.state_dict().keys() == tiny_model().state_dict().keys()
-    asked = [Request((5, 6, 7), 12, seed) for seed in range(4)]
+    requests = [Request((5, 6, 7), 12, seed) for seed in range(4)]
     sampling = Sampling(temperature=1.0, stop_ids=(0,))
-    said = [engine.generate(asked, sampling) for engine in (copy, shared)]
-    for one, other in zip(*said, strict=True):
+    completions = [engine.generate(requests, sampling) for engine in (copy, shared)]
+    for one, other in zip(*completions, strict=True):
         assert one.ids == other.ids
         assert one.logprobs == near(other.logprobs, FORWARD, scale=LOGPROB)
-    before = HFEngine(tiny_model()).generate(asked, sampling)
-    assert any(a.logprobs != b.logprobs for a, b in zip(said[0], before, strict=True))
+    before = HFEngine(tiny_model()).generate(requests, sampling)
+    assert any(a.logprobs != b.logprobs for a, b in zip(completions[0], before, strict=True))
 
 
-def test_an_engine_is_told_the_names_and_shapes_it_knows() -> None:
+def test_plain_weights_have_the_names_and_shapes_of_the_base() -> None:
     weights = plain_weights(adapted())
     plain = tiny_model().named_parameters()
     assert {n: w.base.shape for n, w in weights.items()} == {n: p.shape for n, p in plain}
@@ -179,44 +179,44 @@ def test_exports_reload_with_transformers_and_with_peft(tmp_path: Path) -> None:
     export(model, None, tmp_path / "merged", world=world)
     export_adapters(model, Adapters(SMALL, tmp_path / "base"), tmp_path / "peft", world=world)
     wanted = model(torch.tensor([[1, 2, 3, 4]])).logits
-    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    by_merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     by_peft = PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "peft"
     )
     by_name = load_model(str(tmp_path / "peft"), device="cpu", dtype=torch.float32)
-    for other in (whole, by_peft, by_name):
+    for other in (by_merged, by_peft, by_name):
         assert_near(other(torch.tensor([[1, 2, 3, 4]])).logits, wanted, FORWARD)
     size = (tmp_path / "peft" / "adapter_model.safetensors").stat().st_size
     assert size < 0.5 * (tmp_path / "merged" / "model.safetensors").stat().st_size
 
 
-def test_dropout_is_drawn_by_name_and_only_in_updates() -> None:
-    """The log-probs that a pass before the update finds have no noise; the update's own have."""
+def test_dropout_acts_in_training_mode_only() -> None:
+    """Recomputed log-probs have no dropout noise; those of the update have."""
     model = adapted(replace(SMALL, dropout=0.5))
     assert torch.equal(scores(model), scores(model))
     model.train()
     assert not torch.equal(scores(model), scores(model))
 
 
-def test_bad_combinations_are_refused_with_the_rule() -> None:
+def test_bad_combinations_are_refused() -> None:
     lora = ["model.scratch={}", "rollout.max_game_tokens=1000", "model.lora={}"]
     assert load_config(None, lora).model.lora == LoraConfig()
-    for setting, rule in (
-        ("parallel.tp=2", "parallel.tp must be 1 with model.lora, got 2"),
-        ("algorithm={kl: 0.1, reference_every: 5}", "reference_every must be 0 with model.lora"),
-        ("model.lora.dropout=0.1", "old_logprobs must be recomputed with model.lora.dropout"),
+    for setting, key in (
+        ("parallel.tp=2", "parallel.tp"),
+        ("algorithm={kl: 0.1, reference_every: 5}", "reference_every"),
+        ("model.lora.dropout=0.1", "old_logprobs"),
     ):
-        with pytest.raises(SettingsError, match=rule):
+        with pytest.raises(SettingsError, match=key):
             load_config(None, [*lora, setting])
-    with pytest.raises(SettingsError, match=r"got 'query'; there are down_proj, gate_proj"):
+    with pytest.raises(SettingsError, match=r"model\.lora\.targets.*query"):
         add_adapters(tiny_model(), replace(SMALL, targets=("query",)), seed=0)
 
 
 # --- whole runs -----------------------------------------------------------------------------------
 
 
-def test_a_run_keeps_and_exports_its_adapters(tmp_path: Path) -> None:
-    """Checkpoints hold adapters alone; what a run exports is the policy that they make."""
+def test_a_run_saves_and_exports_its_adapters(tmp_path: Path) -> None:
+    """Checkpoints contain only the adapters; the export contains the merged policy."""
     straight = finished(*RUNS["adapters"])
     lines = metrics_of(straight)
     assert all(line["grad_norm"] > 0 and line["mismatch_max"] < RUN_GAP for line in lines)
@@ -229,7 +229,7 @@ def test_a_run_keeps_and_exports_its_adapters(tmp_path: Path) -> None:
     )
     kept = {name for name in base if torch.equal(base[name], final[name])}
     assert kept == {name for name in base if "_proj.weight" not in name}
-    # An unfinished run is evaluated as the adapters of its newest checkpoint on their base.
+    # An unfinished run is evaluated with the adapters of its newest checkpoint on their base.
     unfinished = tmp_path / "run"
     shutil.copytree(straight, unfinished, ignore=shutil.ignore_patterns("final*"))
     source = find_source(unfinished)
@@ -242,14 +242,14 @@ def test_a_run_keeps_and_exports_its_adapters(tmp_path: Path) -> None:
 def test_adapters_alone_are_evaluated_by_any_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As policy and as partner. SGLang reads no adapters: it is handed a whole folder, made once,
-    that holds what the run's end would export."""
+    """As policy and as partner. SGLang cannot read adapters, so it gets a merged folder, written
+    once, with the same weights as the run's export."""
     run, folders = tmp_path / "run", []
     run_warm(run, *LORA, "steps=1", "eval.final_games=4")
     (run / "final").rename(tmp_path / "final")
 
-    class Whole(HFEngine):
-        """In place of SGLang: reads the folder it is given as one that needs no other."""
+    class StandIn(HFEngine):
+        """In place of SGLang: reads a folder that must not contain adapters."""
 
         def __init__(self, folder: str, **_: object) -> None:
             assert not (Path(folder) / "adapter_config.json").exists()
@@ -258,32 +258,32 @@ def test_adapters_alone_are_evaluated_by_any_engine(
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(engine_start, "SGLangEngine", Whole)
-    monkeypatch.setattr(door, "check_machine", lambda config: None)
-    found = []
+    monkeypatch.setattr(engine_start, "SGLangEngine", StandIn)
+    monkeypatch.setattr(door, "check_machine", lambda *_: None)
+    by_engine = []
     for engine in ("hf", "sglang", "sglang"):
         words = ["--checkpoint", str(run), "--partner", f"checkpoint:{run}", "--temperature", "0"]
         out = ["--games", "generated", "--out", str(tmp_path), f"engine.kind={engine}"]
         assert door.main([*words, *out]) == 0
         rows = json.loads((tmp_path / "evaluation.json").read_text())["rows"]
-        found.append(rows[f"policy with checkpoint:{run}, greedy"]["scores"])
-    assert found[0] == found[1] == found[2]
+        by_engine.append(rows[f"policy with checkpoint:{run}, greedy"]["scores"])
+    assert by_engine[0] == by_engine[1] == by_engine[2]
     own = run / "checkpoints" / "step_000001" / "hf"
-    told = [*LORA, f"model.path={own}", "model.scratch=null", "model.lora=null"]
-    assert run_tiny(tmp_path / "on", *told) == 2, "a run does not train on adapters"
-    assert f"got adapters: {own}; nearest: the final/" in capsys.readouterr().err
+    overrides = [*LORA, f"model.path={own}", "model.scratch=null", "model.lora=null"]
+    assert run_tiny(tmp_path / "on", *overrides) == 2, "a run does not train on adapters"
+    assert str(own) in capsys.readouterr().err
     assert folders == [run / "checkpoints" / "step_000001" / "hf" / "merged"] * 2
 
     def overtaken(model: Any, tokenizer: Any, folder: Path) -> None:
-        """Another evaluation of these adapters ends while this one still writes."""
+        """Another evaluation of these adapters finishes first."""
         export(model, tokenizer, folder)
         shutil.copytree(folder, own / "merged")
         (own / "merged" / "the other's").touch()
 
     shutil.rmtree(own / "merged")
     monkeypatch.setattr(checkpoint, "export", overtaken)
-    found_there = merged_folder(own, init_world(device="cpu"), config_of().optim)
-    (found_there / "the other's").unlink()  # fails where it was written over
+    merged_there = merged_folder(own, init_world(device="cpu"), config_of().optim)
+    (merged_there / "the other's").unlink()  # fails if it was overwritten
     assert sorted(own.glob(".merged*")) == []
     merged, final = (
         load_file(folder / "model.safetensors") for folder in (folders[0], tmp_path / "final")
@@ -295,8 +295,8 @@ def test_adapters_alone_are_evaluated_by_any_engine(
     assert {path.name for path in folders[0].iterdir()} == names
 
 
-def test_two_ranks_adapt_as_one() -> None:
-    """Three steps, merged weights and their export on shards, and adapters from a checkpoint."""
+def test_two_ranks_train_adapters_as_one() -> None:
+    """Three steps, merged weights and their export from shards, and adapters of a checkpoint."""
     report = two_ranks("adapters")
     assert report["moved"] > 0.01 and report["weights"] < tolerance(3 * GRADIENT)
     assert report["logprobs"] < tolerance(FORWARD, scale=LOGPROB)

@@ -1,4 +1,4 @@
-"""Packed scoring equals scoring each sequence alone; models are made, written and read exactly."""
+"""Packed log-probs equal those of each sequence alone; models are created, exported and loaded."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ VOCAB = 61
 SHAPE = ScratchConfig(
     width=32, layers=2, heads=4, kv_heads=2, mlp_width=48, max_positions=128, vocab_size=VOCAB
 )
-# One far longer than the rest, one of a single token, one of which nothing is scored.
+# One far longer than the rest, one of a single token, one without scored tokens.
 LENGTHS = (7, 40, 1, 12, 3, 16)
-# Roundings on the way through the model and back; the size of its logits and log-probs.
+# Roundings in a forward and a backward pass; the size of logits and log-probs in nats.
 FORWARD = VOCAB + 2 * 32 + 2 * (2 * 32 + 2 * 32 + 8 + max(LENGTHS) + 32 + 48)
 GRADIENT, NATS = 3 * FORWARD + sum(LENGTHS), 5.0
 
@@ -71,27 +71,27 @@ def test_packed_scores_and_gradients_are_those_of_each_sequence_alone(
 ) -> None:
     model = scratch_model(replace(SHAPE, arch=arch, tie_embeddings=tied), seed=3, pad_token_id=0)
     sequences, row = packed()
-    seen = policy_logprobs(model, **row, temperature=temperature)
-    seen[0].sum().backward()
-    mine = {name: p.grad.clone() for name, p in model.named_parameters()}
+    ours = policy_logprobs(model, **row, temperature=temperature)
+    ours[0].sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
     plain = scratch_model(replace(SHAPE, arch=arch, tie_embeddings=tied), seed=3, pad_token_id=0)
     plain.set_attn_implementation("eager")
     expected = one_by_one(plain, sequences, temperature)
     expected[0].sum().backward()
-    for a, b in zip(seen, expected, strict=True):
+    for a, b in zip(ours, expected, strict=True):
         assert (a - b).abs().max() < tolerance(FORWARD, scale=NATS)
     for name, parameter in plain.named_parameters():
-        gap = (mine[name] - parameter.grad).abs().max() / parameter.grad.abs().max()
-        assert gap < tolerance(GRADIENT), name
+        difference = (gradients[name] - parameter.grad).abs().max() / parameter.grad.abs().max()
+        assert difference < tolerance(GRADIENT), name
 
 
-def test_sequences_do_not_see_each_other() -> None:
+def test_sequences_do_not_attend_to_each_other() -> None:
     model = scratch_model(SHAPE, seed=3)
     _, row = packed()
     before, _ = policy_logprobs(model, **row, temperature=1.0)
     changed = row["ids_N"].clone()
-    changed[:7] = (changed[:7] + 1) % VOCAB  # the whole first sequence
+    changed[:7] = (changed[:7] + 1) % VOCAB  # all of the first sequence
     after, _ = policy_logprobs(model, **{**row, "ids_N": changed}, temperature=1.0)
     assert torch.equal(before[6:], after[6:])
     assert not torch.equal(before[:6], after[:6])
@@ -107,14 +107,14 @@ def test_a_sliding_window_is_kept_in_packed_rows() -> None:
     torch.manual_seed(0)
     model = MistralForCausalLM(config).eval()
     sequences, row = packed()
-    seen, _ = policy_logprobs(model, **row, temperature=1.0)
+    ours, _ = policy_logprobs(model, **row, temperature=1.0)
     model.set_attn_implementation("eager")
     expected, _ = one_by_one(model, sequences, 1.0)
-    assert (seen - expected).abs().max() < tolerance(FORWARD, scale=NATS)
+    assert (ours - expected).abs().max() < tolerance(FORWARD, scale=NATS)
 
 
-def test_generation_with_a_cache_is_the_models_own() -> None:
-    """Without `packed_kwargs` masks work as ever: none, 2-D padding, an explicit 4-D one."""
+def test_generation_with_a_cache_uses_ordinary_attention() -> None:
+    """Without `packed_kwargs` masks work as usual: none, 2-D padding, an explicit 4-D one."""
     model = scratch_model(SHAPE, seed=3, pad_token_id=0).eval()
     plain = scratch_model(SHAPE, seed=3, pad_token_id=0).eval()
     plain.set_attn_implementation("eager")
@@ -155,7 +155,7 @@ def test_scratch_models_depend_on_the_seed_alone() -> None:
     assert first.lm_head.weight.std().item() == pytest.approx(SHAPE.init_range, rel=0.05)
 
 
-def test_every_token_trains_the_padding_token_too() -> None:
+def test_the_padding_token_is_trained() -> None:
     model = scratch_model(replace(SHAPE, tie_embeddings=False), seed=5, pad_token_id=0)
     policy_logprobs(
         model,
@@ -171,20 +171,16 @@ def test_every_token_trains_the_padding_token_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"arch": "gpt"}, "arch must be one of qwen2, llama, got 'gpt'"),
-        ({"width": 36}, r"even multiple of heads \(4\), got 36; the nearest is 32"),
-        ({"kv_heads": 3}, r"kv_heads must divide heads \(4\), got 3; the nearest is"),
-    ],
+    ("change", "key"),
+    [({"arch": "gpt"}, "arch"), ({"width": 36}, "width"), ({"kv_heads": 3}, "kv_heads")],
 )
-def test_a_shape_that_does_not_fit_says_why(change: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_a_shape_that_does_not_fit_is_refused(change: dict[str, object], key: str) -> None:
+    with pytest.raises(ValueError, match=key):
         scratch_model(replace(SHAPE, **change), seed=0)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_an_export_is_an_ordinary_folder(tied: bool, tmp_path: Path) -> None:
+def test_an_export_is_a_standard_folder(tied: bool, tmp_path: Path) -> None:
     model = scratch_model(replace(SHAPE, tie_embeddings=tied), seed=5, eos_token_id=2)
     export(model, None, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
