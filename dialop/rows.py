@@ -1,4 +1,4 @@
-"""Reads the rows of a data file, parquet or JSON lines, one at a time. Knows no game.
+"""Reads the rows of a data file, parquet or JSON lines. Knows the files of no particular game.
 
 Every defect of a file raises a ValueError that names the file and, where possible, the line or row.
 """
@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from dialop.game import Instance
+
+T = TypeVar("T", bound=Instance)
 
 # Limits far above any real file of instances. They keep a broken file from filling the memory.
 MAX_FILE_BYTES = 4 * 2**30
@@ -38,6 +42,30 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if path.suffix == ".jsonl":
         return ((f"{path} line {i}", row) for i, row in enumerate(read_records(path), start=1))
     raise ValueError(f"instances are read from .parquet or .jsonl, got {path}")
+
+
+def read_instances(path: Path, parse: Callable[[int, dict[str, Any]], T]) -> list[T]:
+    """The instances of a .parquet or .jsonl file; `parse` gets each row with its index, from 0.
+
+    Raises:
+        ValueError: as `read_rows`, and for a row that `parse` refuses or a repeated key; names the
+            file and the row or line.
+        OSError: when the file cannot be opened.
+    """
+    instances: list[T] = []
+    places: dict[str, str] = {}
+    for index, (place, row) in enumerate(read_rows(path)):
+        try:
+            instance = parse(index, row)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+        if instance.key in places:
+            raise ValueError(
+                f"{place}: key {instance.key!r} is already used in {places[instance.key]}"
+            )
+        places[instance.key] = place
+        instances.append(instance)
+    return instances
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:

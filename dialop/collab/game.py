@@ -24,7 +24,7 @@ from dialop.collab.task import (
     CollabOptions,
     CollabView,
     Kind,
-    Said,
+    Move,
     instance_from_dict,
 )
 from dialop.game import Game, Outcome, PlayerError, Prompt, Step
@@ -39,7 +39,7 @@ _THINK_END = "</think>"
 class _Play:
     """The state that changes during play."""
 
-    log: list[Said] = field(default_factory=list)
+    log: list[Move] = field(default_factory=list)
     to_move: int | None = ASSISTANT
     num_errors: list[int] = field(default_factory=lambda: [0, 0])
     num_errors_this_turn: int = 0
@@ -82,18 +82,18 @@ class CollabGame(Game):
         """Try a move. A refused one changes only the error count and is reported to the mover."""
         play = self._play
         try:
-            said = self._read(_checked(seat), text)
+            move = self._read(_checked(seat), text)
         except PlayerError as error:
             play.num_errors[seat] += 1
             if seat == play.to_move:
                 play.num_errors_this_turn += 1
             return Step(seat, None, f"Error: {error}", error.kind, ("", ""))
-        play.log.append(said)
+        play.log.append(move)
         play.num_errors_this_turn = 0
-        play.to_move = 1 - seat if said.kind == "message" else None
-        observation = texts.partner_text(said)
+        play.to_move = 1 - seat if move.kind == "message" else None
+        observation = texts.partner_text(move)
         observations = ("", observation) if seat == USER else (observation, "")
-        return Step(seat, said.kind, None, None, observations)
+        return Step(seat, move.kind, None, None, observations)
 
     def clone(self) -> Self:
         """An independent copy; the instance and the immutable moves are shared."""
@@ -123,12 +123,12 @@ class CollabGame(Game):
         `facts` holds the number of moves and words of each seat, and `grading.interactivity`.
         """
         log = self._play.log
-        answers = [said.text for said in log if said.kind == ANSWER]
+        answers = [move.text for move in log if move.kind == ANSWER]
         wall = self.options.code_wall
         score = grade(self.instance, answers[0], code_wall=wall) if answers else 0.0
         facts = {"interactivity": interactivity(log)}
         for seat, name in ((USER, "user"), (ASSISTANT, "assistant")):
-            moves = [said.text for said in log if said.seat == seat]
+            moves = [move.text for move in log if move.seat == seat]
             facts[f"{name}_moves"] = float(len(moves))
             facts[f"{name}_words"] = float(sum(len(text.split()) for text in moves))
         over = self._play.to_move is None
@@ -150,13 +150,13 @@ class CollabGame(Game):
             raise ValueError(f'state["game"] must be "collab", got {state.get("game")!r}')
         game = cls(instance_from_dict(state["instance"]), CollabOptions(**state["options"]))
         play = dict(state["play"])
-        play["log"] = [Said(said["seat"], said["kind"], said["text"]) for said in play["log"]]
+        play["log"] = [Move(**move) for move in play["log"]]
         play["num_errors"] = list(play["num_errors"])
         game._play = _Play(**play)
         game._num_opening = len(game._play.log)
         return game
 
-    def _read(self, seat: int, text: str) -> Said:
+    def _read(self, seat: int, text: str) -> Move:
         """Parse a seat's text as a legal move. Raises PlayerError for any other text.
 
         A line that starts with a closing tag ends the game. The text after the tag is the move's
@@ -177,13 +177,13 @@ class CollabGame(Game):
                 raise PlayerError("not_yours", f"only the other can [{kind}]; you can [{valid}]")
             if kind == ANSWER and not content:
                 raise PlayerError("empty", "nothing after [answer]")
-            return Said(seat, cast(Kind, kind), content)
+            return Move(seat, cast(Kind, kind), content)
         # Other games need a [message] tag. Here it is allowed and has no effect.
         split = split_move(text)
         content = split[1] if split is not None and split[0] == "message" else text.strip()
         if not content:
             raise PlayerError("empty", "you said nothing")
-        return Said(seat, "message", content)
+        return Move(seat, "message", content)
 
 
 def _checked(seat: int) -> int:

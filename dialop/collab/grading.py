@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from dialop.collab import sandbox
-from dialop.collab.task import ASSISTANT, CollabInstance, Said
+from dialop.collab.task import ASSISTANT, CollabInstance, Move
 from dialop.collab.texts import EMPTY_REPLIES
 
 MESSAGE = (ASSISTANT, "message")
@@ -75,12 +75,12 @@ def equal_values(answer: str, target: str) -> bool:
     return abs(a - b) <= Fraction(_TOLERANCE) * max(abs(a), abs(b))
 
 
-def interactivity(log: Sequence[Said]) -> float:
+def interactivity(log: Sequence[Move]) -> float:
     """The share of the assistant's messages that ask a question and get information in reply.
 
     In [0, 1]; 0 without a message. A reply that is one of `EMPTY_REPLIES` holds no information.
     """
-    messages = [index for index, said in enumerate(log) if (said.seat, said.kind) == MESSAGE]
+    messages = [index for index, move in enumerate(log) if (move.seat, move.kind) == MESSAGE]
     informative = [
         index
         for index in messages

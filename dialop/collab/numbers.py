@@ -45,9 +45,9 @@ def change(request: str) -> int | None:
     return None
 
 
-def solve(request: str, told: str) -> int | None:
-    """The answer, or None if the request is of another kind or `told` does not state the number."""
-    by, number = change(request), _HIDDEN.search(told)
+def solve(request: str, replies: str) -> int | None:
+    """The answer; None for a request of another kind, or if `replies` do not state the number."""
+    by, number = change(request), _HIDDEN.search(replies)
     return None if by is None or number is None else int(number[1]) + by
 
 

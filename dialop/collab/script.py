@@ -6,7 +6,6 @@ A player is a pure function of its spec, its seed and the view. Its random draws
 
 from __future__ import annotations
 
-import difflib
 import random
 import re
 from dataclasses import dataclass, replace
@@ -15,10 +14,15 @@ from dialop.collab import numbers
 from dialop.collab.task import ANSWER, ASSISTANT, END, USER, CollabView
 from dialop.collab.texts import DO_NOT_KNOW, GO_ON, NOTHING_MORE
 from dialop.game import Lesson
+from dialop.specs import number, parse_spec
 
 USER_SCRIPT = "user"
 ASSISTANT_SCRIPTS = ("ask", "guess", "chat")
 NAMES = (USER_SCRIPT, *ASSISTANT_SCRIPTS)
+_OPTIONS = {
+    USER_SCRIPT: ("eager", "patience"),
+    **dict.fromkeys(ASSISTANT_SCRIPTS, ("slip",)),
+}
 
 ASK_NUMBER = "What number?"
 ASK_MORE = "What else should I know?"
@@ -90,22 +94,13 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedCollab:
     Raises:
         ValueError: for an unknown name, option or value; names the valid ones.
     """
-    name, _, rest = (part.strip() for part in spec.partition(":"))
-    if name not in NAMES:
-        raise ValueError(_unknown("scripted player", name, NAMES))
-    valid = ("eager", "patience") if name == USER_SCRIPT else ("slip",)
-    values: dict[str, float] = {}
-    for part in filter(None, (part.strip() for part in rest.split(","))):
-        option, _, value = (piece.strip() for piece in part.partition("="))
-        if option not in valid:
-            raise ValueError(_unknown(f"option of {name}", option, valid))
-        values[option] = _number(option, value)
+    name, values = parse_spec(spec, _OPTIONS)
     return ScriptedCollab(
         name,
         seed,
-        eager=values.get("eager", 0.0),
-        patience=int(values.get("patience", 8)),
-        slip=values.get("slip", 0.0),
+        eager=number("eager", values.get("eager", "0"), low=0, high=1),
+        patience=int(number("patience", values.get("patience", "8"), low=1, high=1000)),
+        slip=number("slip", values.get("slip", "0"), low=0, high=1),
     )
 
 
@@ -122,7 +117,7 @@ def content_words(text: str) -> set[str]:
 
 def untold(view: CollabView) -> list[str]:
     """The goal's sentences that are not yet in the request or in the user's messages."""
-    known = "\n".join((view.request, *view.said_by(USER)))
+    known = "\n".join((view.request, *view.texts_of(USER)))
     return [sentence for sentence in sentences(view.goal or "") if sentence not in known]
 
 
@@ -132,9 +127,9 @@ def _act_user(player: ScriptedCollab, view: CollabView, draw: random.Random) -> 
     This is the fact that shares the most words with the question, or the next fact if the question
     is an open one.
     """
-    if len(view.said_by(USER)) >= player.patience:
+    if len(view.texts_of(USER)) >= player.patience:
         return f"[{END}]"
-    question = (view.said_by(ASSISTANT) or ("",))[-1]
+    question = (view.texts_of(ASSISTANT) or ("",))[-1]
     if "?" not in question:
         return GO_ON
     facts, words = untold(view), content_words(question)
@@ -151,7 +146,7 @@ def _act_user(player: ScriptedCollab, view: CollabView, draw: random.Random) -> 
 def _act_assistant(player: ScriptedCollab, view: CollabView, draw: random.Random) -> str:
     """Ask until the user has nothing more to say ("ask"), make small talk once ("chat"), or answer
     at once ("guess"). As soon as the texts determine the answer, give it."""
-    replies = view.said_by(USER)
+    replies = view.texts_of(USER)
     solved = numbers.solve(view.request, "\n".join(replies))
     if solved is not None:
         return f"[{ANSWER}] {solved}"
@@ -165,20 +160,3 @@ def _act_assistant(player: ScriptedCollab, view: CollabView, draw: random.Random
     return f"[{ANSWER}] " + "\n".join(
         text for text in (view.request, *replies) if text != NOTHING_MORE
     )
-
-
-def _number(option: str, value: str) -> float:
-    low, high = (1.0, 1000.0) if option == "patience" else (0.0, 1.0)
-    try:
-        number = float(value)
-    except ValueError:
-        number = float("nan")
-    if not low <= number <= high:
-        raise ValueError(f"{option} must be a number from {low:g} to {high:g}, got {value!r}")
-    return number
-
-
-def _unknown(what: str, got: str, valid: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(got, valid, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {got!r}: choose one of {', '.join(valid)}{hint}"

@@ -65,7 +65,7 @@ class CollabOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Move:
     """One legal move."""
 
     seat: int
@@ -81,14 +81,14 @@ class CollabView:
     task: Task
     request: str
     goal: str | None
-    log: tuple[Said, ...]
+    log: tuple[Move, ...]
     to_move: int | None
     num_errors_this_turn: int
     options: CollabOptions
 
-    def said_by(self, seat: int) -> tuple[str, ...]:
+    def texts_of(self, seat: int) -> tuple[str, ...]:
         """The texts of a seat's moves, oldest first."""
-        return tuple(said.text for said in self.log if said.seat == seat)
+        return tuple(move.text for move in self.log if move.seat == seat)
 
 
 def instance_from_dict(data: dict[str, Any]) -> CollabInstance:

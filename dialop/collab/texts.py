@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dialop.collab.task import ASSISTANT, CollabInstance, Said, Task
+from dialop.collab.task import ASSISTANT, CollabInstance, Move, Task
 from dialop.tags import indent_further, indent_lookalikes
 
 _ASSISTANT = """\
@@ -63,17 +63,17 @@ def user_opening(instance: CollabInstance, *, brief: bool) -> str:
     return f"Your goal:\n{instance.goal}\n\nYou have begun with:\n{instance.request}"
 
 
-def partner_text(said: Said) -> str:
+def partner_text(move: Move) -> str:
     """What the other seat reads of a move."""
-    if said.kind == "message":
-        return indent_lookalikes(said.text, _WORDS)
-    return f"[{said.kind}] {indent_further(said.text)}".rstrip()
+    if move.kind == "message":
+        return indent_lookalikes(move.text, _WORDS)
+    return f"[{move.kind}] {indent_further(move.text)}".rstrip()
 
 
-def history(log: Sequence[Said], seat: int) -> str:
+def history(log: Sequence[Move], seat: int) -> str:
     """Moves made before the game was restored, as `seat` reads them. All lines of a message but its
     first are indented."""
     other = "User" if seat == ASSISTANT else "Assistant"
     return "\n".join(
-        f"{'You' if said.seat == seat else other}: {indent_further(said.text)}" for said in log
+        f"{'You' if move.seat == seat else other}: {indent_further(move.text)}" for move in log
     )

@@ -74,14 +74,14 @@ class MatchingInstance:
         """
         where = f"in {short(self.key)}"
         _check_name(self.key, "key")
-        whole(self.max_value, f"max_value {where}", low=2, high=MAX_MAX_VALUE)
-        whole(self.first_seat, f"first_seat {where}", low=0, high=1)
+        checked_int(self.max_value, f"max_value {where}", low=2, high=MAX_MAX_VALUE)
+        checked_int(self.first_seat, f"first_seat {where}", low=0, high=1)
         parts = [("table", self.table, self.max_value - 1)]
         parts += [(f"masks[{seat}]", mask, 1) for seat, mask in enumerate(self.masks)]
         for name, rows, most in parts:
             for r, row in enumerate(rows):
                 for p, cell in enumerate(row):
-                    whole(cell, f"{name}[{r}][{p}] {where}", low=0, high=most)
+                    checked_int(cell, f"{name}[{r}][{p}] {where}", low=0, high=most)
         for r, row in enumerate(self.table):
             for p, cell in enumerate(row):
                 if not self.masks[0][r][p] and not self.masks[1][r][p] and cell != self.unknown:
@@ -201,7 +201,7 @@ def instance_from_dict(data: dict[str, Any]) -> MatchingInstance:
     if missing:
         raise ValueError(f"no {', '.join(missing)}")
     values = dict(data)
-    whole(values["size"], "size", low=2, high=len(REVIEWERS))
+    checked_int(values["size"], "size", low=2, high=len(REVIEWERS))
     values["table"] = rows_of(values["table"], "table")
     values["masks"] = tuple(rows_of(mask, "masks") for mask in _pair(values["masks"], "masks"))
     for name in ("scales", "solo"):
@@ -230,7 +230,7 @@ def rows_of(rows: Any, name: str) -> Table:
     return tuple(_list(row, f"a row of {name}") for row in _list(rows, name))
 
 
-def whole(value: Any, name: str, *, low: int, high: int) -> int:
+def checked_int(value: Any, name: str, *, low: int, high: int) -> int:
     """Return `value` if it is an integer from `low` to `high`; raise ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError(f"{name} must be a whole number from {low} to {high}, got {short(value)}")

@@ -78,14 +78,14 @@ def generate_instance(recipe: MatchingRecipe, *, seed: int, index: int) -> Match
         draws = rng.uniform(_MIN_SCALE, _MAX_SCALE, size=2)
         scales = float(draws[0]), float(draws[1])
     rows = tuple(tuple(row) for row in table.tolist())
-    seen = [tuple(tuple(row) for row in mask.astype(int).tolist()) for mask in masks]
+    mask_rows = [tuple(tuple(row) for row in mask.astype(int).tolist()) for mask in masks]
     unknown = unknown_value(recipe.max_value)
-    solo = [float(solo_value(rows, mask, unknown=unknown)) for mask in seen]
+    solo = [float(solo_value(rows, mask, unknown=unknown)) for mask in mask_rows]
     return MatchingInstance(
         key=f"{seed}/{index}",
         size=recipe.size,
         table=rows,
-        masks=(seen[0], seen[1]),
+        masks=(mask_rows[0], mask_rows[1]),
         scales=scales,
         first_seat=(seed + index) % 2,
         best=best_value(rows),

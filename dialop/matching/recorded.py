@@ -13,7 +13,14 @@ from reprlib import repr as short
 from typing import Any
 
 from dialop.game import PlayerError
-from dialop.matching.board import MAX_VALUE, Action, MatchingInstance, rows_of, unknown_value, whole
+from dialop.matching.board import (
+    MAX_VALUE,
+    Action,
+    MatchingInstance,
+    checked_int,
+    rows_of,
+    unknown_value,
+)
 from dialop.matching.proposal import parse_proposal
 from dialop.matching.roster import PAPERS, REVIEWERS
 from dialop.matching.solve import best_value, solo_value
@@ -35,7 +42,7 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> MatchingInst
     check_log(record["action_log"])
     table = rows_of(record["table"], "table")
     masks = rows_of(record["mask1"], "mask1"), rows_of(record["mask2"], "mask2")
-    size = whole(len(table), "the rows of table", low=2, high=len(REVIEWERS))
+    size = checked_int(len(table), "the rows of table", low=2, high=len(REVIEWERS))
     if any(len(row) != size for rows in (table, *masks) for row in (rows, *rows)):
         raise ValueError("table and masks must be squares of one size")
     for name, rows, most in (
@@ -44,7 +51,7 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> MatchingInst
         ("mask2", masks[1], 1),
     ):
         for cell in (cell for row in rows for cell in row):
-            whole(cell, f"a cell of {name}", low=0, high=most)
+            checked_int(cell, f"a cell of {name}", low=0, high=most)
     unknown = unknown_value(MAX_VALUE)
     solo = [float(solo_value(table, mask, unknown=unknown)) for mask in masks]
     instance = MatchingInstance(
@@ -64,7 +71,9 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> MatchingInst
             f"{short(record['best_assignment_reward'])}"
         )
     if agreed(record):
-        whole(record.get("proposal_reward"), "proposal_reward", low=0, high=int(instance.best))
+        checked_int(
+            record.get("proposal_reward"), "proposal_reward", low=0, high=int(instance.best)
+        )
     return instance
 
 
@@ -80,7 +89,7 @@ def check_log(log: Any) -> None:
         raise ValueError(f"action_log must be a list, got {short(log)}")
     for number, entry in enumerate(log):
         try:
-            whole(_field(entry, "player"), "player", low=0, high=1)
+            checked_int(_field(entry, "player"), "player", low=0, high=1)
             kind = _field(entry, "type")
             if kind == "message":
                 _text(_field(_field(entry, "message"), "data"), "message.data")
@@ -90,7 +99,7 @@ def check_log(log: Any) -> None:
                     if len(pair) != 2:
                         raise ValueError(f"proposal_ids must be pairs, got {short(pair)}")
                     for index in pair:
-                        whole(index, "proposal_ids", low=0, high=len(REVIEWERS) - 1)
+                        checked_int(index, "proposal_ids", low=0, high=len(REVIEWERS) - 1)
             elif kind == "proposal_response":
                 if not isinstance(_field(_field(entry, "response"), "accept"), bool):
                     raise ValueError("response.accept must be true or false")

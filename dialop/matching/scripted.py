@@ -6,7 +6,6 @@ A player is a pure function of its spec, its seed and the view. Its random draws
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from dialop.matching.pooling import (
     straying_plan,
     value_range,
 )
+from dialop.specs import number, parse_spec, unknown
 
 T = TypeVar("T", bound=str)
 Tell = Literal["all", "top", "rows"]
@@ -109,22 +109,12 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     Raises:
         ValueError: for an unknown name, option or value; names the valid ones.
     """
-    name, _, rest = spec.partition(":")
-    name = name.strip()
-    if name not in NAMES:
-        raise ValueError(_unknown("scripted player", name, NAMES))
-    valid = _OPTIONS[name]
-    values: dict[str, str] = {}
-    for part in filter(None, (part.strip() for part in rest.split(","))):
-        option, _, value = (piece.strip() for piece in part.partition("="))
-        if option not in valid:
-            raise ValueError(_unknown(f"option of {name}", option, valid))
-        values[option] = value
+    name, values = parse_spec(spec, _OPTIONS)
     tell = _choice("tell", values.get("tell", "all"), TELLS)
     reply = _choice("reply", values.get("reply", "propose"), REPLIES)
-    slip = _share("slip", values.get("slip", "0"))
+    slip = number("slip", values.get("slip", "0"), low=0, high=1)
     think = _choice("think", values.get("think", "no"), THINKS)
-    stray = _share("stray", values.get("stray", "0"))
+    stray = number("stray", values.get("stray", "0"), low=0, high=1)
     if stray and think != "trial":
         raise ValueError(f"stray needs think=trial, got think={think}")
     return ScriptedPlayer(name, seed, tell, reply, slip, think, stray)
@@ -221,20 +211,4 @@ def _choice(option: str, value: str, valid: tuple[T, ...]) -> T:
     for choice in valid:
         if choice == value:
             return choice
-    raise ValueError(_unknown(option, value, valid))
-
-
-def _share(option: str, value: str) -> float:
-    try:
-        share = float(value)
-    except ValueError:
-        raise ValueError(f"{option} must be a number from 0 to 1, got {value!r}") from None
-    if not 0 <= share <= 1:
-        raise ValueError(f"{option} must be a number from 0 to 1, got {value}")
-    return share
-
-
-def _unknown(what: str, got: str, valid: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(got, valid, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {got!r}: choose one of {', '.join(valid)}{hint}"
+    raise ValueError(unknown(option, value, valid))

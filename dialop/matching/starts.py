@@ -50,9 +50,9 @@ def checked_entries(value: object) -> Entries:
     Valid are a number of entries (0: from the beginning), "random", or a share of the words between
     0 and 1. Raises ValueError for anything else.
     """
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     share = isinstance(value, float) and math.isfinite(value) and 0 < value < 1
-    if whole or share or value == RANDOM:
+    if count or share or value == RANDOM:
         assert isinstance(value, (int, float, str))
         return value
     raise ValueError(

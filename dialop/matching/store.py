@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dialop import rows
 from dialop.matching.board import MatchingInstance, instance_from_dict
 from dialop.matching.recorded import instance_from_record
-from dialop.rows import read_rows
 
 _BOARD = pa.list_(pa.list_(pa.int32()))
 _SCHEMA = pa.schema(
@@ -50,8 +50,7 @@ def write_instances(path: str | Path, instances: Sequence[MatchingInstance]) -> 
     if path.suffix != ".parquet":
         raise ValueError(f"instances are written as .parquet, got {path}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [_to_row(instance) for instance in instances]
-    table = pa.Table.from_pylist(rows, schema=_SCHEMA)
+    table = pa.Table.from_pylist([_to_row(instance) for instance in instances], schema=_SCHEMA)
     pq.write_table(table, path, write_page_checksum=True)
 
 
@@ -64,24 +63,14 @@ def read_instances(path: str | Path) -> list[MatchingInstance]:
         OSError: when the file cannot be opened.
     """
     path = Path(path)
-    recorded = path.suffix == ".jsonl"
-    instances: list[MatchingInstance] = []
-    places: dict[str, str] = {}
-    for index, (place, row) in enumerate(read_rows(path)):
-        try:
-            if recorded:
-                instance = instance_from_record(row, key=f"{path.stem}/{index}")
-            else:
-                instance = _from_row(row)
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
-        if instance.key in places:
-            raise ValueError(
-                f"{place}: key {instance.key!r} is already used in {places[instance.key]}"
-            )
-        places[instance.key] = place
-        instances.append(instance)
-    visible = (cell for i in instances for mask in i.masks for row in mask for cell in row)
+
+    def parse(index: int, row: dict[str, Any]) -> MatchingInstance:
+        if path.suffix == ".jsonl":
+            return instance_from_record(row, key=f"{path.stem}/{index}")
+        return _from_row(row)
+
+    instances = rows.read_instances(path, parse)
+    visible = (cell for i in instances for mask in i.masks for line in mask for cell in line)
     if instances and not any(visible):
         raise ValueError(f"{path}: no seat sees a cell on any board, so messages are useless")
     return instances

@@ -1,0 +1,42 @@
+"""Parses the specs of scripted players, such as "honest:tell=top,slip=0.05". Knows no game."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+
+def parse_spec(spec: str, options: Mapping[str, Sequence[str]]) -> tuple[str, dict[str, str]]:
+    """The name and the options of a spec. `options` holds the valid options of each valid name.
+
+    Raises:
+        ValueError: for an unknown name or option; names the valid ones.
+    """
+    name, _, rest = (part.strip() for part in spec.partition(":"))
+    if name not in options:
+        raise ValueError(unknown("scripted player", name, tuple(options)))
+    values: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in rest.split(","))):
+        option, _, value = (piece.strip() for piece in part.partition("="))
+        if option not in options[name]:
+            raise ValueError(unknown(f"option of {name}", option, options[name]))
+        values[option] = value
+    return name, values
+
+
+def number(option: str, value: str, *, low: float, high: float) -> float:
+    """An option's value as a number. Raises ValueError unless it lies between `low` and `high`."""
+    try:
+        result = float(value)
+    except ValueError:
+        result = float("nan")
+    if not low <= result <= high:
+        raise ValueError(f"{option} must be a number from {low:g} to {high:g}, got {value!r}")
+    return result
+
+
+def unknown(what: str, got: str, valid: Sequence[str]) -> str:
+    """An error text that names the valid choices and the one closest to `got`."""
+    near = difflib.get_close_matches(got, valid, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown {what} {got!r}: choose one of {', '.join(valid)}{hint}"
