@@ -234,7 +234,7 @@ def shown(row: Measured, *, against: Measured) -> str:
 
     def log_ratio(picks: np.ndarray) -> float:
         cost, base_cost = (
-            np.divide(*noise_and_signal(gram, picks)) for gram in (gram_RR, base_gram_RR)
+            np.divide(*noise_and_signal(inner_RR, picks)) for inner_RR in (gram_RR, base_gram_RR)
         )
         return float(np.log(scale * max(cost, 0.0) / base_cost))
 

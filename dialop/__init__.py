@@ -1,5 +1,6 @@
 """Dialogue games for two players who must decide something together, as text.
 
 Each game has its own folder. This folder holds what the games share: the interface, move tags, data
-files and the command line. Nothing here sees tokens, models, tensors or `selfplay`.
+files, specs of scripted players and the command line. Nothing here sees tokens, models, tensors or
+`selfplay`.
 """
