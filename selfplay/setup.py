@@ -22,7 +22,7 @@ from selfplay.checkpoint import export_atomically, export_once, resume
 from selfplay.colocation.handover import sync_and_wake
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.start import load_engine
-from selfplay.config import Config
+from selfplay.config import Config, EngineConfig, ModelConfig
 from selfplay.config.settings import SettingsError
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, barrier, gather_objects, init_world, on_first_rank
@@ -95,7 +95,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     check_shared(folder, world)
     stream = cleanup.enter_context(closing(TrainStream(config)))
     tokenizer = make_tokenizer(config, folder, world)
-    rendering = read_template(config, tokenizer, world)
+    rendering = read_template(config.model, tokenizer, world)
     start_check = check_model(config, tokenizer, rendering, world)
     weights = first_weights(config, folder, tokenizer, rendering, world)
     partners = make_partners(config, rendering, world, cleanup=cleanup)
@@ -106,7 +106,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     engine = start_engine(config, weights, world, listen=start_check.listen, cleanup=cleanup)
     learner = make_learner(config, weights, world, reference=config.algorithm.kl > 0)
     learner.critic = make_own_critic(config, weights, learner)
-    if shares_policy(config, world):
+    if shares_policy(config.engine, world):
         engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
     start_check.compare(learner, engine, weights)
     router = partners.beside(engine)
@@ -186,12 +186,14 @@ def make_tokenizer(config: Config, folder: Path, world: World) -> PreTrainedToke
     return AutoTokenizer.from_pretrained(saved)
 
 
-def read_template(config: Config, tokenizer: PreTrainedTokenizerBase, world: World) -> Rendering:
-    """The policy's chat template; where any player can type what opens its turns, rank 0 says so.
+def read_template(
+    model: ModelConfig, tokenizer: PreTrainedTokenizerBase, world: World
+) -> Rendering:
+    """The policy's chat template; rank 0 warns if any player can type its turn markers.
 
     Raises SettingsError for a template that cannot be used.
     """
-    rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
+    rendering = make_rendering(tokenizer, template_kwargs=model.chat_template)
     warn_forgeable(rendering, tokenizer.name_or_path, world)
     return rendering
 
@@ -267,9 +269,9 @@ def make_own_critic(config: Config, weights: Path, learner: Learner) -> Critic |
     )
 
 
-def shares_policy(config: Config, world: World) -> bool:
-    """Whether the engine can read the very parameters that train: whole ones, in one process."""
-    return config.engine.kind == "hf" and world.mesh is None
+def shares_policy(engine: EngineConfig, world: World) -> bool:
+    """Whether the engine reads the trained parameters themselves: one process, nothing sharded."""
+    return engine.kind == "hf" and world.mesh is None
 
 
 def start_engine(
@@ -285,7 +287,7 @@ def start_engine(
     It holds the first weights, which the first push replaces; `listen` hears it before it sleeps.
     `cleanup` will close it.
     """
-    if shares_policy(config, world):
+    if shares_policy(config.engine, world):
         return None
     engine = load_engine(config, weights, world, cleanup=cleanup)
     listen(engine)
@@ -302,18 +304,18 @@ def _own_weights(
         return local_folder(config.model.path)
     random = folder / "random_start"
     if world.rank == 0 and not random.exists():
-        export_once(_scratch(config, tokenizer), tokenizer, random)
+        export_once(_scratch(config.model, config.seed, tokenizer), tokenizer, random)
     barrier(world)
     return random
 
 
-def _scratch(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    scratch = config.model.scratch
+def _scratch(model: ModelConfig, seed: int, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    scratch = model.scratch
     assert scratch is not None
     return scratch_model(
         scratch,
         vocab_size=max(scratch.vocab_size, len(tokenizer)),
-        seed=config.seed,
+        seed=seed,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )

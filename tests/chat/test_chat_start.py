@@ -53,7 +53,7 @@ def test_a_template_whose_turns_can_be_typed_is_reported_at_start(
 ) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY)
     config = load_config(tmp_path / "tiny.yaml", [])
-    read_template(config, make_tokenizer(FAMILIES[name]), init_world(device="cpu"))
+    read_template(config.model, make_tokenizer(FAMILIES[name]), init_world(device="cpu"))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == bool(shown)
     assert not shown or (shown in lines[0] and "docs/chat_templates.md" in lines[0])
