@@ -49,7 +49,13 @@ def test_a_folder_is_locked_until_the_file_is_closed(tmp_path: Path) -> None:
     hold_run(tmp_path / "run").close()
 
 
-@pytest.mark.parametrize("ranks", [0, 2], ids=["one process", "two ranks"])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param(0, id="one process"),
+        pytest.param(2, id="two ranks", marks=pytest.mark.slow),
+    ],
+)
 def test_a_second_trainer_is_refused_until_the_first_is_killed(tmp_path: Path, ranks: int) -> None:
     folder = tmp_path / "run"
     words = ["--config", str(write_tiny(folder)), f"out={folder}", "steps=0"]
