@@ -26,6 +26,7 @@ from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.requests import Asker, Served
 
 TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
+FLUSH_TIMEOUT_S = 60.0  # longest wait for the scheduler to become idle before a flush
 
 
 class SGLangEngine:
@@ -235,10 +236,14 @@ class SGLangEngine:
         this one's buffer be freed. The engine refuses requests until a push is complete.
         """
         last = self.weights.expect(names)
+        flush = last and "kv_cache" not in self._released
+        if flush:
+            # The scheduler ends if it has to flush while it still processes its last batch.
+            self._flush_cache()
         wait = self._send(
             payloads,
             load_format="flattened_bucket",
-            flush_cache=last and "kv_cache" not in self._released,
+            flush_cache=flush,
             weight_version=str(version) if last else None,
         )
 
@@ -326,9 +331,13 @@ class SGLangEngine:
         self._loop.control(resumed, what=f"waking {what}")
         self._released.discard(what)
         if what == "kv_cache":
-            flushed = self._manager.flush_cache()
-            if not self._loop.control(flushed, what="flushing the prefix cache").success:
-                raise RuntimeError("the engine could not flush its prefix cache")
+            self._flush_cache()
+
+    def _flush_cache(self) -> None:
+        """Empty the prefix cache as soon as the scheduler is idle."""
+        flushed = self._manager.flush_cache(timeout_s=FLUSH_TIMEOUT_S)
+        if not self._loop.control(flushed, what="flushing the prefix cache").success:
+            raise RuntimeError("the engine could not flush its prefix cache")
 
     def close(self) -> None:
         """Kill the engine's processes and no others. Safe to call twice."""
