@@ -23,7 +23,7 @@ def test_a_run_with_every_kind_of_partner(tmp_path: pathlib.Path) -> None:
         partners = f"[self,pool,checkpoint:{warm},scripted:honest,endpoint:small@{server.url}]"
         run = processes.start(
             ROOT / "train.py",
-            *("--config", str(write_tiny(tmp_path / "run")), f"out={tmp_path / 'beside'}"),
+            *("--config", str(write_tiny(tmp_path / "run")), f"out={tmp_path / 'run'}"),
             *("engine.kind=sglang", "engine.max_cache_tokens=16384", "steps=2", "save_every=1"),
             *(f"rollout.partners={partners}", "rollout.instances=10", "policy_pool.every=1"),
             "eval.final_games=4",
