@@ -239,7 +239,7 @@ class SGLangEngine:
         flush = last and "kv_cache" not in self._released
         if flush:
             # The scheduler ends if it has to flush while it still processes its last batch.
-            self._flush_cache()
+            self._flush_cache("a weight push")
         wait = self._send(
             payloads,
             load_format="flattened_bucket",
@@ -331,12 +331,12 @@ class SGLangEngine:
         self._loop.control(resumed, what=f"waking {what}")
         self._released.discard(what)
         if what == "kv_cache":
-            self._flush_cache()
+            self._flush_cache("flushing the prefix cache")
 
-    def _flush_cache(self) -> None:
-        """Empty the prefix cache as soon as the scheduler is idle."""
+    def _flush_cache(self, what: str) -> None:
+        """Empty the prefix cache as soon as the scheduler is idle; `what` names the call in errors."""
         flushed = self._manager.flush_cache(timeout_s=FLUSH_TIMEOUT_S)
-        if not self._loop.control(flushed, what="flushing the prefix cache").success:
+        if not self._loop.control(flushed, what=what).success:
             raise RuntimeError("the engine could not flush its prefix cache")
 
     def close(self) -> None:
