@@ -334,7 +334,7 @@ class SGLangEngine:
             self._flush_cache("flushing the prefix cache")
 
     def _flush_cache(self, what: str) -> None:
-        """Empty the prefix cache as soon as the scheduler is idle; `what` names the call in errors."""
+        """Empty the prefix cache once the scheduler is idle. `what` names the call in errors."""
         flushed = self._manager.flush_cache(timeout_s=FLUSH_TIMEOUT_S)
         if not self._loop.control(flushed, what=what).success:
             raise RuntimeError("the engine could not flush its prefix cache")
