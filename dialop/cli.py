@@ -7,30 +7,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO, cast
 
-from dialop.collab import store
-from dialop.collab.game import CollabGame
-from dialop.collab.numbers import hidden_number
-from dialop.collab.task import CollabOptions
+import dialop.collab.commands
+import dialop.matching.commands
 from dialop.game import Game
-from dialop.matching.board import MatchingInstance, MatchingOptions
-from dialop.matching.game import new_game
-from dialop.matching.generate import KEEPS, MatchingRecipe, generate_many
-from dialop.matching.recorded import replay
-from dialop.matching.store import read_instances, write_instances
 from dialop.rows import read_records
 from dialop.shown import printable
 
-GAMES = ("matching", "collab")
-
 _EPILOG = """examples:
   python -m dialop generate --game matching --num 1000 --size 8 --seed 7 --out games.parquet
+  python -m dialop generate --game matching --help
   python -m dialop replay optimization.jsonl
   echo '{"seat": 0, "text": "[message] Hello"}' \\
       | python -m dialop step --instances games.parquet --index 0
@@ -38,12 +29,50 @@ _EPILOG = """examples:
 """
 
 
+class Commands(Protocol):
+    """What a game's module `commands` gives the command line."""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add the game's own options of `generate`."""
+        ...
+
+    def generate(self, args: argparse.Namespace) -> tuple[Sequence[Any], str]:
+        """The instances that the options ask for, and a line about them, which may be empty."""
+        ...
+
+    def write_instances(self, path: Path, instances: Sequence[Any]) -> None:
+        """Write instances to a .parquet file."""
+        ...
+
+    def read_instances(self, path: Path) -> Sequence[Any]:
+        """The instances of a .parquet file, or of a .jsonl file where the game has one."""
+        ...
+
+    def new_game(self, instance: Any, args: argparse.Namespace) -> Game:
+        """A game of the instance; the options are those of `step`."""
+        ...
+
+    def is_record(self, record: Mapping[str, Any]) -> bool:
+        """Whether a recorded game is one of this game."""
+        ...
+
+    def replay(self, record: dict[str, Any], *, index: int) -> dict[str, Any]:
+        """The rescored record as plain values; "agrees" says whether it equals the recording."""
+        ...
+
+
+GAMES: dict[str, Commands] = {
+    "matching": cast(Commands, dialop.matching.commands),
+    "collab": cast(Commands, dialop.collab.commands),
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     0 is success, 1 means that a rescored game differs from its record, 2 means bad input.
     """
-    args = _parser().parse_args(argv)
+    args = _parser(_game_of(argv)).parse_args(argv)
     commands = {"generate": _generate, "replay": _replay, "step": _step}
     try:
         return commands[args.command](args)
@@ -52,20 +81,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
+def _game_of(argv: Sequence[str] | None) -> str:
+    """The game that --game names, whose options `generate` gets; the default for a bad name."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--game", nargs="?")
+    game = parser.parse_known_args(argv)[0].game
+    return game if game in GAMES else "matching"
+
+
+def _parser(game: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dialop",
-        description="Generate instances, rescore recorded games of matching, play a game by hand.",
+        description="Generate instances, rescore recorded games, play a game by hand.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    defaults = MatchingRecipe()
 
     make = commands.add_parser(
         "generate",
         help="generate random instances and write them as parquet",
-        description="Generate random instances. Each depends only on the seed and its index.",
+        description="Generate random instances. Each depends only on the seed and its index. The "
+        f"options below are those of --game {game}.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     make.add_argument("--game", choices=GAMES, default="matching", help="which game")
@@ -74,37 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("--seed", type=int, default=0, help="seed of the stream")
     make.add_argument("--start", type=int, default=0, help="index of the first instance")
     make.add_argument("--processes", type=int, default=1, help="number of worker processes")
-    make.add_argument("--size", type=int, default=defaults.size, help="number of reviewers, 2 to 8")
-    make.add_argument(
-        "--p-observed",
-        type=float,
-        default=defaults.p_observed,
-        help="probability that a seat sees a cell",
-    )
-    make.add_argument(
-        "--scale",
-        action=argparse.BooleanOptionalAction,
-        default=defaults.scale,
-        help="multiply each seat's values by a hidden factor from 1 to 10",
-    )
-    make.add_argument(
-        "--max-value", type=int, default=defaults.max_value, help="all values are below this"
-    )
-    make.add_argument(
-        "--hardness",
-        type=float,
-        default=defaults.hardness,
-        help="keep a table if solo value x hardness < best value",
-    )
-    make.add_argument(
-        "--keep", choices=KEEPS, default=defaults.keep, help="seats for which that must hold"
-    )
-    make.add_argument(
-        "--max-tables",
-        type=int,
-        default=defaults.max_tables,
-        help="most tables to reject for one instance",
-    )
+    GAMES[game].add_options(make)
 
     again = commands.add_parser(
         "replay",
@@ -130,62 +137,28 @@ def _parser() -> argparse.ArgumentParser:
     step.add_argument(
         "--private-reasoning", action="store_true", help="allow private text before the tag"
     )
-    step.add_argument("--prompts", action="store_true", help="print both prompts to standard error")
+    step.add_argument("--prompts", action="store_true", help="print all prompts to standard error")
     return parser
 
 
 def _generate(args: argparse.Namespace) -> int:
-    if args.game == "collab":
-        return _generate_numbers(args)
-    recipe = MatchingRecipe(
-        size=args.size,
-        p_observed=args.p_observed,
-        scale=args.scale,
-        max_value=args.max_value,
-        hardness=args.hardness,
-        keep=args.keep,
-        max_tables=args.max_tables,
-    )
+    game = GAMES[args.game]
     begin_s = time.perf_counter()
-    instances = generate_many(
-        recipe, seed=args.seed, num=args.num, start=args.start, processes=args.processes
-    )
+    instances, figures = game.generate(args)
     wall_s = time.perf_counter() - begin_s
-    write_instances(args.out, instances)
+    game.write_instances(args.out, instances)
     print(f"{len(instances)} instances in {wall_s:.1f} s: {args.out}", file=sys.stderr)
-    if instances:
-        print(_figures(instances), file=sys.stderr)
+    if figures:
+        print(figures, file=sys.stderr)
     return 0
-
-
-def _generate_numbers(args: argparse.Namespace) -> int:
-    """Generate hidden-number tasks. Of the options for boards, only --max-value applies."""
-    if args.max_value < 2:
-        raise ValueError(f"--max-value must be at least 2, got {args.max_value}")
-    tasks = [
-        hidden_number(seed=args.seed, index=index, max_value=args.max_value)
-        for index in range(args.start, args.start + args.num)
-    ]
-    store.write_instances(args.out, tasks)
-    print(f"{len(tasks)} tasks: {args.out}", file=sys.stderr)
-    return 0
-
-
-def _figures(instances: Sequence[MatchingInstance]) -> str:
-    """One line of mean reference values of the instances, to check what was generated."""
-    solo = [instance.norm(value) for instance in instances for value in instance.solo]
-    better = [instance.norm(max(instance.solo)) for instance in instances]
-    num_visible = [sum(map(sum, mask)) for instance in instances for mask in instance.masks]
-    best = [float(instance.best) for instance in instances]
-    return (
-        f"best {statistics.fmean(best):.1f}, solo plan {statistics.fmean(solo):.3f}, "
-        f"better solo plan {statistics.fmean(better):.3f}, "
-        f"cells a seat sees {statistics.fmean(num_visible):.1f}"
-    )
 
 
 def _replay(args: argparse.Namespace) -> int:
-    lines = [replay(record, index=i) for i, record in enumerate(read_records(args.file))]
+    lines = []
+    for index, record in enumerate(read_records(args.file)):
+        games = [game for game in GAMES.values() if game.is_record(record)]
+        # A record of no known game is refused by the one whose message names its fields.
+        lines.append((games or [GAMES["matching"]])[0].replay(record, index=index))
     if not lines:
         raise ValueError(f"{args.file} holds no games")
     for line in lines:
@@ -196,27 +169,12 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def _step(args: argparse.Namespace) -> int:
-    collab = args.game == "collab"
-    read: Callable[[Path], Sequence[Any]] = store.read_instances if collab else read_instances
-    instances = read(args.instances)
+    instances = GAMES[args.game].read_instances(args.instances)
     if not instances:
         raise ValueError(f"{args.instances} holds no instances")
     if not 0 <= args.index < len(instances):
         raise ValueError(f"--index must be 0 to {len(instances) - 1}, got {args.index}")
-    if collab and args.no_messages:
-        raise ValueError("--no-messages cannot be used with collab, which needs messages")
-    reasoning = args.private_reasoning
-    game: Game
-    if collab:
-        options = CollabOptions(brief=args.brief, private_reasoning=reasoning)
-        game = CollabGame(instances[args.index], options)
-    else:
-        game = new_game(
-            instances[args.index],
-            MatchingOptions(
-                messages=not args.no_messages, brief=args.brief, private_reasoning=reasoning
-            ),
-        )
+    game = GAMES[args.game].new_game(instances[args.index], args)
     if args.prompts:
         for seat in range(game.num_seats):
             prompt = game.prompt(seat)
