@@ -1,8 +1,8 @@
 """Merges YAML files and `key.sub=value` overrides into one tree of PyYAML nodes.
 
-A file may extend another with `base: FILE`, a path relative to itself. Mappings merge key by key;
-any other value is replaced. The `start_mark` of a node has the file and line it comes from. This
-module knows no types and no keys but `base`.
+A file may extend another with `base: FILE`, a path relative to itself or the name of a file that
+ships with the project. Mappings merge key by key; any other value is replaced. The `start_mark` of
+a node has the file and line it comes from. This module knows no types and no keys but `base`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
+
+from selfplay.config.shipped import find_settings, nearest_settings
 
 _OVERRIDE = "override "  # prefix of a mark's name if the node comes from the command line
 # Limits of the input: far above what settings need, and read within a second.
@@ -101,7 +103,7 @@ def load_tree(
 
     `shorts` maps a top-level section to the key that takes a plain value given to the section.
     """
-    tree = empty("defaults") if path is None else _read(Path(path), shorts)
+    tree = empty("defaults") if path is None else _read(find_settings(Path(path)), shorts)
     for text in overrides:
         merged = merge(tree, _expand_shorts(override(text), shorts))
         tree = yaml.MappingNode(merged.tag, merged.value, tree.start_mark, tree.end_mark)
@@ -116,6 +118,8 @@ def _read(
         with path.open("rb") as file:  # bounded, because the path may be a pipe or a device
             data = file.read(_MAX_BYTES + 1)
         text = data.decode("utf-8")
+    except FileNotFoundError:
+        raise SettingsError(f"{path}: no such file{nearest_settings(path)}") from None
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from None
     if len(data) > _MAX_BYTES:
@@ -132,6 +136,7 @@ def _read(
         if not isinstance(value, yaml.ScalarNode) or not value.value:
             raise SettingsError(f"{place(value.start_mark)}: base must be the name of a file")
         target = path.parent / value.value
+        target = target if target.exists() else find_settings(Path(value.value))
         if target.resolve() in chain:
             raise SettingsError(
                 f"{place(name.start_mark)}: base {value.value} leads back to itself"

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TextIO
 
+import selfplay
 from selfplay.config import Config
 from selfplay.config.settings import SettingsError, difference, dump, load
 
@@ -83,12 +84,13 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _describe_code() -> str:
-    """The start time, the git commit and whether files differ from it, and package versions."""
+    """The start time, the git commit of a clone and whether files differ from it, and versions."""
     root = Path(__file__).resolve().parents[2]
-    commit = _git(root, "rev-parse", "HEAD")
+    # An installed copy may lie inside someone else's repository.
+    commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else ""
     if commit and _git(root, "status", "--porcelain"):
         commit += " with uncommitted changes"
-    versions = [f"python {platform.python_version()}"]
+    versions = [f"selfplay {selfplay.__version__}", f"python {platform.python_version()}"]
     for name in _PACKAGES:
         try:
             versions.append(f"{name} {metadata.version(name)}")

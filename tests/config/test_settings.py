@@ -209,7 +209,7 @@ def test_a_contradiction_names_its_files_and_overrides(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    assert refused(tmp_path / "no.yaml").startswith(f"{tmp_path / 'no.yaml'}: cannot be read")
+    assert refused(tmp_path / "no.yaml").startswith(f"{tmp_path / 'no.yaml'}: no such file")
 
 
 text = st.text(st.characters(codec="utf-8"), max_size=12)

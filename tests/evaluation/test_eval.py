@@ -260,7 +260,7 @@ BAD = {
     "stray": "unknown argument 'stray'",
     "game.sise=3": "nearest is game.size",
     "game.size=9": "game.size must be at least 2 and at most 8",
-    "--config nowhere.yaml": "nowhere.yaml: cannot be read",
+    "--config nowhere.yaml": "nowhere.yaml: no such file",
     "game.size=8": "must be above the longest prompt, which has",
     "rollout.max_game_tokens=2000": "must be at most 1024, the positions the model has, got 2000",
 }

@@ -1,0 +1,17 @@
+"""The installed commands: each runs the file or the module that a clone runs by its name."""
+
+from __future__ import annotations
+
+import runpy
+
+from selfplay.config.shipped import shipped
+
+
+def train() -> None:
+    """`selfplay-train …` is `python train.py …`."""
+    runpy.run_path(str(shipped("train.py")), run_name="__main__")
+
+
+def evaluate() -> None:
+    """`selfplay-eval …` is `python eval.py …`."""
+    runpy.run_path(str(shipped("eval.py")), run_name="__main__")

@@ -1,0 +1,109 @@
+"""The wheel: what it holds, and that an installed copy finds its settings from any folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import selfplay
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (path,) = folder.glob("*.whl")
+    assert path.name.startswith(f"selfplay_lm-{selfplay.__version__}-")
+    return zipfile.ZipFile(path)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing but the unpacked wheel."""
+    folder = tmp_path_factory.mktemp("installed")
+    wheel.extractall(folder)
+    return folder
+
+
+def run_in(folder: Path, installed: Path, code: str, *words: str) -> subprocess.CompletedProcess:
+    """Run the code in `folder` with the installed copy, and without the clone."""
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_the_wheel_holds_the_code_and_the_settings_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    for folder in ("dialop", "selfplay"):
+        here = {p.relative_to(ROOT).as_posix() for p in (ROOT / folder).rglob("*.py")}
+        assert here <= names and f"{folder}/py.typed" in names
+    assert {f"selfplay/configs/{p.name}" for p in (ROOT / "configs").glob("*.yaml")} <= names
+    assert wheel.read("selfplay/train.py") == (ROOT / "train.py").read_bytes()
+    assert wheel.read("selfplay/eval.py") == (ROOT / "eval.py").read_bytes()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {
+        *("dialop", "selfplay", "selfplay_lm")
+    }
+    data = {name for name in names if name.endswith((".jsonl", ".json", ".parquet", ".csv"))}
+    assert not data and not any("test" in Path(name).name for name in names)
+
+
+def test_the_requirements_are_those_of_the_requirements_files(wheel: zipfile.ZipFile) -> None:
+    (name,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+    lines = wheel.read(name).decode().splitlines()
+    wanted = [Requirement(line.split(": ")[1]) for line in lines if line.startswith("Requires-D")]
+    extras = {line.split(": ")[1] for line in lines if line.startswith("Provides-Extra")}
+    for extra in ("", *extras):
+        path = ROOT / (f"requirements-{extra}.txt" if extra else "requirements.txt")
+        listed = [line.split("#")[0] for line in path.read_text().splitlines()]
+        asked = {Requirement(line).name.lower() for line in listed if line and line[0] != "-"}
+        given = {
+            r.name
+            for r in wanted
+            if (f'extra == "{extra}"' in str(r.marker) if extra else r.marker is None)
+        }
+        assert given == asked, path.name
+
+
+def test_every_command_is_a_function(wheel: zipfile.ZipFile) -> None:
+    from selfplay import commands
+
+    (name,) = (name for name in wheel.namelist() if name.endswith("/entry_points.txt"))
+    lines = [line for line in wheel.read(name).decode().splitlines() if " = " in line]
+    assert {"selfplay-train", "selfplay-eval"} <= {line.split(" = ")[0] for line in lines}
+    for line in lines:
+        module, function = line.split(" = ")[1].split(":")
+        assert module == "selfplay.commands" and callable(getattr(commands, function))
+
+
+def test_an_installed_copy_finds_its_settings_by_name(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("base: tiny.yaml\nout: here\n")
+    code = "import sys, selfplay.config as c; print(*(c.load_config(p).out for p in sys.argv[1:]))"
+    done = run_in(tmp_path, installed, code, "tiny", "tiny3.yaml", "configs/tiny.yaml", "own.yaml")
+    assert done.stdout.split() == ["runs/tiny", "runs/tiny3", "runs/tiny", "here"], done.stderr
+    done = run_in(tmp_path, installed, code, "tinny.yaml")
+    assert done.stderr.strip().endswith("tinny.yaml: no such file; nearest shipped file is tiny")
+
+
+@pytest.mark.slow
+def test_an_installed_copy_trains_and_evaluates_from_another_folder(
+    installed: Path, tmp_path: Path
+) -> None:
+    command = "from selfplay import commands; commands.{}()"
+    small = ("steps=2", "warm_start.num_games=200", "warm_start.epochs=1", "eval.final_games=8")
+    small += ("rollout.instances=4", "rollout.group_size=4", "eval.every=0", "data.processes=1")
+    train = run_in(tmp_path, installed, command.format("train"), "--config", "tiny", *small)
+    assert train.returncode == 0, train.stderr
+    assert (tmp_path / "runs/tiny/final/model.safetensors").exists()
+    assert "commit unknown" in (tmp_path / "runs/tiny/code.txt").read_text()
+    words = ("--checkpoint", "runs/tiny", "--games", "generated", "--num", "8")
+    done = run_in(tmp_path, installed, command.format("evaluate"), *words)
+    assert done.returncode == 0 and "policy" in done.stdout, done.stderr
