@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from selfplay.checkpoint import finish, save_checkpoint
-from selfplay.colocation.handover import sleep_engine, sync_and_wake
-from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck, saved_first
+from selfplay.colocation.handover import sleep_engine
+from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck
 from selfplay.config import Config, load_config
 from selfplay.config.settings import SettingsError, describe
 from selfplay.credit.advantages import compute_advantages, reward_samples
@@ -27,22 +27,19 @@ from selfplay.credit.dynamic_sampling import Played, play_full
 from selfplay.data.instances import check_files
 from selfplay.distributed import World, close_world, gather_objects
 from selfplay.engines.base import Sampling
-from selfplay.evaluation.drift_monitor import (
-    LanguageDrift,
-    check_watch,
-)
+from selfplay.evaluation.drift_monitor import check_watch
 from selfplay.evaluation.held_out import held_out, validation
 from selfplay.learner.batch import share_by_tokens
-from selfplay.learner.mismatch import EngineDisagrees
 from selfplay.learner.policy_update import update_policy
 from selfplay.learner.recompute import recompute_logprobs
 from selfplay.learner.reference import update_reference
+from selfplay.metrics.ending import Ending, RunEnds, saved_first
 from selfplay.metrics.step import step_metrics
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.partners.judge import judge_interactivity
 from selfplay.partners.partners import check_partners
 from selfplay.preflight.run import Words, check_run, refused
-from selfplay.rollout.driver import first_turns, play_games
+from selfplay.rollout.driver import Kept, first_turns, play_games
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import check_players, self_play_games
 from selfplay.setup import Run, open_world, set_up, trainer_state
@@ -74,7 +71,8 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         after_step=run.first_step,
         rank=world.rank,
     )
-    sync_check = SyncCheck(learner, engine, config=config)
+    ending = Ending()
+    sync_check = SyncCheck(learner, engine, run.restarts, ending, config=config)
 
     save = partial(
         save_checkpoint, run.folder, learner, run.tokenizer, keep=config.keep_checkpoints
@@ -83,7 +81,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     for step in range(run.first_step, config.steps):
         # A check that ends the run before the update saves the state before this step.
         save_before = partial(save, step=step, state=trainer_state(run, baselines))
-        with watch("play"):
+        with watch("play"), saved_first(save_before, step):
             episodes, rollout_stats = play_full(
                 partial(play, run, step),
                 num_instances=config.rollout.instances,
@@ -111,25 +109,26 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         with watch("update"), saved_first(save_before, step):
             metrics |= update_policy(learner, samples, auxiliary, step=step, settings=run.settings)
             metrics |= update_reference(learner, metrics, step=step, algorithm=config.algorithm)
-        with watch("push"), sync_check.put_off():
-            sync_and_wake(learner, engine, offload, version=step + 1, config=config.engine)
+        with watch("push"), ending.put_off():
+            run.restarts.push(step + 1)
         with watch("sync_check"):
             metrics |= sync_check.after_push(version=step + 1)
         metrics |= run.partners.finish_step(step + 1, episodes, learner, run.tokenizer)
         metrics = step_metrics(episodes, rollout_stats, credit_stats, metrics, world)
-        in_sync = sync_check.trouble is None
-        if config.eval.every and (step + 1) % config.eval.every == 0 and in_sync:
-            with watch("eval"):
+        metrics["num_engine_restarts"] = run.restarts.take_num()
+        if config.eval.every and (step + 1) % config.eval.every == 0 and not ending.trouble:
+            with watch("eval"), ending.put_off():
                 measured = validation(config.eval, config.data, run.evaluation)
                 metrics |= run.drift_monitor.watch(step + 1, measured)
         journal.step(step + 1, metrics, episodes, watch)
-        last = step + 1 == config.steps or run.drift_monitor.stops(step + 1) or not in_sync
-        if (step + 1) % config.save_every == 0 or last:
-            with watch("save"), sync_check.put_off():
+        ends = run.drift_monitor.stops(step + 1) or ending.trouble is not None
+        if (step + 1) % config.save_every == 0 or step + 1 == config.steps or ends:
+            with watch("save"), ending.put_off():
                 sleep_engine(engine, offload, world)
                 save(step=step + 1, state=trainer_state(run, baselines))
-                sync_and_wake(learner, engine, offload, version=step + 1, config=config.engine)
-        sync_check.hold(step + 1)
+                if not ends:
+                    run.restarts.push(step + 1)
+        ending.hold(step + 1)
         run.drift_monitor.hold(step + 1)
 
     journal.close()
@@ -139,21 +138,31 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
 
 
 def play(run: Run, step: int, places: Sequence[int]) -> Played:
-    """Play the games of these places of a step's batch."""
+    """Play the games of these places of a step's batch. Every rank must call.
+
+    If an engine fails, the games that have not ended are played again on a restarted one.
+    """
     config, rendering = run.config, run.rendering
-    setups = self_play_games(
-        run.stream.step(step, places),
-        run.partners.for_step(step),
-        step=step,
-        game=config.game,
-        rollout=config.rollout,
-        seed=config.seed,
-        rendering=rendering,
-    )
+    instances, partners = run.stream.step(step, places), run.partners.for_step(step)
+    kept = Kept()
     sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
     limits = limits_of(config.rollout)
-    games = play_games(setups, run.router, sampling=sampling, limits=limits, version=step)
-    return judge_interactivity(games, run.judge)
+
+    def attempt() -> Played:
+        setups = self_play_games(
+            instances,
+            partners,
+            step=step,
+            game=config.game,
+            rollout=config.rollout,
+            seed=config.seed,
+            rendering=rendering,
+        )
+        return play_games(
+            setups, run.router, sampling=sampling, limits=limits, version=step, kept=kept
+        )
+
+    return judge_interactivity(run.restarts.asking(attempt), run.judge)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -183,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with ExitStack() as cleanup:
             train(config, world, cleanup)
-    except (SettingsError, LanguageDrift, EngineDisagrees) as error:
+    except (SettingsError, RunEnds) as error:
         return refused("train.py", error, status=2 if isinstance(error, SettingsError) else 1)
     close_world(world)
     return 0

@@ -28,8 +28,9 @@ from pathlib import Path
 from bench.memory import Peaks, lone_pushes, nap
 from bench.shapes import SHAPES, qwen2_config, random_model
 from selfplay.chat.rendering import make_rendering
-from selfplay.colocation.handover import sleep_engine, sync_and_wake
+from selfplay.colocation.handover import sleep_engine
 from selfplay.colocation.offload import Offload
+from selfplay.colocation.restarts import Restarts
 from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck
 from selfplay.config import Config, load_config
 from selfplay.credit.advantages import compute_advantages, reward_samples
@@ -53,6 +54,7 @@ from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.learner.policy_update import update_policy
 from selfplay.learner.recompute import recompute_logprobs
+from selfplay.metrics.ending import Ending
 from selfplay.metrics.step import step_metrics
 from selfplay.metrics.step_log import Stopwatch
 from selfplay.model.liger import liger_is_here
@@ -223,10 +225,11 @@ def run_steps(
         parameters=config.parallel.offload_parameters,
     )
     stream, limits = TrainStream(config), limits_of(config.rollout)
-    sync_and_wake(learner, engine, offload, version=0, config=config.engine)
+    restarts = Restarts(learner, engine, offload, config=config.engine)
+    restarts.push(0)
     update_settings = UpdateSettings.of(config)
     watch, steps = Stopwatch(), []
-    check = SyncCheck(learner, engine, config=config)
+    check = SyncCheck(learner, engine, restarts, Ending(), config=config)
     for step in range(options.steps + 1):
         num = config.rollout.instances if step else max(world.replica.num, 1)
         with watch("play"), peaks("play"):
@@ -256,7 +259,7 @@ def run_steps(
         with watch("update"), peaks("update"):
             metrics |= update_policy(learner, samples, [], step=step, settings=update_settings)
         with watch("push"), peaks("push"):
-            sync_and_wake(learner, engine, offload, version=step + 1, config=config.engine)
+            restarts.push(step + 1)
         with watch("sync_check"):
             metrics |= check.after_push(version=step + 1)
         metrics = step_metrics(episodes, rollout_stats, credit_stats, metrics, world)

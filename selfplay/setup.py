@@ -19,8 +19,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.checkpoint import export_atomically, export_once, resume
-from selfplay.colocation.handover import sync_and_wake
 from selfplay.colocation.offload import Offload
+from selfplay.colocation.restarts import Restarts
 from selfplay.colocation.start import load_engine
 from selfplay.config import Config, EngineConfig, ModelConfig
 from selfplay.config.settings import SettingsError
@@ -55,6 +55,8 @@ def open_world(config: Config) -> World:
         config.parallel.fsdp,
         engine_tp=config.engine.tp_size,
         device=None if config.device == "auto" else config.device,
+        # A rank whose engine is silent comes so much later to the next collective.
+        patience_s=config.engine.timeout_s,
     )
 
 
@@ -77,6 +79,7 @@ class Run:
     partners: Partners
     judge: Endpoint | None
     offload: Offload
+    restarts: Restarts
     evaluation: EvaluationContext
     drift_monitor: DriftMonitor
     first_step: int
@@ -110,9 +113,6 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
     start_check.compare(learner, engine, weights)
     router = partners.beside(engine)
-    evaluation = EvaluationContext.of(
-        config, router, rendering=rendering, world=world, partner=partners.usual()
-    )
     parallel = config.parallel
     offload = Offload(
         learner,
@@ -120,11 +120,20 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         reference=parallel.offload_reference,
         parameters=parallel.offload_parameters,
     )
+    restarts = Restarts(learner, engine, offload, config=config.engine)
+    evaluation = EvaluationContext.of(
+        config,
+        router,
+        rendering=rendering,
+        world=world,
+        partner=partners.usual(),
+        restarts=restarts,
+    )
     judge = make_judge(config.reward, config.endpoint, world, cleanup=cleanup)
     first_step, state = resume(folder, learner)
     partners.begin(state.get("partners", {}), learner, tokenizer)
     stream.restore(state.get("prioritized_replay", []))
-    sync_and_wake(learner, engine, offload, version=first_step, config=config.engine)
+    restarts.push(first_step)
     held_out_at_start(
         first_step, config.steps, config.eval, config.data, context=evaluation, folder=folder
     )
@@ -143,6 +152,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         partners=partners,
         judge=judge,
         offload=offload,
+        restarts=restarts,
         evaluation=evaluation,
         drift_monitor=drift_monitor,
         first_step=first_step,

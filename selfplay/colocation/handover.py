@@ -14,11 +14,12 @@ from collections.abc import Sequence
 
 import torch
 
+from selfplay.colocation.faults import agreed
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.weight_sync import Pushed, compare, named_weights, push
 from selfplay.config import EngineConfig
 from selfplay.distributed import World, all_reduce_sum, barrier
-from selfplay.engines.base import Engine
+from selfplay.engines.base import Engine, EngineFault
 from selfplay.learner.learner import Learner
 from selfplay.learner.mismatch import EngineDisagrees
 
@@ -27,9 +28,16 @@ SPARE_BYTES = 6 * 2**30
 
 
 def sleep_engine(engine: Engine | None, offload: Offload, world: World) -> None:
-    """The engine frees its memory, then the offloaded tensors return. Every rank calls."""
+    """The engine frees its memory, then the offloaded tensors return. Every rank calls.
+
+    An engine that fails to is ended, which frees its memory too; the next push restarts it.
+    """
     if engine is not None:
-        engine.sleep()
+        try:
+            engine.sleep()
+        except EngineFault as fault:
+            print(f"engine ended instead of put to sleep: {fault}", file=sys.stderr, flush=True)
+            engine.close()
     barrier(world)
     offload.onload()
 
@@ -40,13 +48,15 @@ def sync_and_wake(
     """The engine wakes, takes the learner's weights as `version`, and allocates its cache again.
 
     Raises EngineDisagrees on every rank if the engine's weights differ from the learner's after two
-    pushes. By then the engine is awake and the offload is complete.
+    pushes. By then the engine is awake and the offload is complete. Raises EnginesFailed on every
+    rank if any rank's engine fails (`restarts.Restarts.push` restarts it).
     """
     world, fraction = learner.world, config.mem_fraction
     offload.offload_state()
     make_room(world.device, fraction)
-    if engine is not None:
-        engine.wake("weights")
+    with agreed(world):
+        if engine is not None:
+            engine.wake("weights")
     failure: EngineDisagrees | None = None
     try:
         deliver(learner, engine, version=version, config=config)
@@ -54,9 +64,9 @@ def sync_and_wake(
         failure = error
     offload.offload_parameters()
     make_room(world.device, fraction)
-    if engine is not None:
-        engine.wake("kv_cache")
-    barrier(world)
+    with agreed(world):
+        if engine is not None:
+            engine.wake("kv_cache")
     if failure is not None:
         raise failure
 
@@ -97,7 +107,8 @@ def num_different(
     """How many elements of these parameters differ in bits between the learner and any rank's
     engine. Every rank calls."""
     group, dtype = learner.world.replica.group, push_dtype(learner, config)
-    compared = compare(learner.model, engine, names, group=group, dtype=dtype)
+    with agreed(learner.world):
+        compared = compare(learner.model, engine, names, group=group, dtype=dtype)
     return int(all_reduce_sum([float(compared.num_different)], learner.world)[0])
 
 
@@ -113,7 +124,8 @@ def sync_weights(
     """Push the learner's weights to an engine whose weights are awake; all ranks of a replica
     call."""
     group, dtype = learner.world.replica.group, push_dtype(learner, config)
-    return push(learner.model, engine, version=version, group=group, dtype=dtype)
+    with agreed(learner.world):
+        return push(learner.model, engine, version=version, group=group, dtype=dtype)
 
 
 def push_dtype(learner: Learner, config: EngineConfig) -> torch.dtype:

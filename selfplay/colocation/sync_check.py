@@ -11,24 +11,27 @@ Log-prob mismatches in nats a token. Knows no games.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import compress
-from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 
+from selfplay.colocation.faults import EnginesFailed
 from selfplay.colocation.handover import deliver_again, warn
 from selfplay.colocation.noise_floor import FEWEST, FIRST, MORE, NoiseFloor, turn_mismatch
+from selfplay.colocation.restarts import Restarts
 from selfplay.config import Config
 from selfplay.credit.sample import Sample
 from selfplay.distributed import gather_objects
-from selfplay.engines.base import Engine
+from selfplay.engines.base import Engine, EngineFault
 from selfplay.learner.batch import micro_batches
 from selfplay.learner.learner import Learner, batch_logprobs, even_out, is_filler
 from selfplay.learner.mismatch import EngineDisagrees
+from selfplay.metrics.ending import Ending
 
 # A turn: all ids up to its end, and a mask with 1 for each id that the policy sampled in it.
 Turn = tuple[Sequence[int], Sequence[int]]
@@ -49,13 +52,21 @@ class SyncCheck:
     Every rank calls each method. `turns` are those of this rank, NUM_TURNS if there are as many.
     """
 
-    def __init__(self, learner: Learner, engine: Engine | None, *, config: Config) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        engine: Engine | None,
+        restarts: Restarts,
+        ending: Ending,
+        *,
+        config: Config,
+    ) -> None:
+        self._restarts, self._ending = restarts, ending
         self._learner, self._engine, self._config = learner, engine, config
         self._off = config.engine.kind == "hf" or config.parallel.offload_parameters
         self._floor = NoiseFloor()
         self._turns: Sequence[Turn] = ()
         self._measured = False
-        self.trouble: EngineDisagrees | None = None
 
     def listen(self, turns: Sequence[Turn]) -> None:
         """Take a step's turns before any weight moves. The first call measures the noise floor."""
@@ -65,8 +76,11 @@ class SyncCheck:
             self._add_to_floor(self._mismatches(turns[:FEWEST]))
 
     def after_push(self, *, version: int) -> dict[str, float]:
-        """Compare after the push of `version`; `trouble` keeps an error that must end the run."""
-        if self._off or self.trouble is not None:
+        """Compare after the push of `version`; `ending` keeps an error that must end the run.
+
+        An engine that fails to score is left out; the next games find it dead and restart it.
+        """
+        if self._off or self._ending.trouble is not None:
             return {}
         turns = self._turns
         first = self._mismatches(turns[:FIRST])
@@ -77,8 +91,11 @@ class SyncCheck:
         suspected = self._floor.suspects(first, fewest=1)
         second = self._mismatches(turns[FIRST:][:MORE]) if suspected else {}
         if self._floor.suspects(second, fewest=MORE):
-            with self.put_off():
-                self._push_again(turns[-MORE:], version)
+            with self._ending.put_off():
+                try:
+                    self._push_again(turns[-MORE:], version)
+                except EnginesFailed:
+                    self._restarts.push(version)
             return metrics | {"num_suspected": 1.0}
         self._add_to_floor(first)
         self._add_to_floor(second)
@@ -108,20 +125,6 @@ class SyncCheck:
         for of_engine in mismatches.values():
             self._floor.add(of_engine)
 
-    @contextmanager
-    def put_off(self) -> Iterator[None]:
-        """Keep an EngineDisagrees from inside in `trouble`; `hold` raises it once the step is
-        saved and logged."""
-        try:
-            yield
-        except EngineDisagrees as error:
-            self.trouble = self.trouble or error
-
-    def hold(self, step: int) -> None:
-        """Raise EngineDisagrees if the run must end; the state after `step` is saved."""
-        if self.trouble is not None:
-            raise EngineDisagrees(f"{self.trouble}; {restart_note(step)}")
-
     def _mismatches(self, turns: Sequence[Turn]) -> dict[int, list[float]]:
         """The turns' mismatches by the rank whose engine scored them, the same on every rank.
         Engine and trainer score at the same time."""
@@ -131,14 +134,16 @@ class SyncCheck:
             for place, (ids, mask) in enumerate(turns)
         ]
         await_scores = None
-        if self._engine is not None:
-            scorer: ScoringEngine = self._engine  # type: ignore[assignment]
-            await_scores = scorer.begin_scoring([sample.ids for sample in samples])
+        with self._heard():
+            if self._engine is not None:
+                scorer: ScoringEngine = self._engine  # type: ignore[assignment]
+                await_scores = scorer.begin_scoring([sample.ids for sample in samples])
         by_trainer = self._trainer_logprobs(samples)
         by_engine: dict[str, list[float]] = {}
-        if await_scores is not None:
-            for sample, logprobs in zip(samples, await_scores(), strict=True):
-                by_engine[sample.name] = list(compress(logprobs, sample.mask[1:]))
+        with self._heard():
+            if await_scores is not None:
+                for sample, logprobs in zip(samples, await_scores(), strict=True):
+                    by_engine[sample.name] = list(compress(logprobs, sample.mask[1:]))
         parts = gather_objects((by_engine, by_trainer), world)
         trainers = {name: logprobs for _, part in parts for name, logprobs in part.items()}
         return {
@@ -146,6 +151,14 @@ class SyncCheck:
             for rank, (part, _) in enumerate(parts)
             if part
         }
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        """Go on without the scores of an engine that fails; the other ranks wait in a gather."""
+        try:
+            yield
+        except EngineFault as fault:
+            print(f"sync check: no scores: {fault}", file=sys.stderr, flush=True)
 
     def _trainer_logprobs(self, samples: Sequence[Sample]) -> dict[str, list[float]]:
         """The trainer's log-probs of the masked tokens at temperature 1, by sample name, for this
@@ -166,22 +179,3 @@ class SyncCheck:
         if isinstance(learner.model, FSDPModule):
             learner.model.reshard()  # no backward pass follows that would free the gathered copy
         return by_name
-
-
-@contextmanager
-def saved_first(save: Callable[[], Path], step: int) -> Iterator[None]:
-    """If an EngineDisagrees leaves this context, call `save` before raising it again.
-
-    Inside, no weight has moved yet: `save` writes the state after `step` finished steps.
-    """
-    try:
-        yield
-    except EngineDisagrees as error:
-        save()
-        raise EngineDisagrees(f"{error}; {restart_note(step)}") from error
-
-
-def restart_note(step: int) -> str:
-    return (
-        f"the state after step {step} is saved, and the same command goes on with step {step + 1}"
-    )

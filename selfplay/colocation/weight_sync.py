@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from selfplay.distributed import gather_flat
-from selfplay.engines.base import Engine
+from selfplay.engines.base import Engine, EngineFault
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang import weights as sglang_push
 from selfplay.engines.sglang.compare import FOUND_BYTES
@@ -75,13 +76,16 @@ def push(
     The next bucket is filled while the engine loads one, so a GPU holds at most two.
 
     Raises ValueError on every rank of the replica, before anything moves, if the model's parameters
-    are not exactly the engine's, and RuntimeError if the engine refuses a bucket.
+    are not exactly the engine's, and EngineFault on every rank of the replica if the engine fails.
+    Even then this rank has taken part in every gather, so that the other ranks' pushes end.
     """
     weights = dict(named_weights(model))
     shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}
     if engine is not None and not isinstance(engine, SGLangEngine):
         shared = isinstance(engine, HFEngine) and engine.model is model
         return _copy_into(engine, {} if shared else weights, version=version, dtype=dtype)
+    if engine is None and group is None:
+        raise ValueError("a rank without an engine must name its replica's group, got None")
     _check_names(engine.weights if engine is not None else None, shapes, group)
     if device is None:
         device = next(iter(weights.values())).base.device
@@ -90,6 +94,7 @@ def push(
     buckets = sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes)
     gather_s = engine_s = 0.0
     loading: _Loading | None = None
+    faults: list[str] = []
     for names in buckets:
         began_s = time.perf_counter()
         sizes = [shapes[name] for name in names]
@@ -98,10 +103,12 @@ def push(
             torch.cuda.current_stream(device).synchronize()
         filled_s = time.perf_counter()
         if loading is not None:
-            loading.finish()
+            faults += loading.finish()
         loading = _Loading(
             flat_N,
-            None if engine is None else partial(engine.begin_bucket, names=names, version=version),
+            partial(engine.begin_bucket, names=names, version=version)
+            if engine is not None and not faults
+            else None,
             num_engine_ranks=engine.tp_size if engine is not None else 0,
             payload=_push_payload(flat_N, names, sizes),
             group=group,
@@ -111,8 +118,10 @@ def push(
         engine_s += time.perf_counter() - filled_s
     if loading is not None:
         began_s = time.perf_counter()
-        loading.finish()
+        faults += loading.finish()
         engine_s += time.perf_counter() - began_s
+    if faults:
+        raise EngineFault(faults[0])
     num_bytes = sum(map(math.prod, shapes.values())) * dtype.itemsize
     return Pushed(num_bytes, len(buckets), gather_s, engine_s)
 
@@ -174,46 +183,42 @@ class _Loading:
         payload: Callable[[int], bytes],
         group: dist.ProcessGroup | None,
     ) -> None:
-        """`begin` passes payloads to this rank's engine and returns a function that waits for it.
+        """`begin` passes payloads to this rank's engine and returns a function that waits for it;
+        None for a rank without one, or one that has failed.
         `payload` makes the payload for one engine rank from this trainer rank's buffer."""
         self._buffer, self._group = buffer, group
         self._wait: Callable[[], None] | None = None
-        self._error: str | None = None
+        self._fault: str | None = None
         if group is None:
-            if begin is None:
-                raise ValueError("a rank without an engine must name its replica's group, got None")
             # One trainer rank may lead an engine of several GPUs; each engine rank opens its own
             # handle.
-            self._wait = begin([payload(rank) for rank in range(num_engine_ranks)])
-            return
-        leads = dist.get_rank(group) == 0
-        gathered: list[bytes | None] | None = [None] * dist.get_world_size(group) if leads else None
-        dist.gather_object(payload(0), gathered, group=group, group_dst=0)
-        if begin is not None and gathered is not None:
-            try:
-                self._wait = begin([payload for payload in gathered if payload is not None])
-            except RuntimeError as error:
-                self._error = str(error)
-
-    def finish(self) -> None:
-        """Wait until the engine has read the bucket; on an error all ranks raise RuntimeError."""
-        if self._group is None:
-            assert self._wait is not None
-            self._wait()
+            payloads = [payload(rank) for rank in range(num_engine_ranks)]
         else:
-            if self._wait is not None:
-                try:
-                    self._wait()
-                except RuntimeError as error:
-                    self._error = str(error)
-            message = [self._error]
+            leads = dist.get_rank(group) == 0
+            gathered: list[Any] | None = [None] * dist.get_world_size(group) if leads else None
+            dist.gather_object(payload(0), gathered, group=group, group_dst=0)
+            payloads = gathered or []
+        if begin is not None:
+            try:
+                self._wait = begin(payloads)
+            except EngineFault as fault:
+                self._fault = str(fault)
+
+    def finish(self) -> list[str]:
+        """Wait until the engine has read the bucket. Returns its fault, on all ranks, or []."""
+        if self._wait is not None:
+            try:
+                self._wait()
+            except EngineFault as fault:
+                self._fault = str(fault)
+        message = [self._fault]
+        if self._group is not None:
             # The other ranks wait here: their buffers must outlive the engine's reads.
             dist.broadcast_object_list(message, group=self._group, group_src=0)
-            if message[0] is not None:
-                raise RuntimeError(message[0])
         device = self._buffer.device
         del self._buffer
         sglang_push.collect(device)
+        return [fault for fault in message if fault is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +244,7 @@ def compare(
     All ranks call it, as they call `push`, with the same `names` (those of `named_weights`).
     Returns this rank's counts: of its own engine, or of its rank in a shared one. Equal weights
     always differ in 0 elements, because both sides come from the same cast of the same numbers.
+    Raises EngineFault as `push` does.
     """
     selected = set(names)
     weights = {name: weight for name, weight in named_weights(model) if name in selected}
@@ -249,6 +255,7 @@ def compare(
         device = next(iter(weights.values())).base.device
     num_slots = engine.tp_size if engine is not None and group is None else 1
     counts = torch.zeros(2, dtype=torch.int64)
+    faults: list[str] = []
     for bucket in sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes):
         sizes = [shapes[name] for name in bucket]
         flat_N = gather_flat([weights[n].merged() for n in bucket], dtype=dtype, device=device)
@@ -256,14 +263,16 @@ def compare(
         buffer_B = torch.cat([slots_B, flat_N.view(torch.uint8)])
         if buffer_B.is_cuda:
             torch.cuda.current_stream(device).synchronize()
-        _Loading(
+        faults += _Loading(
             buffer_B,
-            engine.begin_compare if engine is not None else None,
+            engine.begin_compare if engine is not None and not faults else None,
             num_engine_ranks=num_slots,
             payload=_compare_payload(buffer_B, bucket, sizes, num_slots=num_slots),
             group=group,
         ).finish()
         counts += buffer_B[: len(slots_B)].view(torch.int64).view(-1, 2).sum(0).cpu()
+    if faults:
+        raise EngineFault(faults[0])
     return Compared(*counts.tolist())
 
 

@@ -24,7 +24,7 @@ from selfplay.distributed.replica import Replica, check_size, make_replica
 
 T = TypeVar("T")
 # Long enough for an engine to start between two collectives, short enough that a lost rank ends
-# the run.
+# the run. `patience_s` is added to it.
 TIMEOUT_S = 1800.0
 
 
@@ -50,7 +50,12 @@ class World:
 
 
 def init_world(
-    tp: int = 1, fsdp: int | None = None, *, engine_tp: int = 1, device: str | None = None
+    tp: int = 1,
+    fsdp: int | None = None,
+    *,
+    engine_tp: int = 1,
+    device: str | None = None,
+    patience_s: float = 0.0,
 ) -> World:
     """Read torchrun's environment and join the process groups.
 
@@ -76,12 +81,12 @@ def init_world(
         alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
-            timeout=timedelta(seconds=TIMEOUT_S),
+            timeout=timedelta(seconds=TIMEOUT_S + patience_s),
             **(alone if world_size == 1 else {}),
         )
         # Otherwise a child's own process group would use torchrun's store.
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S))
+        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S + patience_s))
         shape, names = ((dp_size, tp), ("dp", "tp")) if tp > 1 else ((dp_size,), ("dp",))
         mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
     dp_rank, tp_rank = divmod(rank, tp)

@@ -68,6 +68,17 @@ class Sampling:
 Ask = Callable[[Request], Awaitable[Completion]]
 
 
+class EngineFault(RuntimeError):
+    """The policy's engine died, is silent, or answered as no sound engine does. A restart may mend
+    it."""
+
+
+def check_count(completions: Sequence[Completion], num: int) -> None:
+    """Raise EngineFault unless the policy's engine answered each of `num` requests once."""
+    if len(completions) != num:
+        raise EngineFault(f"the engine returned {len(completions)} completions for {num} requests")
+
+
 class Engine(Protocol):
     """Generates turns, with replaceable weights. All sizes in tokens, all times in seconds."""
 
@@ -101,6 +112,13 @@ class Engine(Protocol):
 
     def wake(self, what: str) -> None:
         """Allocate memory again: "weights" before a push, then "kv_cache" before generating."""
+        ...
+
+    def restart(self) -> None:
+        """End the engine and start it again. Its weights are void until the next push.
+
+        Raises EngineFault if it does not start.
+        """
         ...
 
     def close(self) -> None:

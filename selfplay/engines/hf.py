@@ -227,5 +227,8 @@ class HFEngine:
     def wake(self, what: str) -> None:
         """Does nothing, since `sleep` frees nothing."""
 
+    def restart(self) -> None:
+        """Does nothing: only its weights could be wrong, and the next push copies them."""
+
     def close(self) -> None:
         """Does nothing: the engine has no processes."""

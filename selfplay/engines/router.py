@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from selfplay.engines.base import Ask, Completion, Engine, Request, Sampling
+from selfplay.engines.base import Ask, Completion, Engine, Request, Sampling, check_count
 from selfplay.engines.endpoint import Endpoint
 
 
@@ -64,6 +64,8 @@ class EngineRouter:
             if speaker not in self._endpoints:
                 engine = self._frozen[speaker] if speaker else self._policy
                 batch = engine.generate([requests[place] for place in places], sampling)
+                if not speaker:
+                    check_count(batch, len(places))
                 answers.update(zip(places, batch, strict=True))
         answers |= {place: answer.result() for place, answer in from_endpoints.items()}
         return [answers[place] for place in range(len(requests))]
@@ -106,6 +108,9 @@ class EngineRouter:
 
     def wake(self, what: str) -> None:
         self._policy.wake(what)
+
+    def restart(self) -> None:
+        self._policy.restart()
 
     def close(self) -> None:
         self._policy.close()

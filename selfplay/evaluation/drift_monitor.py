@@ -22,6 +22,7 @@ from selfplay.evaluation.drawings import drift_svg
 from selfplay.evaluation.held_out import EvaluationContext, validation, validation_score
 from selfplay.evaluation.word_drift import check_words
 from selfplay.games import kit_of
+from selfplay.metrics.ending import RunEnds
 from selfplay.metrics.run_folder import write_atomically
 from selfplay.partners.partners import Partners, check_spec
 from selfplay.rollout.seating import Partner, read_spec
@@ -30,7 +31,7 @@ from selfplay.rollout.seating import Partner, read_spec
 Scores = tuple[int, float, float]
 
 
-class LanguageDrift(RuntimeError):
+class LanguageDrift(RunEnds):
     """The drift monitor stopped the run."""
 
 

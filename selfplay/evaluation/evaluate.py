@@ -7,6 +7,7 @@ files.
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from dialop.game import Instance
 from dialop.matching.game import MatchingInstance
 from dialop.matching.recorded import agreed, said_in
 from selfplay.chat.rendering import Rendering
+from selfplay.colocation.restarts import Restarts
 from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.distributed import World, gather_objects
 from selfplay.engines.base import Engine, Sampling
@@ -22,7 +24,7 @@ from selfplay.games import kit_of
 from selfplay.metrics.bootstrap import bootstrap_interval
 from selfplay.metrics.console import progress
 from selfplay.metrics.step import add_up, game_measures, game_record, tally
-from selfplay.rollout.driver import play_games, play_scripted
+from selfplay.rollout.driver import Kept, play_games, play_scripted
 from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.seating import SELF_PLAY, Partner, evaluation_games, scripted_games
 
@@ -53,7 +55,8 @@ class Evaluation:
 @dataclass(frozen=True, slots=True)
 class EvaluationContext:
     """What held-out games need: the engine, the policy's partner, the ranks that share the games,
-    and the settings of game and rollout. `max_batch` is the engine's largest batch, in games."""
+    and the settings of game and rollout. `max_batch` is the engine's largest batch, in games.
+    `restarts` restarts an engine that fails; None lets its EngineFault end the evaluation."""
 
     engine: Engine | None
     partner: Partner
@@ -62,6 +65,7 @@ class EvaluationContext:
     game: GameConfig
     rollout: RolloutConfig
     max_batch: int
+    restarts: Restarts | None = None
 
     @classmethod
     def of(
@@ -72,10 +76,18 @@ class EvaluationContext:
         rendering: Rendering,
         world: World,
         partner: Partner = SELF_PLAY,
+        restarts: Restarts | None = None,
     ) -> EvaluationContext:
         """The context from a run's settings."""
         return cls(
-            engine, partner, rendering, world, config.game, config.rollout, config.engine.max_batch
+            engine,
+            partner,
+            rendering,
+            world,
+            config.game,
+            config.rollout,
+            config.engine.max_batch,
+            restarts,
         )
 
 
@@ -122,31 +134,33 @@ def play_instances(
     temperature: float | None = None,
     seat: int | None = None,
 ) -> PlayedGames:
-    """This rank's share of the games that `evaluate` scores."""
-    setups = evaluation_games(
-        instances,
-        partner=context.partner,
-        game=context.game,
-        rollout=context.rollout,
-        rendering=context.rendering,
-        seat=seat,
-    )
+    """This rank's share of the games that `evaluate` scores. Every rank must call."""
     sampling = Sampling(
         temperature=context.rollout.temperature if temperature is None else temperature,
         stop_ids=context.rendering.stop_ids,
     )
     engine, partner, world = context.engine, context.partner, context.world
-    share = world.replica.share(len(setups))
+    share = world.replica.share(len(instances))
     # An engine that works in waves reads at most max_batch prompts at once, so playing max_batch
     # games at a time costs little.
     in_waves = engine is not None and not engine.streaming
     at_once = context.max_batch if in_waves else max(1, len(share))
     at_once = 1 if partner.alone else at_once
-    games: dict[int, Episode] = {}
-    num_void = 0
+    ended: defaultdict[int, Kept] = defaultdict(Kept)  # by the first place of a batch
     # A person plays at the terminal, where a progress bar would disturb the game.
     bar_rank = int(partner.alone) or world.rank
-    with progress(len(share), "evaluation", rank=bar_rank) as bar:
+
+    def attempt() -> PlayedGames:
+        setups = evaluation_games(
+            instances,
+            partner=partner,
+            game=context.game,
+            rollout=context.rollout,
+            rendering=context.rendering,
+            seat=seat,
+        )
+        games: dict[int, Episode] = {}
+        num_void = 0
         for start in range(0, len(share), at_once):
             places = share[start : start + at_once]
             episodes, stats = play_games(
@@ -155,6 +169,7 @@ def play_instances(
                 sampling=sampling,
                 limits=limits_of(context.rollout),
                 ended=bar.update,
+                kept=ended[start],
             )
             kept = [place for number, place in enumerate(places) if number not in stats.void]
             games.update(zip(kept, episodes, strict=True))
@@ -162,7 +177,10 @@ def play_instances(
             if partner.alone and episodes:
                 score = episodes[0].outcome.score_norm
                 print(f"\nThe game is over ({episodes[0].ended}): {score:.3f} of the best.\n")
-    return PlayedGames(games, num_void)
+        return PlayedGames(games, num_void)
+
+    with progress(len(share), "evaluation", rank=bar_rank) as bar:
+        return attempt() if context.restarts is None else context.restarts.asking(attempt)
 
 
 def evaluate_scripted(

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from selfplay.learner.loss import LARGEST_LOG
+from selfplay.metrics.ending import RunEnds
 
 
-class EngineDisagrees(RuntimeError):
+class EngineDisagrees(RunEnds):
     """The engine's weights or log-probs are not the trainer's; the trainer's state is valid."""
 
 

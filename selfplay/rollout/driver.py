@@ -10,11 +10,19 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from random import Random
 
-from selfplay.engines.base import Completion, Engine, Request, Sampling
+from selfplay.engines.base import (
+    Completion,
+    Engine,
+    EngineFault,
+    Request,
+    Sampling,
+    check_count,
+)
 from selfplay.rollout.branches import play_branching
 from selfplay.rollout.episode import (
     VOID,
@@ -47,6 +55,28 @@ class RolloutStats:
     void: tuple[int, ...] = ()
 
 
+@dataclass(slots=True)
+class Kept:
+    """The games of a rollout that have ended, by their place in `setups`, and its seconds so far.
+
+    After an EngineFault `play_games` is called again with the same `Kept` and new setups: it plays
+    the other games from their start.
+    """
+
+    games: dict[int, _Ended] = field(default_factory=dict)
+    engine_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A game with its continuations, and the tokens of all of them."""
+
+    episode: Episode
+    num_prompt_tokens: int
+    num_generated_tokens: int
+
+
 def play_games(
     setups: Sequence[GameSetup],
     engine: Engine | None,
@@ -55,56 +85,66 @@ def play_games(
     limits: Limits,
     ended: Callable[[], object] | None = None,
     version: int | None = None,
+    kept: Kept | None = None,
 ) -> tuple[list[Episode], RolloutStats]:
     """Play all games to their end; returns the episodes in the order of `setups`.
 
     Void games (a partner gave no answer) are left out, so that nothing can score them; the
     statistics list them. `ended` is called each time a game ends. `version` is the step whose
-    weights the policy's completions must come from; None skips this check.
+    weights the policy's completions must come from; None skips this check. Games that `kept` holds
+    are not played; it takes each game that ends.
 
     A rank that shares another rank's engine passes None for `engine` and no setups. Raises
-    ValueError if it has setups, and RuntimeError for an invalid completion (`_check_completion`).
+    ValueError if it has setups, EngineFault if the policy's engine fails or gives an invalid
+    completion (`_check_completion`), and RuntimeError for such a completion of a partner's engine.
     """
     if engine is None:
         if setups:
             raise ValueError(f"a rank without an engine cannot play games, got {len(setups)}")
         return [], RolloutStats(0, 0, 0, 0, 0, 0.0, 0.0)
+    kept = Kept() if kept is None else kept
     started = time.perf_counter()
-    games = [_run_game(setup, limits, ended) for setup in setups]
-    tally = _Tally(version)
+    rollout = _Rollout(kept, version, ended)
+    games = {
+        place: named(setup, _playing(setup, limits))
+        for place, setup in enumerate(setups)
+        if place not in kept.games
+    }
     drive = _drive_stream if engine.streaming else _drive_waves
-    played = drive(games, engine, sampling, tally)
-    episodes = [episode for episode in played if episode.ended != VOID]
+    try:
+        if games:
+            drive(games, engine, sampling, rollout)
+    finally:
+        kept.total_s += time.perf_counter() - started
+    played = [kept.games[place] for place in range(len(setups))]
+    episodes = [game.episode for game in played if game.episode.ended != VOID]
     turns = [turn for episode in episodes for turn in episode.turns]
     return episodes, RolloutStats(
         num_games=len(episodes),
         num_turns=len(turns),
         num_errors=sum(turn.error is not None for turn in turns),
-        num_prompt_tokens=tally.num_prompt_tokens,
-        num_generated_tokens=tally.num_generated_tokens,
-        engine_s=tally.engine_s,
-        games_s=time.perf_counter() - started - tally.engine_s,
-        void=tuple(index for index, episode in enumerate(played) if episode.ended == VOID),
+        num_prompt_tokens=sum(game.num_prompt_tokens for game in played),
+        num_generated_tokens=sum(game.num_generated_tokens for game in played),
+        engine_s=kept.engine_s,
+        games_s=kept.total_s - kept.engine_s,
+        void=tuple(place for place, game in enumerate(played) if game.episode.ended == VOID),
     )
 
 
-def _run_game(setup: GameSetup, limits: Limits, ended: Callable[[], object] | None) -> Playing:
+def _playing(setup: GameSetup, limits: Limits) -> Playing:
     """One game. Its first prompt is rendered when the game starts, so the engine already works on
     the first games while later ones still render."""
     position, branching = Position(setup, limits), setup.branching
-    playing = play_branching(position, branching) if branching else play(position)
-    episode = yield from named(setup, playing)
-    if ended is not None:
-        ended()
-    return episode
+    return (yield from play_branching(position, branching) if branching else play(position))
 
 
 def _check_completion(request: Request, completion: Completion, *, version: int | None) -> None:
-    """Raise RuntimeError for a completion that no correct engine returns: no ids or too many, a
-    different number of log-probs, a log-prob that is not finite or is above 0 by more than
-    rounding, or weights of another version.
+    """Refuse a completion that no correct engine returns: no ids or too many, a different number of
+    log-probs, a log-prob that is not finite or is above 0 by more than rounding, or weights of
+    another version.
 
-    Completions of text requests have no ids to check.
+    Raises EngineFault if it is the policy's, RuntimeError if it is a partner's. Completions of text
+    requests have no ids to check.
     """
     if request.messages:
         return
@@ -118,99 +158,111 @@ def _check_completion(request: Request, completion: Completion, *, version: int 
     elif version is not None and not request.speaker and completion.version != version:
         problem = f"must use the weights of step {version}, uses those of {completion.version}"
     if problem:
-        raise RuntimeError(
-            f"a completion of the engine of {request.speaker or 'the policy'} {problem}"
-        )
+        error = RuntimeError if request.speaker else EngineFault
+        raise error(f"a completion of the engine of {request.speaker or 'the policy'} {problem}")
 
 
-@dataclass(slots=True)
-class _Tally:
-    """Counts kept while games run. With a streaming engine `engine_s` is the full time of its
-    loop."""
+class _Rollout:
+    """Checks completions and counts their tokens by game; moves games that end to `kept`. With a
+    streaming engine `engine_s` is the full time of its loop."""
 
-    version: int | None = None
-    num_prompt_tokens: int = 0
-    num_generated_tokens: int = 0
-    engine_s: float = 0.0
+    def __init__(self, kept: Kept, version: int | None, ended: Callable[[], object] | None) -> None:
+        self.kept, self._version, self._ended = kept, version, ended
+        self._tokens: dict[int, tuple[int, int]] = {}
 
-    def count(self, request: Request, completion: Completion) -> None:
-        """Check a completion and count its tokens."""
-        _check_completion(request, completion, version=self.version)
-        self.num_prompt_tokens += len(request.prompt_ids)
-        self.num_generated_tokens += len(completion.ids)
+    def take(self, place: int, request: Request, completion: Completion) -> None:
+        """Check a completion and count its tokens for the game at `place`."""
+        _check_completion(request, completion, version=self._version)
+        prompt, generated = self._tokens.get(place, (0, 0))
+        self._tokens[place] = prompt + len(request.prompt_ids), generated + len(completion.ids)
+
+    def end(self, place: int, episode: Episode) -> None:
+        """The game at `place` and all its continuations have ended."""
+        self.kept.games[place] = _Ended(episode, *self._tokens.pop(place, (0, 0)))
+        if self._ended is not None:
+            self._ended()
+
+    @contextmanager
+    def in_engine(self) -> Iterator[None]:
+        """Inside this block the engine works."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.kept.engine_s += time.perf_counter() - started
 
 
 def _drive_waves(
-    games: Sequence[Playing], engine: Engine, sampling: Sampling, tally: _Tally
-) -> list[Episode]:
+    games: Mapping[int, Playing], engine: Engine, sampling: Sampling, rollout: _Rollout
+) -> None:
     """Send the requests of all waiting games as one batch, wave after wave, until all games end.
 
     Spawned games join the next wave.
     """
+    waiting: list[tuple[int, Playing, Request]] = []
+    num_running = dict.fromkeys(games, 0)  # of a game and its continuations
     episodes: dict[int, Episode] = {}
-    waiting: list[tuple[int, Request]] = []
-    running = list(games)
 
-    def resume(index: int, completion: Completion | None) -> None:
+    def resume(place: int, game: Playing, completion: Completion | None) -> None:
         """Run a game up to its next request or its end; start the games that it spawns."""
-        game = running[index]
+        num_running[place] += completion is None
         try:
             step = game.send(completion)  # type: ignore[arg-type]
             while isinstance(step, Spawn):
-                running.append(step.playing)
-                resume(len(running) - 1, None)
+                resume(place, step.playing, None)
                 step = next(game)
-            waiting.append((index, step))
+            waiting.append((place, game, step))
         except StopIteration as stop:
-            episodes[index] = stop.value
+            if game is games[place]:
+                episodes[place] = stop.value
+            num_running[place] -= 1
+            if not num_running[place]:
+                rollout.end(place, episodes.pop(place))
 
-    for index in range(len(games)):
-        resume(index, None)
+    for place, game in games.items():
+        resume(place, game, None)
     while waiting:
         wave, waiting = waiting, []
-        started = time.perf_counter()
-        completions = engine.generate([request for _, request in wave], sampling)
-        tally.engine_s += time.perf_counter() - started
-        for (index, request), completion in zip(wave, completions, strict=True):
-            tally.count(request, completion)
-            resume(index, completion)
-    return [episodes[index] for index in range(len(games))]
+        with rollout.in_engine():
+            completions = engine.generate([request for _, _, request in wave], sampling)
+        check_count(completions, len(wave))
+        for (place, game, request), completion in zip(wave, completions, strict=True):
+            rollout.take(place, request, completion)
+            resume(place, game, completion)
 
 
 def _drive_stream(
-    games: Sequence[Playing], engine: Engine, sampling: Sampling, tally: _Tally
-) -> list[Episode]:
+    games: Mapping[int, Playing], engine: Engine, sampling: Sampling, rollout: _Rollout
+) -> None:
     """Each game continues as soon as its own completion arrives. A game that spawned others waits
     for them at its end."""
     Ask = Callable[[Request], Awaitable[Completion]]
 
-    def task(game: Playing) -> Callable[[Ask], Awaitable[Episode]]:
-        async def run(ask: Ask) -> Episode:
-            spawned: list[asyncio.Future[Episode]] = []
+    def task(place: int, game: Playing) -> Callable[[Ask], Awaitable[None]]:
+        async def run(ask: Ask) -> None:
+            spawned: list[asyncio.Future[None]] = []
             try:
                 step = next(game)
                 while True:
                     if isinstance(step, Spawn):
-                        spawned.append(asyncio.ensure_future(task(step.playing)(ask)))
+                        spawned.append(asyncio.ensure_future(task(place, step.playing)(ask)))
                         step = next(game)
                     else:
                         completion = await ask(step)
-                        tally.count(step, completion)
+                        rollout.take(place, step, completion)
                         step = game.send(completion)
             except StopIteration as stop:
-                episode: Episode = stop.value
                 await asyncio.gather(*spawned)
-                return episode
+                if game is games[place]:
+                    rollout.end(place, stop.value)
             finally:
                 for future in spawned:
                     future.cancel()
 
         return run
 
-    started = time.perf_counter()
-    episodes: list[Episode] = engine.stream([task(game) for game in games], sampling)
-    tally.engine_s += time.perf_counter() - started
-    return episodes
+    with rollout.in_engine():
+        engine.stream([task(place, game) for place, game in games.items()], sampling)
 
 
 def play_scripted(setups: Sequence[GameSetup], *, limits: Limits) -> list[Episode]:

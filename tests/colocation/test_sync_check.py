@@ -27,11 +27,14 @@ from selfplay.colocation.noise_floor import (
     NoiseFloor,
     turn_mismatch,
 )
+from selfplay.colocation.offload import Offload
+from selfplay.colocation.restarts import Restarts
 from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck, Turn
 from selfplay.credit.sample import Sample
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.mismatch import EngineDisagrees
 from selfplay.learner.policy_update import update_policy
+from selfplay.metrics.ending import Ending
 
 # --- the statistic ------------------------------------------------------------------------------
 
@@ -134,25 +137,31 @@ def spoken(model: PreTrainedModel, num: int, *, seed: int) -> list[Turn]:
     return [(ids, [0] * 16 + [1] * 12) for ids in ids_BT.tolist()]
 
 
-def checked(engine: PreTrainedModel) -> tuple[SyncCheck, Learner]:
-    """A check whose floor was measured with equal weights, and its learner in bf16."""
+def checked(engine: PreTrainedModel) -> tuple[SyncCheck, Learner, Ending]:
+    """A check whose floor was measured with equal weights, its learner in bf16, and what it ends
+    the run with."""
     model = tiny_model()
     learner = learner_of(model)
     learner.compute_dtype = torch.bfloat16
     config = config_of("engine.kind=sglang", "model.dtype=bfloat16")
-    check = SyncCheck(learner, Scorer(model), config=config)  # type: ignore[arg-type]
+    scorer: Any = Scorer(model)
+    restarts = Restarts(
+        learner, scorer, Offload(learner, state=False, reference=False), config=config.engine
+    )
+    ending = Ending()
+    check = SyncCheck(learner, scorer, restarts, ending, config=config)
     check.listen(spoken(model, FEWEST, seed=0))
     check._engine = Scorer(engine)  # type: ignore[assignment]
-    return check, learner
+    return check, learner, ending
 
 
 def test_equal_weights_in_bf16_are_never_suspected() -> None:
     """50 steps of the model's own turns, packed for the trainer, one at a time for the engine."""
-    check, learner = checked(tiny_model())
+    check, learner, ending = checked(tiny_model())
     for step in range(1, 51):
         check.listen(spoken(learner.model, NUM_TURNS, seed=step))
         assert check.after_push(version=step)["num_suspected"] == 0.0
-    assert check.trouble is None
+    assert ending.trouble is None
 
 
 @pytest.mark.parametrize("mended", [True, False])
@@ -164,7 +173,7 @@ def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothi
     with torch.no_grad():
         for parameter in large.parameters():
             parameter.mul_(1.02)
-    check, learner = checked(large)
+    check, learner, ending = checked(large)
     pushes: list[int] = []
 
     def push_again(*_: Any, version: int, **__: Any) -> None:
@@ -178,11 +187,11 @@ def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothi
     assert metrics["num_suspected"] == 1.0 and pushes == [7]
     assert capsys.readouterr().err
     if mended:
-        check.hold(7)
+        ending.hold(7)
         assert check.after_push(version=8)["num_suspected"] == 0.0
     else:
         with pytest.raises(EngineDisagrees, match="step 8"):
-            check.hold(7)
+            ending.hold(7)
 
 
 # --- a missed push ----------------------------------------------------------------------------

@@ -13,12 +13,15 @@ from safetensors.torch import load_file
 
 from selfplay.colocation import weight_sync as sync
 from selfplay.colocation.noise_floor import FIRST
+from selfplay.colocation.offload import Offload
+from selfplay.colocation.restarts import Restarts
 from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck
 from selfplay.config import LoraConfig, load_config
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.sglang import weights as sglang_push
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.metrics.ending import Ending
 from selfplay.model.lora import add_adapters
 from selfplay.setup import make_learner
 
@@ -196,7 +199,9 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
         ([*prompt, *completion.ids], [0] * len(prompt) + [1] * len(completion.ids))
         for prompt, completion in zip(prompts, answers, strict=True)
     ]
-    check = SyncCheck(learner, engine, config=config)
+    offload = Offload(learner, state=False, reference=False)
+    restarts, ending = Restarts(learner, engine, offload, config=config.engine), Ending()
+    check = SyncCheck(learner, engine, restarts, ending, config=config)
     check.listen(turns)
     served = engine.served.num_requests
     metrics = check.after_push(version=engine.version)
@@ -212,7 +217,7 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
             partly = {**moved, wrong: held[wrong]}
             engine.update_weights(partly.items(), engine.version + 1)
     assert check.after_push(version=engine.version)["num_suspected"] == 1.0
-    check.hold(1)
+    ending.hold(1)
     metrics = check.after_push(version=engine.version)
     assert metrics["num_suspected"] == 0.0 and metrics["sync_check_mismatch"] < 1e-5
 

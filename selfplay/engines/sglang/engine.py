@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from selfplay.distributed import gather_flat
-from selfplay.engines.base import Ask, Completion, Request, Sampling
+from selfplay.engines.base import Ask, Completion, EngineFault, Request, Sampling
 from selfplay.engines.sglang import compare, launch, processes, weights
 from selfplay.engines.sglang.event_loop import EngineLoop
-from selfplay.engines.sglang.requests import Asker, Served
+from selfplay.engines.sglang.requests import Asker, Served, readable
 
 TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
 FLUSH_TIMEOUT_S = 60.0  # longest wait for the scheduler to become idle before a flush
@@ -78,7 +78,8 @@ class SGLangEngine:
         expected = launch.expected_parameters(model_path)
         self.weights = weights.Ledger(expected, complete=load_format != "dummy")
         self._released: set[str] = set()
-        arguments = launch.engine_arguments(
+        self._timeout_s, self._num_starts = timeout_s, 0
+        self._arguments = launch.engine_arguments(
             model_path,
             device=device,
             dtype=dtype,
@@ -94,15 +95,26 @@ class SGLangEngine:
             memory_saver=self.can_sleep,
             load_format=load_format,
         )
+        self._start()
+
+    def _start(self) -> None:
+        # A restarted engine draws from a stream of its own.
+        seed = (self._arguments["random_seed"] + 7919 * self._num_starts) % 2**31
+        self._num_starts += 1
         signals = processes.Signals()
-        started = launch.launch(arguments)
-        self._loop = EngineLoop(started, signals, timeout_s=timeout_s)
+        started = launch.launch(
+            self._arguments | {"nccl_port": launch.free_port(), "random_seed": seed}
+        )
+        self._loop = EngineLoop(started, signals, timeout_s=self._timeout_s)
         self._manager = self._loop.manager
         self._asker = Asker(self._loop)
-        self.start_s = self._warm_up(started, patience_s=max(timeout_s, 600.0))
+        self.start_s = self._warm_up(started, patience_s=max(self._timeout_s, 600.0))
         self._asker.served = Served()
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.start_s.items())
-        print(f"engine up: {parts}; attention {attention_backend}, tp {tp_size}", flush=True)
+        print(
+            f"engine up: {parts}; attention {self.attention_backend}, tp {self.tp_size}",
+            flush=True,
+        )
 
     def _warm_up(self, started: launch.Started, *, patience_s: float) -> dict[str, float]:
         """Answer one request, which compiles kernels; return seconds for each part of the start."""
@@ -137,8 +149,9 @@ class SGLangEngine:
 
         Each coroutine gets `ask(request)`. The first exception cancels the other games and their
         requests, then propagates. Also raises ValueError for a request that does not fit the
-        context, RuntimeError when the engine has died, gives no answer for `timeout_s`, aborts a
-        request, or has no valid weights or cache (it sleeps, or a push is incomplete).
+        context, EngineFault when the engine has died, gives no answer for `timeout_s`, aborts a
+        request or replies what cannot be read, and RuntimeError when it has no valid weights or
+        cache (it sleeps, or a push is incomplete).
         """
         self._check_awake()
 
@@ -169,7 +182,12 @@ class SGLangEngine:
         async def score(ids: Sequence[int]) -> list[float]:
             parameters = {"max_new_tokens": 1, "temperature": 1.0}
             answer = await self._asker.ask(ids, parameters, version=self.version, score=True)
-            return [entry[0] for entry in answer["meta_info"]["input_token_logprobs"][1:]]
+            with readable():
+                entries = answer["meta_info"]["input_token_logprobs"][1:]
+                logprobs = [float(entry[0]) for entry in entries]
+            if len(logprobs) != len(ids) - 1:
+                raise EngineFault(f"the engine scored {len(logprobs)} of {len(ids) - 1} tokens")
+            return logprobs
 
         async def every() -> list[list[float]]:
             return await asyncio.gather(*map(score, texts))
@@ -193,13 +211,14 @@ class SGLangEngine:
         if self.deterministic:  # SGLang's default seed is 42: a group's games would be identical
             parameters["sampling_seed"] = request.seed % 2**63
         answer = await self._asker.ask(request.prompt_ids, parameters, version=self.version)
-        meta = answer["meta_info"]
-        return Completion(
-            ids=[int(i) for i in answer["output_ids"]],
-            logprobs=[entry[0] for entry in meta["output_token_logprobs"]],
-            finish=meta["finish_reason"]["type"],
-            version=self.version,
-        )
+        with readable():
+            meta = answer["meta_info"]
+            return Completion(
+                ids=[int(i) for i in answer["output_ids"]],
+                logprobs=[float(entry[0]) for entry in meta["output_token_logprobs"]],
+                finish=meta["finish_reason"]["type"],
+                version=self.version,
+            )
 
     # Weights
 
@@ -282,7 +301,7 @@ class SGLangEngine:
         def wait() -> None:
             success, message = result()
             if not success:
-                raise RuntimeError(f"the engine refused a bucket: {message}")
+                raise EngineFault(f"the engine refused a bucket: {message}")
 
         return wait
 
@@ -337,7 +356,22 @@ class SGLangEngine:
         """Empty the prefix cache once the scheduler is idle. `what` names the call in errors."""
         flushed = self._manager.flush_cache(timeout_s=FLUSH_TIMEOUT_S)
         if not self._loop.control(flushed, what=what).success:
-            raise RuntimeError("the engine could not flush its prefix cache")
+            raise EngineFault("the engine could not flush its prefix cache")
+
+    def restart(self) -> None:
+        """Kill the engine's processes and start others, from the same folder.
+
+        The engine refuses requests until the next push is complete. Raises EngineFault if it does
+        not start; later calls raise it, too.
+        """
+        self.weights.lose()
+        self.version, self._released = 0, set()
+        try:
+            self.close()
+            self._start()
+        except (RuntimeError, OSError) as error:
+            self._loop.close()
+            raise EngineFault(f"the engine does not start again: {error}") from error
 
     def close(self) -> None:
         """Kill the engine's processes and no others. Safe to call twice."""

@@ -1,8 +1,8 @@
 """The engine's one event loop: runs calls to the engine and ends those that get no answer.
 
 SGLang's own calls wait for ever when a scheduler has died or hangs. Here every call ends in one of
-three ways: with its result, with a RuntimeError that names the dead process and its exit code, or,
-after a time-out, with a RuntimeError that counts the unanswered requests. Times in seconds.
+three ways: with its result, with an EngineFault that names the dead process and its exit code, or,
+after a time-out, with an EngineFault that counts the unanswered requests. Times in seconds.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from selfplay.engines.base import EngineFault
 from selfplay.engines.sglang import processes
 from selfplay.engines.sglang.launch import Started
 
@@ -54,7 +55,7 @@ class EngineLoop:
     def run(self, work: Coroutine[Any, Any, T], *, what: str, timeout_s: float | None = None) -> T:
         """Run `work` to its end and return its result.
 
-        Raises RuntimeError, which names the work as `what`, when the engine dies or, while answers
+        Raises EngineFault, which names the work as `what`, when the engine dies or, while answers
         are due, is silent for `timeout_s`.
         """
         self._check_alive(work, what)
@@ -82,7 +83,7 @@ class EngineLoop:
         dead = self._dead or processes.how_they_ended(self.processes)
         if self._closed or dead is not None:
             work.close()
-            raise RuntimeError(f"the engine is gone ({dead or 'closed'}): {what} is not possible")
+            raise EngineFault(f"the engine is gone ({dead or 'closed'}): {what} is not possible")
 
     def control(self, work: Coroutine[Any, Any, T], *, what: str) -> T:
         """Run one call that the engine answers, such as going to sleep. Raises like `run`."""
@@ -113,7 +114,7 @@ class EngineLoop:
                 silent_s = now_s - self._silent_since_s if self._num_waiting else 0.0
                 if silent_s >= timeout_s:
                     self._dead = f"silent for {timeout_s:g} s during {what}"
-                    raise RuntimeError(
+                    raise EngineFault(
                         f"the engine gave no answer within {timeout_s:g} s during {what}: "
                         f"{self._num_waiting} requests wait"
                     )
@@ -123,7 +124,7 @@ class EngineLoop:
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 if death.done():
-                    raise RuntimeError(f"the engine died during {what}: {self._dead}")
+                    raise EngineFault(f"the engine died during {what}: {self._dead}")
             return running.result()
         finally:
             for task in (running, death):
@@ -148,8 +149,11 @@ class EngineLoop:
         processes.kill(self.processes)
         self._signals.restore()
         if not self._loop.is_running():
-            tasks = asyncio.all_tasks(self._loop)
-            for task in tasks:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.run_until_complete(self._cancel_tasks())
             self._loop.close()
+
+    async def _cancel_tasks(self) -> None:
+        tasks = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

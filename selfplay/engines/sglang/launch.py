@@ -144,7 +144,6 @@ def engine_arguments(
         "enforce_disable_flashinfer_allreduce_fusion": True,
         "enable_memory_saver": memory_saver,
         "enable_deterministic_inference": deterministic,
-        "nccl_port": free_port(),
     }
     if device == "cpu":
         arguments["disable_cuda_graph"] = True

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from selfplay.engines.base import EngineFault
 from selfplay.engines.sglang.event_loop import EngineLoop
 
 
@@ -41,8 +43,9 @@ class Asker:
         With `score` the answer also has the log-probs of the prompt ids; SGLang then bypasses the
         prefix cache and computes all of them.
 
-        Raises ValueError for a request that does not fit the context, RuntimeError when the engine
-        aborts the request or answers with weights of another version than `version`.
+        Raises ValueError for a request that does not fit the context, EngineFault when the engine
+        aborts the request, answers with weights of another version than `version`, or with a reply
+        that cannot be read.
         """
         num_new = parameters["max_new_tokens"]
         if len(ids) + num_new > self._context_length:
@@ -64,14 +67,29 @@ class Asker:
         except asyncio.CancelledError:
             self._loop.manager.abort_request(rid)
             raise
-        meta = answer["meta_info"]
-        if meta["finish_reason"]["type"] not in ("stop", "length"):
-            raise RuntimeError(f"the engine ended a request with {meta['finish_reason']}")
-        if meta["weight_version"] != str(version):
-            raise RuntimeError(
-                f"the engine's weights have version {meta['weight_version']}, expected {version}"
-            )
-        self.served.num_prompt_tokens += meta["prompt_tokens"]
-        self.served.num_cached_tokens += meta["cached_tokens"]
-        self.served.num_new_tokens += len(answer["output_ids"])
+        except ValueError:  # the request itself is invalid
+            raise
+        except Exception as error:
+            raise EngineFault(f"the engine failed in a request: {error!r}") from error
+        with readable():
+            meta = answer["meta_info"]
+            if meta["finish_reason"]["type"] not in ("stop", "length"):
+                raise EngineFault(f"the engine ended a request with {meta['finish_reason']}")
+            if meta["weight_version"] != str(version):
+                raise EngineFault(
+                    f"the engine's weights have version {meta['weight_version']}, expected "
+                    f"{version}"
+                )
+            self.served.num_prompt_tokens += meta["prompt_tokens"]
+            self.served.num_cached_tokens += meta["cached_tokens"]
+            self.served.num_new_tokens += len(answer["output_ids"])
         return answer
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Turn an error of reading the engine's reply into an EngineFault."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as error:
+        raise EngineFault(f"the engine's reply cannot be read: {error!r}") from error

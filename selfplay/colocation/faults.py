@@ -1,0 +1,42 @@
+"""Engine faults over ranks: when an engine fails, every rank learns of it at the same place.
+
+The ranks meet again and again in collectives (gathers, pushes, updates). A rank that left one of
+them with an error of its own engine would leave the others waiting. So a rank keeps its EngineFault
+until the end of a block in which all ranks take part, and there all of them raise EnginesFailed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from selfplay.distributed import World, gather_objects
+from selfplay.engines.base import EngineFault
+from selfplay.metrics.ending import RunEnds
+
+
+class EnginesFailed(RuntimeError):
+    """Engines of these ranks failed, for these causes; raised on every rank at the same place."""
+
+    def __init__(self, causes: Mapping[int, str]) -> None:
+        super().__init__("; ".join(f"rank {rank}: {cause}" for rank, cause in causes.items()))
+        self.causes = dict(causes)
+
+
+class EngineLost(RunEnds):
+    """An engine failed too often in a row; every rank raises it at the same place."""
+
+
+@contextmanager
+def agreed(world: World) -> Iterator[None]:
+    """Raise EnginesFailed on every rank if an EngineFault leaves this block on any. Every rank must
+    enter it."""
+    fault: EngineFault | None = None
+    try:
+        yield
+    except EngineFault as error:
+        fault = error
+    told = gather_objects(None if fault is None else str(fault), world)
+    causes = {rank: cause for rank, cause in enumerate(told) if cause is not None}
+    if causes:
+        raise EnginesFailed(causes) from fault

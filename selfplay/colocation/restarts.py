@@ -1,0 +1,105 @@
+"""Restarts engines that fail, with the trainer's current weights.
+
+A failed engine is killed and started again, then all engines sleep and take the weights as in every
+step. What the engine was asked is asked again: a push is made again, unfinished games are played
+again from their start with the same named seeds. The ranks whose engines work wait meanwhile.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from selfplay.colocation.faults import EngineLost, EnginesFailed, agreed
+from selfplay.colocation.handover import sleep_engine, sync_and_wake
+from selfplay.colocation.offload import Offload
+from selfplay.config import EngineConfig
+from selfplay.engines.base import Engine, EngineFault
+from selfplay.learner.learner import Learner
+
+T = TypeVar("T")
+MAX_FAILURES = 3  # in a row; the last of them ends the run
+
+
+class Restarts:
+    """This run's engines, kept alive. Every rank must call each method. `engine` is this rank's own
+    and None on a rank that shares another rank's."""
+
+    def __init__(
+        self, learner: Learner, engine: Engine | None, offload: Offload, *, config: EngineConfig
+    ) -> None:
+        self._learner, self._engine = learner, engine
+        self._offload, self._config = offload, config
+        self._version = 0  # of the last push
+        self._num = 0
+
+    def push(self, version: int) -> None:
+        """`sync_and_wake` with this version of the weights; a failed engine is restarted first.
+
+        Raises EngineLost after the last failure in a row, with every engine asleep and nothing
+        offloaded, and EngineDisagrees as `sync_and_wake` does.
+        """
+        self._version = version
+        for number in range(1, MAX_FAILURES + 1):
+            try:
+                sync_and_wake(
+                    self._learner, self._engine, self._offload, version=version, config=self._config
+                )
+            except EnginesFailed as failed:
+                self._mend(failed, number)
+            else:
+                return
+
+    def asking(self, attempt: Callable[[], T]) -> T:
+        """What `attempt` returns, in which this rank asks its engine and no other rank.
+
+        If an engine fails, it is restarted with the weights of the last push, and the attempt is
+        made again on every rank. An attempt that keeps what it has (`rollout.driver.Kept`) asks
+        nothing twice. Raises like `push`.
+        """
+        for number in range(1, MAX_FAILURES + 1):
+            try:
+                with agreed(self._learner.world):
+                    answer = attempt()
+            except EnginesFailed as failed:
+                self._mend(failed, number)
+                self.push(self._version)
+            else:
+                return answer
+        raise AssertionError("_mend raises after the last attempt")
+
+    def take_num(self) -> float:
+        """Restarts of all ranks' engines since the last call."""
+        num, self._num = self._num, 0
+        return float(num)
+
+    def _mend(self, failed: EnginesFailed, number: int) -> None:
+        """Restart the failed engines after the `number`-th failure in a row; all engines sleep and
+        nothing is offloaded afterwards. Raises EngineLost after the last one."""
+        world, lost = self._learner.world, number == MAX_FAILURES
+        if world.rank == 0:
+            end = "" if lost else ": it is restarted"
+            text = f"engine failure {number} of {MAX_FAILURES} in a row, {failed}{end}"
+            print(text, file=sys.stderr, flush=True)
+        if self._engine is not None and world.rank in failed.causes:
+            if lost:
+                self._engine.close()  # frees its memory, which saving may need
+            else:
+                self._restart(self._engine)
+        self._num += 0 if lost else len(failed.causes)
+        sleep_engine(self._engine, self._offload, world)
+        if lost:
+            raise EngineLost(f"an engine failed {number} times in a row, last {failed}")
+
+    def _restart(self, engine: Engine) -> None:
+        if self._learner.world.device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()  # the engine takes its share of what is free
+        try:
+            engine.restart()
+        except EngineFault as error:  # the next push finds it gone, which is its next failure
+            print(f"engine restart: {error}", file=sys.stderr, flush=True)

@@ -1,0 +1,217 @@
+"""An engine that fails is restarted, and the run goes on as if it had not failed; one that fails
+three times in a row ends the run after a save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty_engine import DEATH, KINDS, TIMEOUT_S, Faults, FaultyHF, spoilt, wait_for_nothing
+from scripted_engine import StreamEngine, WaveEngine
+from small_updates import config_of, learner_of
+from test_rollout import GAMES, LIMITS, SAMPLING, hand_setups, prepared
+from tiny_run import begin_warm, finished, metrics_of, run_tiny, tiny_model
+
+from selfplay.chat.rendering import Rendering
+from selfplay.checkpoint import checkpoints
+from selfplay.colocation.faults import EngineLost
+from selfplay.colocation.offload import Offload
+from selfplay.colocation.restarts import MAX_FAILURES, Restarts
+from selfplay.data.seeds import named_seed
+from selfplay.engines.base import Completion, EngineFault, Request, Sampling
+from selfplay.rollout.driver import Kept, play_games
+from selfplay.rollout.episode import Episode
+
+# --- one rollout --------------------------------------------------------------------------------
+
+
+class Restartable:
+    """Takes the weights of any model, and restarts."""
+
+    faults: Faults
+    version: int
+
+    def update_weights(self, named_tensors: Any, version: int) -> None:
+        self.version = version
+
+    def restart(self) -> None:
+        self.faults.restart()
+
+
+class Wave(Restartable, WaveEngine):
+    """Fails in a wave."""
+
+    def generate(self, requests: Any, sampling: Sampling) -> list[Completion]:
+        kind = self.faults.call("generate")
+        completions = super().generate(requests, sampling)
+        return completions[1:] if kind == "few" else [spoilt(kind, c) for c in completions]
+
+
+class Stream(Restartable, StreamEngine):
+    """Fails in the answer to one request, while the others wait for theirs."""
+
+    def answer(self, request: Request) -> Completion:
+        kind = self.faults.call("generate")
+        return spoilt(kind, super().answer(request))
+
+
+def facts(episode: Episode) -> Any:
+    """What an episode says, its tokens and log-probs included."""
+    transcripts = [(t.ids, t.mask, t.logprobs) for t in episode.transcripts if t is not None]
+    return episode.index, episode.turns, episode.outcome, episode.ended, transcripts
+
+
+def restarts_of(engine: Any) -> Restarts:
+    learner = learner_of(tiny_model())
+    offload = Offload(learner, state=False, reference=False)
+    restarts = Restarts(learner, engine, offload, config=config_of().engine)
+    restarts.push(3)
+    return restarts
+
+
+# A stream is answered one by one, and its loop's time-out is the loop's own test.
+CASES = [(Wave, 3, kind) for kind in KINDS]
+CASES += [(Stream, 9, kind) for kind in KINDS if kind not in ("few", "hangs")]
+
+
+@pytest.mark.parametrize(("engine_of", "number", "kind"), CASES)
+def test_a_failed_rollout_ends_as_one_without_a_fault(
+    rendering: Rendering, engine_of: Any, number: int, kind: str
+) -> None:
+    """The games that ended before the fault are not asked again; the others are, from their
+    start."""
+    texts = prepared(*GAMES)
+
+    def play(engine: Any, kept: Kept) -> Any:
+        setups = hand_setups(rendering, len(GAMES))
+        return play_games(setups, engine, sampling=SAMPLING, limits=LIMITS, version=3, kept=kept)
+
+    sound = engine_of(rendering, texts)
+    sound.faults = Faults({})
+    wanted, wanted_stats = play(sound, Kept())
+
+    engine = engine_of(rendering, texts)
+    engine.faults = Faults({("generate", number): kind})
+    restarts, kept, ended = restarts_of(engine), Kept(), []
+
+    def attempt() -> Any:
+        ended.append(set(kept.games))
+        engine.asked.clear()
+        return play(engine, kept)
+
+    episodes, stats = restarts.asking(attempt)
+    assert [facts(episode) for episode in episodes] == [facts(episode) for episode in wanted]
+    assert stats.num_generated_tokens == wanted_stats.num_generated_tokens
+    assert stats.num_prompt_tokens == wanted_stats.num_prompt_tokens
+    assert engine.faults.num_restarts == 1 and restarts.take_num() == 1
+    assert len(ended) == 2 and 0 < len(ended[1]) < len(GAMES)
+    asked_again = {named_seed("hand", index, 0, 0) for index in set(range(4)) - ended[1]}
+    all_first = {named_seed("hand", index, 0, 0) for index in range(4)}
+    assert {request.seed for request in engine.asked} & all_first == asked_again
+
+
+def test_a_silent_engine_is_given_up_after_the_time_out() -> None:
+    with pytest.raises(EngineFault, match=f"no answer within {TIMEOUT_S:g} s during generation"):
+        wait_for_nothing()
+
+
+def test_a_partners_engine_is_not_restarted(rendering: Rendering) -> None:
+    """Its error is no fault of the policy's engine."""
+    restarts = restarts_of(Wave(rendering, {}))
+
+    def attempt() -> None:
+        raise RuntimeError("a completion of the engine of checkpoint:x")
+
+    with pytest.raises(RuntimeError, match="checkpoint:x"):
+        restarts.asking(attempt)
+
+
+@pytest.mark.parametrize("method", ["restart", "push"])
+def test_an_engine_that_does_not_come_back_is_lost_after_three_failures(
+    rendering: Rendering, method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = Wave(rendering, {})
+    engine.faults = Faults({})
+    restarts = restarts_of(engine)
+    engine.faults = Faults({("generate", 1): "dies"} | {(method, n): "dies" for n in range(1, 9)})
+    engine.update_weights = lambda *_: engine.faults.call("push")  # type: ignore[method-assign]
+    with pytest.raises(EngineLost, match=f"failed {MAX_FAILURES} times in a row"):
+        restarts.asking(lambda: engine.generate([], SAMPLING))
+    assert engine.faults.num_restarts <= MAX_FAILURES
+    assert capsys.readouterr().err.count("engine failure") == 1 + MAX_FAILURES
+
+
+# --- complete runs ------------------------------------------------------------------------------
+
+QUICK = ("eval.every=2", "eval.final_games=4")
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FaultyHF]]:
+    monkeypatch.setattr("selfplay.setup.HFEngine", FaultyHF)
+    yield FaultyHF
+    FaultyHF.faults = Faults({})
+
+
+def without_restarts(folder: Path) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in line.items() if name != "num_engine_restarts"}
+        for line in metrics_of(folder)
+    ]
+
+
+def texts_of(folder: Path) -> list[str]:
+    names = ("games.jsonl", "held_out_before.json", "held_out_after.json")
+    return [(folder / name).read_text() for name in names]
+
+
+def test_a_run_with_faults_of_every_kind_ends_as_one_without(
+    tmp_path: Path, faulty: type[FaultyHF]
+) -> None:
+    """In held-out games, play, validation, pushes, going to sleep and waking. Games played again
+    make up other batches, so their log-probs are equal up to rounding, and their tokens equal."""
+    begin_warm(tmp_path / "run", *QUICK)
+    spread = {("generate", 3 + 7 * number): kind for number, kind in enumerate(KINDS)}
+    faulty.faults = Faults(
+        spread | {("push", 3): "dies", ("wake", 9): "dies", ("sleep", 4): "dies"}
+    )
+    assert run_tiny(tmp_path / "run", *QUICK) == 0
+    lines = metrics_of(tmp_path / "run")
+    assert faulty.faults.happened == faulty.faults.plan.keys()
+    in_steps = sum(line["num_engine_restarts"] for line in lines)
+    assert 0 < in_steps <= faulty.faults.num_restarts
+    straight = finished(*QUICK)
+    assert texts_of(tmp_path / "run") == texts_of(straight)
+    assert without_restarts(tmp_path / "run") == [
+        {name: pytest.approx(value, rel=1e-3, abs=1e-5) for name, value in line.items()}
+        for line in without_restarts(straight)
+    ]
+
+
+@pytest.mark.parametrize(("method", "first", "step"), [("generate", 12, 2), ("push", 5, 4)])
+def test_the_third_failure_in_a_row_ends_the_run_after_a_save(
+    tmp_path: Path,
+    faulty: type[FaultyHF],
+    capsys: pytest.CaptureFixture[str],
+    method: str,
+    first: int,
+    step: int,
+) -> None:
+    """The line names the cause and the step that a restart begins with; the restarted run ends as
+    one that nothing ended."""
+    plan = {(method, number): "dies" for number in range(first, 1000)}
+    folder = tmp_path / "run"
+    begin_warm(folder, *QUICK)
+    faulty.faults = Faults(plan)
+    assert run_tiny(folder, *QUICK) == 1
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert told.startswith("train.py: an engine failed 3 times in a row") and DEATH in told
+    assert f"goes on with step {step}" in told
+    assert checkpoints(folder)[-1].name == f"step_{step - 1:06d}"
+    assert faulty.faults.num_restarts == MAX_FAILURES - 1
+    faulty.faults = Faults({})
+    assert run_tiny(folder, *QUICK) == 0
+    assert texts_of(folder) == texts_of(finished(*QUICK))
+    assert without_restarts(folder) == without_restarts(finished(*QUICK))
