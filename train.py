@@ -65,7 +65,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     teachers = TeacherSettings.of(config)
     journal = Journal(
         run.folder,
-        config.wandb,
+        config.track,
         num_steps=config.steps,
         log_games_every=config.log_games_every,
         after_step=run.first_step,

@@ -3,6 +3,8 @@ text or change the writing direction. Stored text is never changed."""
 
 from __future__ import annotations
 
+import re
+
 
 def printable(text: str) -> str:
     """The text with a `·` for each unprintable character.
@@ -17,3 +19,15 @@ def printable(text: str) -> str:
 def on_one_line(text: str) -> str:
     """The printable text with its lines joined by spaces."""
     return " ".join(printable(text).split("\n"))
+
+
+def fenced(text: str) -> str:
+    """Text as a Markdown code block whose fence is longer than any in the text."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text.rstrip()}\n{fence}"
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows unchanged, on one line."""
+    return re.sub(r"([\\`*_|<>\[\]&~#!])", r"\\\1", on_one_line(text))

@@ -16,6 +16,8 @@ ROOMS = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", DESIGN, re.MULTILINE)
 ONLY_IN = {
     "sglang": "selfplay.engines.sglang",
     "wandb": "selfplay.metrics",
+    "trackio": "selfplay.metrics",
+    "tensorboard": "selfplay.metrics",
     "httpx": "selfplay.engines.endpoint",
 }
 WITHOUT_TORCH = ("config", "games", "data", "rollout", "metrics")

@@ -19,7 +19,7 @@ from selfplay.config.hardware import (
     ModelConfig,
     ParallelConfig,
     ScratchConfig,
-    WandbConfig,
+    TrackConfig,
 )
 from selfplay.config.learning import AlgorithmConfig, CriticConfig, OptimConfig, WarmStartConfig
 from selfplay.config.partners import DriftMonitorConfig, EndpointConfig, PolicyPoolConfig
@@ -56,7 +56,7 @@ __all__ = [
     "RolloutConfig",
     "ScratchConfig",
     "StageConfig",
-    "WandbConfig",
+    "TrackConfig",
     "WarmStartConfig",
     "load_config",
 ]
@@ -115,7 +115,12 @@ class Config:
     )
     parallel: ParallelConfig = section(ParallelConfig, "how the update is distributed over ranks")
     eval: EvalConfig = section(EvalConfig, "evaluation on held-out instances")
-    wandb: WandbConfig = section(WandbConfig, "logging to Weights & Biases")
+    track: TrackConfig = section(
+        TrackConfig,
+        "an experiment tracker; a plain value sets the kind, as in `track: wandb`",
+        short="kind",
+        formerly="wandb",
+    )
 
     def check(self) -> None:
         """Raise ValueError for settings of different sections that contradict each other."""

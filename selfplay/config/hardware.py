@@ -193,8 +193,25 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WandbConfig:
-    """Weights & Biases logging, off by default."""
+class TrackConfig:
+    """A tracker that gets what metrics.jsonl and games.jsonl get. Nothing is tracked by default."""
 
-    mode: str = key("off", "Weights & Biases mode", choices=("off", "online", "offline"))
-    project: str = key("selfplay", "project name")
+    kind: str = key(
+        "off",
+        "where metrics, settings and games are shown: Weights & Biases, Trackio, TensorBoard or "
+        "nowhere",
+        choices=("wandb", "trackio", "tensorboard", "off"),
+    )
+    project: str = key("selfplay", "project name in Weights & Biases and in Trackio")
+    mode: str = key(
+        "online",
+        "Weights & Biases: online sends, offline writes to the run folder for `wandb sync`",
+        choices=("online", "offline"),
+    )
+
+    def check(self) -> None:
+        if self.mode == "offline" and self.kind != "wandb":
+            raise ValueError(
+                f"track.mode offline is read by track.kind wandb alone, got {self.kind}; the other "
+                "trackers write to this machine only"
+            )

@@ -175,6 +175,8 @@ def _convert(
         return _construct(node)
     if inner not in _TAGS:
         raise TypeError(f"{name} has a type that the loader does not support: {hint}")
+    if inner is str and rules.get("choices") is not None:
+        return _choice(node, rules["choices"], name)
     value = _scalar(node, inner, name, optional=inner is not hint)
     if rules.get("choices") is not None:
         return _choice(node, rules["choices"], name)

@@ -6,13 +6,12 @@ Means are per game; scores are shares of the best possible value. Plays no games
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dialop.shown import on_one_line
+from dialop.shown import escaped, fenced, on_one_line
 from selfplay.evaluation.drawings import game_text
 from selfplay.evaluation.evaluate import Evaluation
 from selfplay.metrics.bootstrap import show_interval
@@ -119,13 +118,6 @@ def write_page(page: Page, folder: Path) -> list[Path]:
     return paths
 
 
-def fenced(text: str) -> str:
-    """Text as a Markdown code block whose fence is longer than any in the text."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{text.rstrip()}\n{fence}"
-
-
 def _markdown_table(rows: Mapping[str, Evaluation]) -> list[str]:
     headings = ["", "score [95 %]", *(heading for _, heading, _ in columns(rows))]
     lines = [table_row(headings), table_row(["---", *["--:"] * (len(headings) - 1)])]
@@ -149,8 +141,3 @@ def _kinds(row: Evaluation) -> str:
     kinds = {n: v for n, v in row.measures.items() if n.startswith(_ERRORS)}
     ranked = sorted(kinds.items(), key=lambda item: -item[1])
     return ", ".join(f"{name.removeprefix(_ERRORS)} {value:.3f}" for name, value in ranked)
-
-
-def escaped(text: str) -> str:
-    """Text that Markdown shows unchanged, on one line."""
-    return re.sub(r"([\\`*_|<>\[\]&~#!])", r"\\\1", on_one_line(text))

@@ -1,14 +1,13 @@
-"""What a run writes at each step: metrics.jsonl, games.jsonl, Weights & Biases, a printed line.
+"""What a run writes at each step: metrics.jsonl, games.jsonl, the tracker, a printed line.
 
 Only rank 0 writes; on other ranks every call does nothing. Times are in seconds and their names end
-in `_s`. `wandb` is imported only here, and only if `wandb.mode` asks for it.
+in `_s`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from selfplay.config import WandbConfig
+from selfplay.config import TrackConfig
 from selfplay.config.settings import SettingsError
 from selfplay.metrics.console import step_line
 from selfplay.metrics.run_folder import write_atomically
 from selfplay.metrics.step import game_record
+from selfplay.metrics.tracker import open_tracker
 from selfplay.rollout.episode import Episode
 
 
@@ -67,7 +67,7 @@ class Journal:
     def __init__(
         self,
         folder: Path,
-        wandb: WandbConfig,
+        track: TrackConfig,
         *,
         num_steps: int,
         log_games_every: int,
@@ -77,7 +77,7 @@ class Journal:
         self._num_steps, self._log_games_every, self._rank = num_steps, log_games_every, rank
         self._metrics = StepLog(folder / "metrics.jsonl", after_step=after_step, rank=rank)
         self._games = StepLog(folder / "games.jsonl", after_step=after_step, rank=rank)
-        self._wandb = Wandb(folder, wandb, rank=rank)
+        self._tracker = open_tracker(folder, track, after_step=after_step, rank=rank)
 
     def step(
         self, step: int, metrics: dict[str, float], episodes: Sequence[Episode], watch: Stopwatch
@@ -85,11 +85,15 @@ class Journal:
         """Write and print step number `step` (1 after the first update). Takes the watch's lap."""
         line = {"step": step, **metrics, **watch.lap()}
         self._metrics.append(line)
-        self._wandb.log(line)
         first = (step - 1) * len(episodes)
-        for index, episode in enumerate(episodes):
-            if (first + index) % self._log_games_every == 0:
-                self._games.append(game_record(episode, step=step))
+        logged = [
+            game_record(episode, step=step)
+            for index, episode in enumerate(episodes)
+            if (first + index) % self._log_games_every == 0
+        ]
+        for record in logged:
+            self._games.append(record)
+        self._tracker.step(step, line, logged)
         remaining_s = watch.remaining_s(self._num_steps - step)
         if self._rank == 0:
             print(step_line(line, num_steps=self._num_steps, remaining_s=remaining_s), flush=True)
@@ -97,7 +101,7 @@ class Journal:
     def close(self) -> None:
         self._metrics.close()
         self._games.close()
-        self._wandb.close()
+        self._tracker.close()
 
 
 class StepLog:
@@ -182,54 +186,3 @@ def _json_value(value: Any, name: str, non_finite: list[str]) -> Any:
             _json_value(item, f"{name}[{index}]", non_finite) for index, item in enumerate(value)
         ]
     return value
-
-
-class Wandb:
-    """The metrics on Weights & Biases, with the settings of the folder's config.yaml.
-
-    Does nothing with mode "off" or on ranks above 0. Raises SettingsError if wandb is missing.
-    """
-
-    def __init__(self, folder: Path, settings: WandbConfig, *, rank: int = 0) -> None:
-        self._run = None
-        if rank or settings.mode == "off":
-            return
-        wandb = _import_wandb(settings)
-        # The id is kept in the run's folder, so that a resumed run continues the same W&B run.
-        id_file = folder / "wandb_id.txt"
-        if not id_file.exists():
-            id_file.write_text(secrets.token_hex(4), encoding="utf-8")
-        self._run = wandb.init(
-            project=settings.project,
-            mode=settings.mode,
-            dir=str(folder),
-            name=folder.name,
-            id=id_file.read_text(encoding="utf-8").strip(),
-            resume="allow" if settings.mode == "online" else None,
-            config={"settings": (folder / "config.yaml").read_text(encoding="utf-8")},
-        )
-
-    def log(self, metrics: Mapping[str, Any]) -> None:
-        if self._run is not None:
-            self._run.log(dict(metrics), step=metrics["step"])
-
-    def close(self) -> None:
-        if self._run is not None:
-            self._run.finish()
-
-
-def check_wandb(settings: WandbConfig) -> None:
-    """Raise SettingsError before the run starts if wandb is needed and missing."""
-    if settings.mode != "off":
-        _import_wandb(settings)
-
-
-def _import_wandb(settings: WandbConfig) -> Any:
-    try:
-        import wandb
-    except ModuleNotFoundError as error:
-        raise SettingsError(
-            f"wandb.mode={settings.mode} needs the wandb package, which is not installed: "
-            "`pip install wandb`, or set wandb.mode=off"
-        ) from error
-    return wandb

@@ -26,7 +26,7 @@ from selfplay.config.settings import SettingsError
 from selfplay.data.instances import TOKENIZER, generated
 from selfplay.engines.endpoint import check_address, endpoint_key
 from selfplay.games import kit_of
-from selfplay.metrics.step_log import check_wandb
+from selfplay.metrics.tracker import check_tracker
 from selfplay.model.hub import check_weights, local_folder
 from selfplay.model.policy import described_in
 
@@ -48,7 +48,7 @@ def check_run(config: Config) -> None:
     """Raise SettingsError if this machine, the model or the run folder cannot serve `train.py`."""
     check_folder(Path(config.out), what="out")
     check_machine(config.device, config.engine)
-    check_wandb(config.wandb)
+    check_tracker(config.track)
     for spec, _ in parse_shares(config.rollout.partners):
         check_endpoint(spec, config.endpoint, what="rollout.partners")
     if config.reward.kind == "collab" and config.reward.collab.judge != "rubric":

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from selfplay.config import WandbConfig
-from selfplay.config.settings import SettingsError
-from selfplay.metrics.step_log import Journal, StepLog, Stopwatch, Wandb, check_wandb
+from selfplay.config import TrackConfig
+from selfplay.metrics.step_log import Journal, StepLog, Stopwatch
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -23,7 +20,6 @@ def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     log = StepLog(tmp_path / "metrics.jsonl", after_step=None, rank=1)
     log.append({"step": 1})
     log.close()
-    Wandb(tmp_path, WandbConfig(mode="online"), rank=1).log({"step": 1})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -87,34 +83,12 @@ def test_a_stopwatch_adds_up_stages_and_estimates_the_rest() -> None:
     assert list(watch.lap()) == ["step_s"]
 
 
-def test_a_missing_wandb_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    Wandb(tmp_path, WandbConfig(mode="off")).log({"step": 1})
-    with pytest.raises(SettingsError, match=r"wandb\.mode=offline"):
-        Wandb(tmp_path, WandbConfig(mode="offline"))
-    with pytest.raises(SettingsError, match=r"wandb\.mode=online"):
-        check_wandb(WandbConfig(mode="online"))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_wandb_gets_the_saved_settings_and_keeps_its_run_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs: list[dict[str, object]] = []
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **kw: runs.append(kw)))
-    (tmp_path / "config.yaml").write_text("seed: 3\n")
-    for _ in range(2):
-        Wandb(tmp_path, WandbConfig(mode="online"))
-    first, second = runs
-    assert first == second and first["config"] == {"settings": "seed: 3\n"}
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_journal_writes_each_step_on_rank_0_alone(
     rank: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = Journal(
-        tmp_path, WandbConfig(), num_steps=3, log_games_every=1, after_step=0, rank=rank
+        tmp_path, TrackConfig(), num_steps=3, log_games_every=1, after_step=0, rank=rank
     )
     journal.step(1, {"score": 0.5}, [], Stopwatch())
     journal.close()

@@ -1,0 +1,246 @@
+"""Sends metrics, settings and games to an experiment tracker: W&B, Trackio or TensorBoard.
+
+A tracker gets the lines of metrics.jsonl under their own names, the settings as keys, and the games
+of games.jsonl as rows of a table. `tracker.json` in the run folder keeps the tracker's run id, so
+that a resumed run goes on in the same tracker run. The libraries are imported only here, and only
+the one that `track.kind` names.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dialop.shown import fenced, printable
+from selfplay.config import TrackConfig
+from selfplay.config.settings import SettingsError
+from selfplay.metrics.run_folder import write_atomically
+
+Record = Mapping[str, Any]
+
+
+class Tracker:
+    """Tracks nothing: `track.kind: off`, and every rank above 0."""
+
+    def step(self, step: int, metrics: Mapping[str, float], games: Sequence[Record]) -> None:
+        """Send the metrics of step number `step` and its games, records of games.jsonl."""
+
+    def close(self) -> None:
+        """Wait until everything is sent or written."""
+
+
+def open_tracker(folder: Path, settings: TrackConfig, *, after_step: int, rank: int) -> Tracker:
+    """The tracker of the run in `folder`, which continues after step `after_step`.
+
+    Reads the settings of the run from its config.yaml. Raises SettingsError if the tracker's
+    package is missing.
+    """
+    if rank or settings.kind == "off":
+        return Tracker()
+    check_tracker(settings)
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    if settings.kind == "tensorboard":
+        return TensorBoard(folder, config, after_step=after_step)
+    run = _Saved(folder / "tracker.json", settings.kind)
+    if settings.kind == "wandb":
+        return Wandb(folder, config, settings, run)
+    return Trackio(folder, config, settings, run)
+
+
+def check_tracker(settings: TrackConfig) -> None:
+    """Raise SettingsError before the run starts if the tracker's package is missing."""
+    if settings.kind == "off":
+        return
+    try:
+        importlib.import_module(settings.kind)
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"track.kind must be off where the package {error.name} is not installed, got "
+            f"{settings.kind}; `pip install -r requirements-track.txt` installs it"
+        ) from error
+
+
+class Wandb(Tracker):
+    """Weights & Biases. Settings are nested, as its pages expect; games are a table each step."""
+
+    def __init__(self, folder: Path, config: Record, settings: TrackConfig, saved: _Saved) -> None:
+        import wandb
+
+        self._table, self._saved = wandb.Table, saved
+        self._run = wandb.init(
+            project=settings.project,
+            mode="online" if settings.mode == "online" else "offline",
+            dir=str(folder),
+            name=folder.name,
+            id=saved.id,
+            resume="allow" if settings.mode == "online" else None,
+            config=dict(config),
+        )
+
+    def step(self, step: int, metrics: Mapping[str, float], games: Sequence[Record]) -> None:
+        if not self._saved.is_new(step):
+            return
+        line: dict[str, Any] = dict(metrics)
+        if games:
+            rows = [game_row(game) for game in games]
+            line["games"] = self._table(
+                columns=list(rows[0]), data=[list(r.values()) for r in rows]
+            )
+        self._run.log(line, step=step)
+        self._saved.sent(step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackio(Tracker):
+    """Trackio, which keeps its projects on this machine (TRACKIO_DIR) and shows them with
+    `trackio show`. Its runs are found by name, so the id is a part of it."""
+
+    def __init__(self, folder: Path, config: Record, settings: TrackConfig, saved: _Saved) -> None:
+        import pandas
+        import trackio
+
+        self._table, self._frame, self._saved = trackio.Table, pandas.DataFrame, saved
+        self._run = trackio.init(
+            project=settings.project,
+            name=f"{folder.resolve().name}-{saved.id}",
+            resume="allow",
+            config=flat(config),
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def step(self, step: int, metrics: Mapping[str, float], games: Sequence[Record]) -> None:
+        if not self._saved.is_new(step):
+            return
+        line: dict[str, Any] = {name: value for name, value in metrics.items() if name != "step"}
+        if games:
+            # Cells are shown as Markdown, and what a model writes must stay text.
+            rows = [{n: _as_block(v) for n, v in game_row(game).items()} for game in games]
+            line["games"] = self._table(dataframe=self._frame(rows))
+        self._run.log(line, step=step)
+        self._saved.sent(step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TensorBoard(Tracker):
+    """Event files in RUN/tensorboard, written with TensorBoard's own library, without torch.
+
+    A resumed run tells TensorBoard to forget the steps that are played again.
+    """
+
+    def __init__(self, folder: Path, config: Record, *, after_step: int) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+        from tensorboard.plugins.text.summary_v2 import text_pb
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary, self._text = event_pb2.Event, summary_pb2.Summary, text_pb
+        self._writer = EventFileWriter(str(folder / "tensorboard"))
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._writer.add_event(self._event(step=after_step + 1, session_log=start))
+        settings = flat(config)
+        self._add(0, hparams_pb(settings, trial_id=folder.name))
+        text = "\n".join(f"{name}: {value}" for name, value in settings.items())
+        self._add(0, text_pb("settings", fenced(text)))
+
+    def _add(self, step: int, summary: Any) -> None:
+        self._writer.add_event(self._event(step=step, summary=summary))
+
+    def step(self, step: int, metrics: Mapping[str, float], games: Sequence[Record]) -> None:
+        scalars = [
+            self._summary.Value(tag=name, simple_value=value)
+            for name, value in metrics.items()
+            if name != "step" and math.isfinite(value)
+        ]
+        self._add(step, self._summary(value=scalars))
+        if games:
+            parts = ["\n".join(f"{n}: {v}" for n, v in game_row(game).items()) for game in games]
+            self._add(step, self._text("games", "\n\n".join(map(fenced, parts))))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def game_row(record: Record) -> dict[str, Any]:
+    """A record of games.jsonl as one row: the outcome, what each seat sees, and the talk."""
+    talk = []
+    for turn in record["turns"]:
+        refused = f"\n  refused: {turn['error']}" if turn["error"] else ""
+        talk.append(f"seat {turn['seat']}: {turn['text']}{refused}")
+    return {
+        "instance": str(record["instance"]),
+        "episode": record["episode"],
+        "score": record["score_norm"],
+        "agreed": record["agreed"],
+        "ended": record["ended"],
+        "players": ", ".join(seat["player"] for seat in record["seats"]),
+        **{
+            f"view of seat {seat}": printable(
+                "\n\n".join(part for part in (prompt["system"], prompt["user"]) if part)
+            )
+            for seat, prompt in enumerate(record["seats"])
+        },
+        "talk": printable("\n".join(talk)),
+    }
+
+
+def flat(config: Record, prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted key, such as `rollout.group_size`. Lists and nulls are text."""
+    keys: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            keys |= flat(value, f"{prefix}{name}.")
+        elif isinstance(value, (bool, int, float, str)):
+            keys[f"{prefix}{name}"] = value
+        else:
+            keys[f"{prefix}{name}"] = json.dumps(value)
+    return keys
+
+
+def _as_block(value: Any) -> Any:
+    return fenced(value) if isinstance(value, str) and "\n" in value else value
+
+
+class _Saved:
+    """The id of the tracker's run and the last step it got, kept in the run folder.
+
+    Trackers cannot take a step back. Steps that a resumed run plays again keep the values they have
+    there; metrics.jsonl has those of the run that went on.
+    """
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self._path, self._kind, self._last = path, kind, 0
+        self.id = secrets.token_hex(4)
+        if path.exists():
+            try:
+                saved = json.loads(path.read_text(encoding="utf-8"))
+                if saved["kind"] == kind:
+                    self.id, self._last = str(saved["id"]), int(saved["last_step"])
+            except (ValueError, LookupError, TypeError) as error:
+                raise SettingsError(
+                    f"{path} must hold the kind, id and last_step of a tracker's run, got "
+                    f"{error!r}; remove it to start a new tracker run"
+                ) from None
+        self.sent(self._last)
+
+    def is_new(self, step: int) -> bool:
+        return step > self._last
+
+    def sent(self, step: int) -> None:
+        """Note that the tracker has this step."""
+        self._last = step
+        state = {"kind": self._kind, "id": self.id, "last_step": step}
+        write_atomically(self._path, json.dumps(state) + "\n")

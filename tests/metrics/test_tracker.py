@@ -1,0 +1,208 @@
+"""Each tracker, with its real library and no network: what it holds after a run and a resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfplay.config import Config, TrackConfig
+from selfplay.config.settings import SettingsError, dump, load
+from selfplay.metrics.tracker import check_tracker, flat, game_row, open_tracker
+
+SEATS = [
+    {"player": "self", "system": "Rules", "user": "A: 3\n```"},
+    {"player": "self", "system": "Rules", "user": "B: 4"},
+]
+GAME = {
+    "step": 2,
+    "instance": "train:7",
+    "episode": 0,
+    "score_norm": 0.75,
+    "agreed": True,
+    "ended": "agreed",
+    "seats": SEATS,
+    "turns": [
+        {"seat": 0, "text": "[message] \x1b[2J<script>", "error": None},
+        {"seat": 1, "text": "[propose] x", "error": "not an assignment"},
+    ],
+}
+
+
+def play(folder: Path, settings: TrackConfig, steps: range, *, score: float, rank: int = 0) -> None:
+    """Track these steps as a run does that continues before the first of them."""
+    tracker = open_tracker(folder, settings, after_step=steps.start - 1, rank=rank)
+    for step in steps:
+        games = [GAME] if step == 2 else []
+        line = {"step": step, "score": score + step, "score/pool:2/0": 0.5, "lost": float("nan")}
+        tracker.step(step, line, games)
+    tracker.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "a_run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(dump(load(Config, None, ["model.path=x", "seed=3"])))
+    return folder
+
+
+def test_a_game_is_a_row_with_both_views_and_the_talk() -> None:
+    row = game_row(GAME)
+    assert (row["score"], row["agreed"], row["players"]) == (0.75, True, "self, self")
+    assert row["view of seat 0"].startswith("Rules") and "A: 3" in row["view of seat 0"]
+    assert "B: 4" in row["view of seat 1"] and "A: 3" not in row["view of seat 1"]
+    assert row["talk"].split("\n") == [
+        "seat 0: [message] ·[2J<script>",
+        "seat 1: [propose] x",
+        "  refused: not an assignment",
+    ]
+
+
+def test_settings_are_flat_keys() -> None:
+    keys = flat({"seed": 3, "rollout": {"partners": ["self"], "n": {}}, "model": {"path": None}})
+    assert keys == {
+        "seed": 3,
+        "rollout.partners": '["self"]',
+        "rollout.n": "{}",
+        "model.path": "null",
+    }
+
+
+@pytest.mark.parametrize("settings", [TrackConfig(), TrackConfig(kind="wandb")])
+def test_off_and_other_ranks_write_nothing(folder: Path, settings: TrackConfig) -> None:
+    before = sorted(folder.iterdir())
+    play(folder, settings, range(1, 3), score=0.0, rank=0 if settings.kind == "off" else 1)
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("kind", ["wandb", "trackio", "tensorboard"])
+def test_a_missing_package_is_named(
+    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, kind, None)
+    with pytest.raises(SettingsError, match=f"got {kind}; .*requirements-track.txt"):
+        check_tracker(TrackConfig(kind=kind))
+    check_tracker(TrackConfig())
+
+
+def test_the_old_section_is_refused_with_its_new_name() -> None:
+    with pytest.raises(SettingsError, match=r"wandb\.mode is now track\.mode"):
+        load(Config, None, ["model.path=x", "wandb.mode=offline"])
+    with pytest.raises(SettingsError, match=r"track\.mode offline is read by track\.kind wandb"):
+        load(Config, None, ["model.path=x", "track=tensorboard", "track.mode=offline"])
+    assert load(Config, None, ["model.path=x", "track=off"]).track.kind == "off"
+
+
+def test_tensorboard_shows_each_step_once_after_a_resume(folder: Path) -> None:
+    from tensorboard.backend.event_processing import event_accumulator
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
+    settings = TrackConfig(kind="tensorboard")
+    play(folder, settings, range(1, 5), score=0.0)
+    play(folder, settings, range(2, 6), score=10.0)
+    scalars = event_accumulator.EventAccumulator(str(folder / "tensorboard")).Reload()
+    scores = [(event.step, event.value) for event in scalars.Scalars("score")]
+    assert scores == [(1, 1.0), (2, 12.0), (3, 13.0), (4, 14.0), (5, 15.0)]
+    assert len(scalars.Scalars("score/pool:2/0")) == 5
+    assert "lost" not in scalars.Tags()["scalars"], "it is not finite"
+    shown = EventAccumulator(str(folder / "tensorboard")).Reload()
+    (game,) = shown.Tensors("games")
+    text = game.tensor_proto.string_val[0].decode()
+    assert game.step == 2 and "B: 4" in text and "\x1b" not in text
+    assert text.startswith("````text\n"), "the fence is longer than the one in a view"
+    settings_text = shown.Tensors("settings")[0].tensor_proto.string_val[0].decode()
+    assert "\nrollout.group_size: " in settings_text and "\nseed: 3\n" in settings_text
+    assert (
+        shown.SummaryMetadata("_hparams_/session_start_info").plugin_data.plugin_name == "hparams"
+    )
+
+
+def offline_records(folder: Path) -> Iterator[Any]:
+    """The records of all offline W&B runs under the folder, oldest first.
+
+    A file is a header of 7 bytes and LevelDB's log format: blocks of 32 KiB with chunks of checksum
+    (4 bytes), length (2), kind (1: a whole record, 2 to 4: its first, middle and last part), data.
+    """
+    from wandb.proto import wandb_internal_pb2
+
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda p: p.stat().st_mtime):
+        data, place, parts = path.read_bytes(), 7, b""
+        while place + 7 <= len(data):
+            if 2**15 - place % 2**15 < 7:  # the rest of a block is padding
+                place += 2**15 - place % 2**15
+                continue
+            _, length, kind = struct.unpack_from("<IHB", data, place)
+            parts += data[place + 7 : place + 7 + length]
+            place += 7 + length
+            if kind in (1, 4):
+                record = wandb_internal_pb2.Record()
+                record.ParseFromString(parts)
+                parts = b""
+                yield record
+
+
+def test_wandb_offline_goes_on_in_the_same_run(folder: Path) -> None:
+    settings = TrackConfig(kind="wandb", mode="offline", project="own")
+    play(folder, settings, range(1, 5), score=0.0)
+    saved = json.loads((folder / "tracker.json").read_text())
+    play(folder, settings, range(3, 6), score=10.0)
+    assert json.loads((folder / "tracker.json").read_text()) == saved | {"last_step": 5}
+    records = list(offline_records(folder))
+    runs = [record.run for record in records if record.HasField("run")]
+    assert {(run.run_id, run.project, run.display_name) for run in runs} == {
+        (saved["id"], "own", "a_run")
+    }
+    keys = {item.key: json.loads(item.value_json) for item in runs[0].config.update}
+    assert keys["seed"] == 3 and keys["rollout"]["group_size"] > 0
+    scores, tables = {}, 0
+    for record in records:
+        if record.HasField("history"):
+            items = {".".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
+            step = json.loads(items["step"])
+            assert step not in scores and record.history.step.num == step
+            scores[step] = json.loads(items["score"])
+            tables += any(name.startswith("games") for name in items)
+    assert scores == {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0, 5: 15.0} and tables == 1
+    (table,) = folder.glob("wandb/offline-run-*/files/media/table/games*.json")
+    shown = json.loads(table.read_text())
+    assert [dict(zip(shown["columns"], row, strict=True)) for row in shown["data"]] == [
+        game_row(GAME)
+    ]
+
+
+TRACKIO = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from test_tracker import TrackConfig, play
+play(Path(sys.argv[1]), TrackConfig(kind="trackio", project="own"), range(1, 5), score=0.0)
+play(Path(sys.argv[1]), TrackConfig(kind="trackio", project="own"), range(3, 6), score=10.0)
+"""
+
+
+def test_trackio_goes_on_in_the_same_run(folder: Path, tmp_path: Path) -> None:
+    """In a process of its own: Trackio reads TRACKIO_DIR when it is imported."""
+    home = tmp_path / "trackio"
+    environment = os.environ | {"TRACKIO_DIR": str(home)}
+    words = [sys.executable, "-c", TRACKIO, str(folder), str(Path(__file__).parent), *sys.path]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    saved = json.loads((folder / "tracker.json").read_text())
+    with sqlite3.connect(home / "own.db") as base:
+        rows = base.execute("select run_id, run_name, step, metrics from metrics").fetchall()
+        ((config,),) = base.execute("select config from configs").fetchall()
+    assert {row[:2] for row in rows} == {(rows[0][0], f"a_run-{saved['id']}")}
+    scores = [(step, json.loads(line)["score"]) for _, _, step, line in rows]
+    assert scores == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 15.0)]
+    (game,) = json.loads(rows[1][3])["games"]["_value"]
+    assert "B: 4" in game["view of seat 1"] and game["talk"].startswith("```text\n")
+    assert json.loads(config)["seed"] == 3 and "rollout.group_size" in json.loads(config)
