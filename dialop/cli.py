@@ -15,6 +15,7 @@ from typing import Any, Protocol, TextIO, cast
 
 import dialop.collab.commands
 import dialop.matching.commands
+import dialop.mediation.commands
 from dialop.game import Game
 from dialop.rows import read_records
 from dialop.shown import printable
@@ -64,6 +65,7 @@ class Commands(Protocol):
 GAMES: dict[str, Commands] = {
     "matching": cast(Commands, dialop.matching.commands),
     "collab": cast(Commands, dialop.collab.commands),
+    "mediation": cast(Commands, dialop.mediation.commands),
 }
 
 

@@ -1,0 +1,318 @@
+"""Reads recorded human games of DialOp: instances, logs as moves, and rescored results.
+
+A record is one JSON object of the published file: `player_data` (calendars, flights, weights),
+`action_log`, `scores`, and `result` where the file has it. Points as in score.py. Plays no game.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from reprlib import repr as short
+from typing import Any
+
+from dialop.mediation.moves import render_proposal
+from dialop.mediation.records import (
+    AGENT,
+    FIRST_DAY,
+    MAX_ARRIVAL_PREF,
+    MAX_PRICE,
+    MAX_PRICE_PREF,
+    USERS,
+    Act,
+    Event,
+    Flight,
+    MediationInstance,
+    Pair,
+    User,
+    checked_event,
+    checked_flight,
+    checked_int,
+    checked_items,
+    field,
+)
+from dialop.mediation.score import pair_costs, pair_scores, price_costs
+from dialop.mediation.search import with_references
+
+_TERMS = ("calendar", "price", "arrival_time", "total")
+Terms = tuple[int, int, int, int]
+
+
+def instance_from_record(record: Mapping[str, Any], *, key: str) -> MediationInstance:
+    """The record's users and flights, checked.
+
+    Raises:
+        ValueError: for an invalid record; names the field.
+    """
+    players = checked_items(field(record, "player_data", "a recorded game"), "player_data", low=2)
+    arrival_prefs = {
+        checked_int(
+            field(player, "arrival_time_pref", f"user {i}"),
+            f"user {i}: arrival_time_pref",
+            low=0,
+            high=MAX_ARRIVAL_PREF,
+        )
+        for i, player in enumerate(players[:2])
+    }
+    if len(arrival_prefs) != 1:
+        raise ValueError(f"both users must have one arrival_time_pref, got {sorted(arrival_prefs)}")
+    instance = MediationInstance(
+        key=key,
+        users=(_user(players[0], "user 0"), _user(players[1], "user 1")),
+        arrival_pref=arrival_prefs.pop(),
+        best=0,
+        worst=0,
+        alone=0,
+    )
+    best, worst, alone = with_references(instance)
+    return replace(instance, best=best, worst=worst, alone=alone)
+
+
+def moves_from_record(record: Mapping[str, Any], instance: MediationInstance) -> list[Act]:
+    """The log's entries as moves. A proposal names its flights by their place in the lists.
+
+    Raises:
+        ValueError: for an entry that is not a move of this game; names it (from 0).
+    """
+    log = record.get("action_log")
+    if not isinstance(log, list):
+        raise ValueError(f"action_log must be a list, got {short(log)}")
+    moves = []
+    for number, entry in enumerate(log):
+        try:
+            moves.append(_move(entry, instance))
+        except ValueError as error:
+            raise ValueError(f"log entry {number} is not a move: {error}") from None
+    return moves
+
+
+def begun(record: Mapping[str, Any], num_entries: int, *, key: str) -> MediationInstance:
+    """The record's instance with its first `num_entries` log entries as the opening.
+
+    It holds nothing of the later entries, so players cannot know how the people ended.
+
+    Raises:
+        ValueError: if `num_entries` lies outside the log or reaches its end, or an entry is no
+            move.
+    """
+    instance = instance_from_record(record, key=key)
+    moves = moves_from_record(record, instance)
+    if not 0 <= num_entries <= len(moves):
+        raise ValueError(f"num_entries must be 0 to {len(moves)}, got {num_entries}")
+    return replace(instance, opening=tuple(moves[:num_entries]))
+
+
+def accepted_pair(moves: Sequence[Act]) -> Pair | None:
+    """The pair that the record ends with: the last proposal, if both users' last answers to it
+    accept. None otherwise."""
+    for number in range(len(moves) - 1, -1, -1):
+        if moves[number].flights is not None:
+            last = {act.seat: act.kind for act in moves[number + 1 :] if act.kind != "message"}
+            agreed = all(last.get(user) == "accept" for user in USERS)
+            return moves[number].flights if agreed else None
+    return None
+
+
+def replay(record: dict[str, Any], *, index: int) -> dict[str, Any]:
+    """Score a record under the rules of the recording and under ours, and compare all its numbers.
+
+    The returned dict has index; score, best, worst and norm under our rules; recorded_score,
+    recorded_best, recorded_worst and recorded_norm (None where the file lacks them); proposals, the
+    number of proposals; differences, a line for each number that differs and why; and agrees, True
+    if there is none. "error" gives the reason where a game cannot be scored.
+    """
+    line: dict[str, Any] = {"index": index}
+    line.update(dict.fromkeys(("score", "best", "worst", "norm")))
+    result = record.get("result")
+    result = result if isinstance(result, Mapping) else {}
+    scores = record.get("scores")
+    line["recorded_score"] = scores.get("reward") if isinstance(scores, Mapping) else None
+    line.update({f"recorded_{name}": result.get(name) for name in ("best", "worst", "norm")})
+    line.update(proposals=0, differences=[], agrees=False)
+    try:
+        instance = instance_from_record(record, key=f"recorded/{index}")
+        line.update(best=instance.best, worst=instance.worst)
+        moves = moves_from_record(record, instance)
+        pair = accepted_pair(moves)
+        if pair is None:
+            raise ValueError("no proposal that both users accepted at the end of the log")
+        if line["recorded_score"] is None:
+            raise ValueError("a recorded game needs scores.reward")
+        line["differences"] = _differences(record, instance, moves)
+    except ValueError as error:
+        return {**line, "error": str(error)}
+    score = sum(costs.total for costs in pair_costs(instance, pair))
+    line.update(score=score, norm=instance.norm(score))
+    line["proposals"] = sum(act.flights is not None for act in moves)
+    for name in ("score", "best", "worst"):
+        recorded = line[f"recorded_{name}"]
+        if recorded is not None and recorded != line[name]:
+            line["differences"].append(f"{name} is {line[name]}, the recording says {recorded}")
+    norm = line["recorded_norm"]
+    if norm is not None and not math.isclose(norm, line["norm"], abs_tol=1e-9):
+        line["differences"].append(f"norm is {line['norm']}, the recording says {norm}")
+    their_best, their_worst = _their_extremes(instance)
+    if (their_best, their_worst) != (instance.best, instance.worst):
+        line["differences"].append(
+            f"under the recording's rounding best and worst are {their_best} and {their_worst}"
+        )
+    line["agrees"] = not line["differences"]
+    return line
+
+
+def said_in(record: Mapping[str, Any]) -> list[str]:
+    """The messages of a recorded game, in order and verbatim. Raises ValueError as
+    `moves_from_record`."""
+    instance = instance_from_record(record, key="recorded")
+    return [act.text for act in moves_from_record(record, instance) if act.kind == "message"]
+
+
+def minute_of(text: Any, name: str) -> int:
+    """A time such as 2023-06-01T07:19 in minutes from 00:00 of the first day."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name} must be a time like 2023-06-01T07:19, got {short(text)}"
+        ) from None
+    if moment.tzinfo is not None or moment.second or moment.microsecond:
+        raise ValueError(f"{name} must be a whole minute without a zone, got {short(text)}")
+    days = (moment.date() - FIRST_DAY).days
+    return days * 24 * 60 + moment.hour * 60 + moment.minute
+
+
+def _differences(
+    record: Mapping[str, Any], instance: MediationInstance, moves: Sequence[Act]
+) -> list[str]:
+    """A line for each recorded number of a proposal that our rules, or the recording's own rounding
+    of prices, do not give."""
+    lines = []
+    for number, act in enumerate(moves):
+        if act.flights is None:
+            continue
+        proposals = record["action_log"][number]["proposals"]
+        ours, theirs = pair_costs(instance, act.flights), _their_costs(instance, act.flights)
+        for user in USERS:
+            cost = field(proposals[user], "cost", f"log entry {number}")
+            recorded = tuple(field(cost, term, f"log entry {number}: cost") for term in _TERMS)
+            own = ours[user]
+            for what, terms in (
+                ("our rules", (own.calendar, own.price, own.arrival, own.total)),
+                ("the recording's own rules", theirs[user]),
+            ):
+                if terms != recorded:
+                    lines.append(
+                        f"log entry {number}, user {user}: {', '.join(_TERMS)} are {terms} under "
+                        f"{what}, the recording says {recorded}"
+                    )
+    return lines
+
+
+def _their_costs(instance: MediationInstance, pair: Pair) -> tuple[Terms, Terms]:
+    """Both users' calendar, price, arrival and total as the released code rounds them."""
+    ours = pair_costs(instance, pair)
+    first, second = (
+        (own.calendar, price, own.arrival, own.calendar + price + own.arrival)
+        for own, price in (
+            (ours[user], _their_price(instance.users[user], pair[user])) for user in USERS
+        )
+    )
+    return first, second
+
+
+def _their_price(user: User, flight: int) -> int:
+    """The price term in floating point, which is one point off where the exact quotient is whole
+    and its double is not."""
+    share = (user.flights[flight].price - user.mean_price) / user.mean_price
+    return int(-user.price_pref * share)
+
+
+def _their_extremes(instance: MediationInstance) -> tuple[int, int]:
+    """Best and worst score with the recording's rounding of prices."""
+    scores = pair_scores(instance.users, instance.arrival_pref)
+    first, second = (
+        [_their_price(user, flight) for flight in range(len(user.flights))] - price_costs(user)
+        for user in instance.users
+    )
+    scores = scores + first[:, None] + second[None, :]
+    return int(scores.max()), int(scores.min())
+
+
+def _user(player: Any, where: str) -> User:
+    shared = checked_items(field(player, "shared_calendar", where), f"{where}: calendar", low=0)
+    private = checked_items(field(player, "unshared_calendar", where), f"{where}: calendar", low=0)
+    events = [_event(e, where, shared=True) for e in shared]
+    events += [_event(e, where, shared=False) for e in private]
+    whole = [_event(e, where, shared=True) for e in field(player, "calendar", where)]
+    if sorted((e.start, e.end, e.importance) for e in whole) != sorted(
+        (e.start, e.end, e.importance) for e in events
+    ):
+        raise ValueError(f"{where}: calendar must hold the shared and the unshared events")
+    flights = checked_items(field(player, "flights", where), f"{where}: flights", low=1)
+    return User(
+        events=tuple(sorted(events, key=lambda event: event.start)),
+        flights=tuple(_flight(f, f"{where}, flight {i}") for i, f in enumerate(flights)),
+        mean_price=checked_int(
+            field(player, "mean_price", where), f"{where}: mean_price", low=1, high=MAX_PRICE
+        ),
+        price_pref=checked_int(
+            field(player, "price_pref", where), f"{where}: price_pref", low=0, high=MAX_PRICE_PREF
+        ),
+    )
+
+
+def _event(data: Any, where: str, *, shared: bool) -> Event:
+    start, end = (minute_of(field(data, name, where), f"{where}: {name}") for name in _SPAN)
+    event = Event(start, end, field(data, "importance", where), shared)
+    return checked_event(event, f"{where}: an event")
+
+
+def _flight(data: Any, where: str) -> Flight:
+    start, end = (minute_of(field(data, name, where), f"{where}: {name}") for name in _SPAN)
+    flight = Flight(field(data, "carrier", where), start, end, field(data, "price", where))
+    return checked_flight(flight, where)
+
+
+def _move(entry: Any, instance: MediationInstance) -> Act:
+    """One log entry as a move. Raises ValueError for anything else."""
+    kind = field(entry, "type", "it")
+    if kind == "proposal":
+        flights = checked_items(field(entry, "proposals", "it"), "proposals", low=2)
+        pair = (
+            _flight_id(flights[0], instance.users[0], "user 0"),
+            _flight_id(flights[1], instance.users[1], "user 1"),
+        )
+        return Act(AGENT, "propose", render_proposal(pair), None, pair)
+    seat = checked_int(field(entry, "player", "it"), "player", low=0, high=AGENT)
+    room = checked_int(field(entry, "vroom", "it"), "vroom", low=0, high=1)
+    if seat not in (AGENT, room):
+        raise ValueError(f"player {seat} is not in room {room}")
+    if kind == "message":
+        text = field(field(entry, "message", "it"), "data", "message")
+        if not isinstance(text, str):
+            raise ValueError(f"message.data must be text, got {short(text)}")
+        return Act(seat, "message", text, room)
+    if kind != "proposal_response":
+        raise ValueError(f"type must be message, proposal or proposal_response, got {short(kind)}")
+    accepts = field(field(entry, "response", "it"), "accept", "response")
+    if seat not in USERS or not isinstance(accepts, bool):
+        raise ValueError("an answer needs a user and response.accept, true or false")
+    return Act(seat, "accept" if accepts else "reject", "", room)
+
+
+def _flight_id(data: Any, user: User, where: str) -> int:
+    """The place in the user's list of the flight that a proposal holds.
+
+    A user may have the same flight twice; the recorded id then decides.
+    """
+    flight = _flight(field(data, "proposal_data", where), f"{where}, proposed flight")
+    places = [i for i, other in enumerate(user.flights) if other == flight]
+    if not places:
+        raise ValueError(f"the flight proposed to {where} is not in the list")
+    recorded = data.get("flight_id")
+    return recorded if recorded in places else places[0]
+
+
+_SPAN = ("start", "end")

@@ -1,0 +1,264 @@
+"""The records of mediation: instance, options, moves, and what each seat may know. Pure data.
+
+Times are whole minutes from 00:00 of the first day (`FIRST_DAY`). Prices are whole dollars.
+Importances and weights have no unit; costs are negative, in the score's points. Seats 0 and 1 are
+the users, seat 2 is the agent; room `i` holds user `i` and the agent. Knows no texts and no rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from reprlib import repr as short
+from typing import Any, Literal
+
+FIRST_DAY = date(2023, 5, 31)
+USERS = (0, 1)
+AGENT = 2
+NUM_SEATS = 3
+Kind = Literal["message", "propose", "accept", "reject"]
+KINDS: tuple[Kind, ...] = ("message", "propose", "accept", "reject")
+Pair = tuple[int, int]
+
+MAX_DAYS = 30
+MAX_MINUTE = (MAX_DAYS + 3) * 24 * 60
+MAX_IMPORTANCE = 10
+MAX_PRICE_PREF = 20
+MAX_ARRIVAL_PREF = 10
+MAX_PRICE = 1_000_000
+MAX_ITEMS = 200  # flights or events of one user
+_MAX_NAME = 200  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A calendar entry [start, end). The agent sees the times of shared events, nothing else."""
+
+    start: int
+    end: int
+    importance: int
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A bookable flight; its id is its place in the user's list, from 0."""
+
+    carrier: str
+    start: int
+    end: int
+    price: int
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A user's private data: events, flights, and how much the price counts.
+
+    `mean_price` is the price at which the price term is 0; neither the users nor the agent see it
+    or `price_pref`.
+    """
+
+    events: tuple[Event, ...]
+    flights: tuple[Flight, ...]
+    mean_price: int
+    price_pref: int
+
+
+@dataclass(frozen=True, slots=True)
+class MediationInstance:
+    """One pair of users. `best` and `worst` are the extreme scores over all pairs of flights.
+
+    `alone` is the score of the pair that the agent books without any talk. `max_price_pref` and
+    `max_arrival_pref` bound the hidden weights; all seats know the bounds. `opening` holds moves
+    made before play starts, taken from a recorded human game.
+    """
+
+    key: str
+    users: tuple[User, User]
+    arrival_pref: int
+    best: int
+    worst: int
+    alone: int
+    max_price_pref: int = MAX_PRICE_PREF
+    max_arrival_pref: int = MAX_ARRIVAL_PREF
+    opening: tuple[Act, ...] = ()
+
+    def norm(self, score: float) -> float:
+        """A score's place between `worst` (0) and `best` (1); 1 if all pairs are equally good."""
+        spread = self.best - self.worst
+        return (score - self.worst) / spread if spread else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MediationOptions:
+    """How the game is played.
+
+    `messages` allows `[message]` moves, `brief` selects the short texts, and `private_reasoning`
+    allows private text before a move.
+    """
+
+    messages: bool = True
+    brief: bool = False
+    private_reasoning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """A flight's three terms for one user, in points. Only the price term can be positive."""
+
+    calendar: int
+    price: int
+    arrival: int
+
+    @property
+    def total(self) -> int:
+        return self.calendar + self.price + self.arrival
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """A legal move.
+
+    `room` is where a message or an answer was given, None for a proposal, which goes to both rooms.
+    `flights` holds a proposal's flight ids by user. In a user's view the other user's id is -1, and
+    `costs` holds the own terms; elsewhere `costs` is None.
+    """
+
+    seat: int
+    kind: Kind
+    text: str
+    room: int | None
+    flights: Pair | None = None
+    costs: Costs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UserView:
+    """What a user may know.
+
+    `calendar_costs[flight]` is minus the importance of all own events that overlap the flight.
+    `flights` and `events` are empty in the brief style, whose texts hold only those costs. `log`
+    holds the moves of the own room and the proposals.
+    """
+
+    seat: int
+    calendar_costs: tuple[int, ...]
+    flights: tuple[Flight, ...]
+    events: tuple[Event, ...]
+    log: tuple[Act, ...]
+    answer_due: bool
+    to_move: int | None
+    num_errors_this_turn: int
+    max_price_pref: int
+    max_arrival_pref: int
+    options: MediationOptions
+
+
+@dataclass(frozen=True, slots=True)
+class AgentView:
+    """What the agent may know, by user.
+
+    `conflicts[user][flight]` counts the shared events that overlap the flight; `prices` and
+    `arrivals` are the flights' own. In the brief style a column that cannot matter (its weight's
+    bound is 0) is 0 throughout. `flights` and `shared` (times alone) are empty in the brief style.
+    """
+
+    seat: int
+    conflicts: tuple[tuple[int, ...], tuple[int, ...]]
+    prices: tuple[tuple[int, ...], tuple[int, ...]]
+    arrivals: tuple[tuple[int, ...], tuple[int, ...]]
+    flights: tuple[tuple[Flight, ...], ...]
+    shared: tuple[tuple[tuple[int, int], ...], ...]
+    log: tuple[Act, ...]
+    to_move: int | None
+    num_errors_this_turn: int
+    max_price_pref: int
+    max_arrival_pref: int
+    options: MediationOptions
+
+
+def checked_int(value: Any, name: str, *, low: int, high: int) -> int:
+    """Return `value` if it is an integer from `low` to `high`; raise ValueError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{name} must be a whole number from {low} to {high}, got {short(value)}")
+    return value
+
+
+def checked_items(value: Any, name: str, *, low: int) -> Sequence[Any]:
+    """Return `value` if it is a list of `low` to `MAX_ITEMS` items; raise ValueError otherwise."""
+    if not isinstance(value, list | tuple) or not low <= len(value) <= MAX_ITEMS:
+        raise ValueError(f"{name} must be a list of {low} to {MAX_ITEMS} items, got {short(value)}")
+    return value
+
+
+def checked_text(value: Any, name: str) -> str:
+    """Return `value` if it is a short printable text on one line; raise ValueError otherwise."""
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise ValueError(f"{name} must be printable text on one line, got {short(value)}")
+    if len(value) > _MAX_NAME:
+        raise ValueError(f"{name} must have at most {_MAX_NAME} characters, got {len(value)}")
+    return value
+
+
+def field(data: Any, name: str, where: str) -> Any:
+    """A field of a JSON object. Raises ValueError where it is missing."""
+    if not isinstance(data, Mapping) or data.get(name) is None:
+        raise ValueError(f"{where} has no {name}")
+    return data[name]
+
+
+def checked_event(event: Event, where: str) -> Event:
+    """Return the event if it can be played; raise ValueError otherwise."""
+    _check_times(event.start, event.end, where)
+    checked_int(event.importance, f"{where}: importance", low=1, high=MAX_IMPORTANCE)
+    if not isinstance(event.shared, bool):
+        raise ValueError(f"{where}: shared must be true or false, got {short(event.shared)}")
+    return event
+
+
+def checked_flight(flight: Flight, where: str) -> Flight:
+    """Return the flight if it can be played; raise ValueError otherwise."""
+    _check_times(flight.start, flight.end, where)
+    checked_text(flight.carrier, f"{where}: carrier")
+    checked_int(flight.price, f"{where}: price", low=0, high=MAX_PRICE)
+    return flight
+
+
+def user_from_dict(data: Any, where: str) -> User:
+    """A user from plain JSON values, checked. Raises ValueError and names the field."""
+    events = checked_items(field(data, "events", where), f"{where}: events", low=0)
+    flights = checked_items(field(data, "flights", where), f"{where}: flights", low=1)
+    return User(
+        events=tuple(
+            checked_event(_built(Event, event, f"{where}, event {i}"), f"{where}, event {i}")
+            for i, event in enumerate(events)
+        ),
+        flights=tuple(
+            checked_flight(_built(Flight, flight, f"{where}, flight {i}"), f"{where}, flight {i}")
+            for i, flight in enumerate(flights)
+        ),
+        mean_price=checked_int(
+            field(data, "mean_price", where), f"{where}: mean_price", low=1, high=MAX_PRICE
+        ),
+        price_pref=checked_int(
+            field(data, "price_pref", where), f"{where}: price_pref", low=0, high=MAX_PRICE_PREF
+        ),
+    )
+
+
+def act_from_dict(data: Mapping[str, Any]) -> Act:
+    """A move from its plain JSON form."""
+    flights = data["flights"]
+    pair = None if flights is None else (flights[0], flights[1])
+    return Act(data["seat"], data["kind"], data["text"], data["room"], pair)
+
+
+def _built(kind: type[Any], data: Any, where: str) -> Any:
+    names = kind.__dataclass_fields__
+    return kind(**{name: field(data, name, where) for name in names})
+
+
+def _check_times(start: Any, end: Any, where: str) -> None:
+    checked_int(start, f"{where}: start", low=0, high=MAX_MINUTE)
+    checked_int(end, f"{where}: end", low=start + 1, high=MAX_MINUTE)

@@ -1,0 +1,455 @@
+"""The mediation game: a hand-sized game word for word, its rules, and the interface's promises."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+from game_checks import comparable
+from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, at, play, proposal
+
+from dialop.game import PlayerError
+from dialop.mediation.game import MediationGame
+from dialop.mediation.generate import MediationRecipe, generate_many
+from dialop.mediation.moves import parse_proposal
+from dialop.mediation.records import (
+    AGENT,
+    AgentView,
+    Event,
+    MediationInstance,
+    MediationOptions,
+    UserView,
+)
+from dialop.mediation.score import overlap, pair_costs, pair_scores
+from dialop.mediation.search import with_references
+from dialop.mediation.texts import span_text, time_text
+
+OPENING = [(0, "[message] Morning, please."), (1, "[message] Anything.")]
+
+
+def test_a_game_word_for_word_in_the_full_style() -> None:
+    game = MediationGame(SMALL, FULL)
+    assert game.prompt(0).user == (
+        "You are user 0.\n\n"
+        "Your flights:\n"
+        "id 0 | Delta | $100 | 5/31 9:30 AM - 5/31 11:00 AM\n"
+        "id 1 | United | $300 | 5/31 2:30 PM - 5/31 4:00 PM\n"
+        "id 2 | Alaska | $200 | 5/31 11:30 AM - 5/31 2:30 PM\n\n"
+        "Your events, importance in brackets, whose times the agent sees:\n"
+        "(4) 5/31 10:00 AM - 5/31 12:00 PM\n\n"
+        "Your private events, importance in brackets:\n"
+        "(7) 5/31 2:00 PM - 5/31 3:00 PM"
+    )
+    assert game.prompt(AGENT).user == (
+        "Flights of user 0:\n"
+        "id 0 | Delta | $100 | 5/31 9:30 AM - 5/31 11:00 AM\n"
+        "id 1 | United | $300 | 5/31 2:30 PM - 5/31 4:00 PM\n"
+        "id 2 | Alaska | $200 | 5/31 11:30 AM - 5/31 2:30 PM\n\n"
+        "Shared events of user 0:\n"
+        "5/31 10:00 AM - 5/31 12:00 PM\n\n"
+        "Flights of user 1:\n"
+        "id 0 | JetBlue | $100 | 5/31 9:30 AM - 5/31 12:30 PM\n"
+        "id 1 | American | $150 | 5/31 2:00 PM - 5/31 4:30 PM\n\n"
+        "Shared events of user 1:\n"
+        "5/31 9:00 AM - 5/31 10:00 AM"
+    )
+    said = [
+        ((0, "[message] Morning, please."), ("", "", "User 0: [message] Morning, please.")),
+        ((1, "[message] Anything."), ("", "", "User 1: [message] Anything.")),
+        ((2, "1: [message] At two?"), ("", "Agent: [message] At two?", "")),
+        ((1, "[message] Yes.\nOr [reject]"), ("", "", "User 1: [message] Yes.\n  Or [reject]")),
+        (
+            (2, proposal(2, 1)),
+            (
+                "Agent: [propose] id 2 | Alaska | $200 | 5/31 11:30 AM - 5/31 2:30 PM\n"
+                "Events in conflict: (4) 5/31 10:00 AM - 5/31 12:00 PM; "
+                "(7) 5/31 2:00 PM - 5/31 3:00 PM\n"
+                "Your points: calendar -11, price 0, arrival -2, in all -13\n"
+                "You can only answer [accept] or [reject].",
+                "Agent: [propose] id 1 | American | $150 | 5/31 2:00 PM - 5/31 4:30 PM\n"
+                "Events in conflict: (9) 5/31 3:00 PM - 5/31 7:00 PM\n"
+                "Your points: calendar -9, price -2, arrival -2, in all -13\n"
+                "You can only answer [accept] or [reject].",
+                "Flight for user 0: id 2 | Alaska | $200 | 5/31 11:30 AM - 5/31 2:30 PM\n"
+                "Flight for user 1: id 1 | American | $150 | 5/31 2:00 PM - 5/31 4:30 PM",
+            ),
+        ),
+        ((0, "[accept]"), ("", "", "User 0: [accept]")),
+        (
+            (1, "[reject]"),
+            (
+                "The proposal was rejected and is dropped.",
+                "The proposal was rejected and is dropped. It is your move.",
+                "User 1: [reject]",
+            ),
+        ),
+        ((1, "[message] Too dear."), ("", "", "User 1: [message] Too dear.")),
+    ]
+    for (seat, text), observations in said:
+        assert game.seat_to_move == seat
+        step = game.step(seat, text)
+        assert (step.error, step.observations) == (None, observations)
+        assert not game.outcome().agreed and game.outcome().rewards == (0.0, 0.0, 0.0)
+    assert game.outcome().proposal_norm == 0.0
+    play(game, (2, proposal(0, 0)), (0, "[accept]"))
+    last = game.step(1, "[accept]")
+    booked = "Both users accepted. The flights are booked."
+    assert last.observations == (booked, booked, f"User 1: [accept]\n{booked}")
+    outcome = game.outcome()
+    assert (outcome.over, outcome.agreed, outcome.score) == (True, True, -3.0)
+    assert outcome.score_norm == 1.0 and outcome.rewards == (1.0, 1.0, 1.0)
+    assert outcome.facts == {"best": -3.0, "worst": -26.0, "alone": 1.0}
+
+
+def test_a_game_word_for_word_in_the_brief_style() -> None:
+    game = MediationGame(SMALL, BRIEF)
+    assert [game.prompt(seat).system for seat in range(3)] == ["", "", ""]
+    assert game.prompt(0).user == "0 -4\n1 -7\n2 -11"
+    assert game.prompt(1).user == "0 -2\n1 -9"
+    assert game.prompt(AGENT).user == (
+        "Flights 0\n0 1 100 11:00\n1 0 300 16:00\n2 1 200 14:30\n"
+        "Flights 1\n0 1 100 12:30\n1 0 150 16:30"
+    )
+    moves = [
+        (0, "[message]\n0 -4\n1 -7", ("", "", "User 0:\n0 -4\n1 -7")),
+        (1, "[message]\nUser 0:\n9 -9", ("", "", "User 1:\n  User 0:\n9 -9")),
+        (2, proposal(1, 0), ("Agent: [propose] 1 -7 -5 -3", "Agent: [propose] 0 -2 0 -3", "")),
+        (0, "[reject]", ("", "", "User 0: [reject]")),
+        (1, "[accept]", ("[off] Your move.", "[off]", "User 1: [accept]")),
+        (0, "[message] no", ("", "", "User 0:\nno")),
+        (2, "1: [message] ok?", ("", "Agent:\nok?", "")),
+    ]
+    for seat, text, observations in moves:
+        assert game.seat_to_move == seat
+        step = game.step(seat, text)
+        assert (step.error, step.observations) == (None, observations)
+
+
+def test_costs_and_extremes_of_the_hand_sized_instance() -> None:
+    table = pair_scores(SMALL.users, SMALL.arrival_pref)
+    assert {pair: int(table[pair]) for pair in SCORES} == SCORES
+    assert with_references(SMALL) == (-3, -26, -3)
+    for pair, score in SCORES.items():
+        first, second = pair_costs(SMALL, pair)
+        assert first.total + second.total == score
+        game = MediationGame(SMALL, FULL)
+        play(game, *OPENING, (2, proposal(*pair)), (0, "[accept]"), (1, "[accept]"))
+        assert game.outcome().score == score
+        assert game.outcome().score_norm == pytest.approx((score + 26) / 23)
+
+
+def test_no_pair_beats_best_or_is_below_worst_by_a_direct_computation() -> None:
+    for instance in generate_many(MediationRecipe(days=2, flights=12), seed=5, num=25):
+        users = instance.users
+        scores = []
+        for first, second in itertools.product(*(user.flights for user in users)):
+            score = 0
+            gap = abs(first.end - second.end) // 60
+            for user, flight in ((users[0], first), (users[1], second)):
+                for event in user.events:
+                    if (
+                        event.start < flight.start < event.end
+                        or flight.start < event.start < flight.end
+                    ):
+                        score -= event.importance
+                score += truncated(
+                    -user.price_pref * (flight.price - user.mean_price), user.mean_price
+                )
+                score += truncated(-instance.arrival_pref * gap, 3)
+            scores.append(score)
+        assert (max(scores), min(scores)) == (instance.best, instance.worst)
+        assert instance.worst <= instance.alone <= instance.best
+        assert pair_scores(users, instance.arrival_pref).ravel().tolist() == scores
+
+
+def truncated(numerator: int, denominator: int) -> int:
+    return abs(numerator) // denominator * (1 if numerator >= 0 else -1)
+
+
+def test_a_whole_quotient_is_exact_where_floating_point_is_one_off() -> None:
+    user = replace(SMALL.users[0], mean_price=988, price_pref=19)
+    flight = replace(user.flights[0], price=3744)
+    instance = replace(SMALL, users=(replace(user, flights=(flight,)), SMALL.users[1]))
+    assert int(-19 * ((3744 - 988) / 988)) == -52  # 19 x 2756 / 988 is exactly 53
+    assert pair_costs(instance, (0, 0))[0].price == -53
+
+
+def test_times_clash_if_one_begins_inside_the_other() -> None:
+    assert overlap((600, 660), (630, 700)) and overlap((600, 660), (500, 601))
+    assert overlap((600, 660), (500, 700)) and overlap((600, 660), (610, 620))
+    assert not overlap((600, 660), (660, 700)) and not overlap((600, 660), (500, 600))
+    assert not overlap((600, 660), (600, 700))
+
+
+@pytest.mark.parametrize(
+    ("minute", "text"),
+    [
+        (0, "5/31 12:00 AM"),
+        (at(12, 5), "5/31 12:05 PM"),
+        (at(24 + 7, 19), "6/1 7:19 AM"),
+        (at(48 + 23, 59), "6/2 11:59 PM"),
+    ],
+)
+def test_times_have_no_stray_sign(minute: int, text: str) -> None:
+    assert time_text(minute) == text
+
+
+def test_both_ends_of_a_span_have_their_date() -> None:
+    assert span_text(at(22), at(26)) == "5/31 10:00 PM - 6/1 2:00 AM"
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("user 0: id 2, user 1: id 1", (2, 1)),
+        ("User 1: ID 1, User 0: ID 2", (2, 1)),
+        ("user 0: 2\nuser 1: 0", (2, 0)),
+        ("user 0 flight 1 and user 1 flight 0.", (1, 0)),
+        ("user 0: id 00, user 1: id 01", (0, 1)),
+    ],
+)
+def test_proposals_are_read(text: str, pair: tuple[int, int]) -> None:
+    assert parse_proposal(text, (3, 2)) == pair
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("user 0: id 2", "bad_proposal"),
+        ("user 0: id 2, user 0: id 1", "bad_proposal"),
+        ("user 0: id 2, user 1: id 1, user 2: id 0", "bad_proposal"),
+        ("user 0: id 2, user 1: id 1 because it is cheap", "bad_proposal"),
+        ("user 0: id two, user 1: id 1", "bad_proposal"),
+        ("user 0: id -1, user 1: id 1", "bad_proposal"),
+        ("user 0: id 1.5, user 1: id 1", "bad_proposal"),
+        ("2, 1", "bad_proposal"),
+        ("user 0: id 3, user 1: id 1", "no_flight"),
+        ("user 0: id 0, user 1: id 999999999", "no_flight"),
+    ],
+)
+def test_other_proposals_are_refused(text: str, kind: str) -> None:
+    with pytest.raises(PlayerError) as error:
+        parse_proposal(text, (3, 2))
+    assert error.value.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("moves", "seat", "text", "kind"),
+    [
+        ([], 0, "hello", "no_tag"),
+        ([], 0, "[dance]", "unknown_tag"),
+        ([], 0, "[message]", "empty"),
+        ([], 0, "[accept]", "nothing_pending"),
+        ([], 0, proposal(0, 0)[5:], "only_agent"),
+        ([], 1, "[message] hi", "not_your_turn"),
+        ([], 2, proposal(0, 0), "not_your_turn"),
+        (OPENING, 0, "[message] more", "not_your_turn"),
+        (OPENING, 2, "[message] hi", "no_recipient"),
+        (OPENING, 2, "[propose] user 0: id 0, user 1: id 0", "no_recipient"),
+        (OPENING, 2, "all: [message] hi", "bad_recipient"),
+        (OPENING, 2, "0: [propose] user 0: id 0, user 1: id 0", "bad_recipient"),
+        (OPENING, 2, "2: [message] hi", "no_tag"),
+        (OPENING, 2, "all: [accept]", "only_users"),
+        (OPENING, 2, "0: [message] ", "empty"),
+        (OPENING, 2, "hello", "no_tag"),
+        ([*OPENING, (2, proposal(0, 0))], 0, "[message] hm", "must_answer"),
+        ([*OPENING, (2, proposal(0, 0))], 1, "[accept]", "not_your_turn"),
+        ([*OPENING, (2, proposal(0, 0)), (0, "[accept]")], 0, "[reject]", "not_your_turn"),
+        ([*OPENING, (2, proposal(0, 0)), (0, "[accept]"), (1, "[accept]")], 2, "x", "over"),
+    ],
+)
+def test_refused_moves(moves: list[tuple[int, str]], seat: int, text: str, kind: str) -> None:
+    game = play(MediationGame(SMALL, FULL), *moves)
+    before, outcome = comparable(game.state()), game.outcome()
+    step = game.step(seat, text)
+    assert (step.action, step.error_kind, step.observations) == (None, kind, ("", "", ""))
+    assert step.error and step.error.startswith("Error: ")
+    assert comparable(game.state()) == before and game.outcome() == outcome
+
+
+def test_rooms_take_turns_and_users_who_reject_speak_before_the_agent() -> None:
+    game = play(MediationGame(SMALL, FULL), *OPENING, (2, "0: [message] when?"))
+    assert game.seat_to_move == 0
+    play(game, (0, "[message] soon"), (2, "1: [message] when?"))
+    assert game.seat_to_move == 1
+    # Rejected by user 0 alone: user 0 says why while user 1's room waits for the agent.
+    play(game, (1, "[message] later"), (2, proposal(1, 0)), (0, "[reject]"), (1, "[accept]"))
+    assert game.seat_to_move == 0
+    play(game, (0, "[message] too late"))
+    assert game.seat_to_move == AGENT
+    # Rejected by both: both say why before the agent goes on.
+    play(game, (2, proposal(1, 1)), (0, "[reject]"), (1, "[reject]"))
+    assert game.seat_to_move == 0
+    play(game, (0, "[message] no"))
+    assert game.seat_to_move == 1
+    play(game, (1, "[message] no"))
+    assert game.seat_to_move == AGENT
+
+
+def test_both_users_answer_even_if_the_first_rejects() -> None:
+    game = play(MediationGame(SMALL, FULL), *OPENING, (2, proposal(1, 1)), (0, "[reject]"))
+    assert game.seat_to_move == 1 and game.answer_due
+    step = game.step(1, "[accept]")
+    assert step.observations[2] == "User 1: [accept]" and not game.answer_due
+
+
+def test_without_messages_the_agent_begins_and_tries_pairs() -> None:
+    game = MediationGame(SMALL, SILENT)
+    assert game.seat_to_move == AGENT and "[message]" not in game.prompt(AGENT).system
+    assert game.step(AGENT, "0: [message] hi").error_kind == "no_messages"
+    play(game, (2, proposal(1, 1)), (0, "[reject]"))
+    assert game.step(1, "[reject]").observations[1] == "The proposal was rejected and is dropped."
+    assert game.seat_to_move == AGENT
+    play(game, (2, proposal(0, 0)), (0, "[accept]"), (1, "[accept]"))
+    assert game.outcome().score_norm == 1.0
+
+
+def test_private_reasoning_is_dropped_before_the_move() -> None:
+    game = MediationGame(SMALL, replace(FULL, private_reasoning=True))
+    step = game.step(0, "<think>[accept]</think>I like mornings.\n[message] Morning.")
+    assert step.observations[AGENT] == "User 0: [message] Morning."
+    play(game, (1, "[message] hi"))
+    step = game.step(2, "0: 3 points.\nso: \nall: [propose] user 0: id 0, user 1: id 0")
+    assert step.action == "propose"
+    assert MediationGame(SMALL, FULL).step(0, "hm\n[message] x").error_kind == "no_tag"
+
+
+def other_user_changed(instance: MediationInstance) -> MediationInstance:
+    """The instance with user 1's calendar, prices and weight changed; only arrivals are kept."""
+    user = instance.users[1]
+    changed = replace(
+        user,
+        events=(Event(at(9), at(18), 10, shared=True), Event(at(1), at(2), 1, shared=False)),
+        flights=tuple(replace(f, price=f.price + 7, carrier="Southwest") for f in user.flights),
+        mean_price=999,
+        price_pref=1,
+    )
+    twin = replace(instance, users=(instance.users[0], changed))
+    best, worst, alone = with_references(twin)
+    return replace(twin, best=best, worst=worst, alone=alone)
+
+
+@pytest.mark.parametrize("options", [FULL, BRIEF])
+def test_no_seat_reads_the_other_room_or_what_is_hidden(options: MediationOptions) -> None:
+    """User 0 reads and knows the same, whatever user 1 has, says and answers (up to the drop)."""
+    one, two = MediationGame(SMALL, options), MediationGame(other_user_changed(SMALL), options)
+    script = [
+        ((0, "[message] a"), (0, "[message] a")),
+        ((1, "[message] b"), (1, "[message] quite different")),
+        ((2, "1: [message] c"), (2, "1: [message] you have 4, she has 7")),
+        ((1, "[message] d"), (1, "[message] e")),
+        ((2, "0: [message] f"), (2, "0: [message] f")),
+        ((0, "[message] g"), (0, "[message] g")),
+        ((2, proposal(1, 0)), (2, proposal(1, 0))),
+        ((0, "[reject]"), (0, "[reject]")),
+        ((1, "[accept]"), (1, "[reject]")),
+    ]
+    assert one.prompt(0) == two.prompt(0) and one.view(0) == two.view(0)
+    for (seat, first), (_, second) in script:
+        left, right = one.step(seat, first), two.step(seat, second)
+        assert left.error is None and right.error is None
+        assert left.observations[0] == right.observations[0]
+        assert one.view(0) == two.view(0)
+    restored = [MediationGame.from_state(game.state()) for game in (one, two)]
+    assert restored[0].prompt(0) == restored[1].prompt(0)
+    text = restored[1].prompt(0).user
+    assert "different" not in text and "she has 7" not in text and "Southwest" not in text
+
+
+def test_the_agent_sees_no_importance_no_private_event_and_no_weight() -> None:
+    def hidden_changed(instance: MediationInstance) -> MediationInstance:
+        users = []
+        for user in instance.users:
+            events = [e if e.shared else replace(e, start=0, end=1) for e in user.events]
+            events = [replace(e, importance=10) for e in events]
+            users.append(replace(user, events=tuple(events), mean_price=77, price_pref=20))
+        twin = replace(instance, users=(users[0], users[1]), arrival_pref=9)
+        best, worst, alone = with_references(twin)
+        return replace(twin, best=best, worst=worst, alone=alone)
+
+    for options in (FULL, BRIEF):
+        one, two = MediationGame(SMALL, options), MediationGame(hidden_changed(SMALL), options)
+        for move in [*OPENING, (2, proposal(1, 0)), (0, "[reject]"), (1, "[accept]")]:
+            assert one.step(*move).observations[AGENT] == two.step(*move).observations[AGENT]
+            assert one.prompt(AGENT) == two.prompt(AGENT) and one.view(AGENT) == two.view(AGENT)
+        states = [MediationGame.from_state(game.state()) for game in (one, two)]
+        assert states[0].prompt(AGENT) == states[1].prompt(AGENT)
+
+
+def test_the_brief_style_knows_no_more_than_its_lines() -> None:
+    """Views in the brief style hold no flight or event, and no column that the text leaves out."""
+    instance = replace(SMALL, max_price_pref=0, max_arrival_pref=0)
+    view = MediationGame(instance, BRIEF).view(AGENT)
+    assert isinstance(view, AgentView) and view.flights == () and view.shared == ()
+    assert view.prices == ((0, 0, 0), (0, 0)) and view.arrivals == ((0, 0, 0), (0, 0))
+    assert MediationGame(instance, BRIEF).prompt(AGENT).user == (
+        "Flights 0\n0 1\n1 0\n2 1\nFlights 1\n0 1\n1 0"
+    )
+    user = MediationGame(instance, BRIEF).view(0)
+    assert isinstance(user, UserView) and user.flights == () and user.events == ()
+
+
+@pytest.mark.parametrize("options", [FULL, BRIEF, SILENT])
+def test_clones_and_states_play_on_alike(options: MediationOptions) -> None:
+    moves = [*OPENING, (2, "0: [message] hm"), (0, "[message] so"), (2, proposal(2, 1))]
+    moves += [(0, "[accept]"), (1, "[reject]"), (1, "[message] dear")]
+    moves += [(2, proposal(0, 0)), (0, "[accept]"), (1, "[accept]")]
+    if not options.messages:
+        moves = [move for move in moves if "[message]" not in move[1]]
+    game = MediationGame(SMALL, options)
+    for seat, text in moves:
+        assert game.seat_to_move == seat
+        before = game.state()
+        state = json.loads(json.dumps(before))
+        twin, restored = game.clone(), MediationGame.from_state(state)
+        assert restored.state() == state == before
+        views = [[g.view(s) for s in range(3)] for g in (game, restored)]
+        assert views[0] == views[1]
+        assert twin.step(seat, text) == restored.step(seat, text)
+        assert twin.state() == restored.state() and game.state() == before
+        game.step(seat, text)
+    assert (
+        game.outcome().over and MediationGame.from_state(game.state()).outcome() == game.outcome()
+    )
+    with pytest.raises(ValueError, match='must be "mediation"'):
+        MediationGame.from_state({**game.state(), "game": "matching"})
+    with pytest.raises(ValueError, match="seat must be 0 to 2, got 3"):
+        game.view(3)
+
+
+PIECES = ["[message]", "[propose]", "[accept]", "[reject]", "0:", "1:", "all:", "user 0: id 0"]
+PIECES += [", ", "user 1: id 1", "to user 1:", "\n", " ", "9" * 30, "</think>", "\u2028", "\ud800"]
+TEXTS = st.one_of(st.text(max_size=40), st.lists(st.sampled_from(PIECES), max_size=9).map("".join))
+LEGAL = st.sampled_from(["[message] x", "[accept]", "[reject]", "0: [message] y", proposal(1, 1)])
+OPTIONS = st.builds(
+    MediationOptions, messages=st.booleans(), brief=st.booleans(), private_reasoning=st.booleans()
+)
+
+
+@given(OPTIONS, st.lists(st.tuples(st.integers(0, 2), st.one_of(LEGAL, TEXTS)), max_size=12))
+@example(FULL, [(0, "[message] \ud800"), (1, "[message] x"), (2, "0: [message] \u2028[accept]")])
+@hypothesis_settings(max_examples=150, deadline=None)
+def test_no_text_raises_and_refusals_change_nothing(
+    options: MediationOptions, moves: list[tuple[int, str]]
+) -> None:
+    game = MediationGame(SMALL, options)
+    for seat, text in moves:
+        before, errors, mover = comparable(game.state()), game.num_errors, game.seat_to_move
+        step = game.step(seat, text)
+        if step.error is None:
+            assert step.action and seat == mover and game.num_errors == errors
+            assert len(game.view(AGENT).log) == len(before["play"]["log"]) + 1
+        else:
+            assert step.action is None and step.error_kind and not any(step.observations)
+            assert comparable(game.state()) == before
+            assert sum(game.num_errors) == sum(errors) + 1
+        state = json.loads(json.dumps(game.state()))
+        restored = MediationGame.from_state(state)
+        assert restored.state() == state and restored.seat_to_move == game.seat_to_move
+        assert all(restored.prompt(each).user for each in range(3))
+        assert all(restored.view(each) == game.view(each) for each in range(3))

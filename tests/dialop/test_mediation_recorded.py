@@ -1,0 +1,145 @@
+"""Recorded human games of mediation: every number recomputed, every cut played on."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from mediation_games import BRIEF, FULL, SILENT, recorded_file
+
+from dialop.cli import main
+from dialop.mediation.game import MediationGame
+from dialop.mediation.recorded import begun, instance_from_record, moves_from_record, replay
+from dialop.mediation.records import AGENT, Act
+from dialop.mediation.store import read_instances
+from dialop.rows import read_records
+
+
+@pytest.fixture(scope="module")
+def records() -> list[dict[str, Any]]:
+    return list(read_records(recorded_file()))
+
+
+def test_all_games_agree_in_every_number(records: list[dict[str, Any]]) -> None:
+    lines = [replay(record, index=i) for i, record in enumerate(records)]
+    assert len(lines) == 81 and all(line["agrees"] for line in lines)
+    for line, record in zip(lines, records, strict=True):
+        assert line["score"] == record["result"]["score"] == record["scores"]["reward"]
+        assert (line["best"], line["worst"]) == (
+            record["result"]["best"],
+            record["result"]["worst"],
+        )
+        assert line["norm"] == pytest.approx(record["result"]["norm"])
+        assert line["differences"] == [] and "error" not in line
+    mean = sum(line["norm"] for line in lines) / 81
+    assert mean == pytest.approx(0.970, abs=0.012)  # the published 162 games; these are half
+
+
+def test_a_changed_number_is_found_and_named(records: list[dict[str, Any]]) -> None:
+    for path, words in (
+        (("scores", "reward"), "score is"),
+        (("result", "best"), "best is"),
+        (("result", "worst"), "worst is"),
+        (("result", "norm"), "norm is"),
+    ):
+        record = copy.deepcopy(records[0])
+        record[path[0]][path[1]] += 1
+        line = replay(record, index=0)
+        assert not line["agrees"] and line["differences"][0].startswith(words)
+    record = copy.deepcopy(records[0])
+    proposal = next(e for e in record["action_log"] if e["type"] == "proposal")
+    proposal["proposals"][1]["cost"]["price"] -= 1
+    line = replay(record, index=0)
+    assert not line["agrees"]
+    assert all("user 1: calendar, price, arrival_time, total" in d for d in line["differences"])
+
+
+def test_every_cut_of_every_game_plays_on(records: list[dict[str, Any]]) -> None:
+    """A standing proposal waits for the users without an answer; the end has the recorded score."""
+    for number, record in enumerate(records):
+        moves = moves_from_record(record, instance_from_record(record, key="all"))
+        options = (FULL, BRIEF)[number % 2]
+        for k in range(len(moves) + 1):
+            game = MediationGame(begun(record, k, key=f"cut/{k}"), options)
+            seat, owed = game.seat_to_move, owing(moves[:k])
+            assert game.answer_due == bool(owed) and (not owed or seat == owed[0])
+            if k == len(moves):
+                assert seat is None and game.outcome().score == record["result"]["score"]
+            assert (seat is None) == (k == len(moves))
+        assert game.prompt(0).user != game.prompt(1).user
+
+
+def owing(moves: list[Act]) -> list[int]:
+    """The users who owe an answer to the last proposal, none if it was dropped or booked."""
+    proposals = [i for i, act in enumerate(moves) if act.kind == "propose"]
+    if not proposals:
+        return []
+    given = {act.seat for act in moves[proposals[-1] :] if act.kind in ("accept", "reject")}
+    return sorted({0, 1} - given)
+
+
+def test_a_restored_game_tells_each_seat_its_own_room(records: list[dict[str, Any]]) -> None:
+    record = records[0]
+    game = MediationGame(begun(record, len(record["action_log"]) - 1, key="cut"), FULL)
+    users = [game.prompt(seat).user for seat in range(3)]
+    assert "\nYou: [message] Hello! Can you book me a flight on Thursday morning?" in users[0]
+    assert "\nUser 0: [message] Hello! Can you book me" in users[2]
+    assert "Thursday morning" not in users[1]
+    assert "Your points: calendar -9, price 3, arrival 0, in all -6\n" in users[0]
+    assert "Your points: calendar -7, price 14, arrival 0, in all 7\n" in users[1]
+    assert "You: all: [propose] user 0: id 21, user 1: id 25\nFlight for user 0: id 21" in users[2]
+    state = json.loads(json.dumps(game.state()))
+    for twin in (game.clone(), MediationGame.from_state(state)):
+        assert twin.seat_to_move == 1 and twin.step(1, "[accept]").error is None
+        assert twin.outcome().score == 1.0
+
+
+def test_a_rejected_proposal_does_not_come_back(records: list[dict[str, Any]]) -> None:
+    """Where the released code restores the last proposal even if it was rejected."""
+    num_cuts = 0
+    for record in records:
+        moves = moves_from_record(record, instance_from_record(record, key="all"))
+        for k in range(1, len(moves)):
+            last = moves[k - 1]
+            if last.kind == "reject" and not owing(moves[:k]):
+                game = MediationGame(begun(record, k, key="cut"), SILENT)
+                assert not game.answer_due and game.seat_to_move == AGENT
+                num_cuts += 1
+    assert num_cuts > 50
+
+
+def test_recorded_games_are_instances(records: list[dict[str, Any]]) -> None:
+    instances = read_instances(recorded_file())
+    assert [i.best for i in instances] == [record["result"]["best"] for record in records]
+    assert instances[3].key == "mediation/3"
+
+
+def test_damaged_records_say_what_is_wrong(records: list[dict[str, Any]]) -> None:
+    def error(change: Any) -> str:
+        record = copy.deepcopy(records[0])
+        change(record)
+        line = replay(record, index=0)
+        assert line["agrees"] is False
+        return str(line["error"])
+
+    assert error(lambda r: r.pop("player_data")) == "a recorded game has no player_data"
+    assert "log entry 0 is not a move" in error(lambda r: r["action_log"][0].update(vroom=1))
+    assert "whole number from 0 to 1" in error(lambda r: r["action_log"][0].update(vroom=2))
+    assert "both users accepted" in error(lambda r: r["action_log"].pop())
+    assert "user 1: mean_price" in error(lambda r: r["player_data"][1].update(mean_price=0))
+    assert "a time like" in error(lambda r: r["player_data"][0]["flights"][0].update(start="noon"))
+    assert "one arrival_time_pref" in error(
+        lambda r: r["player_data"][0].update(arrival_time_pref=9)
+    )
+    assert "unshared" in error(lambda r: r["player_data"][0]["shared_calendar"].pop())
+    with pytest.raises(ValueError, match=r"num_entries must be 0 to \d+, got 999"):
+        begun(records[0], 999, key="cut")
+
+
+def test_replay_from_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(recorded_file())]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "81 of 81 games agree\n"
+    assert json.loads(captured.out.splitlines()[0])["norm"] == pytest.approx(0.9661016949)
