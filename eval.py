@@ -124,7 +124,7 @@ def play_all(
     if context.world.rank:
         return None
     if games.records:
-        rows["people"] = evaluate_people(games.records, games.instances)
+        rows["people"] = evaluate_people(games.records, games.instances, config.game)
     for spec in kit_of(config.game).BASELINES:
         rows[spec] = evaluate_scripted(
             games.instances, spec=spec, game=config.game, rollout=config.rollout

@@ -1,4 +1,4 @@
-"""Train one policy in both seats to talk by playing with itself.
+"""Train one policy in all seats to talk by playing with itself.
 
     python train.py --config configs/tiny.yaml [key=value ...]
     torchrun --nproc-per-node 2 train.py --config configs/tiny.yaml
@@ -21,7 +21,7 @@ from selfplay.checkpoint import finish, save_checkpoint
 from selfplay.colocation.handover import sleep_engine
 from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck
 from selfplay.config import Config, load_config
-from selfplay.config.settings import SettingsError, describe
+from selfplay.config.settings import SettingsError
 from selfplay.credit.advantages import compute_advantages, reward_samples
 from selfplay.credit.dynamic_sampling import Played, play_full
 from selfplay.data.instances import check_files
@@ -38,7 +38,7 @@ from selfplay.metrics.step import step_metrics
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.partners.judge import judge_interactivity
 from selfplay.partners.partners import check_partners
-from selfplay.preflight.run import Words, check_run, refused
+from selfplay.preflight.run import Words, check_run, help_of, refused
 from selfplay.rollout.driver import Kept, first_turns, play_games
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import check_players, self_play_games
@@ -51,8 +51,8 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
 
     The method is GRPO (arXiv 2402.03300). What differs from the paper:
 
-    - Two policies share one set of weights. A group is (instance, seat, partner): the seats of one
-      game share a reward, so they are never each other's baseline.
+    - All seats of the policy share one set of weights. A group is (instance, seat, partner): the
+      seats of one game share a reward, so they are never each other's baseline.
     - Advantages are per token, so single turns can be penalised or compared (branch points).
     - Groups without variance are dropped before the update.
     - The loss is a mean over all trained tokens of all ranks (token_mean), not over sequences.
@@ -166,10 +166,11 @@ def play(run: Run, step: int, places: Sequence[int]) -> Played:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
     parser = Words(
         prog="train.py",
         description=__doc__,
-        epilog="Every key, its type, default and meaning:\n\n" + describe(Config),
+        epilog=f"Every key, its type, default and meaning:\n\n{help_of(words)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -179,11 +180,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "overrides", nargs="*", metavar="key=value", help="settings that win over the file's"
     )
     try:
-        asked = parser.parse_args(arguments)
+        asked = parser.parse_args(words)
         config = load_config(asked.config, asked.overrides)
         check_players(config)
         check_partners(config.rollout.partners, config.game, out=config.out)
-        check_watch(config.eval, config.game, out=config.out)
+        check_watch(config.eval, config.game, config.rollout, out=config.out)
         check_files(config.game, config.data)
         check_run(config)
         world = open_world(config)

@@ -2,13 +2,26 @@
 
 A game is built from an instance and played once. It can be cloned at any turn and restored from a
 recorded state. Only the game decides who moves next, what each seat may see and what reward each
-seat gets. Games with tools or unequal roles therefore fit the same five methods: `prompt`, `step`,
-`clone`, `view`, `outcome`. This module knows no tokens, players or models.
+seat gets. The same five methods (`prompt`, `step`, `clone`, `view`, `outcome`) serve all of these:
+
+- **Any number of seats**, with equal or unequal roles.
+- **Rooms.** A seat that speaks in several rooms names the recipient in its text, as in
+  "0: [message] hello". The game gives the text to the seats in that room, as their observations,
+  and "" to the others.
+- **Tools.** A tool call is a legal move after which `seat_to_move` is unchanged. The tool's answer
+  is the mover's own observation. The mover reads it before its next move and never trains on it.
+  Every legal move counts towards a limit of moves, whether it passes the turn or not; refused ones
+  do not count.
+- **Rewards**, shared or each seat's own, of any sign, at the end (`Outcome.rewards`) and for single
+  moves (`Step.rewards`).
+
+This module knows no tokens, players or models.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,7 +54,10 @@ class Step:
 
     `action` is the kind of a legal move, None for a refused one. `error` is the text that the mover
     reads and `error_kind` the name it is counted under; both are None for a legal move.
-    `observations[seat]` is the new text that the seat reads before its next move, "" for none.
+    `observations[seat]` is the new text that the seat reads before its next move, "" for none. The
+    mover's own is a tool's answer or a confirmation.
+    `rewards[seat]` is each seat's reward for this move, to be added to the outcome's rewards; ()
+    for none. A refused move has none.
     """
 
     seat: int
@@ -49,16 +65,21 @@ class Step:
     error: str | None
     error_kind: str | None
     observations: tuple[str, ...]
+    rewards: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a game so far. Without an agreement, score, score_norm and rewards are 0.
+    """The result of a game so far. In the games of agreement, score, score_norm and rewards are 0
+    without one.
 
     `score` is in the game's own units. `score_norm` is its share of the best possible score, in
-    [0, 1]. `rewards[seat]` is each seat's reward. `facts` holds the instance's reference values for
-    metrics, as floats (for matching: best, solo_0, solo_1). `proposal_norm` is what `score_norm`
-    would be if the last proposal had been accepted, 0 if there was no proposal.
+    [0, 1]. `rewards[seat]` is each seat's final reward; it may be negative, and the seats' rewards
+    may differ. `facts` holds the instance's reference values for metrics, as floats (for matching:
+    best, solo_0, solo_1). `proposal_norm` is what `score_norm` would be if the last proposal had
+    been accepted, 0 if there was no proposal. `seat_scores[seat]` is each seat's own score in
+    [0, 1] where the seats do not share one (in a zero-sum game 1 for a win, 0.5 for a draw, 0 for a
+    loss); () means that `score_norm` is every seat's.
     """
 
     over: bool
@@ -68,6 +89,13 @@ class Outcome:
     rewards: tuple[float, ...]
     facts: dict[str, float]
     proposal_norm: float = 0.0
+    seat_scores: tuple[float, ...] = ()
+
+    def score_of(self, seats: Collection[int]) -> float:
+        """The mean score of these seats, in [0, 1]; `score_norm` if they share it or are none."""
+        if not self.seat_scores or not seats:
+            return self.score_norm
+        return sum(self.seat_scores[seat] for seat in seats) / len(seats)
 
 
 class Game(ABC):
@@ -94,7 +122,10 @@ class Game(ABC):
 
     @abstractmethod
     def step(self, seat: int, text: str) -> Step:
-        """Try `text` as the seat's move. A refused move changes only the error count."""
+        """Try `text` as the seat's move. A refused move changes only the error count.
+
+        After a legal move `seat_to_move` may be the same seat.
+        """
 
     @abstractmethod
     def clone(self) -> Game:
@@ -106,6 +137,14 @@ class Game(ABC):
 
         It never holds more than the seat's texts contain.
         """
+
+    def measures(self, seats: Collection[int]) -> dict[str, float]:
+        """Counts of the moves that these seats made in this game, for metrics; {} for none.
+
+        Logs and reports show each as its mean over games. `statements` and `true_statements` are
+        shown as their quotient, `honesty`.
+        """
+        return {}
 
     @abstractmethod
     def outcome(self) -> Outcome:

@@ -32,7 +32,7 @@ from selfplay.config.play import (
     RolloutConfig,
     StageConfig,
 )
-from selfplay.config.player_spec import POOL, SELF, parse_shares
+from selfplay.config.player_spec import POOL, parse_shares
 from selfplay.config.settings import key, load, section
 
 __all__ = [
@@ -135,8 +135,8 @@ class Config:
             raise ValueError(f"reward.kind collab needs game.name collab, got {self.game.name}")
         if self.game.name == "collab" and not self.game.messages:
             raise ValueError("game.messages must be true in collab, got false")
-        if self.game.name == "collab" and self.data.curriculum:
-            raise ValueError("data.curriculum needs game.name matching, got collab")
+        if self.game.name != "matching" and self.data.curriculum:
+            raise ValueError(f"data.curriculum needs game.name matching, got {self.game.name}")
         scratch = self.model.scratch
         if scratch and self.rollout.max_game_tokens > scratch.max_positions:
             raise ValueError(
@@ -178,12 +178,6 @@ class Config:
             raise ValueError(
                 f"rollout.group_size must be at least 2 for {method}, got {size}: the baseline is "
                 "the group's mean (reinforce_pp, ema and ppo accept groups of 1)"
-            )
-        has_partner = any(spec.kind != SELF for spec, _ in parse_shares(self.rollout.partners))
-        if has_partner and size < 4 and in_groups:
-            raise ValueError(
-                f"rollout.group_size must be at least 4 for {method} with another partner than "
-                f"self (half of the games form the group of each seat), got {size}; nearest: 4"
             )
         if self.algorithm.resample and not in_groups:
             raise ValueError(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
+from dialop.kit import SHARED, NoOptions, load_kit
 from dialop.matching.starts import checked_entries
 from selfplay.config.collab import CollabConfig
 from selfplay.config.partners import DriftMonitorConfig
-from selfplay.config.player_spec import PERSON, SELF, parse_shares
-from selfplay.config.settings import key, section
+from selfplay.config.player_spec import PERSON, parse_shares
+from selfplay.config.settings import chosen, key, section
 
+# Games whose settings are keys of `game` itself.
+KEYED_GAMES = ("matching", "collab")
 MAX_GAMES = 1_000_000  # per step and per evaluation
 
 
@@ -17,7 +21,11 @@ MAX_GAMES = 1_000_000  # per step and per evaluation
 class GameConfig:
     """The game, its rules, and which instances are drawn."""
 
-    name: str = key("matching", "game to play", choices=("matching", "collab"))
+    name: str = key(
+        "matching",
+        "game to play: matching, collab, another game of this project, a module such as "
+        "my_package.my_game, or the path of a .py file (docs/your_game.md)",
+    )
     size: int = key(8, "number of rows and of columns of the board", low=2, high=8)
     p_observed: float = key(0.4, "probability that a seat sees a cell", low=0.01, high=1.0)
     scale: bool = key(True, "multiply each seat's values by a private factor between 1 and 10")
@@ -55,6 +63,41 @@ class GameConfig:
         "machine supports, none uses no isolation (docs/collab.md)",
         choices=("auto", "namespaces", "landlock", "none"),
     )
+    options: Any = chosen(
+        "settings that the game itself declares; --help lists those of the game in --config",
+        by=lambda game: options_type(game.name),
+    )
+
+    def check(self) -> None:
+        if self.name in KEYED_GAMES:
+            return
+        own = {entry.name for entry in fields(options_type(self.name))}
+        for entry in fields(self):
+            given = getattr(self, entry.name)
+            if entry.name in ("name", "options") or given == entry.default:
+                continue
+            if entry.name not in SHARED or entry.name not in own:
+                near = f"; nearest is game.options.{entry.name}" if entry.name in own else ""
+                raise ValueError(
+                    f"game.{entry.name} is no setting of {self.name}, got {given}{near}"
+                )
+        if self.options is not None:
+            options = type(self.options)()
+            for name in own.intersection(SHARED):
+                if getattr(self.options, name) != getattr(options, name):
+                    raise ValueError(f"game.options.{name} must be given as game.{name}")
+
+    def rules(self) -> Any:
+        """The options of a game with a kit of its own, with the settings that all games share."""
+        options = self.options or options_type(self.name)()
+        own = {entry.name for entry in fields(options)}
+        shared = {name: getattr(self, name) for name in SHARED if name in own}
+        return replace(options, **shared)
+
+
+def options_type(name: str) -> type:
+    """The class of a game's options. Raises ValueError for a name that is no game."""
+    return NoOptions if name in KEYED_GAMES else load_kit(name).Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +240,8 @@ class RolloutConfig:
     group_size: int = key(8, "episodes per instance", low=1, high=10_000)
     max_turns: int = key(
         30,
-        "limit of legal moves per game; a game that reaches it ends without agreement",
+        "limit of legal moves per game, of all seats together; a move that keeps the turn, such "
+        "as a tool call, counts too. A game that reaches it ends without agreement",
         low=1,
         high=10_000,
     )
@@ -219,7 +263,12 @@ class RolloutConfig:
     partners: tuple[str, ...] = key(
         ("self",),
         "partners as 'spec*share' (docs/partners.md); with a partner other than self, the "
-        "policy plays each seat in half of the games",
+        "policy plays each seat equally often and the partner all others",
+    )
+    policy_seats: tuple[str, ...] = key(
+        (),
+        "roles that the policy plays in every game, such as [agent]; the partner plays the "
+        "others. Empty: all roles without a partner, else one seat after the other",
     )
     branch: BranchConfig = section(BranchConfig, "credit for single turns by branching games")
 
@@ -243,13 +292,6 @@ class RolloutConfig:
                 "rollout.partners must do without 'person', which only eval.py supports, got "
                 f"{list(self.partners)}"
             )
-        has_partner = set(kinds) != {SELF}
-        if has_partner and self.group_size % 2:
-            raise ValueError(
-                "rollout.group_size must be even with another partner than self (the policy plays "
-                f"each seat in half of the games), got {self.group_size}; nearest: "
-                f"{self.group_size + 1}"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,9 +300,10 @@ class RewardConfig:
 
     kind: str = key(
         "score_norm",
-        "score_norm: score divided by the best possible score; accept: 1 for any agreement; "
-        "regret: score_norm, and without an agreement table_share times the score_norm of the "
-        "last proposal; collab: weighted sum of reward.collab",
+        "score_norm: the game's own rewards, such as the score divided by the best possible "
+        "score; accept: 1 for any agreement; regret: the game's own, and without an agreement "
+        "table_share times the score_norm of the last proposal; collab: weighted sum of "
+        "reward.collab",
         choices=("score_norm", "accept", "regret", "collab"),
     )
     table_share: float = key(
@@ -275,8 +318,7 @@ class RewardConfig:
     )
     error_penalty: float = key(
         0.0,
-        "penalty for each refused move of the seat; the reward does not fall below 0 (in "
-        "collab it may)",
+        "penalty for each refused move of the seat, subtracted from its reward",
         low=0.0,
         high=1000.0,
     )

@@ -14,8 +14,8 @@ import shutil
 import sys
 import textwrap
 import types
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -25,11 +25,13 @@ from selfplay.config.tree import SettingsError, empty, load_tree, place, sources
 
 __all__ = [
     "SettingsError",
+    "chosen",
     "describe",
     "difference",
     "dump",
     "key",
     "load",
+    "read_value",
     "renamed_keys",
     "section",
 ]
@@ -86,6 +88,15 @@ def section(
     return field(default_factory=cls, metadata=rules)
 
 
+def chosen(sentence: str, *, by: Callable[[Any], type]) -> Any:
+    """A nested group of settings whose class depends on its siblings.
+
+    `by` gets the section without this group and returns the class, a frozen dataclass whose fields
+    all have defaults. It raises ValueError for siblings that select none. The default is None.
+    """
+    return field(default=None, metadata={"sentence": sentence, "by": by})
+
+
 def load(cls: type[C], path: Path | None, overrides: Sequence[str] = ()) -> C:
     """Read `path` (None: defaults only), then apply `overrides` in order.
 
@@ -110,14 +121,15 @@ def dump(config: Any) -> str:
     return text
 
 
-def describe(cls: type) -> str:
+def describe(cls: type, prefix: str = "") -> str:
     """The --help text: each key's type, default, bounds and sentence, grouped by section."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 100)
     lines: list[str] = []
-    for name, hint, entry in _walk(cls, ""):
-        sentence = entry.metadata["sentence"]
-        if is_dataclass(_strip_none(hint)):
-            absent = "" if entry.default_factory is not MISSING else " (default null)"
+    for name, hint, entry in _walk(cls, prefix):
+        sentence = entry.metadata.get("sentence", "")
+        if is_dataclass(_strip_none(hint)) or "by" in entry.metadata:
+            own = entry.default_factory is not MISSING or "by" in entry.metadata
+            absent = "" if own else " (default null)"
             lines += ["", *textwrap.wrap(f"{name}: {sentence}{absent}", width)]
             continue
         facts = [_type_name(hint), f"default {_show(_default(entry))}", *_rules(entry.metadata)]
@@ -125,6 +137,18 @@ def describe(cls: type) -> str:
         lines += textwrap.wrap(head, width, initial_indent="  ", subsequent_indent="    ")
         lines += textwrap.wrap(sentence, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines).strip("\n") + "\n"
+
+
+def read_value(path: Path | None, overrides: Sequence[str], name: str) -> Any:
+    """The value given for one dotted key, unchecked; None if it is not given.
+
+    Raises:
+        SettingsError: for files and overrides that cannot be read.
+    """
+    value = _construct(load_tree(path, overrides, {}))
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def difference(a: Any, b: Any) -> list[str]:
@@ -197,6 +221,8 @@ def _convert_section(node: yaml.Node, cls: type, name: str, names: Mapping[str, 
     values: dict[str, Any] = {}
     for entry in fields(cls):
         dotted = _join(name, entry.name)
+        if "by" in entry.metadata:
+            continue
         if entry.name in given:
             child = given[entry.name][1]
             values[entry.name] = _convert(child, hints[entry.name], dotted, entry.metadata, names)
@@ -206,6 +232,10 @@ def _convert_section(node: yaml.Node, cls: type, name: str, names: Mapping[str, 
                 empty(node.start_mark.name), hints[entry.name], dotted, {}, names
             )
     result = cls(**values)
+    for entry in fields(cls):
+        if "by" in entry.metadata:
+            chosen_part = _convert_chosen(node, entry, result, name, names)
+            result = replace(result, **{entry.name: chosen_part})
     check = getattr(result, "check", None)
     if check is not None:
         try:
@@ -213,6 +243,27 @@ def _convert_section(node: yaml.Node, cls: type, name: str, names: Mapping[str, 
         except ValueError as error:
             raise SettingsError(f"{', '.join(sources(node))}: {error}") from error
     return result
+
+
+def _convert_chosen(
+    node: yaml.MappingNode,
+    entry: Field[Any],
+    siblings: Any,
+    name: str,
+    names: Mapping[str, str | None],
+) -> Any:
+    """The value of a group whose class its siblings select."""
+    dotted = _join(name, entry.name)
+    child = next((value for label, value in node.value if label.value == entry.name), None)
+    child = child if child is not None else empty(node.start_mark.name)
+    try:
+        cls = entry.metadata["by"](siblings)
+        own_names = {each: None for each, _, _ in _walk(cls, dotted)}
+        return _convert(child, cls, dotted, {}, {**names, **own_names})
+    except SettingsError:
+        raise
+    except (ValueError, TypeError, NameError) as error:
+        raise SettingsError(f"{', '.join(sources(node))}: {error}") from error
 
 
 def _scalar(node: yaml.Node, kind: type, name: str, *, optional: bool) -> Any:
@@ -310,7 +361,7 @@ def _walk(cls: type, prefix: str) -> list[tuple[str, Any, Field[Any]]]:
         inner = _strip_none(hint)
         listed = get_origin(inner) is tuple and is_dataclass(get_args(inner)[0])
         part = get_args(inner)[0] if listed else inner
-        rows = nested if is_dataclass(inner) else flat
+        rows = nested if is_dataclass(inner) or "by" in entry.metadata else flat
         rows.append((name, hint, entry))
         if isinstance(part, type) and is_dataclass(part):
             rows += _walk(part, f"{name}[]" if listed else name)

@@ -225,13 +225,15 @@ def _with_advantages(
 
 def _token_values(sample: Sample, algorithm: AlgorithmConfig) -> list[float]:
     """What each token is credited with: the sum of all rewards (reinforce_pp: of those from the
-    token on), minus the penalty of the token's own turn."""
+    token on) and of the moves' rewards from the token on, minus the penalty of its own turn."""
     if algorithm.method == "reinforce_pp":
         values_N = list(accumulate(reversed(sample.rewards)))[::-1]
     else:
         values_N = [sum(sample.rewards)] * len(sample.rewards)
     for start, end, penalty in sample.penalties:
         values_N[start:end] = [value - penalty for value in values_N[start:end]]
+    for token, reward in sample.move_rewards:
+        values_N[: token + 1] = [value + reward for value in values_N[: token + 1]]
     return values_N
 
 
@@ -283,7 +285,7 @@ def _by_group(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
 
 
 def _has_zero_variance(members: Sequence[Sample]) -> bool:
-    """Whether all samples of a group have the same reward and no penalty of a single turn."""
+    """Whether all samples of a group have the same reward, and none of a single turn."""
     rewards = [sum(sample.rewards) for sample in members]
-    penalties = any(sample.penalties for sample in members)
-    return max(rewards) - min(rewards) < ZERO_VARIANCE and not penalties
+    by_turn = any(sample.penalties or sample.move_rewards for sample in members)
+    return max(rewards) - min(rewards) < ZERO_VARIANCE and not by_turn

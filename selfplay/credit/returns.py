@@ -1,5 +1,9 @@
 """Turns episodes into samples with rewards: one seat's game, or one sibling turn of a branch point.
 
+The final reward lies at a sample's last trained token, that of a single move at the last token that
+the seat sampled up to this move. A token's return is the final reward and the moves' rewards from
+the token on. A reward before the seat's first token is not its doing and is left out.
+
 A token is trained in at most one sample. Without branch points a game gives one sample a seat, in
 the group (instance, seat). A branch point moves its turn into samples of their own: each sibling
 turn is one sample, rewarded with the mean of its continuations, and the siblings form a group. The
@@ -13,7 +17,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from selfplay.config import AlgorithmConfig, RewardConfig
-from selfplay.credit.rewards import game_return, seat_reward, turn_penalties
+from selfplay.credit.rewards import (
+    final_reward,
+    game_return,
+    move_rewards,
+    seat_reward,
+    turn_penalties,
+)
 from selfplay.credit.sample import Sample
 from selfplay.rollout.branches import siblings_of
 from selfplay.rollout.episode import BranchPoint, Episode
@@ -103,6 +113,9 @@ def _turn_sample(
     per_turn = algorithm.error_credit == "turn"
     reward_of = game_return if per_turn else seat_reward
     value = sum(reward_of(c, seat, config=config) for c in continuations) / len(continuations)
+    # The rewards of the moves before the turn are the same in all continuations and not its return.
+    before = move_rewards(episode, seat, config=config).items()
+    value -= sum(reward for number, reward in before if number < point.turn)
     if per_turn:
         penalties = turn_penalties(episode, seat, config=config)
         value -= sum(penalty for first, _, penalty in penalties if first == start)
@@ -143,7 +156,7 @@ def _after(
 def _rewarded(
     sample: Sample, episode: Episode, seat: int, algorithm: AlgorithmConfig, config: RewardConfig
 ) -> Sample:
-    """The sample with the seat's reward at its last trained token.
+    """The sample with the seat's rewards at its tokens.
 
     With `error_credit: turn` the reward is the game's return, and each refused turn keeps its own
     penalty; nothing is floored at 0.
@@ -154,10 +167,32 @@ def _rewarded(
     if algorithm.error_credit == "turn":
         all_penalties = turn_penalties(episode, seat, config=config)
         penalties = tuple(penalty for penalty in all_penalties if sample.mask[penalty[0]])
-        rewards[last] = game_return(episode, seat, config=config)
+        rewards[last] = final_reward(episode, seat, config=config)
     else:
         rewards[last] = seat_reward(episode, seat, config=config)
-    return replace(sample, rewards=rewards, penalties=penalties, role=role_of(episode, seat))
+        rewards[last] -= sum(move_rewards(episode, seat, config=config).values())
+    return replace(
+        sample,
+        rewards=rewards,
+        penalties=penalties,
+        move_rewards=_move_tokens(episode, seat, config, last=last),
+        role=role_of(episode, seat),
+    )
+
+
+def _move_tokens(
+    episode: Episode, seat: int, config: RewardConfig, *, last: int
+) -> tuple[tuple[int, float], ...]:
+    """The seat's rewards of single moves with the token, up to `last`, that each is credited to."""
+    transcript = episode.transcripts[seat]
+    assert transcript is not None
+    rewards: dict[int, float] = {}
+    for number, reward in move_rewards(episode, seat, config=config).items():
+        tries = sum(turn.seat == seat for turn in episode.turns[: number + 1])
+        if tries:
+            token = min(transcript.spans[tries - 1].end - 1, last)
+            rewards[token] = rewards.get(token, 0.0) + reward
+    return tuple(rewards.items())
 
 
 def _turn_range(episode: Episode, point: BranchPoint) -> tuple[int, int]:

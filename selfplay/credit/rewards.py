@@ -11,18 +11,36 @@ from selfplay.rollout.episode import Episode
 def seat_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
     """The game's return to the seat minus the penalties of its refused moves.
 
-    The seats share the return; each seat pays for its own errors. The result is floored at 0,
-    except in collab, where the token cost may make it negative.
+    Each seat pays for its own errors. The result may have any sign.
     """
     penalty = config.error_penalty * episode.num_errors(seat)
-    reward = game_return(episode, seat, config=config) - penalty
-    return reward if config.kind == "collab" else max(0.0, reward)
+    return game_return(episode, seat, config=config) - penalty
 
 
 def game_return(episode: Episode, seat: int, *, config: RewardConfig) -> float:
-    """The seat's return from the game: in [0, 1], or in collab the sum of its parts.
+    """The seat's return from the game: its final reward and its rewards of single moves."""
+    moves = move_rewards(episode, seat, config=config)
+    return final_reward(episode, seat, config=config) + sum(moves.values())
 
-    - `score_norm`: the game's own reward.
+
+def move_rewards(episode: Episode, seat: int, *, config: RewardConfig) -> dict[int, float]:
+    """The seat's rewards of single moves, by the number of tries before the move.
+
+    Empty with the kinds accept and collab, which do not use the game's own rewards.
+    """
+    if config.kind in ("accept", "collab"):
+        return {}
+    return {
+        number: turn.rewards[seat]
+        for number, turn in enumerate(episode.turns)
+        if turn.rewards and turn.rewards[seat]
+    }
+
+
+def final_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
+    """The seat's reward at the end of the game.
+
+    - `score_norm`: the game's own reward, of any sign; in a cooperative game in [0, 1].
     - `accept`: 1 for any agreement.
     - `regret`: the game's own reward after an agreement, else `table_share` times what the last
       proposal would have given. `table_share` is below 1, so accepting always gives more.

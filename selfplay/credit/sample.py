@@ -13,7 +13,9 @@ class Sample:
     - `name` is unique within a step.
     - `old_logprobs` are the engine's log-probs at the sampling temperature.
     - `advantages` are 0 where the mask is 0.
-    - `rewards` hold the seat's return at its last trained token.
+    - `rewards` hold the seat's final reward at its last trained token.
+    - `move_rewards` are (token, reward) of single moves: the last token that the seat sampled up to
+      the move. They are not in `rewards`.
     - `penalties` are (start, end, penalty) of single refused turns; they are not in `rewards`.
     - `group` is the key of the samples it is compared with; `role` is the seat and, if there is
       one, the partner. Imitation samples have no group, no role and no rewards.
@@ -30,6 +32,7 @@ class Sample:
     advantages: list[float]
     rewards: list[float] = field(default_factory=list)
     penalties: tuple[tuple[int, int, float], ...] = ()
+    move_rewards: tuple[tuple[int, float], ...] = ()
     group: str = ""
     role: str = ""
     importance: list[float] = field(default_factory=list)
@@ -37,10 +40,12 @@ class Sample:
     returns: list[float] = field(default_factory=list)
 
     def token_rewards(self) -> list[float]:
-        """`rewards` minus each penalty at the last token of its turn."""
+        """`rewards` and `move_rewards`, minus each penalty at the last token of its turn."""
         rewards = list(self.rewards)
         for _, end, penalty in self.penalties:
             rewards[end - 1] -= penalty
+        for token, reward in self.move_rewards:
+            rewards[token] += reward
         return rewards
 
 

@@ -10,11 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dialop.matching.starts import Entries
+from dialop.kit import Entries, Recorded
 from selfplay.config import DataConfig, GameConfig
 from selfplay.config.settings import SettingsError
 from selfplay.data.seeds import named_seed
-from selfplay.games import Recorded, kit_of
+from selfplay.games import kit_of
 
 # Each purpose has its own name in the seed, so streams of generated instances never overlap.
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held-out"

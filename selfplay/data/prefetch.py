@@ -1,6 +1,6 @@
 """Prefetch: worker processes generate the next step's instances during the current step.
 
-    python -m selfplay.data.prefetch      a worker: reads the run's seed, then jobs, from stdin
+    python -m selfplay.data.prefetch    a worker: reads the run's seed and module path, then jobs
 
 A hard 8x8 board takes 20 ms to generate, a batch of 64 more than a second. Only the trainer holds
 the write end of a worker's stdin, so the worker ends when the trainer ends for any reason. The
@@ -78,7 +78,7 @@ class Prefetcher:
                 env=os.environ | ONE_THREAD,
             )
             self._workers.append(worker)
-            self._send(worker, self._seed)
+            self._send(worker, (self._seed, sys.path))
 
     def _send(self, worker: subprocess.Popen[bytes], message: object) -> None:
         assert worker.stdin is not None
@@ -109,7 +109,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the trainer ends its workers
     jobs, instances = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # keep printed text out of the pickled stream
-    seed = cast(int, pickle.load(jobs))
+    seed, path = cast(tuple[int, list[str]], pickle.load(jobs))
+    sys.path += [folder for folder in path if folder not in sys.path]  # where own games lie
     while True:
         try:
             job = pickle.load(jobs)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from dialop.game import Instance
+from dialop.kit import Recorded
 from dialop.matching.starts import checked_entries
 from selfplay.config import Config, GameConfig, StageConfig
 from selfplay.config.settings import SettingsError
@@ -26,7 +27,6 @@ from selfplay.data.instances import (
 )
 from selfplay.data.prefetch import Origin, Prefetcher
 from selfplay.data.seeds import named_seed
-from selfplay.games import Recorded
 
 RESAMPLED, FILE = "resampled", "file"
 # Remembered instances, with the standard deviation of their groups' rewards.

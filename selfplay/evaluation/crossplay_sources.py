@@ -119,8 +119,11 @@ def read_players(entries: Sequence[str], game: GameConfig, *, what: str) -> list
     Raises:
         ValueError, SettingsError: for an entry that is no player, or cannot play in a matrix.
     """
-    if kit_of(game).LEARNER_SEAT is not None:
-        raise ValueError(f"{what}: seats must be equal, got game.name {game.name}")
+    kit = kit_of(game)
+    if len(kit.ROLES) != 2 or len(kit.POLICY_SEATS) != 2:
+        raise ValueError(
+            f"{what}: the policy must be able to play each of 2 seats, got game.name {game.name}"
+        )
     sources = sources_of(entries, what=what)
     labels = _labels([source for source in sources if source is not None])
     players: dict[str, MatrixPlayer] = {}

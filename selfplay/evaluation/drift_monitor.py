@@ -14,18 +14,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from selfplay.config import DataConfig, EvalConfig, GameConfig
+from selfplay.config import DataConfig, EvalConfig, GameConfig, RolloutConfig
 from selfplay.config.partners import WARM_START
 from selfplay.config.player_spec import CHECKPOINT, Spec
 from selfplay.config.settings import SettingsError
 from selfplay.evaluation.drawings import drift_svg
 from selfplay.evaluation.held_out import EvaluationContext, validation, validation_score
 from selfplay.evaluation.word_drift import check_words
-from selfplay.games import kit_of
 from selfplay.metrics.ending import RunEnds
 from selfplay.metrics.run_folder import write_atomically
 from selfplay.partners.partners import Partners, check_spec
-from selfplay.rollout.seating import Partner, read_spec
+from selfplay.rollout.seating import Partner, chosen_seats, read_spec
 
 # Step, self-play score, score with the fixed partner.
 Scores = tuple[int, float, float]
@@ -176,7 +175,9 @@ def make_drift_monitor(
     return DriftMonitor(eval_settings, data, partner, folder=folder)
 
 
-def check_watch(eval_settings: EvalConfig, game: GameConfig, *, out: str) -> None:
+def check_watch(
+    eval_settings: EvalConfig, game: GameConfig, rollout: RolloutConfig, *, out: str
+) -> None:
     """Raise SettingsError, before anything starts, for settings of evaluations during training that
     cannot work: recorded games or a monitor's partner that are missing, a partner of another
     game."""
@@ -184,10 +185,10 @@ def check_watch(eval_settings: EvalConfig, game: GameConfig, *, out: str) -> Non
     settings = eval_settings.drift_monitor
     if settings.action == "off":
         return
-    if kit_of(game).LEARNER_SEAT is not None:
+    if chosen_seats(game, rollout) is not None:
         raise SettingsError(
-            f"eval.drift_monitor.action must be off for {game.name}, whose seats are unequal and "
-            f"which has no self-play, got {settings.action}"
+            f"eval.drift_monitor.action must be off for {game.name} where the policy does not play "
+            f"all seats and there is no self-play, got {settings.action}"
         )
     if settings.partner != WARM_START:
         spec = read_spec(settings.partner, game, what="eval.drift_monitor.partner")

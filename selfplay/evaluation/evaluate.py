@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dialop.game import Instance
-from dialop.matching.game import MatchingInstance
-from dialop.matching.recorded import agreed, said_in
 from selfplay.chat.rendering import Rendering
 from selfplay.colocation.restarts import Restarts
 from selfplay.config import Config, GameConfig, RolloutConfig
@@ -102,7 +100,7 @@ def evaluate(
     another rank's engine and plays no games.
 
     `temperature` None samples as in training, 0 is greedy. With a partner the policy has `seat`;
-    None alternates seats 0 and 1. Void games are left out of scores and means; the measure
+    None takes the seats in turn. Void games are left out of scores and means; the measure
     `num_void` counts them.
 
     Raises:
@@ -175,7 +173,7 @@ def play_instances(
             games.update(zip(kept, episodes, strict=True))
             num_void += len(stats.void)
             if partner.alone and episodes:
-                score = episodes[0].outcome.score_norm
+                score = episodes[0].score
                 print(f"\nThe game is over ({episodes[0].ended}): {score:.3f} of the best.\n")
         return PlayedGames(games, num_void)
 
@@ -199,35 +197,15 @@ def evaluate_scripted(
 
 
 def evaluate_people(
-    records: Sequence[Mapping[str, Any]], instances: Sequence[MatchingInstance]
+    records: Sequence[Mapping[str, Any]], instances: Sequence[Any], game: GameConfig
 ) -> Evaluation:
-    """Score people's recorded games on these instances.
-
-    The score is the recorded one, so games whose proposals use another roster count, too. Two
-    measures are left out: errors, which were not recorded, and honesty, because the parser of
-    scripted statements finds almost none in people's prose. A note between two moves of one person
-    counts as a message.
-    """
+    """Score people's recorded games on these instances, as the game's kit reads them."""
     scores, tallies = [], []
+    kit = kit_of(game)
     for record, instance in zip(records, instances, strict=True):
-        log = record["action_log"]
-        accepted = agreed(record)
-        score = instance.norm(float(record["proposal_reward"])) if accepted else 0.0
-        messages = said_in(record)
-        scores.append(score)
-        tallies.append(
-            {
-                "games": 1.0,
-                "score": score,
-                "agreement": float(accepted),
-                "optimal": float(score > 1 - 1e-9),
-                "talk_value": score - instance.norm(max(instance.solo)),
-                "messages": float(len(messages)),
-                "words": float(sum(len(text.split()) for text in messages)),
-                "proposals": float(sum(entry["type"] == "proposal" for entry in log)),
-                "turns": float(len(log)),
-            }
-        )
+        tally = kit.recorded_tally(record, instance)
+        scores.append(tally["score"])
+        tallies.append({"games": 1.0, **tally})
     interval = bootstrap_interval(scores, seed=0)
     measures = game_measures(add_up(tallies))
     return Evaluation("people", tuple(scores), interval, measures, (), {})
@@ -300,7 +278,7 @@ def _evaluation(
 ) -> Evaluation:
     """This rank's games, by the index of their instance, joined with those of all other ranks.
     `world` None means that `games` are all games."""
-    own_scores = {place: episode.outcome.score_norm for place, episode in games.items()}
+    own_scores = {place: episode.score for place, episode in games.items()}
     parts = _gather((own_scores, tally(list(games.values())), num_void), world)
     scores_by_place: dict[int, float] = {}
     for part_scores, _, _ in parts:

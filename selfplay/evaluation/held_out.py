@@ -123,7 +123,7 @@ def validation(
     row = summarize(played, partner=context.partner, world=context.world)
     measures = {name: row.measures[name] for name, _, _ in COLUMNS if name in row.measures}
     if eval_settings.human_words is not None:
-        people = read_people(eval_settings.human_words)
+        people = read_people(eval_settings.human_words, context.game)
         measures |= word_drift(played.games.values(), people, context.world)
     metrics = {f"eval_{name}": value for name, value in measures.items()}
     return metrics | {"eval_score": row.interval[0]}

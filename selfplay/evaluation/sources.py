@@ -14,7 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dialop.matching.starts import Entries, checked_entries
+from dialop.kit import Entries
+from dialop.matching.starts import checked_entries
 from dialop.rows import read_records
 from selfplay.config import (
     Config,
@@ -37,7 +38,7 @@ from selfplay.partners.checkpoints import (
     neighbours,
     part_of_run,
 )
-from selfplay.rollout.seating import read_spec
+from selfplay.rollout.seating import chosen_seats, read_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +147,9 @@ def find_partner(
 
 
 def usual_partner(game: GameConfig, rollout: RolloutConfig) -> str:
-    """The default partner of an evaluation: the policy itself, or in a game with unequal seats the
-    first training partner."""
-    if kit_of(game).LEARNER_SEAT is None:
+    """The default partner of an evaluation: the policy itself, or the first training partner where
+    the policy does not play all seats."""
+    if chosen_seats(game, rollout) is None:
         return SELF
     return parse_shares(rollout.partners)[0][0].text
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from dialop.matching.recorded import said_in
 from dialop.rows import read_records
 from selfplay.config import EvalConfig, GameConfig
 from selfplay.config.settings import SettingsError
@@ -117,14 +116,14 @@ def word_drift(episodes: Iterable[Episode], people: WordCounts, world: World) ->
 
 
 @lru_cache(maxsize=1)
-def read_people(path: str) -> WordCounts:
+def read_people(path: str, game: GameConfig) -> WordCounts:
     """The words of a .jsonl of recorded games.
 
     Raises:
         SettingsError: for a file that cannot be read or holds no message.
     """
     try:
-        counts = count_words(_recorded_messages(Path(path)))
+        counts = count_words(_recorded_messages(Path(path), game))
     except (OSError, ValueError) as error:
         raise SettingsError(f"eval.human_words: {error}") from None
     if not counts.single:
@@ -132,11 +131,11 @@ def read_people(path: str) -> WordCounts:
     return counts
 
 
-def _recorded_messages(path: Path) -> Iterator[str]:
+def _recorded_messages(path: Path, game: GameConfig) -> Iterator[str]:
     """The messages of all records. Raises ValueError with the file and line of a bad record."""
     for number, record in enumerate(read_records(path), start=1):
         try:
-            yield from said_in(record)
+            yield from kit_of(game).recorded_messages(record)
         except ValueError as error:
             raise ValueError(f"{path} line {number}: {error}") from None
 
@@ -151,7 +150,7 @@ def check_words(eval_settings: EvalConfig, game: GameConfig) -> None:
             f"eval.human_words must be empty for {game.name}, which has no recorded games of "
             f"people, got {path}"
         )
-    read_people(path)
+    read_people(path, game)
 
 
 def _messages(episodes: Iterable[Episode]) -> Iterable[str]:

@@ -1,38 +1,32 @@
 """What a game gives the trainer: instances, playable games, scripted players, tokenizer phrases.
 
-One module per game implements `GameKit`; `kit_of` returns the one that the settings name. The other
-rooms use games only through their kit. This room never sees tokens or torch.
+`kit_of` returns the `GameKit` of the game that the settings name. Games whose settings are keys of
+`game` have a module here; all others declare themselves in their own module (dialop/kit.py) and
+share `own.OwnKit`. The other rooms use games only through their kit. This room never sees tokens or
+torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from dialop.game import Game, Script
-from dialop.matching.starts import Entries
+from dialop.kit import Recorded, load_kit
 from selfplay.config import GameConfig
 from selfplay.games import collab, matching
-
-
-class Recorded(Protocol):
-    """A recorded human game that can be continued from any of its moves."""
-
-    def begun(self, entries: Entries, *, uniform: float) -> Any:
-        """An instance whose first moves are those of the recording, up to `entries`.
-
-        `uniform` in [0, 1) is the random number that selects a start if `entries` is "random".
-        """
-        ...
+from selfplay.games.own import OwnKit
 
 
 class GameKit(Protocol):
     """The interface of a game's module. Instances have the game's own type, with a unique `key`."""
 
+    ROLES: tuple[str, ...]  # the role of each seat
+    POLICY_SEATS: tuple[int, ...]  # the seats that the policy can have
     SCRIPT_NAMES: tuple[str, ...]  # scripted players
     BASELINES: tuple[str, ...]  # scripted players that evaluations compare the policy with
-    LEARNER_SEAT: int | None  # the only seat that the policy can play; None if it can play both
     PLAYED_BY_PEOPLE: bool  # whether a .jsonl of instances contains recorded human games
 
     def generate(
@@ -61,6 +55,15 @@ class GameKit(Protocol):
         """
         ...
 
+    def recorded_tally(self, record: Mapping[str, Any], instance: Any) -> dict[str, float]:
+        """The figures of one recorded game, as sums for means over games: `score` (required) and
+        any measures. `errors` and `honesty` are left out where they were not recorded."""
+        ...
+
+    def recorded_messages(self, record: Mapping[str, Any]) -> list[str]:
+        """The texts of one recorded game's messages. Raises ValueError for an invalid record."""
+        ...
+
     def new_game(self, instance: Any, game: GameConfig) -> Game:
         """A game at its start, with the rules of the settings."""
         ...
@@ -69,8 +72,11 @@ class GameKit(Protocol):
         """A scripted player. Raises ValueError for an unknown spec, with the valid ones."""
         ...
 
-    def seated(self, spec: str) -> tuple[str, str]:
-        """The specs of both seats if a pair of scripted players plays and one has this spec."""
+    def seated(self, spec: str) -> tuple[str, ...]:
+        """The specs of all seats if scripted players fill them and one has this spec.
+
+        A seat that the spec cannot play has another one.
+        """
         ...
 
     def described(self, instances: Sequence[Any], game: GameConfig) -> dict[str, Any]:
@@ -94,4 +100,9 @@ def kit_of(game: GameConfig) -> GameKit:
             return matching
         case "collab":
             return collab
-    raise ValueError(f"game.name must be matching or collab, got {game.name!r}")
+    return _own_kit(game.name)
+
+
+@lru_cache(maxsize=16)
+def _own_kit(name: str) -> OwnKit:
+    return OwnKit(load_kit(name))

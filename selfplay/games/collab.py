@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dialop.collab import numbers, sandbox, script, store, texts
 from dialop.collab.game import CollabGame
-from dialop.collab.task import ANSWER, ASSISTANT, END, USER, CollabInstance, CollabOptions
+from dialop.collab.task import ANSWER, ASSISTANT, END, NAMES, USER, CollabInstance, CollabOptions
 from dialop.game import Script
 from selfplay.config import GameConfig
 
+ROLES: tuple[str, ...] = NAMES
+POLICY_SEATS: tuple[int, ...] = (ASSISTANT,)
 SCRIPT_NAMES: tuple[str, ...] = script.NAMES
 BASELINES: tuple[str, ...] = ("ask", "guess")
-LEARNER_SEAT: int | None = ASSISTANT
 PLAYED_BY_PEOPLE: bool = False
 
 
@@ -51,6 +52,16 @@ def read_recorded(path: Path) -> NoReturn:
     raise ValueError(
         f"game.name must be matching to start from recorded games, got collab ({path})"
     )
+
+
+def recorded_tally(record: Mapping[str, Any], instance: CollabInstance) -> NoReturn:
+    """Raises ValueError: the game has no recordings."""
+    raise ValueError("collab has no recorded games")
+
+
+def recorded_messages(record: Mapping[str, Any]) -> NoReturn:
+    """Raises ValueError: the game has no recordings."""
+    raise ValueError("collab has no recorded games")
 
 
 def new_game(instance: CollabInstance, game: GameConfig) -> CollabGame:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from dialop.matching import scripted, starts, store, texts
+from dialop.matching import recorded, scripted, starts, store, texts
 from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
 from dialop.matching.generate import Keep, MatchingRecipe, generate_many
 from selfplay.config import GameConfig
 
+ROLES: tuple[str, ...] = ("player", "player")
+POLICY_SEATS: tuple[int, ...] = (0, 1)
 SCRIPT_NAMES: tuple[str, ...] = scripted.NAMES
 BASELINES: tuple[str, ...] = ("honest", "solo", "random")
-LEARNER_SEAT: int | None = None
 PLAYED_BY_PEOPLE: bool = True
 
 
@@ -40,6 +41,33 @@ def read(path: Path, game: GameConfig) -> list[MatchingInstance]:
 def read_recorded(path: Path) -> list[starts.RecordedGame]:
     """The games of a .jsonl of recorded games."""
     return starts.read_recorded(path)
+
+
+def recorded_tally(record: Mapping[str, Any], instance: MatchingInstance) -> dict[str, float]:
+    """The figures of people's recorded game.
+
+    The score is the recorded one, so games whose proposals use another roster count, too. Errors
+    were not recorded, and the parser of scripted statements finds almost none in people's prose. A
+    note between two moves of one person counts as a message.
+    """
+    log, accepted = record["action_log"], recorded.agreed(record)
+    score = instance.norm(float(record["proposal_reward"])) if accepted else 0.0
+    said = recorded.said_in(record)
+    return {
+        "score": score,
+        "agreement": float(accepted),
+        "optimal": float(score > 1 - 1e-9),
+        "talk_value": score - instance.norm(max(instance.solo)),
+        "messages": float(len(said)),
+        "words": float(sum(len(text.split()) for text in said)),
+        "proposals": float(sum(entry["type"] == "proposal" for entry in log)),
+        "turns": float(len(log)),
+    }
+
+
+def recorded_messages(record: Mapping[str, Any]) -> list[str]:
+    """The texts of a recorded game's messages."""
+    return recorded.said_in(record)
 
 
 def new_game(instance: MatchingInstance, game: GameConfig) -> MatchingGame:

@@ -88,7 +88,7 @@ def branch_records(episode: Episode) -> list[dict[str, Any]]:
 
 
 def _scores(continuations: Sequence[Episode]) -> list[float]:
-    return [continuation.outcome.score_norm for continuation in continuations]
+    return [continuation.score for continuation in continuations]
 
 
 def _squares(values: Sequence[float]) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dialop.collab.task import USER, CollabView
 from dialop.matching.board import MatchingView
 from dialop.matching.statements import count_true
+from dialop.tags import drop_reasoning
 from selfplay.rollout.episode import Episode, Turn
 
 
@@ -20,7 +21,8 @@ def game_sums(episode: Episode, turns: Sequence[Turn]) -> dict[str, float]:
             return _matching_sums(episode, turns)
         case CollabView():
             return _collab_sums(episode, turns)
-    return {}
+    sent = messages(episode, {turn.seat for turn in turns})
+    return {"words": float(sum(len(text.split()) for _, text in sent)), **episode.measures}
 
 
 def messages(episode: Episode, seats: Collection[int]) -> list[tuple[int, str]]:
@@ -28,10 +30,19 @@ def messages(episode: Episode, seats: Collection[int]) -> list[tuple[int, str]]:
 
     The text is what the game passed on: without the tag and without private reasoning before it.
     """
+    if not isinstance(episode.views[0], MatchingView | CollabView):
+        sent = [t for t in episode.turns if t.action == "message" and t.seat in seats]
+        return [(turn.seat, _content(turn.text)) for turn in sent]
     num_legal = sum(turn.error is None for turn in episode.turns)
     log = episode.views[0].log  # may begin with acts from before this game
     acts = log[len(log) - num_legal :]
     return [(act.seat, act.text) for act in acts if act.kind == "message" and act.seat in seats]
+
+
+def _content(text: str) -> str:
+    """A message without private reasoning and without what comes before its tag's end."""
+    text = drop_reasoning(text, ("message",))
+    return text.partition("]")[2].strip() if "[message]" in text.lower() else text.strip()
 
 
 def talk_value(episode: Episode) -> float:

@@ -29,32 +29,32 @@ def tally(episodes: Sequence[Episode]) -> dict[str, float]:
     score_sums: defaultdict[str, float] = defaultdict(float)
     own_sums: dict[str, float] = {}
     for episode in episodes:
-        policy = {s for s, t in enumerate(episode.transcripts) if t is not None}
+        policy = set(episode.policy_seats)
         turns = [t for t in episode.turns if not policy or t.seat in policy]
         counts["agreement"] += episode.outcome.agreed
-        counts["optimal"] += episode.outcome.score_norm > 1 - 1e-9
+        counts["optimal"] += episode.score > 1 - 1e-9
         counts["messages"] += sum(turn.action == "message" for turn in turns)
         counts["turns"] += len(episode.turns)
         counts["errors"] += sum(turn.error is not None for turn in turns)
         counts.update(f"errors_{turn.error_kind}" for turn in turns if turn.error_kind)
         partner = _partner_and_seat(episode)
         counts[f"{_GAMES_WITH}{partner}"] += 1
-        score_sums[f"score/{partner}"] += episode.outcome.score_norm
+        score_sums[f"score/{partner}"] += episode.score
         own_sums = add_up((own_sums, game_sums(episode, turns)))
     return {
         **{name: float(count) for name, count in counts.items()},
         **score_sums,
         **own_sums,
         "games": float(len(episodes)),
-        "score": sum(e.outcome.score_norm for e in episodes),
+        "score": sum(e.score for e in episodes),
     }
 
 
 def _partner_and_seat(episode: Episode) -> str:
-    """ "partner/seat of the policy", or "self" without a partner."""
-    policy = [seat for seat, t in enumerate(episode.transcripts) if t is not None]
-    partners = [name for seat, name in enumerate(episode.players) if seat not in policy]
-    return f"{partners[0]}/{policy[0]}" if partners and policy else SELF
+    """ "partner/seat of the policy", or "self" without a partner; several are joined by +."""
+    policy = episode.policy_seats
+    partners = dict.fromkeys(p for seat, p in enumerate(episode.players) if seat not in policy)
+    return f"{'+'.join(partners)}/{'+'.join(map(str, policy))}" if partners and policy else SELF
 
 
 def add_up(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -98,7 +98,7 @@ def game_record(episode: Episode, *, step: int) -> dict[str, Any]:
         "step": step,
         "instance": episode.instance,
         "episode": episode.index,
-        "score_norm": episode.outcome.score_norm,
+        "score_norm": episode.score,
         "agreed": episode.outcome.agreed,
         "ended": episode.ended,
         "seats": [

@@ -25,7 +25,6 @@ from selfplay.engines.base import Engine
 from selfplay.engines.endpoint import Endpoint, endpoint_key
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.router import EngineRouter, Frozen
-from selfplay.games import kit_of
 from selfplay.learner.learner import Learner
 from selfplay.model.policy import DTYPES, described_in, load_model
 from selfplay.partners import policy_pool
@@ -33,7 +32,7 @@ from selfplay.partners.checkpoints import Source, check_same_game, find_source
 from selfplay.partners.ratings import update_ratings
 from selfplay.rollout.episode import Episode
 from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer
-from selfplay.rollout.seating import SELF_PLAY, Partner, scripted_partner
+from selfplay.rollout.seating import SELF_PLAY, Partner, chosen_seats, scripted_partner
 from selfplay.rollout.text_players import EndpointPlayer, PersonPlayer
 
 POLICY = PolicyPlayer.name
@@ -77,9 +76,9 @@ class Partners:
         return [(partner or self._pool_partner(step), share) for partner, share in self._partners]
 
     def usual(self) -> Partner:
-        """The partner in held-out games: the policy itself, or in a game with unequal seats the
-        first training partner."""
-        if kit_of(self._config.game).LEARNER_SEAT is None:
+        """The partner in held-out games: the policy itself, or the first training partner where the
+        policy does not play all seats."""
+        if chosen_seats(self._config.game, self._config.rollout) is None:
             return SELF_PLAY
         return self._partners[0][0] or SELF_PLAY
 
@@ -120,10 +119,7 @@ class Partners:
         """
         if all(partner is SELF_PLAY for partner, _ in self._partners):
             return {}
-        games = [
-            (episode.players[0], episode.players[1], episode.outcome.score_norm)
-            for episode in episodes
-        ]
+        games = [(*episode.players, episode.score) for episode in episodes]
         gathered = gather_objects((games, self._usage()), self._world)
         all_games = [game for part, _ in gathered for game in part]
         self._ratings = update_ratings(

@@ -1,8 +1,9 @@
-"""Elo ratings for a cooperative game: a pair of players on one side, the instance on the other.
+"""Elo ratings for a cooperative game: the players of a game on one side, the instance on the other.
 
 There is no opponent to beat, so a pair plays against the instance. The pair's rating is the mean of
-its two players' ratings; the instance's rating is 0 by definition. The pair's expected share of the
-best score is Elo's (A. Elo, "The Rating of Chessplayers", 1978)
+its two players' ratings (with more seats, of all players'); the instance's rating is 0 by
+definition. The pair's expected share of the best score is Elo's (A. Elo, "The Rating of
+Chessplayers", 1978)
 
     E = 1 / (1 + 10^(-(r_a + r_b) / 2 / 400))
 
@@ -14,28 +15,29 @@ the policy also plays with itself. Works on plain floats.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 INITIAL_RATING = 0.0  # the rating of a player without games
 
 
-def expected_score(rating_a: float, rating_b: float) -> float:
-    """The pair's expected share of the best score, in (0, 1)."""
-    return float(1 / (1 + 10 ** (-(rating_a + rating_b) / 800)))
+def expected_score(*ratings: float) -> float:
+    """The expected share of the best score of players with these ratings, in (0, 1)."""
+    return float(1 / (1 + 10 ** (-sum(ratings) / (400 * len(ratings)))))
 
 
 def update_ratings(
-    ratings: Mapping[str, float], games: Iterable[tuple[str, str, float]], *, step: float
+    ratings: Mapping[str, float], games: Iterable[tuple[Any, ...]], *, step: float
 ) -> dict[str, float]:
-    """New ratings after games of (player, player, score in [0, 1]), applied in order.
+    """New ratings after games of (player, player, ..., score in [0, 1]), applied in order.
 
     `step` is Elo's K, the largest change of a rating by one game. A player paired with itself moves
     once per game.
     """
     new = dict(ratings)
-    for one, other, score in games:
-        pair = new.get(one, INITIAL_RATING), new.get(other, INITIAL_RATING)
-        change = step * (score - expected_score(*pair))
-        new |= {one: pair[0] + change, other: pair[1] + change}
+    for *players, score in games:
+        before = {player: new.get(player, INITIAL_RATING) for player in players}
+        change = step * (score - expected_score(*(before[player] for player in players)))
+        new |= {player: rating + change for player, rating in before.items()}
     return new
 
 

@@ -11,6 +11,8 @@ import importlib.util
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,8 +23,9 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
+from selfplay.config.play import options_type
 from selfplay.config.player_spec import ENDPOINT, Spec, parse_shares, parse_spec
-from selfplay.config.settings import SettingsError
+from selfplay.config.settings import SettingsError, describe, read_value
 from selfplay.data.instances import TOKENIZER, generated
 from selfplay.engines.endpoint import check_address, endpoint_key
 from selfplay.games import kit_of
@@ -36,6 +39,24 @@ class Words(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
+
+
+def help_of(words: Sequence[str]) -> str:
+    """The text on every key, and on the options of the game in --config where it can be read."""
+    first = Words(add_help=False)
+    first.add_argument("--config", type=Path)
+    first.add_argument("overrides", nargs="*")
+    text = describe(Config)
+    if not {"-h", "--help"}.intersection(words):
+        return text
+    try:
+        asked, _ = first.parse_known_args(words)
+        name = read_value(asked.config, asked.overrides, "game.name") or GameConfig().name
+        options = options_type(str(name))
+    except ValueError:
+        return text
+    own = describe(options, "game.options") if fields(options) else "  none"
+    return f"{text}\nThe game.options of {name}:\n\n{own}"
 
 
 def refused(program: str, error: Exception, *, status: int = 2) -> int:

@@ -21,8 +21,8 @@ VOID = "void"  # how a game ended in which a partner gave no answer; it is not s
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One try at a move: the seat, its text, the legal action or the error, and each seat's
-    observation. Without an action the try is refused."""
+    """One try at a move: the seat, its text, the legal action or the error, each seat's observation
+    and each seat's reward for it (empty: none). Without an action the try is refused."""
 
     seat: int
     text: str
@@ -31,14 +31,17 @@ class Turn:
     error_kind: str | None
     observations: tuple[str, ...]
     num_tokens: int
+    rewards: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One played game. `ended` is "agreed", "turns", "retries", "tokens" or "void".
+    """One played game. `ended` is "agreed" (the game came to its end), "turns", "retries", "tokens"
+    or "void".
 
     Transcripts are None for partners. `views[seat]` is what the seat knew at the end; metrics and
-    reports read it.
+    reports read it. `measures` are the game's own counts of the policy's moves, or of all moves if
+    the policy has no seat.
     """
 
     instance: str
@@ -51,6 +54,17 @@ class Episode:
     outcome: Outcome
     ended: str
     branches: tuple[BranchPoint, ...] = ()
+    measures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def policy_seats(self) -> list[int]:
+        """The seats of the policy in training."""
+        return [seat for seat, t in enumerate(self.transcripts) if t is not None]
+
+    @property
+    def score(self) -> float:
+        """The normalized score of the policy's seats, or of all seats if it has none."""
+        return self.outcome.score_of(self.policy_seats or range(len(self.transcripts)))
 
     def num_errors(self, seat: int) -> int:
         return sum(turn.error is not None for turn in self.turns if turn.seat == seat)
@@ -102,7 +116,8 @@ class GameSetup:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many legal moves a game may have, and how many refused tries in a row before it ends."""
+    """How many legal moves a game may have, all seats together, and how many refused tries in a row
+    before it ends. A move that keeps the turn, such as a tool call, counts as a legal move."""
 
     max_turns: int
     max_retries: int
@@ -186,16 +201,19 @@ class Position:
     def episode(self) -> Episode:
         """The record of the game so far."""
         table, game = self.table, self.table.game
+        transcripts = tuple(p.transcript for p in table.players)
+        policy = [seat for seat, t in enumerate(transcripts) if t is not None]
         return Episode(
             instance=table.instance,
             index=table.index,
             players=tuple(p.name for p in table.players),
             prompts=self._prompts,
             turns=tuple(self.turns),
-            transcripts=tuple(p.transcript for p in table.players),
+            transcripts=transcripts,
             views=tuple(game.view(seat) for seat in range(game.num_seats)),
             outcome=game.outcome(),
             ended=self.ended or "",
+            measures=game.measures(policy or range(game.num_seats)),
         )
 
     def _close(self) -> None:
@@ -240,4 +258,5 @@ def _try_move(game: Game, seat: int, move: Move) -> Turn:
         step.error_kind,
         step.observations,
         move.num_tokens,
+        step.rewards,
     )

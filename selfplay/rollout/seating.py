@@ -6,6 +6,7 @@ game can be played again.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -51,7 +52,7 @@ def self_play_games(
 ) -> list[GameSetup]:
     """`rollout.group_size` games of each instance.
 
-    The policy has both seats, or with a partner each seat half the time. `partners` are (partner,
+    The policy has all seats, or with a partner those of `policy_places`. `partners` are (partner,
     share of the instances). An instance meets one partner, so the games of a group differ only in
     what was sampled.
     """
@@ -103,7 +104,7 @@ def evaluation_games(
     rendering: Rendering,
     seat: int | None = None,
 ) -> list[GameSetup]:
-    """One game of each instance. With a partner the policy has `seat`, or seats 0 and 1 in turn."""
+    """One game of each instance. With a partner the policy has `seat`, or the seats in turn."""
     setups = []
     for number, instance in enumerate(instances):
         names = ("evaluation", instance.key)
@@ -118,8 +119,8 @@ def evaluation_games(
 def scripted_games(
     instances: Sequence[Instance], *, spec: str, game: GameConfig, other: str | None = None
 ) -> list[GameSetup]:
-    """One game of each instance between scripted players: `spec` in both seats, or `spec` in seat 0
-    and `other` in seat 1."""
+    """One game of each instance between scripted players: `spec` with those that sit beside it, or
+    `spec` in seat 0 and `other` in seat 1."""
     seated = kit_of(game).seated(spec) if other is None else (spec, other)
     return [
         _game_setup(
@@ -142,19 +143,22 @@ def teacher_games(
     seed: int,
     rendering: Rendering,
 ) -> list[GameSetup]:
-    """One game of each instance between two teachers, each drawn from the warm start's mixture."""
-    specs, weights = teacher_mixture(teachers, game)
+    """One game of each instance between teachers, each drawn from those of the warm start's mixture
+    that can play the seat. If none can, the seat is filled as a drawn teacher's game fills it."""
+    mixture = list(zip(*teacher_mixture(teachers, game), strict=True))
     kit, setups = kit_of(game), []
     for instance in instances:
         players: list[Player] = []
-        for seat in (0, 1):
+        for seat in range(len(kit.ROLES)):
+            able = [entry for entry in mixture if kit.seated(entry[0])[seat] == entry[0]]
+            specs, weights = zip(*(able or mixture), strict=True)
             spec = pick(specs, weights, named_seed(seed, "teacher", instance.key, seat))
             spec = kit.seated(spec)[seat]
             script = kit.make_script(
                 spec, seed=named_seed(seed, "teacher's words", instance.key, seat)
             )
             # Only seats that the policy can have are imitated.
-            imitated = kit.LEARNER_SEAT in (None, seat)
+            imitated = seat in kit.POLICY_SEATS
             name = f"{SCRIPTED}:{spec}"
             players.append(
                 Teacher(script, rendering, name=name)
@@ -166,33 +170,100 @@ def teacher_games(
 
 
 def check_players(config: Config) -> None:
-    """Raises SettingsError for a teacher or scripted partner that does not exist."""
+    """Raises SettingsError for a teacher or scripted partner that does not exist, and for seats or
+    groups that do not fit the game."""
     if config.warm_start.num_games or config.warm_start.auxiliary_weight or config.model.scratch:
         teacher_mixture(config.warm_start.teachers, config.game)
-    for spec, _ in parse_shares(config.rollout.partners):
-        read_spec(spec.text, config.game, what="rollout.partners")
+    rollout, game = config.rollout, config.game
+    seats = chosen_seats(game, rollout)
+    specs = [
+        read_spec(spec.text, game, what="rollout.partners", seats=seats)
+        for spec, _ in parse_shares(rollout.partners)
+    ]
+    if seats is None and any(spec.kind != SELF for spec in specs):
+        _check_groups(config, num_seats=len(kit_of(game).ROLES))
 
 
-def read_spec(text: str, game: GameConfig, *, what: str) -> Spec:
-    """Parse a partner spec. Raises SettingsError, which begins with `what`, for an invalid spec, a
-    script that the game does not have, or a partner that cannot have the other seat."""
+def _check_groups(config: Config, *, num_seats: int) -> None:
+    """Raise SettingsError if the policy cannot have each seat in equally many games of a group."""
+    size, method = config.rollout.group_size, config.algorithm.method
+    most = "half" if num_seats == 2 else f"1 of {num_seats}"
+    if size % num_seats:
+        rule = "even" if num_seats == 2 else f"a multiple of {num_seats}"
+        raise SettingsError(
+            f"rollout.group_size must be {rule} with another partner than self (the policy plays "
+            f"each seat in {most} of the games), got {size}; nearest: "
+            f"{size + num_seats - size % num_seats}"
+        )
+    if method in ("grpo", "dr_grpo", "rloo") and size < 2 * num_seats:
+        raise SettingsError(
+            f"rollout.group_size must be at least {2 * num_seats} for {method} with another "
+            f"partner than self ({most} of the games form the group of each seat), got {size}; "
+            f"nearest: {2 * num_seats}"
+        )
+
+
+def chosen_seats(game: GameConfig, rollout: RolloutConfig) -> tuple[int, ...] | None:
+    """The seats that the policy has in every game, fewer than all; None if it can have all.
+
+    Raises SettingsError for roles that the game lacks or that the policy cannot have.
+    """
     kit = kit_of(game)
+    able = [kit.ROLES[seat] for seat in kit.POLICY_SEATS]
+    for role in rollout.policy_seats:
+        if role not in able:
+            near = difflib.get_close_matches(role, able, n=1)
+            raise SettingsError(
+                f"rollout.policy_seats must be roles that the policy can play in {game.name} "
+                f"({', '.join(dict.fromkeys(able))}), got {role}"
+                + (f"; nearest is {near[0]}" if near else "")
+            )
+    if rollout.policy_seats:
+        seats = tuple(s for s in kit.POLICY_SEATS if kit.ROLES[s] in rollout.policy_seats)
+        return None if len(seats) == len(kit.ROLES) else seats
+    return None if len(able) == len(kit.ROLES) else kit.POLICY_SEATS
+
+
+def read_spec(
+    text: str, game: GameConfig, *, what: str, seats: tuple[int, ...] | None = None
+) -> Spec:
+    """Parse a partner spec. `seats` are those that the policy always has; None means those that the
+    game leaves it.
+
+    Raises SettingsError, which begins with `what`, for an invalid spec, a script that the game does
+    not have, or a partner that cannot have any of the other seats.
+    """
+    kit = kit_of(game)
+    if seats is None and len(kit.POLICY_SEATS) < len(kit.ROLES):
+        seats = kit.POLICY_SEATS
     try:
         spec = parse_spec(text, kit.SCRIPT_NAMES)
         if spec.kind == SCRIPTED:
             kit.make_script(spec.argument, seed=0)
     except ValueError as error:
         raise SettingsError(f"{what}: {error}") from None
-    seat = kit.LEARNER_SEAT
-    if seat is not None and spec.kind in (SELF, POOL):
+    if seats is None:
+        return spec
+    others = [seat for seat in range(len(kit.ROLES)) if seat not in seats]
+    if spec.kind == SELF:
+        names = [f"{seat} ({kit.ROLES[seat]})" for seat in others]
+        raise SettingsError(
+            f"{what} must not be the policy in {game.name} for seat {', '.join(names)}, which it "
+            f"does not play, got {text!r}"
+        )
+    limited = not set(others) & set(kit.POLICY_SEATS)
+    if spec.kind == POOL and limited:
         raise SettingsError(
             f"{what} must not be the policy in {game.name}, where it can have only "
-            f"seat {seat}, got {text!r}"
+            f"seat {', '.join(map(str, kit.POLICY_SEATS))}, got {text!r}"
         )
-    if seat is not None and spec.kind == SCRIPTED:
-        other = 1 - seat
-        if kit.seated(spec.argument)[other] != spec.argument:
-            raise SettingsError(f"{what}: partner {text!r} cannot have seat {other} of {game.name}")
+    if spec.kind == SCRIPTED:
+        seated = kit.seated(spec.argument)
+        if all(seated[seat] != spec.argument for seat in others):
+            raise SettingsError(
+                f"{what}: partner {text!r} cannot have seat {', '.join(map(str, others))} of "
+                f"{game.name}"
+            )
     return spec
 
 
@@ -216,14 +287,30 @@ def teacher_mixture(teachers: Sequence[str], game: GameConfig) -> tuple[list[str
             kit.make_script(spec, seed=0)
         except ValueError as error:
             raise SettingsError(f"warm_start.teachers: {error}") from None
-        if kit.LEARNER_SEAT is not None and kit.seated(spec)[kit.LEARNER_SEAT] != spec:
-            raise SettingsError(
-                f"warm_start.teachers must play seat {kit.LEARNER_SEAT}, the policy's, got {spec!r}"
-            )
         specs.append(spec)
     if sum(weights) <= 0:
         raise SettingsError(f"warm_start.teachers needs one positive weight, got {list(teachers)}")
+    if not any(kit.seated(spec)[seat] == spec for spec in specs for seat in kit.POLICY_SEATS):
+        seats = ", ".join(map(str, kit.POLICY_SEATS))
+        raise SettingsError(
+            f"warm_start.teachers must play seat {seats}, the policy's, got {list(teachers)}"
+        )
     return specs, weights
+
+
+def policy_places(
+    game: GameConfig, rollout: RolloutConfig, *, partner: Partner, index: int
+) -> tuple[int, ...]:
+    """The seats of the policy in the game `index` of its group.
+
+    These are the seats of `rollout.policy_seats`, or those that the game leaves it. Where it could
+    have all, it has all without a partner, and with one the seats in turn, one in each game.
+    """
+    num_seats = len(kit_of(game).ROLES)
+    chosen = chosen_seats(game, rollout)
+    if partner.sit is None:
+        return tuple(range(num_seats))
+    return (index % num_seats,) if chosen is None else chosen
 
 
 def seat_players(
@@ -235,15 +322,13 @@ def seat_players(
     rollout: RolloutConfig,
     rendering: Rendering,
 ) -> tuple[Player, ...]:
-    """Two players. Without a partner the policy has both seats. With one it has seat `index % 2`,
-    or the only seat that the game allows it."""
-    fixed = kit_of(game).LEARNER_SEAT
-    learner_seat = index % 2 if fixed is None else fixed
+    """The player of each seat: the policy where `policy_places` says so, else the partner."""
+    places = policy_places(game, rollout, partner=partner, index=index)
     return tuple(
         _policy_player(names, rollout, rendering)
-        if partner.sit is None or seat == learner_seat
+        if partner.sit is None or seat in places
         else partner.sit(names, seat)
-        for seat in (0, 1)
+        for seat in range(len(kit_of(game).ROLES))
     )
 
 
@@ -261,8 +346,11 @@ def _policy_player(
 def scripted_partner(
     spec: str, names: tuple[object, ...], seat: int, game: GameConfig
 ) -> ScriptedPartner:
-    """A scripted player such as "honest:tell=top", its draws named by game and seat."""
-    script = kit_of(game).make_script(spec, seed=named_seed(*names, "partner", seat))
+    """A scripted player such as "honest:tell=top", its draws named by game and seat. A seat that it
+    cannot play gets the player who sits there beside it."""
+    kit = kit_of(game)
+    spec = kit.seated(spec)[seat]
+    script = kit.make_script(spec, seed=named_seed(*names, "partner", seat))
     return ScriptedPartner(script, name=f"{SCRIPTED}:{spec}")
 
 

@@ -77,7 +77,7 @@ def test_seats_share_the_score_and_pay_for_their_own_errors() -> None:
     config = RewardConfig(error_penalty=0.25)
     assert [seat_reward(played, seat, config=config) for seat in (0, 1)] == [0.75, 0.25]
     assert seat_reward(played, 1, config=RewardConfig()) == 0.75
-    assert seat_reward(played, 1, config=RewardConfig(error_penalty=0.5)) == 0.0, "never below 0"
+    assert seat_reward(played, 1, config=RewardConfig(error_penalty=0.5)) == -0.25, "no floor"
 
 
 def test_kind_accept_rewards_any_agreement() -> None:

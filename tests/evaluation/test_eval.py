@@ -18,7 +18,7 @@ from dialop.matching.store import read_instances, write_instances
 from dialop.rows import read_records
 from eval import main as run_eval
 from selfplay.chat.rendering import make_rendering
-from selfplay.config import Config, load_config
+from selfplay.config import Config, GameConfig, load_config
 from selfplay.config.settings import dump
 from selfplay.data.instances import HELD_OUT, generated
 from selfplay.distributed import init_world
@@ -165,7 +165,7 @@ def test_measures_of_people_by_hand() -> None:
     given_up = {**record, "action_log": record["action_log"][:2]}
     games = [record, given_up]
     instances = [instance_from_record(game, key=str(i)) for i, game in enumerate(games)]
-    people = evaluate_people(games, instances)
+    people = evaluate_people(games, instances, GameConfig())
     assert people.scores == (1.0, 0.0)
     assert people.interval[0] == 0.5
     measures = people.measures

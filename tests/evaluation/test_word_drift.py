@@ -13,6 +13,7 @@ from tiny_run import metrics_of, run_tiny, run_warm
 
 from dialop.matching.recorded import said_in
 from dialop.rows import read_records
+from selfplay.config import GameConfig
 from selfplay.config.settings import SettingsError
 from selfplay.evaluation.word_drift import (
     count_words,
@@ -99,7 +100,7 @@ def test_the_word_model_is_a_probability() -> None:
 
 
 def test_a_code_is_farther_from_a_record_than_its_own_words(own_record: Path) -> None:
-    people = read_people(str(own_record))
+    people = read_people(str(own_record), GameConfig())
     assert people.words["ava"] == 4 and people.words["0"] == 4
     own, code = count_words(SAID), count_words(["zug zag zug", "zag 9"])
     assert divergence(own.words, people.words) == 0.0
@@ -119,9 +120,9 @@ def test_a_file_without_words_is_refused(text: str, rule: str, tmp_path: Path) -
     path = tmp_path / "other.jsonl"
     path.write_text(text + "\n")
     with pytest.raises(SettingsError, match=f"eval.human_words: .*{rule}"):
-        read_people(str(path))
+        read_people(str(path), GameConfig())
     with pytest.raises(SettingsError, match="No such file"):
-        read_people(str(tmp_path / "none.jsonl"))
+        read_people(str(tmp_path / "none.jsonl"), GameConfig())
 
 
 def test_people_are_nearer_to_people_than_a_code_is() -> None:

@@ -38,6 +38,7 @@ from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
 from selfplay.rollout.seating import (
     SELF_PLAY,
     Partner,
+    check_players,
     evaluation_games,
     read_spec,
     scripted_partner,
@@ -131,7 +132,7 @@ def test_settings_refuse_partners_that_cannot_play() -> None:
         ("rollout.group_size=2", "at least 4"),
     ):
         with pytest.raises(SettingsError, match=message):
-            config_of("rollout.partners=[self,pool]", override)
+            check_players(config_of("rollout.partners=[self,pool]", override))
     with pytest.raises(SettingsError, match="did you mean 'honest'"):
         read_spec("scripted:honst", config_of().game, what="rollout.partners")
 
@@ -490,7 +491,7 @@ def test_a_partner_of_another_game_ends_at_once(
     (other / "config.yaml").write_text(older)
     config = config_of(*drift_monitor, sits, run, "game.private_reasoning=true")
     check_partners(config.rollout.partners, config.game, out=config.out)
-    check_watch(config.eval, config.game, out=config.out)
+    check_watch(config.eval, config.game, config.rollout, out=config.out)
 
 
 def test_a_partner_that_is_not_there_ends_at_once(

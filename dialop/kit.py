@@ -1,0 +1,279 @@
+"""What a game's module declares, and how the module is found by its name.
+
+A game is one module. It must define
+
+    ROLES                                    each seat's role, as in ("user", "agent")
+    generate(options, *, seed, start, num)   instances start..start+num-1 of the stream `seed`
+    new_game(instance, options)              a `dialop.game.Game` at its start
+
+and may define
+
+    Options                  a frozen dataclass of the game's settings, all with defaults
+    restore(state)           the game that `Game.state()` described
+    SCRIPT_NAMES             names of its scripted players
+    make_script(spec, *, seed)   a scripted player; ValueError for an unknown spec
+    seated(spec)             the specs of all seats where one has this spec (default: all have it)
+    BASELINES                scripted players that evaluations compare the policy with
+    POLICY_SEATS             the seats that the policy can have (default: all)
+    read(path)               the instances of a file; ValueError for an invalid row
+    write(path, instances)   write a .parquet file that `read` reads back
+    PLAYED_BY_PEOPLE         whether a .jsonl of instances holds recorded games of people
+    replay(record, *, index)   one recorded game rescored, as plain values; `agrees` is False if
+                               anything differs from the record
+    read_recorded(path)      recorded games that can be continued (`Recorded`)
+    recorded_tally(record, instance)   one recorded game's figures, as `Game.measures`, with score
+    recorded_messages(record)          the texts of one recorded game's messages
+    described(instances, options)      facts about the instances, for reports
+    phrases(instances, options, *, split_lines)   what a scratch model's tokenizer keeps whole
+
+The settings `game.messages`, `game.brief` and `game.private_reasoning` reach a game as the fields
+of its `Options` that have these names. All other fields are set as `game.options.NAME`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from dialop.game import Game, Script
+
+Entries = int | float | str  # how much of a recorded game is replayed before play starts
+SHARED = ("messages", "brief", "private_reasoning")
+_REQUIRED = ("ROLES", "generate", "new_game")
+_HERE = Path(__file__).resolve().parent
+
+
+class Recorded(Protocol):
+    """A recorded human game that can be continued from any of its moves."""
+
+    def begun(self, entries: Entries, *, uniform: float) -> Any:
+        """An instance whose first moves are those of the recording, up to `entries`.
+
+        `uniform` in [0, 1) is the random number that selects a start if `entries` is "random".
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NoOptions:
+    """The settings of a game that has none."""
+
+
+def option(
+    default: Any,
+    sentence: str,
+    *,
+    choices: Sequence[Any] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:
+    """One field of `Options`: its default, its sentence for --help, its choices or bounds."""
+    rules = {"sentence": sentence, "choices": choices, "low": low, "high": high}
+    return dataclasses.field(default=default, metadata=rules)
+
+
+class Kit:
+    """A game's module, with defaults for what it does not define.
+
+    Raises:
+        ValueError: if a required name is missing or one is wrong.
+    """
+
+    def __init__(self, name: str, module: Any) -> None:
+        self.name, self._module = name, module
+        missing = [each for each in _REQUIRED if not hasattr(module, each)]
+        if missing:
+            raise ValueError(f"game {name} must define {', '.join(missing)} (dialop/kit.py)")
+        self.ROLES: tuple[str, ...] = tuple(module.ROLES)
+        if isinstance(module.ROLES, str) or not all(isinstance(r, str) for r in self.ROLES):
+            raise ValueError(f"ROLES of game {name} must be a tuple of names, got {module.ROLES!r}")
+        self.Options: type[Any] = getattr(module, "Options", NoOptions)
+        _check_options(name, self.Options)
+        self.SCRIPT_NAMES: tuple[str, ...] = tuple(getattr(module, "SCRIPT_NAMES", ()))
+        self.BASELINES: tuple[str, ...] = tuple(getattr(module, "BASELINES", self.SCRIPT_NAMES))
+        all_seats = range(len(self.ROLES))
+        self.POLICY_SEATS: tuple[int, ...] = tuple(getattr(module, "POLICY_SEATS", all_seats))
+        self.PLAYED_BY_PEOPLE: bool = getattr(module, "PLAYED_BY_PEOPLE", False)
+
+    def generate(
+        self, options: Any, *, seed: int, start: int, num: int, processes: int = 1
+    ) -> list[Any]:
+        """Instances start..start+num-1 of the stream that `seed` selects."""
+        if processes == 1:
+            return list(self._module.generate(options, seed=seed, start=start, num=num))
+        chunk, end = max(1, min(64, num // (4 * processes))), start + num
+        jobs = [
+            (self.name, options, seed, first, min(chunk, end - first))
+            for first in range(start, end, chunk)
+        ]
+        # Spawn, because forking a process with running threads (torch, an engine) can hang.
+        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+            return [instance for part in pool.map(_generate_job, jobs) for instance in part]
+
+    def new_game(self, instance: Any, options: Any) -> Game:
+        """A game at its start. Raises ValueError if it has not one seat for each role."""
+        game: Game = self._module.new_game(instance, options)
+        if game.num_seats != len(self.ROLES):
+            raise ValueError(
+                f"game {self.name} must have one seat a role, got {game.num_seats} seats and "
+                f"ROLES {self.ROLES}"
+            )
+        return game
+
+    def has(self, name: str) -> bool:
+        """Whether the module defines this name."""
+        return hasattr(self._module, name)
+
+    def restore(self, state: Mapping[str, Any]) -> Game:
+        """The game that `Game.state()` described."""
+        game: Game = self._part("restore")(state)
+        return game
+
+    def make_script(self, spec: str, *, seed: int) -> Script:
+        """A scripted player. Raises ValueError for an unknown spec, with the valid ones."""
+        script: Script = self._part("make_script")(spec, seed=seed)
+        return script
+
+    def seated(self, spec: str) -> tuple[str, ...]:
+        """The specs of all seats if scripted players fill them and one has this spec."""
+        if self.has("seated"):
+            return tuple(self._module.seated(spec))
+        return (spec,) * len(self.ROLES)
+
+    def read(self, path: Path) -> list[Any]:
+        """The instances of a file. Raises ValueError for an invalid row."""
+        return list(self._part("read")(path))
+
+    def write(self, path: Path, instances: Sequence[Any]) -> None:
+        """Write a file that `read` reads back."""
+        self._part("write")(path, instances)
+
+    def replay(self, record: Mapping[str, Any], *, index: int) -> dict[str, Any]:
+        """One recorded game rescored."""
+        return dict(self._part("replay")(record, index=index))
+
+    def read_recorded(self, path: Path) -> Sequence[Recorded]:
+        """The recorded games of a file, in the order of `read`."""
+        recorded: Sequence[Recorded] = self._part("read_recorded")(path)
+        return recorded
+
+    def recorded_tally(self, record: Mapping[str, Any], instance: Any) -> dict[str, float]:
+        """The figures of one recorded game."""
+        return dict(self._part("recorded_tally")(record, instance))
+
+    def recorded_messages(self, record: Mapping[str, Any]) -> list[str]:
+        """The texts of one recorded game's messages."""
+        return list(self._part("recorded_messages")(record))
+
+    def described(self, instances: Sequence[Any], options: Any) -> dict[str, Any]:
+        """Facts about the instances and options for a report, as plain values."""
+        if self.has("described"):
+            return dict(self._module.described(instances, options))
+        return dataclasses.asdict(options)
+
+    def phrases(
+        self, instances: Sequence[Any], options: Any, *, split_lines: bool
+    ) -> Sequence[str]:
+        """Phrases that the game's texts repeat."""
+        if self.has("phrases"):
+            return list(self._module.phrases(instances, options, split_lines=split_lines))
+        return ()
+
+    def _part(self, name: str) -> Any:
+        if not self.has(name):
+            raise ValueError(f"game {self.name} has no {name}, which this needs (dialop/kit.py)")
+        return getattr(self._module, name)
+
+
+@lru_cache(maxsize=64)
+def load_kit(name: str) -> Kit:
+    """The game of this name: one of this package, a module, or the path of a .py file.
+
+    Raises:
+        ValueError: one line, for a name that is no game or a module that cannot be imported.
+    """
+    if name in games():
+        return Kit(name, importlib.import_module(f"dialop.{name}.kit"))
+    if name.endswith(".py") or "/" in name:
+        return Kit(name, _from_file(name))
+    if not all(part.isidentifier() for part in name.split(".")) or not _exists(name):
+        near = difflib.get_close_matches(name, games(), n=1)
+        raise ValueError(
+            f"game.name must be one of {', '.join(games())}, a module such as my_package.my_game "
+            f"or the path of a .py file, got {name!r}" + (f"; nearest is {near[0]}" if near else "")
+        )
+    return Kit(name, _imported(name, name))
+
+
+@lru_cache(maxsize=1)
+def games() -> tuple[str, ...]:
+    """The names of this package's games: its folders that have a kit.py."""
+    return tuple(sorted(path.parent.name for path in _HERE.glob("*/kit.py")))
+
+
+def _exists(name: str) -> bool:
+    """Whether there is a module of this name; a missing parent package means no."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _from_file(name: str) -> ModuleType:
+    """The module in a .py file.
+
+    Its folder joins the module path, so that other processes can import it by its name.
+    """
+    path = Path(name).resolve()
+    if path.suffix != ".py" or not path.is_file():
+        near = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        close = difflib.get_close_matches(path.name, near, n=1)
+        raise ValueError(
+            f"game.name must be an existing .py file, got {name}"
+            + (f"; nearest is {close[0]}" if close else "")
+        )
+    if not path.stem.isidentifier():
+        raise ValueError(f"game.name must be a file that Python can import, got {name}")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    module = _imported(path.stem, name)
+    found = getattr(module, "__file__", None)
+    if found is None or Path(found).resolve() != path:
+        raise ValueError(
+            f"game.name must be a file whose name no other module has, got {name}: "
+            f"{path.stem} is {found or 'a part of Python'}; rename the file"
+        )
+    return module
+
+
+def _imported(module: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"game.name {name} cannot be imported: {reason}") from error
+
+
+def _check_options(name: str, options: Any) -> None:
+    if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
+        raise ValueError(f"Options of game {name} must be a dataclass, got {options!r}")
+    if not options.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise ValueError(f"Options of game {name} must be a frozen dataclass")
+    for entry in dataclasses.fields(options):
+        if entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING:
+            raise ValueError(f"Options.{entry.name} of game {name} must have a default")
+
+
+def _generate_job(job: tuple[str, Any, int, int, int]) -> list[Any]:
+    name, options, seed, start, num = job
+    return load_kit(name).generate(options, seed=seed, start=start, num=num)

@@ -1,0 +1,265 @@
+"""A game of three seats, two rooms, a tool and rewards of moves: who plays, what trains, credit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import three_rooms
+from scripted_engine import WaveEngine
+from three_rooms import CLERK, Instance, ThreeRooms
+
+from selfplay.chat.rendering import Rendering
+from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
+from selfplay.config.settings import SettingsError, dump
+from selfplay.credit.advantages import assign_advantages, reward_samples
+from selfplay.data.seeds import named_seed
+from selfplay.engines.base import Sampling
+from selfplay.rollout.driver import play_games, play_scripted
+from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
+from selfplay.rollout.players import PolicyPlayer
+from selfplay.rollout.seating import (
+    Partner,
+    check_players,
+    policy_places,
+    read_spec,
+    scripted_games,
+    scripted_partner,
+    self_play_games,
+    teacher_games,
+)
+
+SAMPLING = Sampling(temperature=1.0, stop_ids=())
+RIGHT = [(0, "[message] 1"), (1, "[message] 2"), (CLERK, "[tool] 1 2"), (CLERK, "[answer] 3")]
+
+
+def config_of(*overrides: str) -> Config:
+    small = ["model.scratch={}", "rollout.max_game_tokens=1000", "warm_start.teachers=[clerk]"]
+    return load_config(None, ["game.name=three_rooms", *small, *overrides])
+
+
+def play(
+    rendering: Rendering, moves: list[tuple[int, str]], *, index: int = 0, max_turns: int = 9
+) -> Episode:
+    """A game of the policy in all seats with these moves, on the numbers 1 and 2."""
+    texts, num = {}, [0, 0, 0]
+    for seat, text in moves:
+        texts[named_seed("own", seat, num[seat])] = text
+        num[seat] += 1
+    players = tuple(
+        PolicyPlayer(rendering, seed_names=("own",), max_new_tokens=60, max_game_tokens=600)
+        for _ in range(3)
+    )
+    game = ThreeRooms(Instance("three", (1, 2)), three_rooms.Options())
+    setup = GameSetup(game, players, "three", index)
+    (episode,), _ = play_games(
+        [setup], WaveEngine(rendering, texts), sampling=SAMPLING, limits=Limits(max_turns, 1)
+    )
+    return episode
+
+
+# --- a game's rooms and tools -------------------------------------------------------------------
+
+
+def test_a_tools_answer_is_read_by_its_caller_alone_and_never_trains(rendering: Rendering) -> None:
+    episode = play(rendering, RIGHT)
+    assert episode.ended == "agreed" and episode.score == 1.0
+    clerk = episode.transcripts[CLERK]
+    assert clerk is not None
+    called, answered = clerk.spans
+    between = clerk.ids[called.end : answered.start]
+    assert between == rendering.following("3", closed=True)
+    assert not any(clerk.mask[called.end : answered.start])
+    assert sum(clerk.mask) == sum(span.end - span.start for span in clerk.spans)
+    for seat in (0, 1):
+        transcript = episode.transcripts[seat]
+        assert transcript is not None and len(transcript.spans) == 1
+    assert episode.measures == {"tool_calls": 1.0}
+
+
+def test_a_room_is_read_by_those_in_it(rendering: Rendering) -> None:
+    asked = [*RIGHT[:2], (CLERK, "1: [message] 9"), (1, "[message] 2"), *RIGHT[3:]]
+    episode = play(rendering, asked)
+    assert [turn.observations for turn in episode.turns[2:4]] == [
+        ("", "clerk: 9", ""),
+        ("", "", "caller 1: 2"),
+    ]
+
+
+def test_a_move_that_keeps_the_turn_counts_towards_the_limit(rendering: Rendering) -> None:
+    calls = [*RIGHT[:2], (CLERK, "[tool] 1 2"), (CLERK, "[tool] 1 2"), *RIGHT[3:]]
+    assert play(rendering, calls, max_turns=4).ended == "turns"
+    assert play(rendering, calls, max_turns=5).ended == "agreed"
+
+
+# --- credit -------------------------------------------------------------------------------------
+
+
+def test_a_moves_reward_is_a_return_of_its_own_and_earlier_tokens(rendering: Rendering) -> None:
+    """The tool costs the clerk 0.25; the second game answers without it, and wrong."""
+    episodes = [
+        play(rendering, RIGHT),
+        play(rendering, [*RIGHT[:2], (CLERK, "[answer] 4")], index=1),
+    ]
+    algorithm = AlgorithmConfig(method="dr_grpo")
+    samples, _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
+    clerks = [s for s in samples if s.role == f"seat {CLERK}"]
+    assert [sum(s.token_rewards()) for s in clerks] == [0.75, -1.0]
+    first, second = assign_advantages(clerks, algorithm=algorithm)
+    transcript = episodes[0].transcripts[CLERK]
+    assert transcript is not None
+    called, answered = transcript.spans
+    n, m = called.end - called.start, answered.end - answered.start
+    mean = (n * 0.75 + m * 1.0) / (n + m)
+    baseline = (mean - 1.0) / 2
+    on_call, on_answer = first.advantages[called.start : called.end], first.advantages[-m:]
+    assert on_call == pytest.approx([0.75 - baseline] * n)
+    assert on_answer == pytest.approx([1.0 - baseline] * m)
+    wrong = second.advantages[second.mask.index(1) :]
+    assert wrong == pytest.approx([-1.0 - baseline] * len(wrong))
+
+
+def test_a_reward_before_a_seats_first_move_is_left_out(rendering: Rendering) -> None:
+    episode = play(rendering, RIGHT)
+    early = replace(episode.turns[0], rewards=(0.5, 7.0, 7.0))
+    episode = replace(episode, turns=(early, *episode.turns[1:]))
+    samples, _ = reward_samples(
+        [episode], algorithm=AlgorithmConfig(method="ppo"), reward=RewardConfig()
+    )
+    assert [sum(s.token_rewards()) for s in samples] == [1.0, 0.5, 0.75]
+
+
+def test_other_kinds_of_reward_leave_the_moves_rewards_out(rendering: Rendering) -> None:
+    episode = play(rendering, RIGHT)
+    samples, _ = reward_samples(
+        [episode], algorithm=AlgorithmConfig(method="ppo"), reward=RewardConfig(kind="accept")
+    )
+    assert [sum(s.token_rewards()) for s in samples] == [1.0, 1.0, 1.0]
+
+
+# --- seats --------------------------------------------------------------------------------------
+
+
+def partner_of(config: Config, spec: str) -> Partner:
+    return Partner(
+        f"scripted:{spec}", lambda names, seat: scripted_partner(spec, names, seat, config.game)
+    )
+
+
+def test_the_policy_has_chosen_roles_or_the_seats_in_turn() -> None:
+    config = config_of("rollout.group_size=6")
+    partner = partner_of(config, "guesser")
+
+    def places(*overrides: str) -> list[tuple[int, ...]]:
+        rollout = config_of(*overrides).rollout
+        return [
+            policy_places(config.game, rollout, partner=partner, index=index) for index in range(4)
+        ]
+
+    assert places() == [(0,), (1,), (2,), (0,)]
+    assert places("rollout.policy_seats=[caller]") == [(0, 1)] * 4
+    assert places("rollout.policy_seats=[clerk]") == [(2,)] * 4
+
+
+def test_a_partner_fills_all_other_seats(rendering: Rendering) -> None:
+    config = config_of("rollout.group_size=3")
+    (instance,) = three_rooms.generate(three_rooms.Options(), seed=0, start=0, num=1)
+    setups = self_play_games(
+        [instance],
+        [(partner_of(config, "guesser"), 1.0)],
+        step=0,
+        game=config.game,
+        rollout=config.rollout,
+        seed=0,
+        rendering=rendering,
+    )
+    names = [tuple(player.name for player in setup.players) for setup in setups]
+    caller, guesser = "scripted:caller", "scripted:guesser"
+    assert names == [
+        ("policy", caller, guesser),
+        (caller, "policy", guesser),
+        (caller, caller, "policy"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rollout.policy_seats=[clerc]"], "nearest is clerk"),
+        (["rollout.policy_seats=[clerk]"], "must not be the policy"),
+        (["rollout.partners=['scripted:guesser']"], "a multiple of 3"),
+        (["rollout.partners=['scripted:guesser']", "rollout.group_size=3"], "at least 6"),
+        (
+            ["rollout.partners=['scripted:guesser']", "rollout.policy_seats=[clerk]"],
+            "cannot have seat 0, 1",
+        ),
+        (["rollout.partners=['scripted:gesser']"], "unknown scripted player"),
+    ],
+)
+def test_seats_that_do_not_fit_the_game_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        check_players(config_of(*overrides))
+    check_players(config_of("rollout.group_size=6"))
+    chosen = ["rollout.policy_seats=[clerk]", "rollout.partners=['scripted:caller']"]
+    check_players(config_of(*chosen, "rollout.group_size=2"))
+
+
+def test_scripts_play_all_seats_and_only_able_teachers_are_imitated(rendering: Rendering) -> None:
+    config = config_of()
+    instances = three_rooms.generate(three_rooms.Options(), seed=0, start=0, num=6)
+    (played, *_) = play_scripted(
+        scripted_games(instances, spec="clerk", game=config.game),
+        limits=limits_of(config.rollout),
+    )
+    assert played.score == 1.0
+    assert played.players == ("scripted:caller", "scripted:caller", "scripted:clerk")
+    setups = teacher_games(
+        instances,
+        teachers=["clerk", "guesser", "caller"],
+        game=config.game,
+        seed=1,
+        rendering=rendering,
+    )
+    names = [tuple(player.name for player in setup.players) for setup in setups]
+    assert {pair for *pair, _ in map(tuple, names) for pair in [tuple(pair)]} == {
+        ("scripted:caller", "scripted:caller")
+    }
+    assert {name[2] for name in names} == {"scripted:clerk", "scripted:guesser"}
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+def test_a_games_own_options_are_settings(tmp_path: Path) -> None:
+    config = config_of("game.options.max_value=5", "game.brief=true")
+    assert config.game.rules() == three_rooms.Options(max_value=5, brief=True)
+    saved = tmp_path / "config.yaml"
+    saved.write_text(dump(config))
+    assert load_config(saved) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("game.options.max_value=1", "game.options.max_value must be at least 2"),
+        ("game.options.max_valu=3", "nearest is game.options.max_value"),
+        ("game.options.cost=much", "game.options.cost must be a finite number"),
+        ("game.options.brief=true", "must be given as game.brief"),
+        ("game.size=3", "game.size is no setting of three_rooms"),
+        ("game.max_value=3", "nearest is game.options.max_value"),
+        ("game.messages=false", "game.messages is no setting"),
+        ("game.name=three_room", "must be one of"),
+    ],
+)
+def test_a_wrong_option_gets_one_line(override: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as caught:
+        config_of(override)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_partner_must_be_able_to_sit_beside_the_policy() -> None:
+    game = config_of().game
+    assert read_spec("scripted:guesser", game, what="x", seats=(0,)).argument == "guesser"
+    with pytest.raises(SettingsError, match="cannot have seat"):
+        read_spec("scripted:guesser", game, what="x", seats=(CLERK,))
