@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from selfplay.checkpoint import finish, save_checkpoint
+from selfplay.checkpoint.whole import REFUSALS
 from selfplay.colocation.handover import sleep_engine
 from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck
 from selfplay.config import Config, load_config
@@ -195,6 +196,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             train(config, world, cleanup)
     except (SettingsError, RunEnds) as error:
         return refused("train.py", error, status=2 if isinstance(error, SettingsError) else 1)
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        what_stays = "what was saved before is whole, and the same command goes on from there"
+        return refused("train.py", OSError(f"{error}; {what_stays}"), status=1)
     close_world(world)
     return 0
 

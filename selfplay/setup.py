@@ -18,7 +18,8 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.checkpoint import export_atomically, export_once, resume
+from selfplay.checkpoint import export_atomically, keep_newest, resume, set_damaged_aside
+from selfplay.checkpoint.whole import clear_leftovers, damage, whole
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.restarts import Restarts
 from selfplay.colocation.start import load_engine
@@ -39,7 +40,7 @@ from selfplay.metrics.run_folder import hold_run, open_run
 from selfplay.model.hub import local_folder
 from selfplay.model.liger import liger_is_here
 from selfplay.model.lora import Adapters
-from selfplay.model.policy import DTYPES, load_sharded, scratch_model
+from selfplay.model.policy import DTYPES, export, load_sharded, scratch_model
 from selfplay.partners.judge import make_judge
 from selfplay.partners.partners import Partners, make_partners
 from selfplay.preflight.model import check_model
@@ -96,6 +97,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     on_first_rank(lambda: cleanup.callback(hold_run(folder).close), world)
     on_first_rank(partial(open_run, folder, config), world)
     check_shared(folder, world)
+    on_first_rank(partial(mend, folder), world)
     stream = cleanup.enter_context(closing(TrainStream(config)))
     tokenizer = make_tokenizer(config, folder, world)
     rendering = read_template(config.model, tokenizer, world)
@@ -131,6 +133,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     )
     judge = make_judge(config.reward, config.endpoint, world, cleanup=cleanup)
     first_step, state = resume(folder, learner)
+    on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
     partners.begin(state.get("partners", {}), learner, tokenizer)
     stream.restore(state.get("prioritized_replay", []))
     restarts.push(first_step)
@@ -186,13 +189,32 @@ def check_shared(folder: Path, world: World) -> None:
         )
 
 
+def mend(folder: Path) -> None:
+    """Delete what killed processes left in a run's folder, and set damaged checkpoints aside.
+
+    Raises SettingsError, with what to do, for other damage in what this run starts from.
+    """
+    clear_leftovers([folder, folder / "checkpoints", folder / "policy_pool"])
+    set_damaged_aside(folder)
+    for part in (folder / "tokenizer", folder / "random_start", folder / "warm_start"):
+        found = damage(part) if part.exists() else None
+        if found is not None:
+            raise SettingsError(
+                f"{part} must be as it was written, got damage: {found}; delete it and the run "
+                "makes it again, or put a copy back"
+            )
+
+
 def make_tokenizer(config: Config, folder: Path, world: World) -> PreTrainedTokenizerBase:
     """The model's own tokenizer; a scratch model's is trained once and kept in the run folder."""
     saved = tokenizer_folder(config.model, folder)
-    scratch = config.model.path is None
-    if scratch and world.rank == 0 and not (saved / "tokenizer.json").exists():
-        scratch_tokenizer(config).save_pretrained(saved)
-    barrier(world)
+
+    def make() -> None:
+        if config.model.path is None and not saved.exists():
+            with whole(saved) as place:
+                scratch_tokenizer(config).save_pretrained(place)
+
+    on_first_rank(make, world)
     return AutoTokenizer.from_pretrained(saved)
 
 
@@ -313,9 +335,13 @@ def _own_weights(
     if config.model.path is not None:
         return local_folder(config.model.path)
     random = folder / "random_start"
-    if world.rank == 0 and not random.exists():
-        export_once(_scratch(config.model, config.seed, tokenizer), tokenizer, random)
-    barrier(world)
+
+    def make() -> None:
+        if not random.exists():
+            with whole(random) as place:
+                export(_scratch(config.model, config.seed, tokenizer), tokenizer, place)
+
+    on_first_rank(make, world)
     return random
 
 

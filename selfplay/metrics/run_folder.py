@@ -76,11 +76,18 @@ def open_run(folder: Path, config: Config) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write the complete file or none of it: a crash leaves the old file as it was."""
+    """Write the complete file or none of it: a crash or a full disk leaves the old file."""
     new = path.with_name(path.name + ".new")
-    # UTF-8 cannot encode a lone surrogate; it is written as an escape.
-    new.write_text(text, encoding="utf-8", errors="backslashreplace")
-    new.replace(path)
+    try:
+        # UTF-8 cannot encode a lone surrogate; it is written as an escape.
+        with new.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def _describe_code() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,6 +94,8 @@ class Journal:
         ]
         for record in logged:
             self._games.append(record)
+        self._metrics.sync()
+        self._games.sync()
         self._tracker.step(step, line, logged)
         remaining_s = watch.remaining_s(self._num_steps - step)
         if self._rank == 0:
@@ -117,11 +120,11 @@ class StepLog:
         if rank:
             return
         write_atomically(path, "".join(_lines_until(path, after_step)))
-        # UTF-8 cannot encode a lone surrogate; it is written as its JSON escape.
-        self._file = path.open("a", encoding="utf-8", errors="backslashreplace", newline="\n")
+        # Without a buffer: what a full disk refuses is not tried again at the exit.
+        self._file = path.open("ab", buffering=0)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one line and flush it.
+        """Write one line.
 
         JSON has no NaN or infinity: such a number becomes null, and its name is added to the line's
         `non_finite` list. Raises ValueError without an integer `step`.
@@ -134,8 +137,16 @@ class StepLog:
         line = {name: _json_value(value, name, non_finite) for name, value in record.items()}
         if non_finite:
             line["non_finite"] = non_finite
-        self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-        self._file.flush()
+        # UTF-8 cannot encode a lone surrogate; it is written as its JSON escape.
+        text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+        data = memoryview(text.encode("utf-8", errors="backslashreplace"))
+        while data:
+            data = data[self._file.write(data) :]
+
+    def sync(self) -> None:
+        """Have the disk hold the lines, so that no checkpoint is of a step without its line."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         if self._file is not None:

@@ -17,10 +17,11 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.checkpoint import export_atomically
+from selfplay.checkpoint.whole import damage
 from selfplay.config import Config, GameConfig
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, PERSON, POOL, SELF, Spec, parse_shares
 from selfplay.config.settings import SettingsError
-from selfplay.distributed import World, gather_objects
+from selfplay.distributed import World, gather_objects, on_first_rank
 from selfplay.engines.base import Engine
 from selfplay.engines.endpoint import Endpoint, endpoint_key
 from selfplay.engines.hf import HFEngine
@@ -98,8 +99,11 @@ class Partners:
         self, state: Mapping[str, Any], learner: Learner, tokenizer: PreTrainedTokenizerBase
     ) -> None:
         """Restore `state()` of a checkpoint. At the start of a run the first weights become the
-        first member of the pool."""
+        first member of the pool.
+
+        Raises SettingsError for a member whose snapshot is damaged."""
         self._members = list(state.get("pool", []))
+        on_first_rank(self._check_pool, self._world)
         self._ratings = dict(state.get("ratings", {}))
         if self._pool_share and not self._members:
             self._join(0, learner, tokenizer)
@@ -244,6 +248,16 @@ class Partners:
             self._ratings[policy_pool.member_name(step)] = self._ratings[POLICY]
         for member in before.difference(self._members):
             self._ratings.pop(policy_pool.member_name(member), None)
+
+    def _check_pool(self) -> None:
+        for member in self._members:
+            folder = policy_pool.snapshot_folder(self._folder, member)
+            found = damage(folder)
+            if found is not None:
+                raise SettingsError(
+                    f"{folder} must be as it was written, for the policy pool draws from it; got "
+                    f"damage: {found}; put a copy back"
+                )
 
     def _usage(self) -> dict[str, float]:
         """This rank's endpoint usage since the last call, summed over endpoints."""

@@ -19,6 +19,7 @@ from tiny_run import RUNS, finished, go_on_from, metrics_of, run_tiny
 from bench import tiny_report
 from dialop.matching.store import write_instances
 from selfplay.chat.rendering import Rendering, make_rendering
+from selfplay.checkpoint.whole import whole
 from selfplay.config import Config, load_config
 from selfplay.config.settings import SettingsError
 from selfplay.distributed import init_world
@@ -248,10 +249,12 @@ def test_a_run_that_drifted_is_stopped_with_its_checkpoint_saved(
     folder = tmp_path / "run"
     shutil.copytree(monitored, folder)
     shutil.rmtree(folder / "checkpoints" / "step_000004")
-    progress = folder / "checkpoints" / "step_000002" / "progress.json"
-    state = json.loads(progress.read_text())
+    saved = folder / "checkpoints" / "step_000002"
+    state = json.loads((saved / "progress.json").read_text())
     state["state"]["drift_monitor"]["seen"] = [[0, 0.0, 1.0], [2, 0.0, 1.0]]
-    progress.write_text(json.dumps(state))
+    with whole(saved) as edited:
+        shutil.copytree(saved, edited, dirs_exist_ok=True)
+        (edited / "progress.json").write_text(json.dumps(state))
     drifted = (
         "eval.every=1",
         "eval.drift_monitor.action=stop",

@@ -291,7 +291,10 @@ def test_adapters_alone_are_evaluated_by_any_engine(
     assert merged.keys() == final.keys()
     for name, value in merged.items():
         assert_near(value, final[name], 8)
-    names = {path.name for path in (tmp_path / "final").iterdir()} - {"progress.json"}
+    names = {path.name for path in (tmp_path / "final").iterdir()} - {
+        "progress.json",
+        "manifest.json",
+    }
     assert {path.name for path in folders[0].iterdir()} == names
 
 

@@ -72,7 +72,7 @@ def test_a_run_killed_after_its_third_step_resumes_exactly(straight: Path, tmp_p
     shutil.copytree(straight, folder)
     shutil.rmtree(folder / "checkpoints" / "step_000004")
     shutil.rmtree(folder / "final")
-    (folder / "checkpoints" / ".step_000004").mkdir()
+    (folder / "checkpoints" / ".partial-step_000004").mkdir()
     (folder / "held_out_after.json").unlink()
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])

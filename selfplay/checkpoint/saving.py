@@ -1,19 +1,22 @@
-"""Checkpoints: saving the state of a run without loss, resuming it exactly, exporting the policy.
+"""Saves the state of a run, resumes it, exports the policy.
 
 A checkpoint folder `checkpoints/step_N` holds `state/` (model, optimizer, critic and a moving
 reference, sharded like the run and readable on any mesh), `hf/` (a Hugging Face folder) and
 `progress.json`. With adapters `state/` and `hf/` hold the adapters alone: `hf/` is in peft's format
-and names the folder of the base weights. A folder gets its final name only when it is complete.
+and names the folder of the base weights. A folder gets its final name only when it is complete
+(`whole.py`); one that is damaged is never resumed from.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from selfplay.distributed import World, barrier
+from selfplay.checkpoint.whole import damage, discard, replacing
+from selfplay.config.settings import SettingsError
+from selfplay.distributed import World, broadcast_object, on_first_rank
 from selfplay.learner.learner import Learner
 from selfplay.model.lora import export_adapters, is_adapter
 from selfplay.model.policy import export
@@ -50,29 +55,63 @@ def save_checkpoint(
     """
     world = learner.world
     final = folder / "checkpoints" / f"step_{step:06d}"
-    with _replacing(final, world) as partial:
+    with replacing(final, world) as place:
         with _without_no_dist_warning():
-            dcp.save(_state(learner), checkpoint_id=partial / "state", no_dist=world.mesh is None)
+            dcp.save(_state(learner), checkpoint_id=place / "state", no_dist=world.mesh is None)
         if learner.adapters is None:
-            export(learner.model, tokenizer, partial / "hf", world=world)
+            export(learner.model, tokenizer, place / "hf", world=world)
         else:
-            _export_adapters(learner, tokenizer, partial / "hf")
+            _export_adapters(learner, tokenizer, place / "hf")
         if world.rank == 0:
             progress = {"step": step, "kl": learner.kl, "state": state}
-            (partial / "progress.json").write_text(json.dumps(progress))
-    if world.rank == 0:
-        for old in checkpoints(folder)[:-keep]:
-            shutil.rmtree(old)
-    barrier(world)
+            (place / "progress.json").write_text(json.dumps(progress))
+    on_first_rank(partial(keep_newest, folder, keep), world)
     return final
 
 
+def keep_newest(folder: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints of a run. One process calls."""
+    for old in checkpoints(folder)[:-keep]:
+        discard(old)
+
+
+def set_damaged_aside(folder: Path) -> None:
+    """Make the newest checkpoint one that is whole: rename newer, damaged ones to
+    `damaged_step_N` and say so. One process calls.
+
+    Raises SettingsError if there are checkpoints and none is whole.
+    """
+    damaged: dict[Path, str] = {}
+    for saved in checkpoints(folder)[::-1]:
+        found = damage(saved)
+        if found is None:
+            break
+        damaged[saved] = found
+    else:
+        if damaged:
+            told = "; ".join(f"{saved.name}: {found}" for saved, found in damaged.items())
+            raise SettingsError(
+                f"{folder / 'checkpoints'} must hold a checkpoint that is whole, got {told}; put "
+                "a copy of one back, or train anew with out=FOLDER"
+            )
+    for saved, found in damaged.items():
+        aside = saved.with_name(f"damaged_{saved.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        saved.rename(aside)
+        print(
+            f"warning: checkpoint {saved} is damaged: {found}; it is now {aside.name}, and the run "
+            "goes on from the one before",
+            file=sys.stderr,
+        )
+
+
 def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
-    """Load the newest checkpoint into the learner, in place. Every rank must call.
+    """Load the newest checkpoint, which `set_damaged_aside` has checked, into the learner, in
+    place. Every rank must call.
 
     Returns the number of finished steps and the trainer state; (0, {}) without a checkpoint.
     """
-    saved = checkpoints(folder)
+    saved = broadcast_object(checkpoints(folder), learner.world)
     if not saved:
         return 0, {}
     newest, state = saved[-1], _state(learner)
@@ -101,8 +140,8 @@ def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """A run's complete checkpoints, oldest first."""
-    return sorted(p.parent for p in (folder / "checkpoints").glob("step_*/progress.json"))
+    """A run's checkpoints, oldest first. They may be damaged."""
+    return sorted((folder / "checkpoints").glob("step_*"), key=lambda saved: int(saved.name[5:]))
 
 
 def policies(folder: Path) -> list[Path]:
@@ -114,13 +153,13 @@ def policies(folder: Path) -> list[Path]:
     """
     saved = checkpoints(folder)[::-1]
     final, parts = folder / "final", [checkpoint / "hf" for checkpoint in saved]
-    later = bool(saved) and _step(saved[0]) > _step(final)
+    later = bool(saved) and int(saved[0].name[5:]) > _step_of(final)
     return [*parts, final] if later else [final, *parts]
 
 
-def _step(part: Path) -> int:
-    """The number of finished steps of a checkpoint or a final export; -1 if it is not recorded."""
-    progress = part / "progress.json"
+def _step_of(final: Path) -> int:
+    """The number of finished steps of a final export; -1 if it is not recorded."""
+    progress = final / "progress.json"
     return int(json.loads(progress.read_text())["step"]) if progress.exists() else -1
 
 
@@ -132,13 +171,13 @@ def finish(
 
     Replaces earlier exports once the new ones are complete.
     """
-    with _replacing(folder / "final", learner.world) as partial:
-        export(learner.model, tokenizer, partial, world=learner.world)
+    with replacing(folder / "final", learner.world) as place:
+        export(learner.model, tokenizer, place, world=learner.world)
         if learner.world.rank == 0:
-            (partial / "progress.json").write_text(json.dumps({"step": step}))
+            (place / "progress.json").write_text(json.dumps({"step": step}))
     if learner.adapters is not None:
-        with _replacing(folder / "final_adapters", learner.world) as partial:
-            _export_adapters(learner, tokenizer, partial)
+        with replacing(folder / "final_adapters", learner.world) as place:
+            _export_adapters(learner, tokenizer, place)
 
 
 def export_atomically(
@@ -146,37 +185,21 @@ def export_atomically(
 ) -> None:
     """Write a Hugging Face folder that replaces an older one only when it is complete. Every rank
     must call and returns when the folder exists."""
-    with _replacing(folder, world) as partial:
-        export(model, tokenizer, partial, world=world)
+    with replacing(folder, world) as place:
+        export(model, tokenizer, place, world=world)
 
 
 def export_once(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a Hugging Face folder from one process. If several processes write the same folder, the
     first one that finishes wins, and a folder that an engine may be reading is never replaced."""
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}", dir=folder.parent) as place:
-        partial = Path(place) / folder.name
-        export(model, tokenizer, partial)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}", dir=folder.parent) as home:
+        place = Path(home) / folder.name
+        export(model, tokenizer, place)
         try:
-            partial.rename(folder)
+            place.rename(folder)
         except OSError:
             if not folder.exists():
                 raise
-
-
-@contextmanager
-def _replacing(folder: Path, world: World) -> Iterator[Path]:
-    """A temporary folder that replaces `folder` at the end. Every rank must enter and leaves when
-    `folder` exists."""
-    partial, writes = folder.with_name(f".{folder.name}"), world.rank == 0
-    if writes:
-        shutil.rmtree(partial, ignore_errors=True)  # left by a run that was stopped while it wrote
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    barrier(world)
-    yield partial
-    if writes:
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-    barrier(world)
 
 
 def _export_adapters(learner: Learner, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

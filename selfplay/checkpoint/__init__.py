@@ -1,0 +1,28 @@
+"""Checkpoints: saving the state of a run without loss, resuming it exactly, exporting the policy.
+
+This room speaks of states, folders and their damage. It never sees games or text.
+"""
+
+from selfplay.checkpoint.saving import (
+    checkpoints,
+    export_atomically,
+    export_once,
+    finish,
+    keep_newest,
+    policies,
+    resume,
+    save_checkpoint,
+    set_damaged_aside,
+)
+
+__all__ = [
+    "checkpoints",
+    "export_atomically",
+    "export_once",
+    "finish",
+    "keep_newest",
+    "policies",
+    "resume",
+    "save_checkpoint",
+    "set_damaged_aside",
+]

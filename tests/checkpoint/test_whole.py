@@ -1,0 +1,205 @@
+"""Folders are there completely or not at all, wherever a process is killed, and show damage."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from selfplay.checkpoint.whole import MANIFEST, clear_leftovers, damage, discard, whole
+
+OLD = {"a.bin": b"old" * 50, "deep/b.txt": b"old b"}
+NEW = {"a.bin": b"new" * 70, "deep/c.txt": b"", "d.txt": b"more"}
+
+
+def fill(folder: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    with whole(folder) as place:
+        fill(place, files)
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(p.relative_to(folder)): content for p, content in files.items() if p.name != MANIFEST
+    }
+
+
+def killed_at(event: int, work: object, home: Path) -> bool:
+    """Do the work in a forked process that SIGKILL ends before its `event`-th access to a file
+    below `home`; False if it has fewer."""
+    child = os.fork()
+    if child == 0:
+        seen = 0
+
+        def watch(name: str, arguments: tuple[object, ...]) -> None:
+            nonlocal seen
+            if name.startswith(("open", "os.", "shutil.")) and str(home) in str(arguments):
+                seen += 1
+                if seen == event:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(watch)
+        work()  # type: ignore[operator]
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["new", "replaced"])
+def test_killed_at_any_file_access_leaves_the_old_folder_or_the_new_one(
+    tmp_path: Path, replaced: bool
+) -> None:
+    folder, found, event = tmp_path / "home" / "folder", [], 0
+    while True:
+        event += 1
+        shutil.rmtree(tmp_path / "home", ignore_errors=True)
+        (tmp_path / "home").mkdir()
+        if replaced:
+            write(folder, OLD)
+        if not killed_at(event, lambda: write(folder, NEW), tmp_path):
+            break
+        clear_leftovers([tmp_path / "home"])
+        there = folder.exists()
+        assert there or not replaced
+        assert list((tmp_path / "home").iterdir()) == [folder] * there
+        found.append(files_in(folder) if there else None)
+        assert found[-1] in (NEW, OLD if replaced else None)
+        assert not there or damage(folder) is None
+    assert event > 15 and found == sorted(found, key=lambda files: files == NEW), "old, then new"
+    assert files_in(folder) == NEW
+
+
+def test_killed_while_it_is_deleted_a_folder_is_gone_or_whole(tmp_path: Path) -> None:
+    folder, event = tmp_path / "folder", 0
+    while True:
+        event += 1
+        write(folder, OLD)
+        if not killed_at(event, lambda: discard(folder), tmp_path):
+            break
+        clear_leftovers([tmp_path])
+        assert not folder.exists() or damage(folder) is None
+        assert list(tmp_path.iterdir()) == [folder] * folder.exists()
+    assert event > 5 and not folder.exists()
+
+
+def test_everything_is_on_disk_before_the_folder_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file, every folder and the manifest, then the name; the manifest after the files."""
+    done: list[str] = []
+    sync, rename = os.fsync, Path.rename
+
+    def recorded_sync(handle: int) -> None:
+        sync(handle)
+        done.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+
+    def recorded_rename(path: Path, target: Path) -> Path:
+        done.append(f"{path} is {target}")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_sync)
+    monkeypatch.setattr(Path, "rename", recorded_rename)
+    write(tmp_path / "folder", NEW)
+    partial = tmp_path / ".partial-folder"
+    names = {str(partial / name) for name in (*NEW, "deep", ".", MANIFEST)}
+    named = done.index(f"{partial} is {tmp_path / 'folder'}")
+    assert set(done[:named]) == names
+    manifest = done.index(str(partial / MANIFEST))
+    assert all(done.index(str(partial / name)) < manifest for name in NEW)
+    assert done[named + 1 :] == [str(tmp_path)]
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (lambda f: (f / "a.bin").write_bytes(b"new" * 69), "a.bin has 207 bytes instead of 210"),
+        (lambda f: (f / "a.bin").write_bytes(b""), "a.bin has 0 bytes instead of 210"),
+        (lambda f: (f / "a.bin").write_bytes(b"net" + b"new" * 69), "a.bin has other bytes"),
+        (lambda f: (f / "deep" / "c.txt").unlink(), "deep/c.txt is missing"),
+        (lambda f: shutil.rmtree(f / "deep"), "deep/c.txt is missing"),
+        (lambda f: (f / MANIFEST).unlink(), f"{MANIFEST} is missing"),
+        (lambda f: (f / MANIFEST).write_bytes(b""), f"{MANIFEST} cannot be read"),
+        (lambda f: (f / MANIFEST).write_bytes(b"\xff\x00"), f"{MANIFEST} cannot be read"),
+        (lambda f: (f / MANIFEST).write_text("[]"), f"{MANIFEST} cannot be read"),
+        (lambda f: (f / MANIFEST).write_text('{"files": {"a": 1}}'), f"{MANIFEST} cannot be read"),
+        (lambda f: (f / MANIFEST).write_text('{"files": {}}'), f"{MANIFEST} names no file"),
+        (lambda f: (f / MANIFEST).write_text("[" * 100_000), f"{MANIFEST} cannot be read"),
+    ],
+)
+def test_damage_is_told_with_the_file(tmp_path: Path, harm: object, told: str) -> None:
+    folder = tmp_path / "folder"
+    write(folder, NEW)
+    assert damage(folder) is None
+    harm(folder)  # type: ignore[operator]
+    assert told in (damage(folder) or "")
+
+
+def test_any_flipped_bit_is_found(tmp_path: Path) -> None:
+    """In 100 bits of the files, and in one bit of each of the manifest's bytes, unless the manifest
+    still says the same."""
+    folder, rng = tmp_path / "folder", random.Random(0)
+    write(folder, NEW)
+    said = json.loads((folder / MANIFEST).read_bytes())
+    places = [("a.bin", rng.randrange(210)) for _ in range(100)]
+    places += [(MANIFEST, place) for place in range((folder / MANIFEST).stat().st_size)]
+    missed = []
+    for name, place in places:
+        content = bytearray((folder / name).read_bytes())
+        content[place] ^= 1 << rng.randrange(8)
+        kept = (folder / name).read_bytes()
+        (folder / name).write_bytes(content)
+        if damage(folder) is None:
+            assert name == MANIFEST and json.loads(content) == said
+            missed.append(place)
+        (folder / name).write_bytes(kept)
+    assert len(missed) < 20, "blanks between words"
+
+
+def test_a_file_that_came_later_is_no_damage(tmp_path: Path) -> None:
+    write(tmp_path / "folder", NEW)
+    fill(tmp_path / "folder" / "merged", OLD)
+    assert damage(tmp_path / "folder") is None
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """Inside, no file can grow beyond this size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("limit", [100, 300], ids=["in a file", "in the manifest"])
+def test_a_file_that_the_disk_refuses_leaves_the_old_folder(tmp_path: Path, limit: int) -> None:
+    folder = tmp_path / "folder"
+    write(folder, OLD)
+    with largest_file(limit), pytest.raises(OSError, match=str(folder)):
+        write(folder, NEW)
+    assert files_in(folder) == OLD and damage(folder) is None
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_another_error_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), whole(tmp_path / "folder"):
+        _ = 1 / 0
+    clear_leftovers([tmp_path])
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,216 @@
+"""A run and its saves: damaged ones are refused by name, a full disk loses nothing, and what a
+killed run left behind is gone after the next start."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_whole import largest_file
+from tiny_run import RUNS, assert_same_run, finished, metrics_of, run_tiny, write_tiny
+
+import train
+from selfplay.checkpoint import checkpoints, set_damaged_aside
+from selfplay.config.settings import SettingsError
+
+ROOT = Path(__file__).resolve().parents[2]
+STATE = "state/__0_0.distcp"
+Harm = Callable[[Path], object]
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of the file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+HARMS: dict[str, tuple[Harm, str]] = {
+    "flipped weights": (lambda f: flip(f / STATE), f"{STATE} has other bytes"),
+    "cut weights": (lambda f: cut(f / STATE), f"{STATE} has "),
+    "no weights": (lambda f: (f / STATE).unlink(), f"{STATE} is missing"),
+    "no metadata": (lambda f: (f / "state" / ".metadata").unlink(), "state/.metadata is missing"),
+    "no state": (lambda f: shutil.rmtree(f / "state"), "state/.metadata is missing"),
+    "flipped progress": (lambda f: flip(f / "progress.json"), "progress.json has other bytes"),
+    "no progress": (lambda f: (f / "progress.json").unlink(), "progress.json is missing"),
+    "flipped policy": (
+        lambda f: flip(f / "hf" / "model.safetensors"),
+        "hf/model.safetensors has other bytes",
+    ),
+    "no manifest": (lambda f: (f / "manifest.json").unlink(), "manifest.json is missing"),
+    "cut manifest": (lambda f: cut(f / "manifest.json"), "manifest.json cannot be read"),
+    "empty": (lambda f: [shutil.rmtree(f), f.mkdir()], "manifest.json is missing"),
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run with checkpoints of steps 2 and 4."""
+    shutil.copytree(finished(), tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_damaged_checkpoint_is_set_aside_by_name(
+    run: Path, harm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older, newest = checkpoints(run)
+    act, told = HARMS[harm]
+    act(newest)
+    set_damaged_aside(run)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"{newest} is damaged: {told}" in said
+    assert checkpoints(run) == [older]
+    assert (newest.parent / "damaged_step_000004").exists()
+
+
+@pytest.mark.parametrize("harm", ["flipped weights", "no progress"])
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
+    run: Path, harm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    act, told = HARMS[harm]
+    act(checkpoints(run)[-1])
+    (run / "held_out_after.json").unlink()
+    assert run_tiny(run) == 0
+    said = capsys.readouterr()
+    assert told in said.err and "3/4" in said.out
+    assert_same_run(finished(), run)
+
+
+def test_without_a_whole_checkpoint_the_run_ends(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It does not begin anew: a message, status 2, and no file changes."""
+    older, newest = checkpoints(run)
+    flip(older / STATE)
+    (newest / "progress.json").unlink()
+    with pytest.raises(SettingsError):
+        set_damaged_aside(run)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    assert run_tiny(run) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("train.py: ") and said.count("\n") == 1
+    assert "step_000004: progress.json is missing; step_000002: state/__0_0.distcp has" in said
+    started = {run / name for name in ("config.yaml", "code.txt", ".lock")}
+    after = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    assert {path for path in after if before.get(path) != after[path]} <= started
+    assert before.keys() == after.keys()
+
+
+@pytest.mark.parametrize("part", ["tokenizer", "warm_start", "policy_pool/step_000000"])
+def test_other_damaged_saves_end_the_run_with_their_name(
+    part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(finished(*RUNS["pool"]), tmp_path / "run")
+    folder = tmp_path / "run" / part
+    flip(folder / ("tokenizer.json" if part == "tokenizer" else "model.safetensors"))
+    assert run_tiny(tmp_path / "run", *RUNS["pool"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and str(folder) in said and "has other bytes" in said
+
+
+def test_what_a_killed_run_left_is_deleted(tmp_path: Path) -> None:
+    """Folders half written, a folder moved away for its successor, and checkpoints that the killed
+    run had no time to delete."""
+    run = tmp_path / "run"
+    shutil.copytree(finished("save_every=1"), run)
+    for place in (run, run / "checkpoints", run / "policy_pool"):
+        place.mkdir(exist_ok=True)
+        (place / ".partial-x").mkdir()
+        (place / ".partial-x" / "file").touch()
+    (run / "final").rename(run / ".old-final")
+    (run / "held_out_after.json.new").touch()
+    oldest = checkpoints(run)[0]
+    for step in (1, 2):
+        shutil.copytree(oldest, oldest.with_name(f"step_00000{step}"), dirs_exist_ok=True)
+    assert run_tiny(run, "save_every=1") == 0
+    assert [path.name for path in checkpoints(run)] == ["step_000003", "step_000004"]
+    left = [
+        p for p in run.rglob("*") if p.name.startswith((".partial-", ".old-")) or p.suffix == ".new"
+    ]
+    assert left == []
+    assert_same_run(finished("save_every=1"), run)
+
+
+@pytest.fixture
+def halfway(tmp_path: Path) -> Path:
+    """A run that ended after its second step."""
+    return halfway_in(tmp_path / "run")
+
+
+def halfway_in(run: Path) -> Path:
+    shutil.copytree(finished("log_games_every=1"), run, dirs_exist_ok=True)
+    shutil.rmtree(checkpoints(run)[-1])
+    shutil.rmtree(run / "final")
+    (run / "held_out_after.json").unlink()
+    for name in ("metrics.jsonl", "games.jsonl"):
+        lines = (run / name).read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if json.loads(line)["step"] <= 2]
+        (run / name).write_bytes(b"".join(kept))
+    return run
+
+
+def refused_in_one_line(run: Path, said: str, *, reason: str) -> None:
+    """The run ended in one line, its newest checkpoint is as before, nothing lies in the way."""
+    assert said.startswith("train.py: ") and said.count("\n") == 1, said
+    assert reason in said and "the same command goes on" in said
+    assert [path.name for path in checkpoints(run)] == ["step_000002"]
+    assert not [p for p in run.rglob("*") if p.name.startswith(".partial-") or p.suffix == ".new"]
+
+
+# What the disk refuses: a checkpoint of 0.7 MB, a log of 40 kB, the folder's first files.
+@pytest.mark.parametrize(
+    ("num_bytes", "steps"), [(300_000, 4), (15_000, 2), (20, 2)], ids=["save", "log", "settings"]
+)
+def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
+    num_bytes: int, steps: int, halfway: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It goes on when there is room again, and ends as if nothing had been."""
+    words = ["--config", str(write_tiny(halfway)), f"out={halfway}", "log_games_every=1"]
+    with largest_file(num_bytes):
+        assert train.main(words) == 1
+    refused_in_one_line(halfway, capsys.readouterr().err, reason="File too large")
+    assert len(metrics_of(halfway)) <= steps
+    assert run_tiny(halfway, "log_games_every=1") == 0
+    assert_same_run(finished("log_games_every=1"), halfway)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room_kb", [20, 200, 700])
+def test_a_disk_that_is_really_full_ends_the_process_in_one_line(
+    room_kb: int, tmp_path: Path
+) -> None:
+    """A small file system in memory, with this much room beside the run. Needs root to mount."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def mount(size: str, *options: str) -> int:
+        command = ["mount", "-t", "tmpfs", "-o", ",".join([f"size={size}", *options])]
+        return subprocess.run([*command, "tmpfs", disk], capture_output=True).returncode
+
+    if mount("100m"):
+        pytest.skip("mounting a file system needs root")
+    try:
+        run = halfway_in(disk / "run")
+        used_kb = shutil.disk_usage(disk).used // 1024
+        assert mount(f"{used_kb + room_kb}k", "remount") == 0
+        command = [sys.executable, "train.py", "--config", str(write_tiny(tmp_path / "x"))]
+        command += [f"out={run}", "log_games_every=1"]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert ended.returncode == 1, ended.stderr
+        refused_in_one_line(run, ended.stderr, reason="No space left on device")
+        assert mount("100m", "remount") == 0
+        assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
+        assert_same_run(finished("log_games_every=1"), run)
+    finally:
+        subprocess.run(["umount", disk], check=True)
