@@ -16,6 +16,7 @@ from typing import Any, Protocol, TextIO, cast
 import dialop.collab.commands
 import dialop.matching.commands
 import dialop.mediation.commands
+import dialop.planning.commands
 from dialop.game import Game
 from dialop.rows import read_records
 from dialop.shown import printable
@@ -66,6 +67,7 @@ GAMES: dict[str, Commands] = {
     "matching": cast(Commands, dialop.matching.commands),
     "collab": cast(Commands, dialop.collab.commands),
     "mediation": cast(Commands, dialop.mediation.commands),
+    "planning": cast(Commands, dialop.planning.commands),
 }
 
 

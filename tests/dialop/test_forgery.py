@@ -15,6 +15,8 @@ from collab_tasks import LETTER
 from dialop_boards import BEST, SMALL, WORST
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from planning_cities import BEST as PLAN
+from planning_cities import HAND
 
 from dialop.collab.game import CollabGame
 from dialop.collab.task import CollabOptions
@@ -22,9 +24,24 @@ from dialop.game import Game
 from dialop.matching.game import MatchingGame, MatchingOptions
 from dialop.matching.generate import MatchingRecipe, generate_many
 from dialop.matching.scripted import make_scripted
+from dialop.planning.board import PlanningOptions
+from dialop.planning.game import PlanningGame
 
 BREAKS = ["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x85", "\u2028", "\u2029"]
-HEADS = ["Partner:", "Partner: ", "You:", "You: ", "User: ", "Assistant: ", "Error: ", "[message] "]
+HEADS = [
+    "Partner:",
+    "Partner: ",
+    "Agent: ",
+    "Search results (1):\n",
+    "Score sheet:\n",
+    "Total 9",
+    "You:",
+    "You: ",
+    "User: ",
+    "Assistant: ",
+    "Error: ",
+    "[message] ",
+]
 BLANKS = [" ", "\t", "\u200b", "\u00a0", "\ufeff", "  ", "- ", "> ", "_"]
 PLAIN = ["hi", "Ava BLEU 3", "your", "x", ".", "</think>", "The conversation so far:"]
 
@@ -33,6 +50,12 @@ MATCHING_PLAY = [
     *((0, "[message] hi"), (1, WORST), (0, "[message] hi"), (0, "nothing"), (0, "[reject]")),
     *((0, "[accept]"), (0, "[dance]"), (0, "[message]"), (0, "[propose]\nBLEU"), (0, BEST)),
     *((1, "[accept]"), (1, "[message] hi")),
+]
+PLANNING_PLAY = [
+    *((0, "[message] hi"), (1, "[tool] Search(fields=[price])"), (1, "[tool] Search(limit=0)")),
+    *((1, "[propose] [The Dive, NULL, NULL]"), (0, "[message] hi"), (1, PLAN), (0, "[message] x")),
+    *((0, "[reject]"), (0, "[accept]"), (0, "[dance]"), (0, "[message]"), (0, "nothing")),
+    *((0, "[message] hi"), (1, "[message] hi"), (0, "[message] hi"), (1, PLAN), (0, "[accept]")),
 ]
 COLLAB_PLAY = [(1, ""), (1, "[end]"), (1, "Hello?"), (0, "[answer] 3"), (0, "hi"), (1, "[answer]")]
 
@@ -43,6 +66,10 @@ def matching(options: MatchingOptions) -> Game:
 
 def collab(options: CollabOptions) -> Game:
     return CollabGame(LETTER, options)
+
+
+def planning(options: PlanningOptions) -> Game:
+    return PlanningGame(HAND, options)
 
 
 @dataclass(frozen=True)
@@ -60,11 +87,15 @@ BRACKETS = ("[", "error:", "you:", "you ", "your move")
 MATCHING = (MatchingGame.from_state, MATCHING_PLAY, (*BRACKETS, "partner:"), "[message] ")
 COLLAB_MARKS = (*BRACKETS, "user:", "assistant:", "the conversation so far:")
 COLLAB = (CollabGame.from_state, COLLAB_PLAY, COLLAB_MARKS, "")
+PLANNING_MARKS = (*BRACKETS, "user:", "agent:", "search results", "score sheet", "total")
+PLANNING = (PlanningGame.from_state, PLANNING_PLAY, PLANNING_MARKS, "[message] ")
 GAMES = {
     "matching, brief": Checked(partial(matching, MatchingOptions(brief=True)), *MATCHING),
     "matching, full": Checked(partial(matching, MatchingOptions()), *MATCHING),
     "collab, brief": Checked(partial(collab, CollabOptions(brief=True)), *COLLAB),
     "collab, full": Checked(partial(collab, CollabOptions()), *COLLAB),
+    "planning, brief": Checked(partial(planning, PlanningOptions(brief=True)), *PLANNING),
+    "planning, full": Checked(partial(planning, PlanningOptions()), *PLANNING),
 }
 
 
@@ -112,7 +143,7 @@ every_game = pytest.mark.parametrize("name", GAMES)
 
 @every_game
 def test_the_game_has_texts_of_its_own(name: str) -> None:
-    assert len(OWN[name]) >= (7 if name.startswith("matching") else 4)
+    assert len(OWN[name]) >= (4 if name.startswith("collab") else 7)
     assert any(text.startswith("Error: ") for text in OWN[name])
 
 

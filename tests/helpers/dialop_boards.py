@@ -48,10 +48,10 @@ def play(game: MatchingGame, *moves: tuple[int, str]) -> MatchingGame:
     return game
 
 
-def human_games() -> Path:
-    """The recorded games' file; skips the calling test where it is absent."""
+def human_games(game: str = "matching") -> Path:
+    """The file of a game's recorded plays; skips the calling test where it is absent."""
     default = Path(__file__).resolve().parents[3] / "shared" / "human-games"
-    path = Path(os.environ.get("SELFPLAY_HUMAN_GAMES", default)) / "matching.jsonl"
+    path = Path(os.environ.get("SELFPLAY_HUMAN_GAMES", default)) / f"{game}.jsonl"
     if not path.exists():
         pytest.skip(f"no recorded human games at {path} (set SELFPLAY_HUMAN_GAMES)")
     return path

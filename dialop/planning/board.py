@@ -1,0 +1,311 @@
+"""The records of a planning game: city, instance, options, moves, score sheet, a seat's view.
+
+Pure data, checked where it comes from files. Sites and plans are indices into the instance's sites;
+prices are in dollars, positions in miles. Knows no texts and no turn rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from reprlib import repr as short
+from typing import Any, Literal
+
+from dialop.planning.city import CATEGORIES, FEATURES, NUM_SITES, Value
+from dialop.planning.preferences import KINDS as PREFERENCE_KINDS
+from dialop.planning.preferences import Preference
+
+Kind = Literal["message", "tool", "propose", "accept", "reject"]
+KINDS: tuple[Kind, ...] = ("message", "tool", "propose", "accept", "reject")
+Plan = tuple[int | None, ...]  # one site for each slot, None for an empty slot
+
+USER, AGENT = 0, 1
+MAX_SLOTS = 3
+MAX_PREFERENCES = 20
+MAX_WEIGHT = 10
+MAX_PRICE = 100_000
+MAX_MILES = 100_000.0
+_MAX_TEXT = 300  # characters of a key, a name or a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place of the city. `at` is its position in miles; `features` has only what is known."""
+
+    name: str
+    category: str
+    price: int
+    at: tuple[float, float]
+    features: dict[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningInstance:
+    """One city, one user's preferences, and the number of sites to choose.
+
+    `best` and `worst` are the highest and lowest total of all full plans, `mean` the average of
+    them, in points. `opening` holds moves made before play starts, from a recorded human game.
+    """
+
+    key: str
+    sites: tuple[Site, ...]
+    preferences: tuple[Preference, ...]
+    slots: int
+    best: int
+    worst: int
+    mean: float
+    first_seat: int = USER
+    opening: tuple[Action, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the sites, in order."""
+        return tuple(site.name for site in self.sites)
+
+    def norm(self, total: float) -> float:
+        """A total as its place between the worst (0) and the best (1); 1 if both are equal."""
+        return (total - self.worst) / (self.best - self.worst) if self.best > self.worst else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningOptions:
+    """How the game is played.
+
+    `messages` allows `[message]` moves and `search` allows `[tool]` moves. `brief` selects the
+    short texts, and `private_reasoning` allows private text before a move's tag.
+    """
+
+    messages: bool = True
+    search: bool = True
+    brief: bool = False
+    private_reasoning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A legal move.
+
+    `text` is a message, a query, or a proposal in its canonical form; "" for answers. `plan` is set
+    for proposals, `result` for tool calls.
+    """
+
+    seat: int
+    kind: Kind
+    text: str
+    plan: Plan | None = None
+    result: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A plan's score sheet, in points.
+
+    `sites[slot]` is 0 for an empty slot; `legs[i]` belongs to the way from slot i to the next.
+    `checklist` holds the preferences that are scored once for the plan.
+    """
+
+    sites: tuple[int, ...]
+    legs: tuple[int, ...]
+    checklist: tuple[tuple[str, int], ...]
+
+    @property
+    def total(self) -> int:
+        return sum(self.sites) + sum(self.legs) + sum(points for _, points in self.checklist)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningView:
+    """What one seat may know.
+
+    `preferences` are the user's sentences and `sheets` the score sheets of the proposals so far;
+    both are empty for the agent. `log` holds the tool calls of the seat itself only.
+    """
+
+    seat: int
+    names: tuple[str, ...]
+    slots: int
+    preferences: tuple[str, ...]
+    sheets: tuple[Sheet, ...]
+    log: tuple[Action, ...]
+    pending: Plan | None
+    to_move: int | None
+    num_errors_this_turn: int
+    options: PlanningOptions
+
+
+def instance_from_dict(data: dict[str, Any]) -> PlanningInstance:
+    """An instance from its plain JSON form, checked, except for its reference values.
+
+    Raises:
+        ValueError: names the field, its rule and the value.
+    """
+    _check_keys(data, PlanningInstance, "the instance", optional=("first_seat", "opening"))
+    names = _list(data["sites"], "sites")
+    instance = PlanningInstance(
+        key=text_of(data["key"], "key"),
+        sites=tuple(_site(site, f"sites[{i}]") for i, site in enumerate(names)),
+        preferences=tuple(
+            preference_from_dict(p, f"preferences[{i}]")
+            for i, p in enumerate(_list(data["preferences"], "preferences"))
+        ),
+        slots=int_of(data["slots"], "slots", low=1, high=MAX_SLOTS),
+        best=int_of(data["best"], "best", low=-(10**9), high=10**9),
+        worst=int_of(data["worst"], "worst", low=-(10**9), high=10**9),
+        mean=number_of(data["mean"], "mean", most=1e9),
+        first_seat=int_of(data.get("first_seat", USER), "first_seat", low=0, high=1),
+        opening=tuple(action_from_dict(a) for a in data.get("opening", ())),
+    )
+    check_city(instance.sites, instance.preferences, slots=instance.slots)
+    return instance
+
+
+def check_city(sites: Sequence[Site], preferences: Sequence[Preference], *, slots: int) -> None:
+    """Raise ValueError unless names are unique and every slot can have a site of its own."""
+    if not slots <= len(sites) <= NUM_SITES:
+        raise ValueError(f"sites must be {slots} to {NUM_SITES}, got {len(sites)}")
+    forms = [plain_name(site.name) for site in sites]
+    for form in forms:
+        if not form or form == "null" or forms.count(form) > 1:
+            raise ValueError(f"sites must have different names other than NULL, got {short(form)}")
+    if len(preferences) > MAX_PREFERENCES:
+        raise ValueError(f"preferences must be at most {MAX_PREFERENCES}, got {len(preferences)}")
+
+
+def plain_name(name: str) -> str:
+    """A name's letters, digits and blanks in lower case, to compare names by."""
+    return " ".join("".join(c if c.isalnum() else " " for c in name.casefold()).split())
+
+
+def action_from_dict(data: dict[str, Any]) -> Action:
+    """A move from its plain JSON form."""
+    plan = data.get("plan")
+    plan = None if plan is None else tuple(plan)
+    return Action(data["seat"], data["kind"], data["text"], plan, data.get("result", ""))
+
+
+def preference_from_dict(data: Any, where: str) -> Preference:
+    """A preference from its plain JSON form. Raises ValueError for an invalid one."""
+    _check_keys(data, Preference, where, optional=tuple(f.name for f in fields(Preference))[3:])
+    kind = data["kind"]
+    if kind not in PREFERENCE_KINDS:
+        raise ValueError(
+            f"{where}.kind must be one of {', '.join(PREFERENCE_KINDS)}, got {short(kind)}"
+        )
+    name = data.get("name", "")
+    if kind == "category" and name not in CATEGORIES:
+        raise ValueError(f"{where}.name must be a category, got {short(name)}")
+    if kind == "feature" and not isinstance(name, str):
+        raise ValueError(f"{where}.name must be text, got {short(name)}")
+    values = {
+        part: tuple(
+            value_of(v, f"{where}.{part}") for v in _list(data.get(part, ()), f"{where}.{part}")
+        )
+        for part in ("liked", "disliked")
+    }
+    return Preference(
+        kind=kind,
+        text=text_of(data["text"], f"{where}.text"),
+        weight=int_of(data["weight"], f"{where}.weight", low=0, high=MAX_WEIGHT),
+        name=name,
+        **values,
+        sites=tuple(
+            text_of(s, f"{where}.sites") for s in _list(data.get("sites", ()), f"{where}.sites")
+        ),
+        budget=int_of(data.get("budget", 0), f"{where}.budget", low=0, high=MAX_PRICE),
+        penalised=bool_of(data.get("penalised", False), f"{where}.penalised"),
+    )
+
+
+def _site(data: Any, where: str) -> Site:
+    _check_keys(data, Site, where)
+    category = data["category"]
+    if category not in CATEGORIES:
+        raise ValueError(
+            f"{where}.category must be one of {', '.join(CATEGORIES)}, got {short(category)}"
+        )
+    at = _list(data["at"], f"{where}.at")
+    if len(at) != 2:
+        raise ValueError(f"{where}.at must be two numbers, got {short(at)}")
+    features = data["features"]
+    if not isinstance(features, dict):
+        raise ValueError(f"{where}.features must be an object, got {short(features)}")
+    for name, value in features.items():
+        if name not in FEATURES:
+            raise ValueError(
+                f"{where}.features must be among {', '.join(FEATURES)}, got {short(name)}"
+            )
+        value = value_of(value, name)
+        # True equals 1.0, so types are compared too.
+        if (type(value), value) not in [(type(v), v) for v in FEATURES[name].values]:
+            raise ValueError(
+                f"{where}.features.{name} must be one of "
+                f"{', '.join(map(str, FEATURES[name].values))}, got {short(value)}"
+            )
+    return Site(
+        name=text_of(data["name"], f"{where}.name"),
+        category=category,
+        price=int_of(data["price"], f"{where}.price", low=0, high=MAX_PRICE),
+        at=(
+            number_of(at[0], f"{where}.at", most=MAX_MILES),
+            number_of(at[1], f"{where}.at", most=MAX_MILES),
+        ),
+        features={name: value_of(value, name) for name, value in features.items()},
+    )
+
+
+def value_of(value: Any, name: str) -> Value:
+    """A feature's value: a truth value, a finite number (as float), or text. True is no number."""
+    if isinstance(value, bool | str):
+        return value
+    return number_of(value, name, most=1e9)
+
+
+def int_of(value: Any, name: str, *, low: int, high: int) -> int:
+    """`value` if it is an integer from `low` to `high`; raises ValueError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{name} must be a whole number from {low} to {high}, got {short(value)}")
+    return value
+
+
+def number_of(value: Any, name: str, *, most: float) -> float:
+    """`value` as a float if it is a finite number of at most `most` in size."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or abs(value) > most:
+        raise ValueError(f"{name} must be a number, got {short(value)}")
+    return float(value)
+
+
+def bool_of(value: Any, name: str) -> bool:
+    """`value` if it is a truth value; raises ValueError otherwise."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, got {short(value)}")
+    return value
+
+
+def text_of(value: Any, name: str) -> str:
+    """`value` if it is a short printable text on one line; raises ValueError otherwise."""
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise ValueError(f"{name} must be printable text on one line, got {short(value)}")
+    if len(value) > _MAX_TEXT:
+        raise ValueError(f"{name} must have at most {_MAX_TEXT} characters, got {len(value)}")
+    return value
+
+
+def _list(value: Any, name: str) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name} must be a list, got {short(value)}")
+    return value
+
+
+def _check_keys(data: Any, record: type, where: str, *, optional: Sequence[str] = ()) -> None:
+    """Raise ValueError unless `data` has the keys of the dataclass `record`."""
+    if not isinstance(data, dict):
+        raise ValueError(f"{where} must be an object, got {short(data)}")
+    names = [f.name for f in fields(record)]
+    missing = [name for name in names if name not in optional and data.get(name) is None]
+    if missing:
+        raise ValueError(f"{where} has no {', '.join(missing)}")
+    extra = [name for name in data if name not in names]
+    if extra:
+        raise ValueError(f"{where} must have only {', '.join(names)}, got {short(extra[0])}")

@@ -1,0 +1,186 @@
+"""Random cities and preferences, each a pure function of (recipe, seed, index).
+
+Source of the distribution: the generator of DialOp's released code, except that positions are drawn
+from `city.NEIGHBOURHOODS`. Knows no texts and plays no game.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import TypeVar
+
+import numpy as np
+
+from dialop.planning import preferences as wording
+from dialop.planning.board import MAX_SLOTS, MAX_WEIGHT, PlanningInstance, Site
+from dialop.planning.city import CATEGORIES, COMMON, FEATURES, NEIGHBOURHOODS, NUM_SITES
+from dialop.planning.preferences import LISTED, TEMPLATES, Preference
+from dialop.planning.score import referenced
+
+T = TypeVar("T")
+
+_NUM_FEATURES = 5  # that a site has, of those that its category can have
+_P_FEATURE = 0.5  # that there is a preference about a feature, before the cut
+_P_ONE_SITE = 0.25  # that a preference for sites names any one site
+_MAX_DRAWS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningRecipe:
+    """The distribution of instances: `sites` sites, of which a plan has `slots`.
+
+    At most `preferences` preferences are kept of those drawn; `distance` adds the one for short
+    ways. `simple` draws only what small models can learn: every site has the features of
+    `city.COMMON` and no other, and each preference is about one of them.
+    """
+
+    sites: int = NUM_SITES
+    slots: int = MAX_SLOTS
+    preferences: int = 10
+    distance: bool = True
+    simple: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.slots <= MAX_SLOTS:
+            raise ValueError(f"slots must be 1 to {MAX_SLOTS}, got {self.slots}")
+        if not self.slots < self.sites <= NUM_SITES:
+            raise ValueError(f"sites must be {self.slots + 1} to {NUM_SITES}, got {self.sites}")
+        most = len(COMMON) if self.simple else 10
+        if not 1 <= self.preferences <= most:
+            raise ValueError(f"preferences must be 1 to {most}, got {self.preferences}")
+
+
+def generate_instance(recipe: PlanningRecipe, *, seed: int, index: int) -> PlanningInstance:
+    """Instance `index` of the stream `seed`, the same in every process and for every batch size.
+
+    A city in which all plans are equally good is drawn again.
+    """
+    if seed < 0 or index < 0:
+        raise ValueError(f"seed and index must be at least 0, got {seed} and {index}")
+    rng = np.random.default_rng((seed, index))
+    for _ in range(_MAX_DRAWS):
+        sites = _draw_sites(recipe, rng)
+        preferences = _draw_preferences(recipe, sites, rng)
+        instance = referenced(f"{seed}/{index}", sites, preferences, slots=recipe.slots)
+        if instance.best > instance.worst:
+            return instance
+    raise ValueError(f"no city of {recipe} has plans of different totals")
+
+
+def generate_many(
+    recipe: PlanningRecipe, *, seed: int, num: int, start: int = 0, processes: int = 1
+) -> list[PlanningInstance]:
+    """Instances `start` up to `start + num` of the stream `seed`, in order."""
+    if num < 0 or processes < 1:
+        raise ValueError(f"num must be at least 0 and processes 1, got {num} and {processes}")
+    jobs = [(recipe, seed, index) for index in range(start, start + num)]
+    if processes == 1:
+        return [_generate_job(job) for job in jobs]
+    chunk = max(1, min(64, num // (4 * processes)))
+    # Spawn, because forking a process with running threads (torch, an engine) can hang.
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(_generate_job, jobs, chunksize=chunk))
+
+
+def _generate_job(job: tuple[PlanningRecipe, int, int]) -> PlanningInstance:
+    recipe, seed, index = job
+    return generate_instance(recipe, seed=seed, index=index)
+
+
+def _draw_sites(recipe: PlanningRecipe, rng: np.random.Generator) -> list[Site]:
+    named = [(name, c) for c, category in CATEGORIES.items() for name in category.names]
+    chosen = [named[i] for i in rng.permutation(len(named))[: recipe.sites]]
+    weights = np.array([n.weight for n in NEIGHBOURHOODS], dtype=float)
+    places = rng.choice(len(NEIGHBOURHOODS), size=recipe.sites, p=weights / weights.sum())
+    offsets = rng.normal(size=(recipe.sites, 2))
+    sites = []
+    for (name, category), place, offset in zip(chosen, places, offsets, strict=True):
+        area = NEIGHBOURHOODS[place]
+        at = [
+            round(float(c + area.spread * o), 3) for c, o in zip(area.centre, offset, strict=True)
+        ]
+        possible = [f for f, feature in FEATURES.items() if category in feature.categories]
+        features = list(COMMON) if recipe.simple else _sample(possible, _NUM_FEATURES, rng)
+        sites.append(
+            Site(
+                name=name,
+                category=category,
+                price=_one(CATEGORIES[category].prices, rng),
+                at=(at[0], at[1]),
+                features={f: _one(FEATURES[f].values, rng) for f in sorted(features)},
+            )
+        )
+    return sites
+
+
+def _draw_preferences(
+    recipe: PlanningRecipe, sites: list[Site], rng: np.random.Generator
+) -> list[Preference]:
+    if recipe.simple:
+        drawn = [_draw_about(name, rng) for name in COMMON]
+    else:
+        names = [*dict.fromkeys(t.name for t in TEMPLATES), *LISTED, "ambience"]
+        drawn = [_draw_about(name, rng) for name in names if rng.random() < _P_FEATURE]
+        budget = _one(wording.BUDGETS, rng)
+        text = wording.budget_text(budget)
+        drawn.append(Preference("budget", text, _weight(rng), budget=budget))
+        drawn.append(_draw_wanted(sites, rng))
+        category = _one(tuple(CATEGORIES), rng)
+        text = wording.category_text(category)
+        drawn.append(
+            Preference("category", text, _weight(rng), name=category, penalised=_coin(rng))
+        )
+    kept = [drawn[i] for i in rng.permutation(len(drawn))[: recipe.preferences]]
+    if recipe.distance:
+        kept.append(Preference("distance", wording.TRAVEL, _weight(rng)))
+    return kept
+
+
+def _draw_about(name: str, rng: np.random.Generator) -> Preference:
+    """A preference about a feature."""
+    weight = _weight(rng)
+    values = FEATURES[name].values
+    if name in LISTED:
+        listed = _sample(values, int(rng.integers(1, len(values) + 1)), rng)
+        cut = int(rng.integers(len(listed)))
+        disliked, liked = tuple(listed[:cut]), tuple(listed[cut:])
+        text = wording.listed_text(liked, disliked)
+    elif name == "ambience":
+        value, is_liked = _one(values, rng), _coin(rng)
+        liked, disliked = ((value,), ()) if is_liked else ((), (value,))
+        text = wording.ambience_text(value, liked=is_liked)
+    else:
+        template = _one(tuple(t for t in TEMPLATES if t.name == name), rng)
+        text, liked, disliked = template.text, template.liked, template.disliked
+    return Preference("feature", text, weight, name=name, liked=liked, disliked=disliked)
+
+
+def _draw_wanted(sites: list[Site], rng: np.random.Generator) -> Preference:
+    """A preference for one site, or for one or two sites of one category."""
+    penalised, weight = _coin(rng), _weight(rng)
+    category = _one(tuple(dict.fromkeys(site.category for site in sites)), rng)
+    if rng.random() < _P_ONE_SITE:
+        names = [_one(tuple(site.name for site in sites), rng)]
+    else:
+        alike = [site.name for site in sites if site.category == category]
+        names = _sample(alike, min(len(alike), int(rng.integers(1, 3))), rng)
+    text = wording.sites_text(names, category=category, penalised=penalised)
+    return Preference("sites", text, weight, sites=tuple(names), penalised=penalised)
+
+
+def _weight(rng: np.random.Generator) -> int:
+    return int(rng.integers(1, MAX_WEIGHT + 1))
+
+
+def _coin(rng: np.random.Generator) -> bool:
+    return bool(rng.random() < 0.5)
+
+
+def _one(values: tuple[T, ...], rng: np.random.Generator) -> T:
+    return values[int(rng.integers(len(values)))]
+
+
+def _sample(values: list[T] | tuple[T, ...], num: int, rng: np.random.Generator) -> list[T]:
+    return [values[i] for i in rng.permutation(len(values))[:num]]

@@ -1,0 +1,238 @@
+"""The kinds of preference, their sentences, and what a sentence says.
+
+A user reads sentences without weights. `meaning` reads a sentence back, so that whoever is told it
+knows all that it says. Scores no plan.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from dialop.planning.city import BOOLS, CATEGORIES, FEATURES, RATINGS, Value
+
+Kind = Literal["feature", "sites", "category", "budget", "distance"]
+KINDS: tuple[Kind, ...] = ("feature", "sites", "category", "budget", "distance")
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """One preference of the user; `weight` is a positive number of points.
+
+    - "feature": each site of the plan gains the weight if its feature `name` has a value in
+      `liked`, and loses it if the value is in `disliked`.
+    - "sites": the plan gains the weight if it has one of `sites`; if not, it loses the weight if
+      `penalised` and nothing otherwise.
+    - "category": the same for a site of the category `name`.
+    - "budget": the plan loses the weight if its prices sum to more than `budget` dollars.
+    - "distance": each leg loses weight x miles, rounded towards 0.
+    """
+
+    kind: Kind
+    text: str
+    weight: int
+    name: str = ""
+    liked: tuple[Value, ...] = ()
+    disliked: tuple[Value, ...] = ()
+    sites: tuple[str, ...] = ()
+    budget: int = 0
+    penalised: bool = False
+
+    @property
+    def of_plan(self) -> bool:
+        """Whether it is scored once for the plan, not for each site or leg."""
+        return self.kind in ("sites", "category", "budget")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A sentence about a feature and what it says."""
+
+    name: str
+    text: str
+    liked: tuple[Value, ...]
+    disliked: tuple[Value, ...]
+
+
+_NO, _YES = BOOLS[:1], BOOLS[1:]
+_POOR = tuple(r for r in RATINGS if isinstance(r, float) and r <= 2.5)
+
+
+def _above(least: float) -> tuple[Value, ...]:
+    return tuple(r for r in RATINGS if isinstance(r, float) and r >= least)
+
+
+# The sentences of the released generator. Features with several sentences have one entry for each.
+TEMPLATES: tuple[Template, ...] = (
+    Template("rating", "prefer places rated above 3 stars", _above(3), _POOR),
+    Template("rating", "prefer ratings above 4", _above(4), _POOR),
+    Template("rating", "prefer ratings above 4.5", _above(4.5), _POOR),
+    Template("has parking", "renting a car so preferably places with parking", _YES, _NO),
+    Template(
+        "has parking",
+        "renting a car so preferably places with parking, but street parking also ok",
+        _YES,
+        (),
+    ),
+    Template("touristy", "want to go to all the classic touristy spots!", _YES, ()),
+    Template("touristy", "hidden spots much better than tourist traps", _NO, _YES),
+    Template("touristy", "seeing hidden, non-touristy spots would be cool", _NO, ()),
+    Template(
+        "good for groups",
+        "group of 7, best if we could go to places good for groups",
+        _YES,
+        _NO,
+    ),
+    Template(
+        "good for kids",
+        "family trip, best to go to places that are good for kids",
+        _YES,
+        _NO,
+    ),
+    Template("has takeout", "prefer just eating takeout", _YES, _NO),
+    Template(
+        "accepts reservations",
+        "would be great if everything is reservable in advance",
+        _YES,
+        _NO,
+    ),
+    Template(
+        "outdoor seating",
+        "COVID conscious, outdoor seating places would be best",
+        _YES,
+        _NO,
+    ),
+    Template("vegetarian options", "generally like eating vegetarian options", _YES, _NO),
+    Template("vegan options", "generally like eating vegan options", _YES, _NO),
+    Template("live music", "check out live music!", _YES, _NO),
+    Template("live music", "no live music places, generally too loud", _NO, _YES),
+    Template("has wifi", "find a place with wifi to do some work at some point", _YES, _NO),
+    Template("viewpoint", "would love to see some panoramic views of the city", _YES, _NO),
+)
+LISTED = ("cuisine", "alcohol type")  # features of which several values are liked or disliked
+TRAVEL = "minimize travel distance"
+BUDGETS = tuple(range(30, 100, 10))
+
+_DISLIKE = "don't like"
+
+
+def listed_text(liked: Sequence[Value], disliked: Sequence[Value]) -> str:
+    """The sentence of a preference about a listed feature."""
+    parts = [(_DISLIKE, disliked), ("like", liked)]
+    return ", ".join(f"{verb}: {', '.join(map(str, v))}" for verb, v in parts if v)
+
+
+def ambience_text(value: Value, *, liked: bool) -> str:
+    """The sentence of a preference about one ambience."""
+    return f"{'like' if liked else _DISLIKE} {value} places"
+
+
+def sites_text(sites: Sequence[str], *, category: str, penalised: bool) -> str:
+    """The sentence of a preference for one or several sites; `category` is that of several."""
+    if len(sites) == 1:
+        start = "definitely want to go to " if penalised else "heard good things about "
+        return start + sites[0]
+    names = ", ".join(sites)
+    if penalised:
+        return f"definitely want to check out Dan's recommendations: {names}"
+    return f"heard these {category}s were good: {names}"
+
+
+def category_text(category: str) -> str:
+    """The sentence of a preference for a category."""
+    return f"go to at least one {category}"
+
+
+def budget_text(budget: int) -> str:
+    """The sentence of a budget in dollars."""
+    return f"keep budget below ${budget}"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A sentence found in a message: where it stands and what it says.
+
+    `preference` has weight 1 and is not penalised unless the sentence says so.
+    """
+
+    start: int
+    preference: Preference
+
+
+def told_in(message: str) -> list[Told]:
+    """The preference sentences in a message, in order. Other words in it say nothing."""
+    found = []
+    for match in _pattern().finditer(message):
+        preference = meaning(" ".join(match[0].split()))
+        if preference is not None:
+            found.append(Told(match.start(), preference))
+    return found
+
+
+@lru_cache(maxsize=8192)
+def meaning(sentence: str) -> Preference | None:
+    """What a preference's sentence says, with weight 1; None if it is no such sentence."""
+    for template in TEMPLATES:
+        if template.text == sentence:
+            return Preference(
+                "feature",
+                sentence,
+                1,
+                name=template.name,
+                liked=template.liked,
+                disliked=template.disliked,
+            )
+    if sentence == TRAVEL:
+        return Preference("distance", sentence, 1)
+    if match := re.fullmatch(r"keep budget below \$(\d{1,6})", sentence):
+        return Preference("budget", sentence, 1, budget=int(match[1]))
+    if match := re.fullmatch(r"go to at least one (\w+)", sentence):
+        return Preference("category", sentence, 1, name=match[1])
+    if match := re.fullmatch(r"(like|don't like) (\w+) places", sentence):
+        liked, disliked = ((match[2],), ()) if match[1] == "like" else ((), (match[2],))
+        return Preference("feature", sentence, 1, name="ambience", liked=liked, disliked=disliked)
+    if match := re.fullmatch(_LISTED, sentence):
+        disliked, liked = (tuple(g.split(", ")) if g else () for g in match.groups())
+        for name in LISTED:
+            if set(liked) | set(disliked) <= set(FEATURES[name].values):
+                return Preference("feature", sentence, 1, name=name, liked=liked, disliked=disliked)
+        return None
+    for start, penalised in _SITES_STARTS:
+        if match := re.match(start, sentence):
+            names = tuple(sentence[match.end() :].split(", "))
+            return Preference("sites", sentence, 1, sites=names, penalised=penalised)
+    return None
+
+
+_LISTED = r"(?:don't like: (\w+(?:, \w+)*?))?(?:(?:, )?like: (\w+(?:, \w+)*))?"
+_SITES_STARTS = (
+    ("definitely want to go to ", True),
+    ("heard good things about ", False),
+    ("definitely want to check out Dan's recommendations: ", True),
+    (r"heard these \w+s were good: ", False),
+)
+
+
+@lru_cache(maxsize=1)
+def _pattern() -> re.Pattern[str]:
+    """Matches every sentence that the generator can write, the longest first."""
+    values = [str(v) for name in LISTED for v in FEATURES[name].values]
+    a_list = rf"(?:{'|'.join(values)})(?:, (?:{'|'.join(values)}))*"
+    names = sorted((n for c in CATEGORIES.values() for n in c.names), key=len, reverse=True)
+    site = "(?:" + "|".join(map(re.escape, names)) + ")"
+    ambience = "|".join(map(str, FEATURES["ambience"].values))
+    templates = sorted((t.text for t in TEMPLATES), key=len, reverse=True)
+    parts = [
+        *map(re.escape, templates),
+        rf"don't like: {a_list}(?:, like: {a_list})?",
+        rf"like: {a_list}",
+        rf"(?:don't like|like) (?:{ambience}) places",
+        rf"(?:{'|'.join(start for start, _ in _SITES_STARTS)}){site}(?:, {site})*",
+        rf"go to at least one (?:{'|'.join(CATEGORIES)})",
+        r"keep budget below \$\d{1,6}",
+        re.escape(TRAVEL),
+    ]
+    return re.compile(rf"(?<!\w)(?:{'|'.join(parts)})(?!\w)")

@@ -1,0 +1,301 @@
+"""Reads recorded human games of DialOp: cities as instances, logs as moves, and rescored results.
+
+A record is one JSON object of the published file: `events`, `preferences`, `action_log`, `result`.
+Totals are in points. docs/planning.md lists where the recorded rules differ from this game's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from reprlib import repr as short
+from typing import Any
+
+from dialop.planning.board import (
+    AGENT,
+    USER,
+    Action,
+    Plan,
+    PlanningInstance,
+    Site,
+    bool_of,
+    instance_from_dict,
+    int_of,
+    preference_from_dict,
+    text_of,
+)
+from dialop.planning.preferences import Kind, Preference
+from dialop.planning.proposal import render_plan
+from dialop.planning.score import referenced, score_range, sheet_of
+
+FIELDS = ("events", "preferences", "action_log")
+SLOTS = 3
+MILES_PER_DEGREE = 69.0
+_KINDS: dict[str, Kind] = {
+    "FeaturePreference": "feature",
+    "WantToGo": "sites",
+    "AtLeastOneEventType": "category",
+    "PriceBudgetPreference": "budget",
+    "DistancePreference": "distance",
+}
+
+
+def instance_from_record(record: Mapping[str, Any], *, key: str) -> PlanningInstance:
+    """The record's city and preferences under this game's rules, checked.
+
+    The seat of the first log entry moves first.
+
+    Raises:
+        ValueError: for an invalid record; names the field or the log entry (from 0).
+    """
+    missing = [name for name in FIELDS if name not in record]
+    if missing:
+        raise ValueError(f"a recorded game needs the fields {', '.join(missing)}")
+    moves = moves_from_record(record)
+    sites, preferences = _sites(record), _preferences(record, as_recorded=False)
+    first = moves[0].seat if moves else USER
+    return referenced(key, sites, preferences, slots=SLOTS, first_seat=first)
+
+
+def moves_from_record(record: Mapping[str, Any]) -> list[Action]:
+    """The log's entries as moves.
+
+    Who made a move is read from its kind: only the agent can propose and only the user can answer.
+    The recorded `player` is right for messages alone.
+
+    Raises:
+        ValueError: for an entry that is not a move; names the entry (from 0).
+    """
+    log = record["action_log"]
+    if not isinstance(log, list):
+        raise ValueError(f"action_log must be a list, got {short(log)}")
+    names = [site.name for site in _sites(record)]
+    moves = []
+    for number, entry in enumerate(log):
+        try:
+            moves.append(_move(entry, names))
+        except ValueError as error:
+            raise ValueError(f"log entry {number} is not a move: {error}") from None
+    return moves
+
+
+def begun(record: Mapping[str, Any], num_entries: int, *, key: str) -> PlanningInstance:
+    """The record's instance with its first `num_entries` log entries as the opening.
+
+    The instance holds nothing of the later entries, so players cannot know how the people ended.
+
+    Raises:
+        ValueError: if `num_entries` lies outside the log, or the record is invalid.
+    """
+    board = instance_from_record(record, key=key)
+    num_all = len(record["action_log"])
+    if not 0 <= num_entries <= num_all:
+        raise ValueError(f"num_entries must be 0 to {num_all}, got {num_entries}")
+    return replace(board, opening=tuple(moves_from_record(record)[:num_entries]))
+
+
+def replay(record: dict[str, Any], *, index: int) -> dict[str, Any]:
+    """Score a record's accepted plan under the rules of the recording and under this game's.
+
+    Returns a dict with index, recorded, as_recorded, ours (each score, best, worst and norm),
+    proposals and proposals_agreeing (recorded totals of all proposals, under the recording's
+    rules), agrees, and notes: one sentence for each reason why values differ. `agrees` says that
+    as_recorded equals recorded. For a game that cannot be scored, "error" says why.
+    """
+    line: dict[str, Any] = {"index": index, "agrees": False}
+    try:
+        instance = instance_from_record(record, key=f"recorded/{index}")
+        moves = moves_from_record(record)
+        if not moves or moves[-1].kind != "accept":
+            raise ValueError("no accepted proposal at the end of the log")
+        plans = [move.plan for move in moves if move.plan is not None]
+        if not plans or None in plans[-1]:
+            raise ValueError("the accepted proposal is not a full plan")
+        line["recorded"] = {
+            name: record["result"][name] for name in ("score", "best", "worst", "norm")
+        }
+        totals = [
+            entry["scores"]["total"]
+            for entry in record["action_log"]
+            if entry["type"] == "proposal"
+        ]
+    except (ValueError, LookupError, TypeError) as error:
+        problem = error if isinstance(error, ValueError) else f"no valid field {error}"
+        return {**line, "error": str(problem)}
+    theirs = _preferences(record, as_recorded=True)
+    sites, plan = instance.sites, plans[-1]
+    line["as_recorded"] = _result(sites, theirs, plan)
+    line["ours"] = _result(sites, instance.preferences, plan)
+    rescored = [sheet_of(sites, theirs, p).total for p in plans]
+    line["proposals"] = len(plans)
+    line["proposals_agreeing"] = sum(a == b for a, b in zip(totals, rescored, strict=True))
+    line["agrees"] = _same(line["recorded"], line["as_recorded"])
+    line["notes"] = _notes(line, sites, theirs, instance.preferences, plan)
+    return line
+
+
+def _result(sites: Sequence[Site], preferences: Sequence[Preference], plan: Plan) -> dict[str, Any]:
+    limits = score_range(sites, preferences, slots=SLOTS)
+    score = sheet_of(sites, preferences, plan).total
+    span = limits.best - limits.worst
+    return {
+        "score": score,
+        "best": limits.best,
+        "worst": limits.worst,
+        "norm": (score - limits.worst) / span if span else 1.0,
+    }
+
+
+def _same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    return all(abs(first[name] - second[name]) < 1e-9 for name in first)
+
+
+def _notes(
+    line: Mapping[str, Any],
+    sites: Sequence[Site],
+    theirs: Sequence[Preference],
+    ours: Sequence[Preference],
+    plan: Plan,
+) -> list[str]:
+    notes = []
+    recorded, as_recorded = line["recorded"], line["as_recorded"]
+    for name in ("score", "best", "worst"):
+        if recorded[name] != as_recorded[name]:
+            why = "unexplained"
+            lenient = [replace(p, penalised=p.penalised and p.kind != "category") for p in theirs]
+            if name == "score" and sheet_of(sites, lenient, plan).total == recorded[name]:
+                why = "recorded before an unmet category cost points"
+            notes.append(f"recorded {name} {recorded[name]}, rescored {as_recorded[name]}: {why}")
+    revived = [new.name for old, new in zip(theirs, ours, strict=True) if old.name != new.name]
+    if revived:
+        changes = [
+            f"{name} {as_recorded[name]} to {line['ours'][name]}"
+            for name in ("score", "best", "worst")
+            if as_recorded[name] != line["ours"][name]
+        ]
+        notes.append(
+            f"{' and '.join(revived)} never scored in the recording: "
+            f"{', '.join(changes) or 'no value changes'}"
+        )
+    elif not _same(as_recorded, line["ours"]):
+        notes.append("our values differ: unexplained")
+    repeats = score_range(sites, theirs, slots=SLOTS, repeats=True).best
+    if repeats > as_recorded["best"]:
+        notes.append(
+            f"a plan with a repeated site would have {repeats}, above the best "
+            f"{as_recorded['best']}; it is refused"
+        )
+    return notes
+
+
+def _sites(record: Mapping[str, Any]) -> tuple[Site, ...]:
+    """The record's sites. Positions are degrees times 69, as the recording measures distance."""
+    return _city(record, preferences=()).sites
+
+
+def _city(record: Mapping[str, Any], preferences: Sequence[dict[str, Any]]) -> PlanningInstance:
+    events = record["events"]
+    if not isinstance(events, list):
+        raise ValueError(f"events must be a list, got {short(events)}")
+    sites = []
+    for number, event in enumerate(events):
+        loc = event.get("loc") if isinstance(event, dict) else None
+        if not isinstance(loc, list) or not all(isinstance(x, int | float) for x in loc):
+            raise ValueError(f"events[{number}].loc must be two numbers, got {short(loc)}")
+        sites.append(
+            {
+                "name": event.get("name"),
+                "category": event.get("etype"),
+                "price": event.get("est_price"),
+                "at": [MILES_PER_DEGREE * x for x in loc],
+                "features": event.get("features"),
+            }
+        )
+    return instance_from_dict(
+        {
+            "key": "recorded",
+            "sites": sites,
+            "preferences": preferences,
+            "slots": SLOTS,
+            "best": 0,
+            "worst": 0,
+            "mean": 0.0,
+        }
+    )
+
+
+def _preferences(record: Mapping[str, Any], *, as_recorded: bool) -> tuple[Preference, ...]:
+    """The record's preferences.
+
+    Two features have an underscore in the recorded preferences but a blank in the sites, so there
+    they never score. Unless `as_recorded`, the underscore is read as a blank.
+    """
+    entries = record["preferences"]
+    if not isinstance(entries, list):
+        raise ValueError(f"preferences must be a list, got {short(entries)}")
+    return tuple(
+        _preference(entry, f"preferences[{number}]", as_recorded=as_recorded)
+        for number, entry in enumerate(entries)
+    )
+
+
+def _preference(entry: Any, where: str, *, as_recorded: bool) -> Preference:
+    if not isinstance(entry, list) or len(entry) != 4 or not isinstance(entry[3], dict):
+        raise ValueError(
+            f"{where} must be [sentence, weight, class, arguments], got {short(entry)}"
+        )
+    sentence, weight, kind, arguments = entry
+    if kind not in _KINDS:
+        raise ValueError(f"{where}: unknown class {short(kind)}")
+    weight = abs(int_of(weight, f"{where}.weight", low=-10, high=10))
+    data: dict[str, Any] = {"kind": _KINDS[kind], "text": sentence, "weight": weight}
+    match _KINDS[kind]:
+        case "feature":
+            name = text_of(arguments.get("name"), f"{where}.name")
+            data["name"] = name if as_recorded else name.replace("_", " ")
+            sets = arguments.get("value_sets")
+            if not isinstance(sets, list) or len(sets) != 2:
+                raise ValueError(f"{where}.value_sets must be two lists, got {short(sets)}")
+            data["disliked"], data["liked"] = sets
+        case "sites":
+            data["sites"] = arguments.get("event_set")
+            data["penalised"] = arguments.get("penalize")
+        case "category":
+            data["name"] = arguments.get("etype")
+            data["penalised"] = arguments.get("penalize")
+        case "budget":
+            data["budget"] = arguments.get("budget")
+    return preference_from_dict(data, where)
+
+
+def _move(entry: Any, names: Sequence[str]) -> Action:
+    kind = _field(entry, "type")
+    if kind == "message":
+        seat = int_of(_field(entry, "player"), "player", low=0, high=1)
+        text = _field(_field(entry, "message"), "data")
+        if not isinstance(text, str):
+            raise ValueError(f"message.data must be text, got {short(text)}")
+        return Action(seat, "message", text)
+    if kind == "proposal":
+        slots = _field(entry, "proposal")
+        if not isinstance(slots, list) or len(slots) != 2 * SLOTS - 1:
+            raise ValueError(f"proposal must be {2 * SLOTS - 1} slots, got {short(slots)}")
+        plan = tuple(None if slot is None else _index(slot, names) for slot in slots[::2])
+        return Action(AGENT, "propose", render_plan(plan, names), plan)
+    if kind == "proposal_response":
+        accepted = bool_of(_field(_field(entry, "response"), "accept"), "response.accept")
+        return Action(USER, "accept" if accepted else "reject", "")
+    raise ValueError(f"type must be message, proposal or proposal_response, got {short(kind)}")
+
+
+def _index(slot: Any, names: Sequence[str]) -> int:
+    name = _field(slot, "name")
+    if name not in names:
+        raise ValueError(f"{short(name)} is no site")
+    return names.index(name)
+
+
+def _field(entry: Any, name: str) -> Any:
+    if not isinstance(entry, Mapping) or name not in entry:
+        raise ValueError(f"{name} is missing in {short(entry)}")
+    return entry[name]

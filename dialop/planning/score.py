@@ -1,0 +1,191 @@
+"""The score of a plan, and the best and worst of all full plans. In points; distances in miles.
+
+Distances are kept in whole tenths of a mile, so that weight x miles is rounded exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dialop.planning.board import Plan, PlanningInstance, Sheet, Site
+from dialop.planning.preferences import Preference
+
+
+def tenths(first: Site, second: Site) -> int:
+    """The distance between two sites in tenths of a mile, rounded."""
+    dx, dy = first.at[0] - second.at[0], first.at[1] - second.at[1]
+    return int(np.rint(10 * np.hypot(dx, dy)))
+
+
+def sheet_of(sites: Sequence[Site], preferences: Sequence[Preference], plan: Plan) -> Sheet:
+    """The score sheet of a plan, full or not. A leg beside an empty slot scores 0."""
+    chosen = [None if i is None else sites[i] for i in plan]
+    legs = []
+    for first, second in pairwise(chosen):
+        miles = 0 if first is None or second is None else tenths(first, second)
+        distances = [p for p in preferences if p.kind == "distance"]
+        legs.append(-sum(p.weight * miles // 10 for p in distances))
+    return Sheet(
+        sites=tuple(0 if site is None else site_points(site, preferences) for site in chosen),
+        legs=tuple(legs),
+        checklist=tuple(
+            (p.text, plan_points(p, [site for site in chosen if site is not None]))
+            for p in preferences
+            if p.of_plan
+        ),
+    )
+
+
+def site_points(site: Site, preferences: Sequence[Preference]) -> int:
+    """What a site alone gains and loses by its features."""
+    points = 0
+    for p in preferences:
+        if p.kind == "feature" and p.name in site.features:
+            value = site.features[p.name]
+            points += p.weight * ((value in p.liked) - (value in p.disliked))
+    return points
+
+
+def plan_points(preference: Preference, chosen: Sequence[Site]) -> int:
+    """What a plan gains and loses by one preference that is scored once."""
+    if preference.kind == "budget":
+        over = sum(site.price for site in chosen) > preference.budget
+        return -preference.weight if over else 0
+    if any(satisfies(site, preference) for site in chosen):
+        return preference.weight
+    return -preference.weight if preference.penalised else 0
+
+
+def satisfies(site: Site, preference: Preference) -> bool:
+    """Whether a site is one that a "sites" or "category" preference asks for."""
+    if preference.kind == "sites":
+        return site.name in preference.sites
+    return site.category == preference.name
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The reference values of an instance, over all full plans: best, worst and mean total.
+
+    `best_plan` is one of the best plans.
+    """
+
+    best: int
+    worst: int
+    mean: float
+    best_plan: tuple[int, ...]
+
+
+def score_range(
+    sites: Sequence[Site],
+    preferences: Sequence[Preference],
+    *,
+    slots: int,
+    repeats: bool = False,
+) -> Range:
+    """Best, worst and mean total over all full plans. `repeats` allows a site twice."""
+    totals = all_totals(sites, preferences, slots=slots)
+    mask = _allowed(len(sites), slots, repeats)
+    allowed = totals[mask]
+    best = np.unravel_index(np.argmax(np.where(mask, totals, -np.inf)), totals.shape)
+    plan = tuple(int(i) for i in best)
+    return Range(int(allowed.max()), int(allowed.min()), float(allowed.mean()), plan)
+
+
+def all_totals(
+    sites: Sequence[Site], preferences: Sequence[Preference], *, slots: int
+) -> NDArray[Any]:
+    """The total of every plan, indexed by the site of each slot: an array with `slots` axes.
+
+    The totals of plans with a repeated site are there too.
+    """
+    num = len(sites)
+
+    def along(values: NDArray[Any], *axes: int) -> NDArray[Any]:
+        shape = [num if axis in axes else 1 for axis in range(slots)]
+        return values.reshape(shape)
+
+    points = np.array([site_points(site, preferences) for site in sites])
+    prices = np.array([site.price for site in sites])
+    miles_SS = tenths_between(sites)
+    legs_SS = sum(
+        (-(p.weight * miles_SS // 10) for p in preferences if p.kind == "distance"),
+        start=np.zeros_like(miles_SS),
+    )
+    totals = np.zeros((num,) * slots, dtype=np.int64)
+    for slot in range(slots):
+        totals = totals + along(points, slot)
+        if slot:
+            totals = totals + along(legs_SS, slot - 1, slot)
+    for p in preferences:
+        if not p.of_plan:
+            continue
+        if p.kind == "budget":
+            price = sum((along(prices, slot) for slot in range(slots)), start=np.zeros((), int))
+            totals = totals - p.weight * (price > p.budget)
+            continue
+        met = np.array([satisfies(site, p) for site in sites])
+        any_met = np.zeros((), bool)
+        for slot in range(slots):
+            any_met = any_met | along(met, slot)
+        totals = totals + np.where(any_met, p.weight, -p.weight if p.penalised else 0)
+    return totals
+
+
+def tenths_between(sites: Sequence[Site]) -> NDArray[np.int64]:
+    """The distance between every two sites in tenths of a mile, rounded: [site, site]."""
+    at = np.array([site.at for site in sites], dtype=float)
+    apart = at[:, None] - at[None]
+    return np.rint(10 * np.hypot(apart[..., 0], apart[..., 1])).astype(np.int64)
+
+
+def referenced(
+    key: str,
+    sites: Sequence[Site],
+    preferences: Sequence[Preference],
+    *,
+    slots: int,
+    first_seat: int = 0,
+) -> PlanningInstance:
+    """An instance of a city and preferences, with its reference values."""
+    limits = score_range(sites, preferences, slots=slots)
+    return PlanningInstance(
+        key=key,
+        sites=tuple(sites),
+        preferences=tuple(preferences),
+        slots=slots,
+        best=limits.best,
+        worst=limits.worst,
+        mean=limits.mean,
+        first_seat=first_seat,
+    )
+
+
+def check_reference(instance: PlanningInstance) -> None:
+    """Raise ValueError if the instance's reference values are not those of its plans."""
+    right = score_range(instance.sites, instance.preferences, slots=instance.slots)
+    for name, value in (("best", right.best), ("worst", right.worst)):
+        if getattr(instance, name) != value:
+            raise ValueError(f"{name} must be {value}, got {getattr(instance, name)}")
+    if abs(instance.mean - right.mean) > 1e-6:
+        raise ValueError(f"mean must be {right.mean:.6f}, got {instance.mean}")
+
+
+@lru_cache(maxsize=32)
+def _allowed(num: int, slots: int, repeats: bool) -> NDArray[np.bool_]:
+    """Which plans are legal: a mask with `slots` axes of length `num`."""
+    allowed = np.ones((num,) * slots, dtype=bool)
+    if not repeats:
+        index = np.indices(allowed.shape)
+        for first in range(slots):
+            for second in range(first):
+                allowed &= index[first] != index[second]
+    allowed.flags.writeable = False
+    return allowed

@@ -1,0 +1,242 @@
+"""Planning instances, generated, stored and read; recorded games, rescored and played on."""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from dialop_boards import human_games
+from planning_cities import HAND
+
+from dialop.cli import main
+from dialop.planning.board import PlanningInstance
+from dialop.planning.city import CATEGORIES, COMMON, FEATURES, NUM_SITES
+from dialop.planning.game import PlanningGame
+from dialop.planning.generate import PlanningRecipe, generate_instance, generate_many
+from dialop.planning.preferences import meaning, told_in
+from dialop.planning.recorded import begun, instance_from_record, moves_from_record, replay
+from dialop.planning.score import score_range, tenths_between
+from dialop.planning.store import read_instances, write_instances
+
+SIMPLE = PlanningRecipe(sites=6, slots=1, preferences=2, distance=False, simple=True)
+# What recorded games say of all 113 published games under the rules of the recording, in which
+# preferences about parking and takeout never score.
+DEAD = ("has parking", "has takeout")
+
+
+def records() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in human_games("planning").read_text().splitlines()]
+
+
+def test_generated_instances_have_the_figures_of_the_recorded_ones() -> None:
+    instances = generate_many(PlanningRecipe(), seed=11, num=150)
+    ranges = [
+        score_range(i.sites, [p for p in i.preferences if p.name not in DEAD], slots=3)
+        for i in instances
+    ]
+    mean = statistics.fmean
+    # Tolerances are about four standard errors of a sample of 150 (best 13, worst 25 a game).
+    assert mean(r.best for r in ranges) == pytest.approx(31.1, abs=4.5)
+    assert mean(r.worst for r in ranges) == pytest.approx(-79.4, abs=8.5)
+    random = mean((r.mean - r.worst) / (r.best - r.worst) for r in ranges)
+    assert random == pytest.approx(0.515, abs=0.03)
+    counts = [len(i.preferences) for i in instances]
+    assert counts.count(11) / len(counts) == pytest.approx(0.70, abs=0.15)
+    miles = mean(float(tenths_between(i.sites).mean()) * 39 / 38 / 10 for i in instances)
+    assert miles == pytest.approx(1.7, abs=0.1)
+
+
+def test_generated_cities_keep_the_rules_of_the_generator() -> None:
+    for instance in generate_many(PlanningRecipe(), seed=5, num=20):
+        assert len(set(instance.names)) == NUM_SITES and instance.slots == 3
+        for site in instance.sites:
+            category = CATEGORIES[site.category]
+            assert site.name in category.names and site.price in category.prices
+            assert len(site.features) == 5
+            for name, value in site.features.items():
+                assert site.category in FEATURES[name].categories
+                assert value in FEATURES[name].values
+        assert instance.preferences[-1].kind == "distance" and len(instance.preferences) <= 11
+        for p in instance.preferences:
+            assert 1 <= p.weight <= 10
+            said = meaning(p.text)
+            assert said is not None
+            # Whether an unmet category costs points is the only thing that a sentence hides.
+            hidden = {"weight": 1, "penalised": p.kind == "sites" and p.penalised}
+            assert said == replace(p, **hidden)
+            assert [told.preference for told in told_in(f"Hello! {p.text}. Bye")] == [said]
+
+
+def test_small_cities_have_what_every_site_can_have() -> None:
+    for instance in generate_many(SIMPLE, seed=5, num=30):
+        assert len(instance.sites) == 6 and len(instance.preferences) == 2
+        assert all(set(site.features) == set(COMMON) for site in instance.sites)
+        assert {p.name for p in instance.preferences} <= set(COMMON)
+        assert instance.best > instance.worst
+
+
+def test_an_instance_depends_on_seed_and_index_alone_and_is_drawn_fast() -> None:
+    all_at_once = generate_many(SIMPLE, seed=7, num=12)
+    assert all_at_once[5:9] == generate_many(SIMPLE, seed=7, num=4, start=5)
+    assert all_at_once == generate_many(SIMPLE, seed=7, num=12, processes=2)
+    assert generate_many(SIMPLE, seed=8, num=3) != all_at_once[:3]
+    times = []
+    for index in range(5):
+        begin = time.perf_counter()
+        generate_instance(PlanningRecipe(), seed=7, index=index)
+        times.append(time.perf_counter() - begin)
+    assert min(times) < 0.1
+
+
+def test_the_stream_of_a_seed_does_not_change() -> None:
+    instance = generate_instance(PlanningRecipe(), seed=1, index=0)
+    assert (instance.best, instance.worst) == (38, -34)
+    assert instance.names[:3] == ("Einstein's summer house", "The Cakery", "City Museum of Art")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"slots": 4}, "slots must be 1 to 3, got 4"),
+        ({"sites": 3}, "sites must be 4 to 39, got 3"),
+        ({"sites": 40}, "sites must be 4 to 39, got 40"),
+        ({"preferences": 0}, "preferences must be 1 to 10, got 0"),
+        ({"preferences": 4, "simple": True}, "preferences must be 1 to 3, got 4"),
+    ],
+)
+def test_bad_recipes_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PlanningRecipe(**change)
+
+
+def test_instances_survive_a_file(tmp_path: Path) -> None:
+    instances = [HAND, *generate_many(PlanningRecipe(), seed=2, num=3)]
+    path = tmp_path / "cities.parquet"
+    write_instances(path, instances)
+    assert read_instances(path) == instances
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"best": -6', '"best": 99', "best must be -6, got 99"),
+        ('"price": 20', '"price": -1', r"sites\[0\].price must be a whole number"),
+        ('"category": "bar"', '"category": "pub"', r"sites\[1\].category must be one of"),
+        ('"has parking": true', '"has parking": 1', r"features.has parking must be one of"),
+        ('"kind": "budget"', '"kind": "cash"', r"preferences\[2\].kind must be one of"),
+        ('"name": "The Dive"', '"name": "sauls"', "different names"),
+        ('"name": "The Dive"', '"name": "a\\nb"', "printable text on one line"),
+        ('"slots": 3', '"slots": 5', "slots must be a whole number from 1 to 3"),
+        ('"weight": 4', '"weight": NaN', "not valid JSON"),
+    ],
+)
+def test_a_bad_row_is_refused_with_its_place(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    path = tmp_path / "cities.parquet"
+    write_instances(path, [HAND])
+    row = pq.read_table(path).to_pylist()[0]
+    text = row["planning"].replace("sauls", "Saul's").replace(old, new)
+    assert text != row["planning"]
+    if new == '"name": "sauls"':
+        text = text.replace("Saul's", "SAULS", 1)
+    pq.write_table(pa.Table.from_pylist([{"key": "x", "planning": text}]), path)
+    with pytest.raises(ValueError, match=rf"cities.parquet row 0: .*{message}"):
+        read_instances(path)
+
+
+def test_recorded_games_are_rescored_under_both_rules() -> None:
+    lines = [replay(record, index=i) for i, record in enumerate(records())]
+    assert len(lines) == 57 and sum(line["agrees"] for line in lines) == 56
+    (odd,) = [line for line in lines if not line["agrees"]]
+    assert odd["recorded"]["score"] == 5 and odd["as_recorded"]["score"] == 0
+    assert odd["notes"][0] == (
+        "recorded score 5, rescored 0: recorded before an unmet category cost points"
+    )
+    for line in lines:
+        for name in ("best", "worst"):
+            assert line["recorded"][name] == line["as_recorded"][name]
+        assert not any("unexplained" in note for note in line["notes"])
+        assert line["ours"]["worst"] <= line["ours"]["score"] <= line["ours"]["best"]
+    ours = statistics.fmean(line["ours"]["norm"] for line in lines)
+    assert ours == pytest.approx(0.879, abs=0.001)
+    assert sum("repeated site" in " ".join(line["notes"]) for line in lines) == 53
+
+
+def test_players_of_proposals_and_answers_are_those_who_can_make_them() -> None:
+    for record in records():
+        for move in moves_from_record(record):
+            assert move.kind != "propose" or move.seat == 1
+            assert move.kind not in ("accept", "reject") or move.seat == 0
+
+
+def test_recorded_games_can_be_played_on_from_every_move() -> None:
+    for record in records()[::9]:
+        for num in range(len(record["action_log"])):
+            game = PlanningGame.from_recorded(record, num)
+            assert game.seat_to_move is not None
+            view = game.view(game.seat_to_move)
+            assert len(view.log) == num and game.prompt(0).user and game.prompt(1).user
+            assert game.answer_due == (view.pending is not None)
+        full = PlanningGame.from_recorded(record, len(record["action_log"]))
+        assert full.seat_to_move is None and full.outcome().agreed
+
+
+def test_broken_records_are_refused_in_one_line() -> None:
+    good = records()[0]
+    for change, message in (
+        ({"events": 3}, "events must be a list"),
+        ({"events": []}, "sites must be 3 to 39, got 0"),
+        ({"preferences": [["a", 3, "Nope", {}]]}, "unknown class 'Nope'"),
+        ({"action_log": [{"type": "dance"}]}, "log entry 0 is not a move"),
+        ({"action_log": [{"type": "proposal", "proposal": []}]}, "proposal must be 5 slots"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            instance_from_record(good | change, key="x")
+        assert message in replay(good | change, index=0)["error"]
+    with pytest.raises(ValueError, match="num_entries must be 0 to"):
+        begun(good, 999, key="x")
+
+
+def test_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cities.parquet"
+    words = "generate --game planning --num 3 --sites 5 --slots 2 --preferences 4 --seed 7"
+    assert main([*words.split(), "--no-distance", "--out", str(path)]) == 0
+    assert "random plan" in capsys.readouterr().err
+    instances: list[PlanningInstance] = read_instances(path)
+    assert [i.key for i in instances] == ["7/0", "7/1", "7/2"]
+    first, second = instances[1].names[:2]
+    moves = [
+        {"seat": 0, "text": "[message] hi"},
+        {"seat": 1, "text": "[tool] Search(limit=1)"},
+        {"seat": 1, "text": f"[propose] [{first}, {second}]"},
+        {"seat": 0, "text": "[accept]"},
+    ]
+    lines = "\n".join(map(json.dumps, moves))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    step = ["step", "--game", "planning", "--instances", str(path), "--index", "1"]
+    assert main(step) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert answers[1]["seat_to_move"] == 1
+    assert answers[1]["observations"] == ["", f"Search results (1 of 5):\nname\n{first}"]
+    assert answers[-1]["agreed"] and 0 <= answers[-1]["score_norm"] <= 1
+    assert main([*words.split()[:-2], "--slots", "4", "--out", str(path)]) == 2
+    assert capsys.readouterr().err == "error: slots must be 1 to 3, got 4\n"
+
+
+def test_replay_of_recorded_games_from_the_command_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["replay", str(human_games("planning"))]) == 1
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 57 and captured.err == "56 of 57 games agree\n"

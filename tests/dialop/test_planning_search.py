@@ -1,0 +1,159 @@
+"""The search tool: exact answers, clear refusals, and time that stays linear."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_cities import SITES
+
+from dialop.game import PlayerError
+from dialop.planning.board import Site
+from dialop.planning.generate import PlanningRecipe, generate_instance
+from dialop.planning.search import MAX_QUERY, NO_RESULTS, parse_query, search
+
+CITY = generate_instance(PlanningRecipe(), seed=1, index=0).sites
+
+
+def rows(query: str, sites: tuple[Site, ...] = SITES) -> list[str]:
+    """The result's lines below the count, without the header."""
+    return search(query, sites).splitlines()[2:]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("Search(filters=[category == park])", ["Atlas Park"]),
+        ("Search(filters=[category != park, price < 60])", ["Saul's", "The Dive"]),
+        ("Search(filters=[price >= 30])", ["The Dive", "The Mall"]),
+        ("Search(filters=[price <= $20])", ["Saul's", "Atlas Park"]),
+        ("Search(filters=[price > 30, price < 61])", ["The Mall"]),
+        ("Search(filters=[rating >= 4])", ["Atlas Park"]),
+        ("search(filters=[Has_Parking == yes])", ["Saul's", "The Mall"]),
+        ("Search(filters=[live music == False])", ["The Mall"]),
+        # A site without the feature meets no condition on it.
+        ("Search(filters=[live music != True])", ["The Mall"]),
+        ('Search(filters=[name == "Saul\'s"])', ["Saul's"]),
+        ("Search(filters=[distance_to(Saul's) <= 0.5])", ["Saul's", "The Dive"]),
+        ("Search(text_query=live music)", ["The Dive"]),
+        ("Search(text_query='LIVE  Music')", ["The Dive"]),
+        ("Search(text_query=mall)", ["The Mall"]),
+        ("Search(text_query=park)", ["Atlas Park"]),  # a word, not a part of "parking"
+        ("Search(sort_by=[price], limit=2)", ["Atlas Park|0", "Saul's|20"]),
+        ("Search(sort_by=[price desc], limit=1)", ["The Mall|60"]),
+        (
+            "Search(fields=[rating], sort_by=[rating desc])",  # sites without a rating come last
+            ["Atlas Park|4.5", "Saul's|-", "The Dive|-", "The Mall|-"],
+        ),
+        (
+            "Search(sort_by=[distance_to(The Mall)])",
+            ["The Mall|0", "The Dive|0.7", "Saul's|1", "Atlas Park|4.2"],
+        ),
+        (
+            "Search(fields=[touristy, category], filters=[category==bar], )",
+            ["The Dive|-|bar"],
+        ),
+        (
+            "Search(sort_by=[category, price desc], filters=[price > 0])",
+            ["The Dive|bar|30", "Saul's|restaurant|20", "The Mall|shop|60"],
+        ),
+    ],
+)
+def test_answers(query: str, expected: list[str]) -> None:
+    assert rows(query) == expected
+
+
+def test_the_form_of_an_answer() -> None:
+    assert search("Search(filters=[price > 999])", SITES) == NO_RESULTS
+    assert search("Search(fields=[price, name], limit=1)", SITES).splitlines() == [
+        "Search results (1 of 4):",
+        "name|price",
+        "Saul's|20",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "problem"),
+    [
+        ("", "a query has the form Search("),
+        ("Search(fields=[price]", "a query has the form Search("),
+        ("Search(fields=[price)", "fields has no closing bracket ]"),
+        ("Search(field=[price])", '"field=[price]" is no argument; use fields, filters'),
+        ("Search(limit=1, limit=2)", "limit is given twice"),
+        ("Search(limit=two)", 'limit is a whole number from 1, not "two"'),
+        ("Search(fields=[price] limit=2)", 'a comma is missing before "limit=2"'),
+        ("Search(fields=[cost])", '"cost" is no field; use one of name'),
+        ("Search(fields=[vegan option])", "did you mean vegan options?"),
+        ("Search(filters=[price])", '"price" is no filter'),
+        ("Search(filters=[price = 3])", '"price = 3" is no filter'),
+        ("Search(filters=[price < cheap])", 'price is compared with a number, not "cheap"'),
+        ("Search(filters=[price < nan])", "price is compared with a number"),
+        ("Search(filters=[has parking == 1])", 'has parking is True or False, not "1"'),
+        ("Search(filters=[has parking > False])", "has parking is no number"),
+        ("Search(filters=[cuisine == tai])", "did you mean thai?"),
+        ("Search(filters=[category == concert])", '"concert" is no category'),
+        ("Search(sort_by=[distance_to(The)])", "may be one of The Dive, The Mall"),
+        ("Search(sort_by=[distance_to(Moon)])", '"Moon" is no site'),
+        ("Search(" + "x" * MAX_QUERY + ")", "the query is longer than 2000 characters"),
+        ("__import__('os').system('true')", "a query has the form Search("),
+    ],
+)
+def test_what_does_not_parse_is_refused_with_a_reason(query: str, problem: str) -> None:
+    with pytest.raises(PlayerError) as caught:
+        search(query, SITES)
+    assert caught.value.kind == "bad_query" and problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("op", ["==", "!=", "<", "<=", ">", ">="])
+def test_filters_agree_with_python_on_a_whole_city(op: str) -> None:
+    for field in ("price", "rating"):
+        found = set(rows(f"Search(filters=[{field} {op} 3])", CITY))
+        for site in CITY:
+            value = float(site.price) if field == "price" else site.features.get("rating")
+            expected = value is not None and eval(f"{value} {op} 3")
+            assert (site.name in found) == expected
+
+
+def test_a_text_query_never_matches_a_feature_that_is_false() -> None:
+    for feature in ("live music", "touristy", "has parking", "vegan options"):
+        found = set(rows(f'Search(text_query="{feature}")', CITY))
+        having = {site.name for site in CITY if site.features.get(feature) is True}
+        assert found == having and having
+
+
+HOSTILE = ["(", ")", "[", "]", ",", "=", "==", " ", "'", '"', "a", "_", "distance_to(", "\n", "<"]
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_hostile_queries_take_no_time(piece: str) -> None:
+    begin = time.perf_counter()
+    for head in ("Search(", "Search(filters=[", "Search(text_query=", "Search(sort_by=["):
+        for tail in (")", "])"):
+            body = piece * MAX_QUERY
+            text = head + body[: MAX_QUERY - len(head) - len(tail)] + tail
+            try:
+                search(text, CITY)
+            except PlayerError as error:
+                assert len(str(error)) < 2000
+    assert time.perf_counter() - begin < 2.0
+
+
+PIECES = st.sampled_from(
+    [*HOSTILE, "Search(", "fields=[", "filters=[", "price", "3", "limit=", "]"]
+)
+
+
+@given(st.lists(PIECES, max_size=20).map("".join))
+@settings(max_examples=200, deadline=None)
+def test_a_query_is_answered_or_refused(text: str) -> None:
+    names = [site.name for site in SITES]
+    for query in (text, f"Search({text})"):
+        try:
+            parsed = parse_query(query, names)
+        except PlayerError:
+            continue
+        assert parsed.limit is None or parsed.limit > 0
+        assert search(query, SITES).startswith("Search results")
