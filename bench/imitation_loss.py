@@ -68,8 +68,7 @@ class Examined:
         by_name = {sample.name: sample for sample in samples}
         weight_VD = self.model.get_output_embeddings().weight
         for batch in micro_batches(samples, budget=BUDGET, device=self.device):
-            row = (batch.ids_N, batch.positions_N, batch.cu_seqlens_S1, batch.max_seqlen)
-            hidden_MD = hidden_states(self.model, *row, batch.predict_M)
+            hidden_MD = hidden_states(self.model, batch.row)
             for index, name in enumerate(batch.names):
                 sample_MD = hidden_MD[batch.sample_M == index].float()
                 yield by_name[name], (sample_MD @ weight_VD.float().T).log_softmax(-1).cpu()

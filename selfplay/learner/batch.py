@@ -1,7 +1,7 @@
 """Packs samples into micro-batches: one row of tokens without padding, and the trained positions.
 
-Shapes: N packed tokens of S sequences, M trained tokens. `predict_M` are the positions whose NEXT
-token is trained, so logits are computed at these positions only. Knows no games and no text.
+Shapes: N packed tokens of S samples, K tokens of all samples, M trained tokens. Logits are computed
+only at the positions whose next token is trained. Knows no games and no text.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from selfplay.credit.sample import Sample
 from selfplay.distributed import World, exchange_objects, gather_objects
+from selfplay.learner.prefixes import layout, split_by_prefix
+from selfplay.model.row import PackedRow, Prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +31,7 @@ class MicroBatch:
     are 0 without a critic.
     """
 
-    ids_N: Tensor
-    positions_N: Tensor
-    cu_seqlens_S1: Tensor
-    max_seqlen: int
-    predict_M: Tensor
+    row: PackedRow
     targets_M: Tensor
     advantages_M: Tensor
     old_logprobs_M: Tensor
@@ -44,37 +42,21 @@ class MicroBatch:
     names: tuple[str, ...]
 
 
-def split_by_tokens(lengths: Sequence[int], *, budget: int) -> list[list[int]]:
-    """Indices of the sequences in each micro-batch, filled longest first up to `budget` tokens.
-
-    A sequence longer than the budget gets its own micro-batch. Sequences of similar length end up
-    together, which keeps the padding inside SDPA attention small.
-    """
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    batches: list[list[int]] = []
-    room = 0
-    for i in order:
-        if not batches or lengths[i] > room:
-            batches.append([])
-            room = budget
-        batches[-1].append(i)
-        room -= lengths[i]
-    return batches
-
-
 def pack(samples: Sequence[Sample], *, device: torch.device) -> MicroBatch:
     """One micro-batch of these samples, back to back.
 
-    Raises ValueError for a sample whose first token is trained.
+    A prefix that samples share with the sample before them is computed once. Raises ValueError for
+    a sample whose first token is trained.
     """
     lengths_S = np.array([len(s.ids) for s in samples])
-    bounds_S1 = np.concatenate([[0], lengths_S.cumsum()])
-    mask_N = np.frombuffer(b"".join(bytes(s.mask) for s in samples), np.bool_)
-    if mask_N[bounds_S1[:-1]].any():
+    bounds_S1 = _bounds(lengths_S)
+    mask_K = np.frombuffer(b"".join(bytes(s.mask) for s in samples), np.bool_)
+    if mask_K[bounds_S1[:-1]].any():
         raise ValueError("a transcript's first token cannot be trained: nothing predicts it")
-    targets_at_M = mask_N.nonzero()[0]
+    targets_at_M = mask_K.nonzero()[0]
     # Several times as fast as `torch.tensor` on a list.
-    ids_N = np.fromiter(chain.from_iterable(s.ids for s in samples), np.int64, len(mask_N))
+    ids_K = np.fromiter(chain.from_iterable(s.ids for s in samples), np.int64, len(mask_K))
+    positions_K = np.arange(len(ids_K)) - np.repeat(bounds_S1[:-1], lengths_S)
 
     def at_targets(rows: Sequence[Sequence[float]], *, absent: float = 0.0) -> Tensor:
         if not any(rows):
@@ -88,13 +70,31 @@ def pack(samples: Sequence[Sample], *, device: torch.device) -> MicroBatch:
     def on_device(values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(device)
 
+    sharing = layout([s.ids for s in samples])
+    if sharing is None:
+        row = PackedRow(
+            on_device(ids_K),
+            on_device(positions_K),
+            on_device(bounds_S1.astype(np.int32)),
+            int(lengths_S.max()),
+            on_device(targets_at_M - 1),
+        )
+    else:
+        tokens_K, new_S = sharing.tokens_K, np.array(sharing.new)
+        first_N = np.unique(tokens_K, return_index=True)[1]
+        row = PackedRow(
+            on_device(ids_K[first_N]),
+            on_device(positions_K[first_N]),
+            on_device(_bounds(new_S).astype(np.int32)),
+            int(new_S.max()),
+            on_device(tokens_K[targets_at_M - 1]),
+            Prefixes(
+                on_device(tokens_K), on_device(bounds_S1.astype(np.int32)), int(lengths_S.max())
+            ),
+        )
     return MicroBatch(
-        ids_N=on_device(ids_N),
-        positions_N=on_device(np.arange(len(ids_N)) - np.repeat(bounds_S1[:-1], lengths_S)),
-        cu_seqlens_S1=on_device(bounds_S1.astype(np.int32)),
-        max_seqlen=int(lengths_S.max()),
-        predict_M=on_device(targets_at_M - 1),
-        targets_M=on_device(ids_N[targets_at_M]),
+        row=row,
+        targets_M=on_device(ids_K[targets_at_M]),
         advantages_M=at_targets([s.advantages for s in samples]),
         old_logprobs_M=at_targets([s.old_logprobs for s in samples]),
         importance_M=at_targets([s.importance for s in samples], absent=1.0),
@@ -105,11 +105,15 @@ def pack(samples: Sequence[Sample], *, device: torch.device) -> MicroBatch:
     )
 
 
+def _bounds(lengths_S: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], lengths_S.cumsum()])
+
+
 def micro_batches(
     samples: Sequence[Sample], *, budget: int, device: torch.device
 ) -> list[MicroBatch]:
-    """All samples, packed into micro-batches of at most `budget` tokens."""
-    plan = split_by_tokens([len(s.ids) for s in samples], budget=budget)
+    """All samples, packed into micro-batches of at most `budget` computed tokens."""
+    plan = split_by_prefix([s.ids for s in samples], budget=budget)
     return [pack([samples[i] for i in indices], device=device) for indices in plan]
 
 

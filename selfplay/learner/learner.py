@@ -96,11 +96,7 @@ def batch_logprobs(
     with _autocast(learner):
         return policy_logprobs(
             model,
-            batch.ids_N,
-            batch.positions_N,
-            batch.cu_seqlens_S1,
-            batch.max_seqlen,
-            batch.predict_M,
+            batch.row,
             batch.targets_M,
             temperature=temperature,
             entropy_grad=entropy_grad,
@@ -126,14 +122,7 @@ def batch_values(learner: Learner, batch: MicroBatch) -> Tensor:
     backbone = learner.model if critic.backbone is None else critic.backbone
     grad = torch.is_grad_enabled() and (critic.backbone is not None or critic.shared)
     with _autocast(learner), torch.set_grad_enabled(grad):
-        hidden_MD = hidden_states(
-            backbone,
-            batch.ids_N,
-            batch.positions_N,
-            batch.cu_seqlens_S1,
-            batch.max_seqlen,
-            batch.predict_M,
-        )
+        hidden_MD = hidden_states(backbone, batch.row)
     return head_values(critic.head, hidden_MD)
 
 

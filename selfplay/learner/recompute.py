@@ -16,7 +16,7 @@ from torch import Tensor
 from selfplay.config import AlgorithmConfig
 from selfplay.credit.sample import Sample
 from selfplay.distributed import World, all_reduce_sum
-from selfplay.learner.batch import MicroBatch, pack, split_by_tokens
+from selfplay.learner.batch import MicroBatch, pack
 from selfplay.learner.learner import (
     Learner,
     UpdateSettings,
@@ -32,6 +32,7 @@ from selfplay.learner.mismatch import (
     mismatch_metrics,
     mismatch_values,
 )
+from selfplay.learner.prefixes import split_by_prefix
 from selfplay.learner.token_means import TokenMeans
 
 
@@ -149,7 +150,7 @@ def token_values(
     """
     world = learner.world
     budget = settings.optim.tokens_per_microbatch
-    plan = split_by_tokens([len(s.ids) for s in samples], budget=budget)
+    plan = split_by_prefix([s.ids for s in samples], budget=budget)
     packed = [pack([samples[i] for i in indices], device=world.device) for indices in plan]
     values: list[list[float]] = [[] for _ in samples]
     for number, batch in enumerate(even_out(packed, world)):

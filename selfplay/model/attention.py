@@ -1,9 +1,11 @@
 """Causal attention over packed sequences, plugged into transformers under the name "packed".
 
-A packed row is N tokens holding S sequences back to back, without padding; `cu_seqlens_S1` (int32,
-the first 0, the last N) says where each begins. When a model built with
-`attn_implementation="packed"` is called with `packed_kwargs`, each token attends to the tokens of
-its own sequence up to itself. The first of these that can run computes it:
+When a model built with `attn_implementation="packed"` is called with the `packed_kwargs` of a row,
+each token attends to the tokens of its own sequence up to itself. Where sequences share a prefix,
+the queries are the segment's tokens and the keys are those of the complete sequence, gathered from
+the row, with the causal mask at their common end. Keys are thus gathered again for each sequence;
+queries, projections and everything outside attention are computed once. The first of these that can
+run computes it:
 
 1. flash-attn's `flash_attn_varlen_func` (CUDA, bf16 or fp16, where the package is installed),
 2. torch's own `varlen_attn` (CUDA, bf16 or fp16),
@@ -18,14 +20,16 @@ attention: an explicit 4-D mask is restricted to the layer's sliding window, and
 is expanded as usual. Keys must then be in the order of their positions, without gaps.
 This module knows tensors only: no text, no losses, no meshes.
 
-Shapes: N packed tokens, S sequences, C sequences of a chunk, L its longest, H query heads, G
-key/value heads, D width of a head, W = H * D.
+Shapes: N tokens of the row, K of its sequences with their prefixes (N without any), S segments, C
+segments of a chunk, Q its longest, L its longest sequence, H query heads, G key/value heads, D
+width of a head, W = H * D.
 """
 
 from __future__ import annotations
 
 import inspect
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,6 +37,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from selfplay.model.row import PackedRow
 
 NAME = "packed"
 HALF_DTYPES = (torch.bfloat16, torch.float16)
@@ -59,15 +65,31 @@ def attention_backend(device: torch.device | str, dtype: torch.dtype) -> str:
     return "torch-varlen"
 
 
-def packed_kwargs(cu_seqlens_S1: torch.Tensor, max_seqlen: int) -> dict[str, Any]:
+def packed_kwargs(row: PackedRow) -> dict[str, Any]:
     """The arguments of a model's forward, besides ids and positions, for packed attention."""
+    keys = row.prefixes or row
     return {
-        "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=cu_seqlens_S1.device),
-        "cu_seq_lens_q": cu_seqlens_S1,
-        "cu_seq_lens_k": cu_seqlens_S1,
-        "max_length_q": max_seqlen,
-        "max_length_k": max_seqlen,
+        "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=row.ids_N.device),
+        "cu_seq_lens_q": row.cu_seqlens_S1,
+        "cu_seq_lens_k": keys.cu_seqlens_S1,
+        "max_length_q": row.max_seqlen,
+        "max_length_k": keys.max_seqlen,
+        "key_tokens": None if row.prefixes is None else row.prefixes.tokens_K,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """What a varlen kernel needs besides the heads: the bounds of queries and keys, the longest of
+    each, the scale of the scores, the sliding window and the cap of the scores (None: none)."""
+
+    queries_S1: torch.Tensor
+    keys_S1: torch.Tensor
+    max_queries: int
+    max_keys: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
 
 
 def _packed_attention(
@@ -82,7 +104,10 @@ def _packed_attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
     max_length_q: int | None = None,
+    max_length_k: int | None = None,
+    key_tokens: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Has transformers' signature: query [1, H, N, D], key, value [1, G, N, D] → [1, N, H, D].
@@ -104,18 +129,45 @@ def _packed_attention(
         )
     if dropout:
         raise ValueError(f"attention dropout must be 0 in packed rows, got {dropout}")
-    assert max_length_q is not None and query.shape[0] == 1
-    window = sliding_window if sliding_window and sliding_window < max_length_q else None
+    assert cu_seq_lens_k is not None and max_length_q is not None and max_length_k is not None
+    assert query.shape[0] == 1
     width = value.shape[-1]
     value = pad(value, (0, key.shape[-1] - width))
     # [1, heads, N, D] → [N, heads, D]: the varlen kernels only need a last stride of 1.
-    query_NHD, key_NGD, value_NGD = (x[0].transpose(0, 1) for x in (query, key, value))
+    query_NHD, key_KGD, value_KGD = (x[0].transpose(0, 1) for x in (query, key, value))
+    if key_tokens is not None:
+        key_KGD, value_KGD = (_Gather.apply(x, key_tokens) for x in (key_KGD, value_KGD))
+    span = _Span(
+        cu_seq_lens_q,
+        cu_seq_lens_k,
+        max_length_q,
+        max_length_k,
+        scale,
+        sliding_window if sliding_window and sliding_window < max_length_k else None,
+        softcap,
+    )
     backend = attention_backend(query.device, query.dtype)
+    if softcap is not None and backend == "torch-varlen":
+        backend = "sdpa"
     attend = {"flash-attn": _flash, "torch-varlen": _varlen, "sdpa": _padded}[backend]
-    if softcap is not None:
-        attend = partial(_flash if backend == "flash-attn" else _padded, softcap=softcap)
-    out_NHD = attend(query_NHD, key_NGD, value_NGD, cu_seq_lens_q, max_length_q, scale, window)
-    return out_NHD[..., :width].unsqueeze(0), None
+    return attend(query_NHD, key_KGD, value_KGD, span)[..., :width].unsqueeze(0), None
+
+
+class _Gather(torch.autograd.Function):
+    """Rows `x_N...[index_K]`. The gradient of a row that is gathered several times is summed in
+    fp32, whatever the dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, x_N: torch.Tensor, index_K: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(index_K)
+        ctx.num_rows = len(x_N)
+        return x_N.index_select(0, index_K)
+
+    @staticmethod
+    def backward(ctx: Any, grad_K: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (index_K,) = ctx.saved_tensors
+        grad_N = grad_K.new_zeros(ctx.num_rows, *grad_K.shape[1:], dtype=torch.float32)
+        return grad_N.index_add_(0, index_K, grad_K.float()).to(grad_K.dtype), None
 
 
 def _distance(num_queries: int, num_keys: int, device: torch.device) -> torch.Tensor:
@@ -176,54 +228,41 @@ def _flash_attn_varlen() -> Any | None:
 
 
 def _flash(
-    query_NHD: torch.Tensor,
-    key_NGD: torch.Tensor,
-    value_NGD: torch.Tensor,
-    cu_seqlens_S1: torch.Tensor,
-    max_seqlen: int,
-    scale: float,
-    window: int | None,
-    softcap: float = 0.0,
+    query_NHD: torch.Tensor, key_KGD: torch.Tensor, value_KGD: torch.Tensor, span: _Span
 ) -> torch.Tensor:
     attend = _flash_attn_varlen()
     assert attend is not None
     return attend(
         query_NHD,
-        key_NGD,
-        value_NGD,
-        cu_seqlens_S1,
-        cu_seqlens_S1,
-        max_seqlen,
-        max_seqlen,
-        softmax_scale=scale,
+        key_KGD,
+        value_KGD,
+        span.queries_S1,
+        span.keys_S1,
+        span.max_queries,
+        span.max_keys,
+        softmax_scale=span.scale,
         causal=True,
-        window_size=(-1, -1) if window is None else (window - 1, 0),
-        softcap=softcap,
+        window_size=(-1, -1) if span.window is None else (span.window - 1, 0),
+        softcap=span.softcap or 0.0,
     )
 
 
 def _varlen(
-    query_NHD: torch.Tensor,
-    key_NGD: torch.Tensor,
-    value_NGD: torch.Tensor,
-    cu_seqlens_S1: torch.Tensor,
-    max_seqlen: int,
-    scale: float,
-    window: int | None,
+    query_NHD: torch.Tensor, key_KGD: torch.Tensor, value_KGD: torch.Tensor, span: _Span
 ) -> torch.Tensor:
     attend, accepted = _torch_varlen()
     # torch 2.11 accepts grouped key/value heads; later versions need `enable_gqa`.
     grouped = {"enable_gqa": True} if "enable_gqa" in accepted else {}
     return attend(
         query_NHD,
-        key_NGD,
-        value_NGD,
-        cu_seqlens_S1,
-        cu_seqlens_S1,
-        max_seqlen,
-        max_seqlen,
-        scale=scale,
-        window_size=(-1, 0) if window is None else (window - 1, 0),
+        key_KGD,
+        value_KGD,
+        span.queries_S1,
+        span.keys_S1,
+        span.max_queries,
+        span.max_keys,
+        scale=span.scale,
+        window_size=(-1, 0) if span.window is None else (span.window - 1, 0),
         **grouped,
     )
 
@@ -236,64 +275,88 @@ def _torch_varlen() -> tuple[Any, frozenset[str]]:
 
 
 def _padded(
-    query_NHD: torch.Tensor,
-    key_NGD: torch.Tensor,
-    value_NGD: torch.Tensor,
-    cu_seqlens_S1: torch.Tensor,
-    max_seqlen: int,
-    scale: float,
-    window: int | None,
-    softcap: float | None = None,
+    query_NHD: torch.Tensor, key_KGD: torch.Tensor, value_KGD: torch.Tensor, span: _Span
 ) -> torch.Tensor:
-    """SDPA on padded chunks [C, H, L, D] of C sequences of similar length. Padding is at the end of
-    a sequence, where the causal mask hides it from every real token."""
+    """SDPA on padded chunks of C segments of similar length, whose sequences are of similar length.
+    Padding is at the end of a segment or sequence, where the causal mask hides it from every real
+    token."""
     device = query_NHD.device
-    num_tokens, _, width = query_NHD.shape
-    grouped = query_NHD.shape[1] != key_NGD.shape[1]
-    starts_S, lengths_S = cu_seqlens_S1[:-1].long(), cu_seqlens_S1.diff().long()
-    out_NW = query_NHD.new_zeros(num_tokens, query_NHD.shape[1] * width)
-    for chunk in _chunks_of_like_length(lengths_S.tolist()):
+    num_tokens, heads, width = query_NHD.shape
+    grouped = heads != key_KGD.shape[1]
+    queries = _Segments(span.queries_S1)
+    keys = queries if span.keys_S1 is span.queries_S1 else _Segments(span.keys_S1)
+    out_NW = query_NHD.new_zeros(num_tokens, heads * width)
+    for chunk in _chunks_of_like_length(queries.lengths_S.tolist(), keys.lengths_S.tolist()):
         chunk_C = torch.tensor(chunk, device=device)
-        positions_L = torch.arange(int(lengths_S[chunk_C[0]]), device=device)
-        real_CL = positions_L < lengths_S[chunk_C, None]
-        # The chunk's P tokens: their indices in the packed row and in the padded chunk.
-        packed_P = (starts_S[chunk_C, None] + positions_L)[real_CL]
-        padded_P = real_CL.flatten().nonzero()[:, 0]
-        query_CHLD, key_CGLD, value_CGLD = (
-            x_NHD.new_zeros(real_CL.numel(), x_NHD.shape[1] * width)
-            .index_copy(0, padded_P, x_NHD.flatten(1).index_select(0, packed_P))
-            .view(*real_CL.shape, -1, width)
-            .transpose(1, 2)
-            for x_NHD in (query_NHD, key_NGD, value_NGD)
-        )
-        mask_LL = None
-        if window is not None or softcap is not None:
-            distance_LL = _distance(len(positions_L), len(positions_L), device)
-            mask_LL = (distance_LL >= 0) & (distance_LL < (window or len(positions_L)))
-        if softcap is not None:
-            assert mask_LL is not None
-            out_CHLD = _explicit(query_CHLD, key_CGLD, value_CGLD, mask_LL, scale, softcap)
+        packed_P, padded_P, query_shape = queries.padding(chunk_C)
+        query_CHQD = _pad(query_NHD, packed_P, padded_P, query_shape)
+        from_keys = (packed_P, padded_P, query_shape) if keys is queries else keys.padding(chunk_C)
+        key_CGLD, value_CGLD = (_pad(x, *from_keys) for x in (key_KGD, value_KGD))
+        # Position of each query in its sequence minus that of each key.
+        prefix_C = (keys.lengths_S - queries.lengths_S)[chunk_C]
+        mask_C1QL = None
+        if span.window is not None or span.softcap is not None or prefix_C.any():
+            positions_Q, positions_L = (
+                torch.arange(x.shape[2], device=device) for x in (query_CHQD, key_CGLD)
+            )
+            behind_CQL = prefix_C[:, None, None] + positions_Q[:, None] - positions_L
+            reach = span.window or len(positions_L)
+            mask_C1QL = ((behind_CQL >= 0) & (behind_CQL < reach))[:, None]
+        if span.softcap is not None:
+            assert mask_C1QL is not None
+            out_CHQD = _explicit(
+                query_CHQD, key_CGLD, value_CGLD, mask_C1QL, span.scale, span.softcap
+            )
         else:
-            out_CHLD = scaled_dot_product_attention(
-                query_CHLD,
+            out_CHQD = scaled_dot_product_attention(
+                query_CHQD,
                 key_CGLD,
                 value_CGLD,
-                attn_mask=mask_LL,
-                is_causal=mask_LL is None,
-                scale=scale,
+                attn_mask=mask_C1QL,
+                is_causal=mask_C1QL is None,
+                scale=span.scale,
                 enable_gqa=grouped,
             )
-        out_PW = out_CHLD.transpose(1, 2).flatten(2).flatten(0, 1).index_select(0, padded_P)
+        out_PW = out_CHQD.transpose(1, 2).flatten(2).flatten(0, 1).index_select(0, padded_P)
         out_NW = out_NW.index_copy(0, packed_P, out_PW)
     return out_NW.view(num_tokens, -1, width)
 
 
-def _chunks_of_like_length(lengths: list[int]) -> list[list[int]]:
-    """Indices of sequences, longest first, with a new chunk where one is too short for the last."""
+class _Segments:
+    """The segments between bounds (int32 [S + 1]) of packed tokens."""
+
+    def __init__(self, bounds_S1: torch.Tensor) -> None:
+        self.starts_S, self.lengths_S = bounds_S1[:-1].long(), bounds_S1.diff().long()
+
+    def padding(self, chunk_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Size]:
+        """The indices of the chunk's P tokens among the packed tokens and in the padded chunk, and
+        the padded shape [C, longest]."""
+        lengths_C = self.lengths_S[chunk_C]
+        positions = torch.arange(int(lengths_C.max()), device=chunk_C.device)
+        real = positions < lengths_C[:, None]
+        packed_P = (self.starts_S[chunk_C, None] + positions)[real]
+        return packed_P, real.flatten().nonzero()[:, 0], real.shape
+
+
+def _pad(
+    x_NHD: torch.Tensor, packed_P: torch.Tensor, padded_P: torch.Tensor, shape: torch.Size
+) -> torch.Tensor:
+    """The chunk's tokens [C, H, longest, D], zeros where it is padded."""
+    padded = x_NHD.new_zeros(shape.numel(), x_NHD.shape[1] * x_NHD.shape[2])
+    padded = padded.index_copy(0, padded_P, x_NHD.flatten(1).index_select(0, packed_P))
+    return padded.view(*shape, -1, x_NHD.shape[2]).transpose(1, 2)
+
+
+def _chunks_of_like_length(segments: list[int], sequences: list[int]) -> list[list[int]]:
+    """Indices of segments, longest first, with a new chunk where a segment or its sequence differs
+    too much in length from the chunk's first."""
     chunks: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if chunks and lengths[i] >= MIN_FILL * lengths[chunks[-1][0]]:
-            chunks[-1].append(i)
-        else:
-            chunks.append([i])
+    for i in sorted(range(len(segments)), key=lambda i: (-segments[i], -sequences[i])):
+        if chunks:
+            first = chunks[-1][0]
+            low, high = sorted((sequences[i], sequences[first]))
+            if segments[i] >= MIN_FILL * segments[first] and low >= MIN_FILL * high:
+                chunks[-1].append(i)
+                continue
+        chunks.append([i])
     return chunks

@@ -2,11 +2,7 @@
 
 Knows no batches and no losses.
 
-A packed row is N tokens holding S sequences back to back, without padding: `ids_N` and
-`positions_N` (int64, positions restart at 0 in each sequence), `cu_seqlens_S1` (int32, the starts
-and the end), `max_seqlen` (an int).
-
-Shapes: N packed tokens, S sequences, M positions whose next token is scored, D width, V vocabulary.
+Shapes: N packed tokens, M positions whose next token is scored, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -39,6 +35,7 @@ from selfplay.model.hub import local_folder
 from selfplay.model.liger import apply_liger
 from selfplay.model.logprob import ALIGNMENT, token_logprobs
 from selfplay.model.lora import add_adapters, first_value, full_weights, is_adapter, plain_name
+from selfplay.model.row import PackedRow
 from selfplay.model.scratch import ARCHITECTURES, scratch_config
 from selfplay.model.stored import Stored
 
@@ -170,49 +167,32 @@ def _train_every_token(model: PreTrainedModel) -> PreTrainedModel:
 
 def policy_logprobs(
     model: PreTrainedModel,
-    ids_N: torch.Tensor,
-    positions_N: torch.Tensor,
-    cu_seqlens_S1: torch.Tensor,
-    max_seqlen: int,
-    predict_M: torch.Tensor,
+    row: PackedRow,
     targets_M: torch.Tensor,
     *,
     temperature: float,
     entropy_grad: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs of `targets_M` after the tokens at `predict_M` (indices into N, each at most once),
-    and the entropies there; both fp32 [M], in nats.
+    """Log-probs of `targets_M` after the row's `predict_M`, and the entropies there; both fp32 [M],
+    in nats.
 
     Logits exist only at those positions, one chunk at a time. Under FSDP all ranks must call
     together; the ranks of a tensor-parallel row call with the same tokens.
     """
     return run_as_forward(
-        model,
-        _policy_logprobs,
-        ids_N,
-        positions_N,
-        cu_seqlens_S1,
-        max_seqlen,
-        predict_M,
-        targets_M,
-        temperature=temperature,
-        entropy_grad=entropy_grad,
+        model, _policy_logprobs, row, targets_M, temperature=temperature, entropy_grad=entropy_grad
     )
 
 
 def _policy_logprobs(
     model: PreTrainedModel,
-    ids_N: torch.Tensor,
-    positions_N: torch.Tensor,
-    cu_seqlens_S1: torch.Tensor,
-    max_seqlen: int,
-    predict_M: torch.Tensor,
+    row: PackedRow,
     targets_M: torch.Tensor,
     *,
     temperature: float,
     entropy_grad: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    hidden_MD = _hidden_states(model, ids_N, positions_N, cu_seqlens_S1, max_seqlen, predict_M)
+    hidden_MD = _hidden_states(model, row)
     head = model.get_output_embeddings()
     weight_VD, rows = vocab_shard(head.weight)
     if getattr(head, "bias", None) is not None:
@@ -234,27 +214,19 @@ def _policy_logprobs(
     )
 
 
-def hidden_states(model: PreTrainedModel, *row: torch.Tensor | int) -> torch.Tensor:
-    """The last hidden states [M, D] at `predict_M`; `row` has the arguments of `policy_logprobs` up
-    to `predict_M`."""
-    return run_as_forward(model, _hidden_states, *row)
+def hidden_states(model: PreTrainedModel, row: PackedRow) -> torch.Tensor:
+    """The last hidden states [M, D] at the row's `predict_M`."""
+    return run_as_forward(model, _hidden_states, row)
 
 
-def _hidden_states(
-    model: PreTrainedModel,
-    ids_N: torch.Tensor,
-    positions_N: torch.Tensor,
-    cu_seqlens_S1: torch.Tensor,
-    max_seqlen: int,
-    predict_M: torch.Tensor,
-) -> torch.Tensor:
+def _hidden_states(model: PreTrainedModel, row: PackedRow) -> torch.Tensor:
     hidden_1ND: torch.Tensor = model.base_model(
-        input_ids=ids_N[None],
-        position_ids=positions_N[None],
+        input_ids=row.ids_N[None],
+        position_ids=row.positions_N[None],
         use_cache=False,
-        **packed_kwargs(cu_seqlens_S1, max_seqlen),
+        **packed_kwargs(row),
     ).last_hidden_state
-    return hidden_1ND[0].index_select(0, predict_M)
+    return hidden_1ND[0].index_select(0, row.predict_M)
 
 
 def export(

@@ -27,6 +27,7 @@ from selfplay.distributed import fill_shards
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.model.policy import empty_model, load_model, policy_logprobs, without_loading_bar
+from selfplay.model.row import PackedRow
 from selfplay.model.stored import Stored
 
 # In fp32 a log-prob of a few nats has an error of 1e-6 to 5e-6 after a few narrow layers; a missing
@@ -141,16 +142,14 @@ def packed_logprobs(
     first_N[bounds[:-1]] = True
     targets_M = (~first_N).nonzero()[:, 0]
     with torch.set_grad_enabled(grad):
-        logprobs_M, _ = policy_logprobs(
-            model,
+        row = PackedRow(
             ids_N,
             positions_N,
             torch.tensor(bounds, dtype=torch.int32),
             max(map(len, texts)),
             targets_M - 1,
-            ids_N[targets_M],
-            temperature=1.0,
         )
+        logprobs_M, _ = policy_logprobs(model, row, ids_N[targets_M], temperature=1.0)
     return logprobs_M
 
 

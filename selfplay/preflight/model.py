@@ -314,12 +314,16 @@ def _mean_mismatch(a: Tensor, b: Tensor) -> float:
 
 
 def _packed_pass(learner: Learner, ids: list[int]) -> tuple[Tensor, list[Tensor]]:
-    """The trainer's log-probs of the text's last tokens, packed in a row after another text, and
-    the hidden states after each layer."""
+    """The trainer's log-probs of the text's last tokens, and the hidden states after each layer.
+
+    The text is packed in a row after another one, and after its own beginning, which is computed
+    once (a row ends with the text's tokens either way).
+    """
     num = min(NUM_COMPARED, len(ids) - 1)
-    other = ids[: max(2, len(ids) // 3)]
+    beginning = ids[: max(2, len(ids) // 3)]
     samples = [
-        Sample("other", other, [0] * len(other), [], []),
+        Sample("other", beginning[::-1], [0] * len(beginning), [], []),
+        Sample("beginning", beginning, [0] * len(beginning), [], []),
         Sample("text", ids, [0] * (len(ids) - num) + [1] * num, [], []),
     ]
     batch = pack(samples, device=learner.world.device)

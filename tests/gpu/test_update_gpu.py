@@ -15,9 +15,16 @@ import torch
 from selfplay.colocation.handover import SPARE_BYTES, make_room
 from selfplay.colocation.offload import HostStore
 from selfplay.config import ScratchConfig
-from selfplay.model.attention import _flash_attn_varlen, _padded, _varlen, attention_backend
+from selfplay.model.attention import (
+    _flash_attn_varlen,
+    _padded,
+    _Span,
+    _varlen,
+    attention_backend,
+)
 from selfplay.model.logprob import token_logprobs
 from selfplay.model.policy import policy_logprobs, scratch_model
+from selfplay.model.row import PackedRow
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "helpers" / "mesh_worker.py"
@@ -78,7 +85,8 @@ def test_torchs_varlen_kernel_agrees_with_padded_attention(window: int | None) -
         torch.randn(sum(LENGTHS), n, 64, device="cuda", dtype=torch.bfloat16).requires_grad_()
         for n in (4, 2, 2)
     ]
-    outs = [f(*heads, bounds, max(LENGTHS), 0.125, window) for f in (_varlen, _padded)]
+    span = _Span(bounds, bounds, max(LENGTHS), max(LENGTHS), 0.125, window)
+    outs = [attend(*heads, span) for attend in (_varlen, _padded)]
     torch.testing.assert_close(outs[0], outs[1], rtol=2e-2, atol=2e-2)
     grads = [torch.autograd.grad(out.float().square().sum(), heads) for out in outs]
     for mine, theirs in zip(*grads, strict=True):
@@ -93,12 +101,12 @@ def test_bf16_packed_scores_are_near_those_of_fp32() -> None:
     predict = torch.cat([torch.arange(299), torch.arange(308, 427)])
     positions = torch.cat([torch.arange(n) for n in LENGTHS])
     bounds = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
-    tensors = (ids, positions, bounds, predict, ids[predict + 1])
 
     def score(device: str) -> tuple[torch.Tensor, torch.Tensor]:
-        on = [t.to(device) for t in tensors]
+        on = [t.to(device) for t in (ids, positions, bounds)]
+        row = PackedRow(*on, max(LENGTHS), predict.to(device))
         with torch.no_grad():
-            return policy_logprobs(model, *on[:3], max(LENGTHS), *on[3:], temperature=1.0)
+            return policy_logprobs(model, row, ids[predict + 1].to(device), temperature=1.0)
 
     expected = score("cpu")
     model.to("cuda", torch.bfloat16)

@@ -39,6 +39,7 @@ from selfplay.learner.optimizer import make_optimizer
 from selfplay.learner.optimizer_step import optimizer_step
 from selfplay.model.attention import register_packed_attention
 from selfplay.model.policy import export, load_sharded, policy_logprobs, scratch_model
+from selfplay.model.row import PackedRow
 
 # 54 words over 2 x 2 ranks leave 27 rows to a pair: FSDP has to cope with 14 and 13.
 VOCAB = 54
@@ -82,8 +83,9 @@ def score(model: PreTrainedModel, seed: int, device: torch.device) -> tuple[torc
     predict = torch.tensor(PREDICT)
     positions = torch.cat([torch.arange(n) for n in LENGTHS])
     bounds = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
-    tensors = [t.to(device) for t in (ids, positions, bounds, predict, ids[predict + 1])]
-    return policy_logprobs(model, *tensors[:3], max(LENGTHS), *tensors[3:], temperature=0.8)
+    ids, positions, bounds, predict = (t.to(device) for t in (ids, positions, bounds, predict))
+    row = PackedRow(ids, positions, bounds, max(LENGTHS), predict)
+    return policy_logprobs(model, row, ids[predict + 1], temperature=0.8)
 
 
 def backward(model: PreTrainedModel, seeds: list[int], total: int, device: torch.device) -> None:

@@ -69,16 +69,7 @@ def trainer_logprobs(
     """The trainer's log-probs of all trained tokens of one packed row, in order."""
     batch = pack(samples, device=CPU)
     with torch.no_grad():
-        logprobs_M, _ = policy_logprobs(
-            model,
-            batch.ids_N,
-            batch.positions_N,
-            batch.cu_seqlens_S1,
-            batch.max_seqlen,
-            batch.predict_M,
-            batch.targets_M,
-            temperature=temperature,
-        )
+        logprobs_M, _ = policy_logprobs(model, batch.row, batch.targets_M, temperature=temperature)
     return logprobs_M
 
 

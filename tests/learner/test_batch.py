@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfplay.credit.sample import Sample
-from selfplay.learner.batch import deal, micro_batches, num_trained_tokens, pack, split_by_tokens
+from selfplay.learner.batch import deal, micro_batches, num_trained_tokens, pack
+from selfplay.learner.prefixes import split_by_tokens
 
 CPU = torch.device("cpu")
 # Prompt 10 11, sampled 12 13, observed 14, sampled 15.
@@ -21,13 +22,13 @@ SHORT = Sample("short", [20, 21], [0, 1], [0, -4], [0, -6])
 
 def test_packing_by_hand() -> None:
     batch = pack([LONG, SHORT], device=CPU)
-    assert batch.ids_N.tolist() == [10, 11, 12, 13, 14, 15, 20, 21]
-    assert batch.positions_N.tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
-    assert batch.cu_seqlens_S1.tolist() == [0, 6, 8]
-    assert batch.cu_seqlens_S1.dtype == torch.int32
-    assert batch.max_seqlen == 6
+    assert batch.row.ids_N.tolist() == [10, 11, 12, 13, 14, 15, 20, 21]
+    assert batch.row.positions_N.tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert batch.row.cu_seqlens_S1.tolist() == [0, 6, 8]
+    assert batch.row.cu_seqlens_S1.dtype == torch.int32
+    assert batch.row.max_seqlen == 6
     # The token before each trained one predicts it; the 15 at LONG's end never predicts the 20.
-    assert batch.predict_M.tolist() == [1, 2, 4, 6]
+    assert batch.row.predict_M.tolist() == [1, 2, 4, 6]
     assert batch.targets_M.tolist() == [12, 13, 15, 21]
     assert batch.old_logprobs_M.tolist() == [-1.0, -2.0, -3.0, -4.0]
     assert batch.advantages_M.tolist() == [5.0, 5.0, 5.0, -6.0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from transformers import (
 from selfplay.config import ScratchConfig
 from selfplay.model.attention import attention_backend, packed_kwargs, register_packed_attention
 from selfplay.model.policy import export, load_model, policy_logprobs, scratch_model
+from selfplay.model.row import PackedRow
 
 VOCAB = 61
 SHAPE = ScratchConfig(
@@ -32,7 +34,7 @@ FORWARD = VOCAB + 2 * 32 + 2 * (2 * 32 + 2 * 32 + 8 + max(LENGTHS) + 32 + 48)
 GRADIENT, NATS = 3 * FORWARD + sum(LENGTHS), 5.0
 
 
-def packed(seed: int = 0) -> tuple[list[torch.Tensor], dict[str, torch.Tensor | int]]:
+def packed(seed: int = 0) -> tuple[list[torch.Tensor], dict[str, Any]]:
     generator = torch.Generator().manual_seed(seed)
     sequences = [torch.randint(0, VOCAB, (n,), generator=generator) for n in LENGTHS]
     bounds = torch.tensor([0, *LENGTHS]).cumsum(0)
@@ -40,14 +42,9 @@ def packed(seed: int = 0) -> tuple[list[torch.Tensor], dict[str, torch.Tensor | 
         [torch.arange(bounds[i], bounds[i + 1] - 1) for i in range(len(LENGTHS)) if i != 4]
     )
     ids = torch.cat(sequences)
-    return sequences, {
-        "ids_N": ids,
-        "positions_N": torch.cat([torch.arange(n) for n in LENGTHS]),
-        "cu_seqlens_S1": bounds.to(torch.int32),
-        "max_seqlen": max(LENGTHS),
-        "predict_M": predict,
-        "targets_M": ids[predict + 1],
-    }
+    positions = torch.cat([torch.arange(n) for n in LENGTHS])
+    row = PackedRow(ids, positions, bounds.to(torch.int32), max(LENGTHS), predict)
+    return sequences, {"row": row, "targets_M": ids[predict + 1]}
 
 
 def one_by_one(
@@ -90,9 +87,11 @@ def test_sequences_do_not_attend_to_each_other() -> None:
     model = scratch_model(SHAPE, seed=3)
     _, row = packed()
     before, _ = policy_logprobs(model, **row, temperature=1.0)
-    changed = row["ids_N"].clone()
+    changed = row["row"].ids_N.clone()
     changed[:7] = (changed[:7] + 1) % VOCAB  # all of the first sequence
-    after, _ = policy_logprobs(model, **{**row, "ids_N": changed}, temperature=1.0)
+    after, _ = policy_logprobs(
+        model, **{**row, "row": replace(row["row"], ids_N=changed)}, temperature=1.0
+    )
     assert torch.equal(before[6:], after[6:])
     assert not torch.equal(before[:6], after[:6])
 
@@ -138,7 +137,8 @@ def test_generation_with_a_cache_uses_ordinary_attention() -> None:
 
 
 def test_packed_mode_builds_no_mask() -> None:
-    row = packed_kwargs(torch.tensor([0, 3, 9], dtype=torch.int32), 6)
+    ids = torch.arange(9)
+    row = packed_kwargs(PackedRow(ids, ids, torch.tensor([0, 3, 9], dtype=torch.int32), 6, ids))
     assert row["attention_mask"].numel() == 1
     assert attention_backend("cpu", torch.float32) == "sdpa"
 
@@ -157,16 +157,9 @@ def test_scratch_models_depend_on_the_seed_alone() -> None:
 
 def test_the_padding_token_is_trained() -> None:
     model = scratch_model(replace(SHAPE, tie_embeddings=False), seed=5, pad_token_id=0)
-    policy_logprobs(
-        model,
-        torch.tensor([4, 0, 7]),
-        torch.arange(3),
-        torch.tensor([0, 3], dtype=torch.int32),
-        3,
-        torch.tensor([1]),
-        torch.tensor([7]),
-        temperature=1.0,
-    )[0].sum().backward()
+    ids, bounds = torch.tensor([4, 0, 7]), torch.tensor([0, 3], dtype=torch.int32)
+    row = PackedRow(ids, torch.arange(3), bounds, 3, torch.tensor([1]))
+    policy_logprobs(model, row, torch.tensor([7]), temperature=1.0)[0].sum().backward()
     assert model.get_input_embeddings().weight.grad[0].abs().max() > 0
 
 

@@ -93,7 +93,9 @@ def test_packed_attention_without_its_window_is_named(
     learner, start = parts(folder)
     start.listen(HFEngine(learner.model))
     padded = attention._padded
-    monkeypatch.setattr(attention, "_padded", lambda *a, **k: padded(*a[:-1], None, **k))
+    monkeypatch.setattr(
+        attention, "_padded", lambda *heads: padded(*heads[:3], replace(heads[3], window=None))
+    )
     with pytest.raises(SettingsError, match=r"packed attention or logits .*layer 0"):
         start.compare(learner, None, folder)
 
