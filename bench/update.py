@@ -33,6 +33,7 @@ from selfplay.distributed import World, all_reduce_max, clip_grad_norm, close_wo
 from selfplay.model.attention import attention_backend
 from selfplay.model.logprob import token_logprobs
 from selfplay.model.policy import policy_logprobs
+from selfplay.model.row import PackedRow
 
 GIB = 2**30
 
@@ -64,12 +65,9 @@ def arguments() -> argparse.Namespace:
 
 def packed_batch(
     num_tokens: int, seq_len: int, trained: float, vocab: int, world: World
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, torch.Tensor, torch.Tensor]:
-    """Random sequences of one length, the last one shorter; equal on all ranks of a tp group.
-
-    Returns ids [N], positions [N], sequence bounds [S + 1], the maximum length, the trained
-    positions [M] and their target ids [M].
-    """
+) -> tuple[PackedRow, torch.Tensor]:
+    """A row of random sequences of one length, the last one shorter, and the target ids [M]; equal
+    on all ranks of a tp group."""
     generator = torch.Generator().manual_seed(world.dp_rank)
     bounds = torch.tensor([*range(0, num_tokens, seq_len), num_tokens], dtype=torch.int32)
     ids_N = torch.randint(0, vocab, (num_tokens,), generator=generator)
@@ -81,7 +79,7 @@ def packed_batch(
     places_M = places_M[torch.randperm(len(places_M), generator=generator)[:keep].sort().values]
     tensors = (ids_N, positions_N, bounds, places_M, ids_N[places_M + 1])
     ids_N, positions_N, bounds, places_M, targets_M = (t.to(world.device) for t in tensors)
-    return ids_N, positions_N, bounds, seq_len, places_M, targets_M
+    return PackedRow(ids_N, positions_N, bounds, seq_len, places_M), targets_M
 
 
 def work(name: str, num_tokens: int, seq_len: int, num_trained: int) -> float:

@@ -336,6 +336,9 @@ class OptimConfig:
     tokens_per_microbatch: int = key(
         16_384, "packed tokens per forward and backward pass", low=16, high=10_000_000
     )
+    share_prefixes: bool = key(
+        True, "compute a prefix that samples share, such as the prompt of a group, once"
+    )
 
     def check(self) -> None:
         if len(self.betas) != 2:

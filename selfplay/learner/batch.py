@@ -19,7 +19,7 @@ from torch import Tensor
 
 from selfplay.credit.sample import Sample
 from selfplay.distributed import World, exchange_objects, gather_objects
-from selfplay.learner.prefixes import layout, split_by_prefix
+from selfplay.learner.prefixes import layout, split_by_prefix, split_by_tokens
 from selfplay.model.row import PackedRow, Prefixes
 
 
@@ -42,11 +42,11 @@ class MicroBatch:
     names: tuple[str, ...]
 
 
-def pack(samples: Sequence[Sample], *, device: torch.device) -> MicroBatch:
+def pack(samples: Sequence[Sample], *, device: torch.device, share: bool = True) -> MicroBatch:
     """One micro-batch of these samples, back to back.
 
-    A prefix that samples share with the sample before them is computed once. Raises ValueError for
-    a sample whose first token is trained.
+    With `share`, a prefix that a sample shares with the one before it is computed once. Raises
+    ValueError for a sample whose first token is trained.
     """
     lengths_S = np.array([len(s.ids) for s in samples])
     bounds_S1 = _bounds(lengths_S)
@@ -70,7 +70,7 @@ def pack(samples: Sequence[Sample], *, device: torch.device) -> MicroBatch:
     def on_device(values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(device)
 
-    sharing = layout([s.ids for s in samples])
+    sharing = layout([s.ids for s in samples]) if share else None
     if sharing is None:
         row = PackedRow(
             on_device(ids_K),
@@ -109,12 +109,18 @@ def _bounds(lengths_S: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([[0], lengths_S.cumsum()])
 
 
+def split(samples: Sequence[Sample], *, budget: int, share: bool) -> list[list[int]]:
+    """The indices of the samples in each micro-batch of at most `budget` computed tokens."""
+    sequences = [sample.ids for sample in samples]
+    return (split_by_prefix if share else split_by_tokens)(sequences, budget=budget)
+
+
 def micro_batches(
-    samples: Sequence[Sample], *, budget: int, device: torch.device
+    samples: Sequence[Sample], *, budget: int, device: torch.device, share: bool = True
 ) -> list[MicroBatch]:
     """All samples, packed into micro-batches of at most `budget` computed tokens."""
-    plan = split_by_prefix([s.ids for s in samples], budget=budget)
-    return [pack([samples[i] for i in indices], device=device) for indices in plan]
+    plan = split(samples, budget=budget, share=share)
+    return [pack([samples[i] for i in one], device=device, share=share) for one in plan]
 
 
 def share_by_tokens(samples: Sequence[Sample], world: World) -> list[Sample]:

@@ -54,8 +54,12 @@ def optimizer_step(
     for part, count, size in zip(parts, counts, sizes, strict=True):
         if count == 0.0:
             continue
-        budget = settings.optim.tokens_per_microbatch
-        batches = micro_batches(part.samples, budget=budget, device=world.device)
+        batches = micro_batches(
+            part.samples,
+            budget=settings.optim.tokens_per_microbatch,
+            device=world.device,
+            share=settings.optim.share_prefixes,
+        )
         for batch in even_out(batches, world):
             loss = part_loss(learner, part, batch, settings=settings, tally=tally)
             (loss * (part.weight / size)).backward()

@@ -35,12 +35,13 @@ class Layout:
     tokens_K: NDArray[np.int64]
 
 
-def split_by_tokens(lengths: Sequence[int], *, budget: int) -> list[list[int]]:
+def split_by_tokens(sequences: Sequence[Ids], *, budget: int) -> list[list[int]]:
     """Indices of the sequences in each micro-batch, filled longest first up to `budget` tokens.
 
     A sequence longer than the budget gets its own micro-batch. Sequences of similar length end up
     together, which keeps the padding inside SDPA attention small.
     """
+    lengths = [len(sequence) for sequence in sequences]
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batches: list[list[int]] = []
     room = 0
@@ -63,7 +64,7 @@ def split_by_prefix(sequences: Sequence[Ids], *, budget: int) -> list[list[int]]
     shared = shared_lengths([sequences[i] for i in order])
     lengths = [len(sequence) for sequence in sequences]
     if sum(shared) < LEAST_SAVED * sum(lengths):
-        return split_by_tokens(lengths, budget=budget)
+        return split_by_tokens(sequences, budget=budget)
     batches: list[list[int]] = []
     room = 0
     for i, prefix in zip(order, shared, strict=True):

@@ -16,7 +16,7 @@ from torch import Tensor
 from selfplay.config import AlgorithmConfig
 from selfplay.credit.sample import Sample
 from selfplay.distributed import World, all_reduce_sum
-from selfplay.learner.batch import MicroBatch, pack
+from selfplay.learner.batch import MicroBatch, micro_batches, split
 from selfplay.learner.learner import (
     Learner,
     UpdateSettings,
@@ -32,7 +32,6 @@ from selfplay.learner.mismatch import (
     mismatch_metrics,
     mismatch_values,
 )
-from selfplay.learner.prefixes import split_by_prefix
 from selfplay.learner.token_means import TokenMeans
 
 
@@ -149,9 +148,9 @@ def token_values(
     `function` equally often.
     """
     world = learner.world
-    budget = settings.optim.tokens_per_microbatch
-    plan = split_by_prefix([s.ids for s in samples], budget=budget)
-    packed = [pack([samples[i] for i in indices], device=world.device) for indices in plan]
+    budget, share = settings.optim.tokens_per_microbatch, settings.optim.share_prefixes
+    plan = split(samples, budget=budget, share=share)
+    packed = micro_batches(samples, budget=budget, device=world.device, share=share)
     values: list[list[float]] = [[] for _ in samples]
     for number, batch in enumerate(even_out(packed, world)):
         with torch.no_grad():

@@ -71,6 +71,16 @@ def test_the_table_has_a_line_for_each_case_and_names_what_failed(
     assert "| tiny" not in capsys.readouterr().out, "an earlier line stands for nothing"
 
 
+@pytest.mark.slow
+def test_the_shared_prefix_bench_computes_fewer_tokens_for_the_same_loss() -> None:
+    _, plain, shared, line = run_bench("shared_prefix").splitlines()
+    plain, shared = json.loads(plain), json.loads(shared)
+    # 4 prompts of 64 tokens instead of 32.
+    assert plain["computed_tokens"] - shared["computed_tokens"] == (32 - 4) * 64
+    assert abs(plain["loss"] - shared["loss"]) < 1e-5
+    assert line.endswith("gradient cosine 1.000000")
+
+
 def test_a_table_leads_each_case_to_its_ranks_and_mesh() -> None:
     alone = " ".join(table.Case("7B", 1).command(Path("out"), ["--games", "8"]))
     assert "-m bench.loop --shape 7B --tp 1" in alone and "--games 8" in alone

@@ -16,7 +16,9 @@ from selfplay.colocation.handover import SPARE_BYTES, make_room
 from selfplay.colocation.offload import HostStore
 from selfplay.config import ScratchConfig
 from selfplay.model.attention import (
+    _flash,
     _flash_attn_varlen,
+    _Gather,
     _padded,
     _Span,
     _varlen,
@@ -115,6 +117,36 @@ def test_bf16_packed_scores_are_near_those_of_fp32() -> None:
     assert attention_backend("cuda", torch.bfloat16) == expected_kernel
     for mine, theirs in zip(seen, expected, strict=True):
         assert (mine.cpu() - theirs).abs().mean() < 0.03
+
+
+@pytest.mark.parametrize("kernel", [_varlen, *([_flash] if _flash_attn_varlen() else [])])
+@pytest.mark.parametrize("window", [None, 50])
+def test_a_kernel_sees_a_shared_prefix(kernel: Any, window: int | None) -> None:
+    """Queries of 3 segments, keys of 3 sequences; the second and third begin with the first's 100
+    tokens."""
+    torch.manual_seed(0)
+    queries, keys = (150, 30, 60), (150, 130, 160)
+    heads = [
+        torch.randn(n, h, 64, device="cuda", dtype=torch.bfloat16).requires_grad_()
+        for n, h in ((sum(queries), 4), (sum(queries), 2), (sum(queries), 2))
+    ]
+    paths = [
+        torch.arange(150),
+        torch.cat([torch.arange(100), torch.arange(150, 180)]),
+        torch.cat([torch.arange(100), torch.arange(180, 240)]),
+    ]
+    tokens = torch.cat(paths).to("cuda")
+    bounds = [torch.tensor([0, *n]).cumsum(0).to("cuda", torch.int32) for n in (queries, keys)]
+    span = _Span(*bounds, max(queries), max(keys), 0.125, window)
+
+    def attend(kernel: Any) -> torch.Tensor:
+        return kernel(heads[0], *(_Gather.apply(x, tokens) for x in heads[1:]), span)
+
+    outs = [attend(kernel), attend(_padded)]
+    torch.testing.assert_close(outs[0], outs[1], rtol=2e-2, atol=2e-2)
+    grads = [torch.autograd.grad(out.float().square().sum(), heads) for out in outs]
+    for mine, theirs in zip(*grads, strict=True):
+        assert (mine - theirs).float().norm() < 2e-2 * theirs.float().norm()
 
 
 def test_the_fused_log_prob_on_a_gpu_is_log_softmax() -> None:

@@ -14,11 +14,13 @@ import torch
 from family_models import FAMILIES, TEXTS, eager_logprobs, family_config, random_folder
 from transformers import AutoModelForCausalLM
 
+from selfplay.credit.sample import Sample
 from selfplay.distributed.tensor_parallel import DIVIDED
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.hf import HFEngine
+from selfplay.learner.batch import pack
 from selfplay.model.families import why_not
-from selfplay.model.policy import empty_model, export, load_model
+from selfplay.model.policy import empty_model, export, load_model, policy_logprobs
 from selfplay.model.small_copy import (
     check_copy,
     in_shards,
@@ -63,11 +65,24 @@ def refusal(name: str, **changes: Any) -> str | None:
 
 @pytest.mark.parametrize("name", TAUGHT)
 def test_a_family_is_computed_as_transformers_computes_it(name: str, tmp_path: Path) -> None:
-    """Log-probs on packed rows, with weights read in shards, and of the hf engine."""
+    """Log-probs on packed rows, with weights read in shards, with a shared prefix, and of the hf
+    engine."""
     folder = random_folder(name, tmp_path)
     expected = eager_logprobs(folder, TEXTS)
     assert largest_difference(packed_logprobs(whole_copy(folder), TEXTS), expected) < BOUND
     assert largest_difference(packed_logprobs(in_shards(folder), TEXTS), expected) < BOUND
+    longest = list(max(TEXTS, key=len))
+    shared = [longest, [*longest[: len(longest) // 2], *reversed(longest)]]
+    samples = [
+        Sample(str(i), ids, [0, *[1] * (len(ids) - 1)], [], []) for i, ids in enumerate(shared)
+    ]
+    batch = pack(samples, device=torch.device("cpu"))
+    assert batch.row.prefixes is not None
+    with torch.no_grad():
+        logprobs, _ = policy_logprobs(
+            whole_copy(folder), batch.row, batch.targets_M, temperature=1.0
+        )
+    assert largest_difference(logprobs, eager_logprobs(folder, shared)) < BOUND
     requests = [Request(ids, 16, seed) for seed, ids in enumerate(TEXTS[:2])]
     completions = HFEngine(whole_copy(folder)).generate(requests, Sampling(1.0, ()))
     for ids, completion in zip(TEXTS, completions, strict=False):
