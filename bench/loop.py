@@ -31,6 +31,7 @@ from selfplay.chat.rendering import make_rendering
 from selfplay.colocation.handover import sleep_engine
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.restarts import Restarts
+from selfplay.colocation.start import load_engine
 from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck
 from selfplay.config import Config, load_config
 from selfplay.credit.advantages import compute_advantages, reward_samples
@@ -156,24 +157,10 @@ def start_engine(
 
     None on other ranks.
     """
-    if not world.replica.leads:
-        return None
     model_folder = folder / f"config_{world.rank}"
     qwen2_config(shape).save_pretrained(model_folder)
-    engine = SGLangEngine(
-        str(model_folder),
-        tp_size=world.replica.size,
-        mem_fraction=config.engine.mem_fraction,
-        attention_backend=config.engine.attention,
-        dtype=config.model.dtype,
-        context_length=config.rollout.max_game_tokens + 8,
-        max_running_requests=config.engine.max_batch,
-        seed=world.replica.index,
-        device=world.device.type,
-        base_gpu_id=world.local_rank,
-        load_format="dummy",
-    )
-    cleanup.callback(engine.close)
+    engine = load_engine(config, model_folder, world, cleanup=cleanup, load_format="dummy")
+    assert engine is None or isinstance(engine, SGLangEngine)
     return engine
 
 

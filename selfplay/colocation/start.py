@@ -19,11 +19,17 @@ from selfplay.model.policy import DTYPES, described_in, load_model
 
 
 def load_engine(
-    config: Config, weights: Path, world: World, *, cleanup: ExitStack
+    config: Config,
+    weights: Path,
+    world: World,
+    *,
+    cleanup: ExitStack,
+    load_format: str = "auto",
 ) -> Engine | None:
     """An engine with the weights of this folder; None on a rank that shares another rank's engine.
 
-    `cleanup` closes it.
+    `cleanup` closes it. With `load_format` "dummy" SGLang starts with random weights, which the
+    first push replaces; the folder then needs only a config.
     """
     if config.engine.kind == "hf":
         # Sharded parameters cannot generate, so each rank's engine has a full copy.
@@ -50,6 +56,10 @@ def load_engine(
         device=world.device.type,
         base_gpu_id=local_replica * world.replica.size,
         timeout_s=config.engine.timeout_s,
+        load_format=load_format,
+        burst_share=config.engine.burst_share,
+        burst_after_s=config.engine.burst_after_s,
+        server_args=config.engine.server_args,
     )
     cleanup.callback(engine.close)
     return engine

@@ -140,6 +140,20 @@ class EngineConfig:
         low=0,
         high=1_000_000_000,
     )
+    burst_share: float = key(
+        0.0,
+        "hold SGLang's requests back until they are this share of those in the engine, then send "
+        "them together: their prefills share a batch and interrupt decoding less often; 0 sends "
+        "each at once",
+        low=0.0,
+        high=1.0,
+    )
+    burst_after_s: float = key(
+        0.5, "longest time in seconds that a request is held back", low=0.001, high=60.0
+    )
+    server_args: dict[str, object] = key(
+        {}, "further arguments of SGLang's server, by their names there; they win over ours"
+    )
     deterministic: bool = key(
         False, "use SGLang's batch-invariant kernels and a seed for each request; slower"
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from selfplay.distributed import gather_flat
 from selfplay.engines.base import Ask, Completion, EngineFault, Request, Sampling
 from selfplay.engines.sglang import compare, launch, processes, weights
 from selfplay.engines.sglang.event_loop import EngineLoop
-from selfplay.engines.sglang.requests import Asker, Served, readable
+from selfplay.engines.sglang.requests import Asker, Bursts, Served, readable
 
 TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
 FLUSH_TIMEOUT_S = 60.0  # longest wait for the scheduler to become idle before a flush
@@ -52,6 +52,9 @@ class SGLangEngine:
         timeout_s: float = 300.0,
         memory_saver: bool = True,
         load_format: str = "auto",
+        burst_share: float = 0.0,
+        burst_after_s: float = 0.5,
+        server_args: Mapping[str, Any] | None = None,
     ) -> None:
         """Start the engine; blocks until it has answered one request.
 
@@ -62,6 +65,8 @@ class SGLangEngine:
         base_gpu_id: the engine's first visible GPU; it uses `tp_size` consecutive ones.
         timeout_s: how long a call may wait without any answer from the engine.
         load_format: "dummy" starts with random weights; requests are refused until a push.
+        burst_share, burst_after_s: see `requests.Bursts`; 0 sends each request at once.
+        server_args: further arguments of SGLang's server, which win over ours.
 
         Raises RuntimeError outside the main thread or when a child process dies during the start,
         ValueError for `deterministic` on a CPU.
@@ -94,7 +99,8 @@ class SGLangEngine:
             base_gpu_id=base_gpu_id,
             memory_saver=self.can_sleep,
             load_format=load_format,
-        )
+        ) | dict(server_args or {})
+        self.bursts = Bursts(burst_share, after_s=burst_after_s)
         self._start()
 
     def _start(self) -> None:
@@ -107,7 +113,7 @@ class SGLangEngine:
         )
         self._loop = EngineLoop(started, signals, timeout_s=self._timeout_s)
         self._manager = self._loop.manager
-        self._asker = Asker(self._loop)
+        self._asker = Asker(self._loop, self.bursts)
         self.start_s = self._warm_up(started, patience_s=max(self._timeout_s, 600.0))
         self._asker.served = Served()
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.start_s.items())

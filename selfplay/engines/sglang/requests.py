@@ -1,10 +1,13 @@
-"""Sends one request to a running SGLang engine and checks the answer. Sizes in tokens."""
+"""Sends requests to a running SGLang engine, alone or in bursts, and checks the answers.
+
+Sizes in tokens, times in seconds.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +25,58 @@ class Served:
     num_new_tokens: int = 0
 
 
+class Bursts:
+    """Holds requests back and sends them together.
+
+    Turns of games end one by one. Sent at once, the prefill of each next turn stops the decoding of
+    all other games (sglang #23189). Here a request waits until the waiting ones are `share` of
+    those in the engine, at most `after_s` seconds. Which requests share a batch changes no
+    distribution.
+    """
+
+    def __init__(self, share: float, *, after_s: float) -> None:
+        self.share, self.after_s = share, after_s
+        self._held: list[asyncio.Future[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._num_running = 0
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Wait for the next burst; inside the block the request is in the engine."""
+        if self.share:
+            loop = asyncio.get_running_loop()
+            held = loop.create_future()
+            self._held.append(held)
+            if self._timer is None:
+                self._timer = loop.call_later(self.after_s, self._send)
+            self._send_if_enough()
+            await held
+        self._num_running += 1
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+            self._send_if_enough()
+
+    def _send_if_enough(self) -> None:
+        if self._held and len(self._held) >= self.share * self._num_running:
+            self._send()
+
+    def _send(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        held, self._held = self._held, []
+        for future in held:
+            if not future.done():  # a cancelled game waits no more
+                future.set_result(None)
+
+
 class Asker:
     """Sends requests on the engine's event loop and counts requests and tokens."""
 
-    def __init__(self, loop: EngineLoop) -> None:
-        self._loop = loop
+    def __init__(self, loop: EngineLoop, bursts: Bursts) -> None:
+        self._loop, self._bursts = loop, bursts
         self._context_length = int(loop.manager.model_config.context_len)
         self.served = Served()
 
@@ -56,7 +106,10 @@ class Asker:
         rid = f"turn-{self.served.num_requests}"
         self.served.num_requests += 1
         try:
-            with self._loop.pending_answer():
+            async with AsyncExitStack() as stack:
+                if not score:
+                    await stack.enter_async_context(self._bursts.slot())
+                stack.enter_context(self._loop.pending_answer())
                 answer: Mapping[str, Any] = await self._loop.engine.async_generate(
                     input_ids=list(ids),
                     sampling_params=dict(parameters),
