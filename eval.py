@@ -30,6 +30,7 @@ from selfplay.colocation.start import load_engine
 from selfplay.config import Config
 from selfplay.config.player_spec import PERSON
 from selfplay.config.settings import SettingsError, dump
+from selfplay.data.instances import GENERATED
 from selfplay.distributed import World, close_world
 from selfplay.evaluation.crossplay import MatrixPolicy, play_matrix
 from selfplay.evaluation.crossplay_report import matrix_text, write_matrix
@@ -49,6 +50,7 @@ from selfplay.evaluation.sources import (
     find_games,
     find_partner,
     find_start,
+    imitated_boards,
     report_folder,
     usual_partner,
 )
@@ -67,16 +69,22 @@ from selfplay.preflight.run import (
 from selfplay.setup import open_world, warn_forgeable
 
 
-def games_of(args: argparse.Namespace, config: Config) -> Games:
-    """The games that --games, --num and --start name."""
-    return find_games(
+def games_of(args: argparse.Namespace, config: Config, sources: Sequence[Source]) -> Games:
+    """The games that --games, --num and --start name, without boards that these policies imitated;
+    says how many those are."""
+    imitated = imitated_boards(sources)
+    games = find_games(
         args.games,
         args.num,
         game=config.game,
         data=config.data,
         eval_settings=config.eval,
         start=find_start(args.start),
+        imitated=imitated,
     )
+    if imitated and args.games != GENERATED:
+        print(f"boards that a warm start imitated are left out of {args.games}", file=sys.stderr)
+    return games
 
 
 def find_rendering(source: Source, config: Config, *, games: Games, world: World) -> Rendering:
@@ -222,7 +230,8 @@ def cross_play(args: argparse.Namespace) -> int:
         for player in setup.players:
             check_endpoint(player.spec, config.endpoint, what="--partners")
         world = open_world(config)
-        games = games_of(args, config)
+        own_sources = [player.source for player in setup.players if player.source is not None]
+        games = games_of(args, config, own_sources)
         policies = {}
         for player in setup.players:
             if player.source is not None:
@@ -292,7 +301,7 @@ def one_policy(args: argparse.Namespace) -> int:
         world = open_world(config)
         if args.num is None and spec.kind == PERSON:
             args.num = 1
-        games = games_of(args, config)
+        games = games_of(args, config, [source])
         rendering = find_rendering(source, config, games=games, world=world)
         if spec.kind == PERSON and world.world_size > 1:
             raise ValueError("--partner person needs one process, which the terminal belongs to")

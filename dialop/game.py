@@ -41,11 +41,21 @@ class PlayerError(Exception):
 class Prompt:
     """What a seat reads before its first move.
 
-    `system` holds the rules and may be empty; `user` holds the seat's private view.
+    `system` holds the rules and may be empty; `user` holds the seat's private view. `earlier` are
+    finished games that demonstrate play, as pairs (what a seat read, its move); `between` is the
+    text from their end to `user`.
     """
 
     system: str
     user: str
+    earlier: tuple[tuple[str, str], ...] = ()
+    between: str = ""
+
+    def read(self, observation: str = "") -> tuple[list[str], list[str]]:
+        """What the seat has read and the moves between, which are one fewer, up to its first move
+        of this game. `observation` is what it has read of this game so far."""
+        last = "\n".join(text for text in (self.between, self.user, observation) if text)
+        return [*(read for read, _ in self.earlier), last], [move for _, move in self.earlier]
 
 
 @dataclass(frozen=True, slots=True)

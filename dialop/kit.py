@@ -21,6 +21,8 @@ and may define
     replay(record, *, index)   one recorded game rescored, as plain values; `agrees` is False if
                                anything differs from the record
     read_recorded(path)      recorded games that can be continued (`Recorded`)
+    read_people(path)        recorded games to imitate (`Played`)
+    digest(instance)         a name of what its players see, to tell boards apart (default: its key)
     recorded_tally(record, instance)   one recorded game's figures, as `Game.measures`, with score
     recorded_messages(record)          the texts of one recorded game's messages
     described(instances, options)      facts about the instances, for reports
@@ -61,6 +63,28 @@ class Recorded(Protocol):
 
         `uniform` in [0, 1) is the random number that selects a start if `entries` is "random".
         """
+        ...
+
+
+class Played(Protocol):
+    """A recorded human game to imitate, in the game's own order of turns."""
+
+    @property
+    def instance(self) -> Any: ...
+
+    @property
+    def moves(self) -> Sequence[object]:
+        """The legal moves of all seats, in order."""
+        ...
+
+    @property
+    def left_out(self) -> int:
+        """How many recorded moves have no place in the game's order of turns."""
+        ...
+
+    @property
+    def scripts(self) -> tuple[Script, Script]:
+        """Players that repeat the seats' moves."""
         ...
 
 
@@ -166,6 +190,15 @@ class Kit:
         """The recorded games of a file, in the order of `read`."""
         recorded: Sequence[Recorded] = self._part("read_recorded")(path)
         return recorded
+
+    def read_people(self, path: Path) -> Sequence[Played]:
+        """The recorded games of a file, to imitate."""
+        played: Sequence[Played] = self._part("read_people")(path)
+        return played
+
+    def digest(self, instance: Any) -> str:
+        """A name of what the instance's players see."""
+        return str(self._module.digest(instance) if self.has("digest") else instance.key)
 
     def recorded_tally(self, record: Mapping[str, Any], instance: Any) -> dict[str, float]:
         """The figures of one recorded game."""

@@ -252,7 +252,7 @@ def first_weights(
     The warm start's result when there is one, else the model's own weights or random ones.
     """
     warm = folder / "warm_start"
-    if config.warm_start.num_games == 0:
+    if not config.warm_start.imitates:
         return _own_weights(config, folder, tokenizer, world)
     if not warm.exists():
         own = _own_weights(config, folder, tokenizer, world)

@@ -1,11 +1,12 @@
-"""Imitation of scripted players: a scratch model's tokenizer, the warm start before self-play, and
-the auxiliary imitation loss during it.
+"""Imitation of scripted players and of people: a scratch model's tokenizer, the warm start before
+self-play, and the auxiliary imitation loss during it.
 
 The teachers' games become the same transcripts as self-play and train through the same update.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from dialop.kit import Played
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config import (
@@ -31,7 +33,7 @@ from selfplay.config import (
 from selfplay.config.settings import SettingsError
 from selfplay.credit.advantages import imitation_samples
 from selfplay.credit.sample import Sample
-from selfplay.data.instances import TEACHERS, TOKENIZER, generated
+from selfplay.data.instances import TEACHERS, TOKENIZER, generated, imitated_people
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World
 from selfplay.games import kit_of
@@ -40,10 +42,12 @@ from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import learning_rate
 from selfplay.learner.optimizer_step import optimizer_step
 from selfplay.metrics.console import progress
+from selfplay.metrics.run_folder import IMITATED_BOARDS, write_atomically
 from selfplay.metrics.step_log import StepLog
 from selfplay.model.hub import local_folder
 from selfplay.rollout.driver import play_scripted
-from selfplay.rollout.episode import limits_of
+from selfplay.rollout.episode import GameSetup, Limits, limits_of
+from selfplay.rollout.players import Teacher
 from selfplay.rollout.seating import scripted_games, teacher_games, teacher_mixture
 
 LOG_EVERY = 50  # optimizer steps per line of the warm start's log
@@ -133,15 +137,38 @@ def teacher_samples(
         seed=settings.seed,
         rendering=rendering,
     )
-    limit = settings.rollout.max_game_tokens
     samples = imitation_samples(play_scripted(setups, limits=limits_of(settings.rollout)))
+    return _fitting(samples, "the teachers' games", limit=settings.rollout.max_game_tokens)
+
+
+def people_samples(
+    settings: TeacherSettings, rendering: Rendering, played: Sequence[Played]
+) -> list[Sample]:
+    """Transcripts of both seats of recorded human games.
+
+    Raises SettingsError if more than 5 % are above `rollout.max_game_tokens`; the others are
+    dropped.
+    """
+    kit, samples = kit_of(settings.game), []
+    for game in played:
+        players = tuple(Teacher(script, rendering, name="people") for script in game.scripts)
+        new_game = kit.new_game(game.instance, settings.game)
+        setup = GameSetup(new_game, players, game.instance.key, index=0)
+        # A recording that ends without an answer ends there.
+        limits = Limits(max_turns=len(game.moves), max_retries=0)
+        samples += imitation_samples(play_scripted([setup], limits=limits))
+    return _fitting(samples, "the recorded games", limit=settings.rollout.max_game_tokens)
+
+
+def _fitting(samples: Sequence[Sample], whose: str, *, limit: int) -> list[Sample]:
+    """The samples of at most `limit` tokens. Raises SettingsError if more than 5 % are longer."""
     fitting = [s for s in samples if len(s.ids) <= limit]
     # A rare long dispute exceeds any sensible limit; if many games do, the limit is wrong.
     if len(fitting) < 0.95 * len(samples):
         raise SettingsError(
-            f"rollout.max_game_tokens must hold the teachers' games: {len(samples) - len(fitting)} "
-            f"of {len(samples)} transcripts are longer than {limit}, "
-            f"the longest {max(len(s.ids) for s in samples)}"
+            f"rollout.max_game_tokens must hold {whose}: {len(samples) - len(fitting)} of "
+            f"{len(samples)} transcripts are longer than {limit}, the longest "
+            f"{max(len(s.ids) for s in samples)}"
         )
     return fitting
 
@@ -203,11 +230,15 @@ def warm_start(
     """
     warm, world, settings = config.warm_start, learner.world, UpdateSettings.of(config)
     teachers = TeacherSettings.of(config)
-    if config.data.processes == 1:
+    if warm.num_games == 0:
+        samples = []
+    elif config.data.processes == 1:
         samples = teacher_samples(teachers, rendering, start=0, num=warm.num_games)
     else:
         tokenizer = tokenizer_folder(config.model, folder)
         samples = _play_in_processes(teachers, tokenizer, config.model.chat_template)
+    if warm.recorded is not None:
+        samples += _people(teachers, rendering, folder=folder, rank=world.rank)
     batches = warm_start_batches(samples, warm, seed=config.seed)
     log = StepLog(folder / "warm_start.jsonl", after_step=None, rank=world.rank)
     recent: deque[dict[str, float]] = deque(maxlen=LOG_EVERY)
@@ -228,6 +259,30 @@ def warm_start(
             log.append({"step": step + 1, **means})
     log.close()
     return means
+
+
+def _people(
+    settings: TeacherSettings, rendering: Rendering, *, folder: Path, rank: int
+) -> list[Sample]:
+    """The recorded games' transcripts for one pass. Rank 0 writes the digests of their boards to
+    the run's `folder`, where evaluations find them, and prints what was left out."""
+    warm, kit = settings.warm_start, kit_of(settings.game)
+    assert warm.recorded is not None
+    played = imitated_people(
+        settings.game, settings.data, recorded=warm.recorded, share=warm.recorded_share
+    )
+    samples = people_samples(settings, rendering, played)
+    if rank == 0:
+        boards = sorted({kit.digest(game.instance) for game in played})
+        write_atomically(folder / IMITATED_BOARDS, json.dumps(boards) + "\n")
+        num_moves = sum(len(game.moves) + game.left_out for game in played)
+        print(
+            f"warm start: {len(samples)} transcripts of {len(played)} recorded games on "
+            f"{len(boards)} boards; {sum(game.left_out for game in played)} of {num_moves} moves "
+            "have no place in the game's turns",
+            flush=True,
+        )
+    return samples * warm.recorded_repeats
 
 
 def auxiliary_imitation(

@@ -61,9 +61,17 @@ class MatchingGame(Game):
 
     num_seats = 2
 
-    def __init__(self, instance: MatchingInstance, options: MatchingOptions) -> None:
+    def __init__(
+        self,
+        instance: MatchingInstance,
+        options: MatchingOptions,
+        *,
+        demonstrations: tuple[tuple[tuple[str, str], ...], str] = ((), ""),
+    ) -> None:
+        """`demonstrations` are the `earlier` and `between` of every prompt."""
         self.instance = instance
         self.options = options
+        self._earlier, self._between = demonstrations
         # Each seat's board, as data and as text, never changes, so clones share it.
         self._displayed = tuple(instance.displayed(seat) for seat in range(self.num_seats))
         write_board = texts.cell_lines if options.brief else texts.grid
@@ -97,8 +105,9 @@ class MatchingGame(Game):
         board = self._boards[_checked(seat)]
         moves = [(a.seat, a.kind, self._shown(a)) for a in self._play.log[: self._num_opening]]
         past = texts.history(moves, seat, brief=brief)
+        earlier, between = self._earlier, self._between
         if brief:
-            return Prompt("", f"{board}\n{past}" if past else board)
+            return Prompt("", f"{board}\n{past}" if past else board, earlier, between)
         system = texts.rules(
             inst.reviewers,
             inst.papers,
@@ -112,7 +121,7 @@ class MatchingGame(Game):
                 user += "\n\nIt is your move."
         elif inst.first_seat == seat:
             user += "\n\nYou move first."
-        return Prompt(system, user)
+        return Prompt(system, user, earlier, between)
 
     def step(self, seat: int, text: str) -> Step:
         """Try a move. A refused one changes only the error count and is reported to the mover."""

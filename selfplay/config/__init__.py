@@ -137,6 +137,16 @@ class Config:
             raise ValueError("game.messages must be true in collab, got false")
         if self.game.name != "matching" and self.data.curriculum:
             raise ValueError(f"data.curriculum needs game.name matching, got {self.game.name}")
+        if self.game.name != "matching" and self.game.demonstrations:
+            raise ValueError(
+                f"game.demonstrations must be 0 with game.name {self.game.name}, got "
+                f"{self.game.demonstrations}; nearest: game.name matching"
+            )
+        if self.warm_start.recorded and (self.game.brief or not self.game.messages):
+            raise ValueError(
+                "game.brief must be false and game.messages true with warm_start.recorded: people "
+                "wrote their messages in the full game"
+            )
         scratch = self.model.scratch
         if scratch and self.rollout.max_game_tokens > scratch.max_positions:
             raise ValueError(

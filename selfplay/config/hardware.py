@@ -86,7 +86,9 @@ class LoraConfig:
 class ModelConfig:
     """The policy: a pretrained model or a model with random initial weights."""
 
-    path: str | None = key(None, "Hugging Face id or local folder; null with model.scratch")
+    path: str | None = key(
+        None, "Hugging Face id, local folder or .gguf file; null with model.scratch"
+    )
     scratch: ScratchConfig | None = section(
         ScratchConfig, "architecture of a model with random initial weights", optional=True
     )

@@ -9,14 +9,35 @@ from selfplay.config.settings import key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStartConfig:
-    """Supervised imitation of scripted players before self-play."""
+    """Supervised imitation of scripted players and of people before self-play."""
 
     num_games: int = key(
-        0, "scripted games to imitate; 0 skips the warm start", low=0, high=10_000_000
+        0,
+        "scripted games to imitate; 0 without recorded games skips the warm start",
+        low=0,
+        high=10_000_000,
     )
     teachers: tuple[str, ...] = key(
         ("honest",),
         "scripted players as 'name:option=value*weight'; each seat samples one by weight",
+    )
+    recorded: str | None = key(
+        None,
+        "a .jsonl of recorded human games to imitate as well, both seats of each; evaluations "
+        "leave out the boards that were imitated (docs/real_models.md)",
+    )
+    recorded_share: float = key(
+        0.5,
+        "share of the recorded boards that are imitated; a board's digest decides, so that the "
+        "others can be evaluated",
+        low=0.01,
+        high=1.0,
+    )
+    recorded_repeats: int = key(
+        1,
+        "how often a pass holds each recorded game; a scripted game is in it once",
+        low=1,
+        high=1_000,
     )
     batch_size: int = key(16, "transcripts per optimizer step", low=1, high=100_000)
     epochs: int = key(1, "passes over the scripted games", low=1, high=1_000)
@@ -45,6 +66,11 @@ class WarmStartConfig:
         low=1,
         high=100_000,
     )
+
+    @property
+    def imitates(self) -> bool:
+        """Whether there is a warm start."""
+        return self.num_games > 0 or self.recorded is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

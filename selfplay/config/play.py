@@ -54,6 +54,13 @@ class GameConfig:
     brief: bool = key(
         False, "use short texts for small from-scratch models instead of the full rules"
     )
+    demonstrations: int = key(
+        0,
+        "finished games between scripted players that every prompt shows as chat turns before the "
+        "real game; they have no loss and count in no reward",
+        low=0,
+        high=16,
+    )
     private_reasoning: bool = key(
         False, "allow private text before the action; the partner never sees it"
     )

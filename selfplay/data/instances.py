@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dialop.kit import Entries, Recorded
+from dialop.kit import Entries, Played, Recorded
 from selfplay.config import DataConfig, GameConfig
 from selfplay.config.settings import SettingsError
 from selfplay.data.seeds import named_seed
@@ -108,6 +108,44 @@ def read_recorded(game: GameConfig, name: str, source: str) -> tuple[Recorded, .
         return tuple(kit_of(game).read_recorded(Path(source)))
     except (OSError, ValueError) as error:
         raise SettingsError(f"{name}: {error}") from None
+
+
+def imitated_people(
+    game: GameConfig, data: DataConfig, *, recorded: str, share: float
+) -> list[Played]:
+    """The recorded games of the file `recorded` that a warm start imitates: those whose board's
+    digest falls below `share`, without boards of data.test and data.validation.
+
+    Raises:
+        SettingsError: if the file is unreadable, or no game is left.
+    """
+    name, kit = "warm_start.recorded", kit_of(game)
+    path = Path(recorded)
+    if not path.is_file():
+        raise SettingsError(f"{name} must be a .jsonl of recorded games, got {path}")
+    try:
+        games = kit.read_people(path)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{name}: {error}") from None
+    evaluated = {
+        kit.digest(instance)
+        for key, source in (_source(data, purpose) for purpose in (VALIDATION, HELD_OUT))
+        if source != GENERATED
+        for instance in read_file(game, key, source)
+    }
+    drawn = [g for g in games if _below(share, kit.digest(g.instance))]
+    kept = [g for g in drawn if kit.digest(g.instance) not in evaluated]
+    if not kept:
+        raise SettingsError(
+            f"{name} must hold games to imitate, got {path} with {len(games)} readable ones, of "
+            f"which recorded_share {share:g} draws {len(drawn)}, all on boards of data.test or "
+            "data.validation"
+        )
+    return kept
+
+
+def _below(share: float, digest: str) -> bool:
+    return named_seed("recorded split", digest) < share * 2**63
 
 
 def begun(game: Recorded, entries: Entries, *names: object) -> Any:

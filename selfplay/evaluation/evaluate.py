@@ -24,6 +24,7 @@ from selfplay.metrics.console import progress
 from selfplay.metrics.step import add_up, game_measures, game_record, tally
 from selfplay.rollout.driver import Kept, play_games, play_scripted
 from selfplay.rollout.episode import Episode, limits_of
+from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seating import SELF_PLAY, Partner, evaluation_games, scripted_games
 
 NUM_SHOWN = 8  # games an evaluation keeps in full, those of the first instances
@@ -236,8 +237,7 @@ def check_room(
     for instance in instances:
         new_game = kit_of(game).new_game(instance, game)
         for seat in range(new_game.num_seats):
-            prompt = new_game.prompt(seat)
-            length = len(rendering.first(system=prompt.system, user=prompt.user))
+            length = len(opening_ids(rendering, new_game.prompt(seat)))
             if length > longest:
                 longest, where = length, f"instance {instance.key}, seat {seat}"
     if longest < limit:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from selfplay.config.play import MAX_GAMES
 from selfplay.config.player_spec import CHECKPOINT, POOL, SELF, Spec, parse_shares
 from selfplay.data.instances import GENERATED, HELD_OUT, begun, kept_back
 from selfplay.games import kit_of
+from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.partners.checkpoints import (
     ONE_PROCESS,
     Source,
@@ -73,11 +73,13 @@ def find_games(
     data: DataConfig,
     eval_settings: EvalConfig,
     start: Entries | None = None,
+    imitated: Collection[str] = (),
 ) -> Games:
     """The first `num` instances of the held-out stream or of a file.
 
     `num` None means `eval.final_games` of the stream or all of the file. With `start` the instances
-    begin with people's recorded first moves.
+    begin with people's recorded first moves. Instances of a file whose digest is in `imitated` are
+    left out.
 
     Raises:
         ValueError: for a missing or empty file or more games than it holds.
@@ -103,15 +105,32 @@ def find_games(
         raise ValueError(f"--games: {error}") from None
     if not instances:
         raise ValueError(f"--games: {path} holds no games")
-    if num is not None and num > len(instances):
-        raise ValueError(f"--num must be at most {len(instances)}, the games in {path}, got {num}")
-    instances = instances[:num]
-    by_people = path.suffix == ".jsonl" and kit_of(game).PLAYED_BY_PEOPLE
-    records = islice(read_records(path), len(instances)) if by_people else ()
+    kit = kit_of(game)
+    places = [i for i, one in enumerate(instances) if kit.digest(one) not in imitated]
+    left_out = len(instances) - len(places)
+    if not places:
+        raise ValueError(
+            f"--games: the policy's warm start imitated all {left_out} games of {path}"
+        )
+    if num is not None and num > len(places):
+        besides = f" that its warm start did not imitate ({left_out} were)" if left_out else ""
+        raise ValueError(
+            f"--num must be at most {len(places)}, the games in {path}{besides}, got {num}"
+        )
+    places = places[:num]
+    records = list(read_records(path)) if path.suffix == ".jsonl" and kit.PLAYED_BY_PEOPLE else []
     if start:
-        recorded = kit_of(game).read_recorded(path)[: len(instances)]
-        instances = [begun(one, start, "evaluation", i) for i, one in enumerate(recorded)]
-    return Games(instances, list(records))
+        recorded = kit.read_recorded(path)
+        chosen = [begun(recorded[i], start, "evaluation", i) for i in places]
+    else:
+        chosen = [instances[i] for i in places]
+    return Games(chosen, [records[i] for i in places] if records else [])
+
+
+def imitated_boards(sources: Sequence[Source]) -> set[str]:
+    """The digests of the recorded boards that the warm starts of these policies imitated."""
+    files = {source.home / IMITATED_BOARDS for source in sources if source.hub is None}
+    return {digest for file in files if file.is_file() for digest in json.loads(file.read_text())}
 
 
 def find_start(text: str) -> Entries:

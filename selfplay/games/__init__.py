@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dialop.game import Game, Script
-from dialop.kit import Recorded, load_kit
+from dialop.kit import Played, Recorded, load_kit
 from selfplay.config import GameConfig
 from selfplay.games import collab, matching
 from selfplay.games.own import OwnKit
@@ -62,6 +62,19 @@ class GameKit(Protocol):
 
     def recorded_messages(self, record: Mapping[str, Any]) -> list[str]:
         """The texts of one recorded game's messages. Raises ValueError for an invalid record."""
+        ...
+
+    def read_people(self, path: Path) -> Sequence[Played]:
+        """The recorded human games of a file as games to imitate; those that cannot be read with
+        the game's names are left out.
+
+        Raises:
+            ValueError: if the file contains none, or the game has no recordings.
+        """
+        ...
+
+    def digest(self, instance: Any) -> str:
+        """A name of what the instance's players see, whatever file it came from."""
         ...
 
     def new_game(self, instance: Any, game: GameConfig) -> Game:

@@ -64,6 +64,16 @@ def recorded_messages(record: Mapping[str, Any]) -> NoReturn:
     raise ValueError("collab has no recorded games")
 
 
+def read_people(path: Path) -> NoReturn:
+    """Raises ValueError: the game has no recordings."""
+    raise ValueError(f"game.name must be matching to imitate recorded games, got collab ({path})")
+
+
+def digest(instance: CollabInstance) -> str:
+    """The task's key: tasks have no other name."""
+    return instance.key
+
+
 def new_game(instance: CollabInstance, game: GameConfig) -> CollabGame:
     """A new conversation about a task."""
     options = CollabOptions(

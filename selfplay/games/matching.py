@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from dialop.matching import recorded, scripted, starts, store, texts
+from dialop.demonstrations import demonstrated
+from dialop.matching import people, recorded, scripted, starts, store, texts
 from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
 from dialop.matching.generate import Keep, MatchingRecipe, generate_many
 from selfplay.config import GameConfig
@@ -16,6 +18,8 @@ POLICY_SEATS: tuple[int, ...] = (0, 1)
 SCRIPT_NAMES: tuple[str, ...] = scripted.NAMES
 BASELINES: tuple[str, ...] = ("honest", "solo", "random")
 PLAYED_BY_PEOPLE: bool = True
+# Both seats tell all that they see, then the first proposes.
+_DEMONSTRATOR, _DEMONSTRATED = "honest:reply=tell", 2**62  # the player, and the stream of boards
 
 
 def generate(
@@ -70,12 +74,36 @@ def recorded_messages(record: Mapping[str, Any]) -> list[str]:
     return recorded.said_in(record)
 
 
+def read_people(path: Path) -> list[people.PeoplesGame]:
+    """The games of a .jsonl of recorded games, to imitate."""
+    games = [people.peoples_game(game) for game in starts.read_recorded(path)]
+    return [game for game in games if game is not None]
+
+
+def digest(instance: MatchingInstance) -> str:
+    """A name of the table and of what the seats see of it."""
+    return people.board_digest(instance)
+
+
 def new_game(instance: MatchingInstance, game: GameConfig) -> MatchingGame:
-    """A game on a board, at its start."""
-    options = MatchingOptions(
+    """A game on a board, at its start, with `game.demonstrations` games in its prompts."""
+    return MatchingGame(instance, _options(game), demonstrations=_demonstrations(game))
+
+
+def _options(game: GameConfig) -> MatchingOptions:
+    return MatchingOptions(
         messages=game.messages, brief=game.brief, private_reasoning=game.private_reasoning
     )
-    return MatchingGame(instance, options)
+
+
+@lru_cache(maxsize=8)
+def _demonstrations(game: GameConfig) -> tuple[tuple[tuple[str, str], ...], str]:
+    """The demonstration games of these rules, the same for every game of every run."""
+    boards = generate(
+        game, seed=_DEMONSTRATED, start=0, num=game.demonstrations, processes=1, easy=True
+    )
+    scripts = [make_script(_DEMONSTRATOR, seed=seat) for seat in (0, 1)]
+    return demonstrated([(MatchingGame(board, _options(game)), scripts) for board in boards])
 
 
 def make_script(spec: str, *, seed: int) -> scripted.ScriptedPlayer:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dialop.game import Game, Script
-from dialop.kit import Kit, Recorded
+from dialop.kit import Kit, Played, Recorded
 from selfplay.config import GameConfig
 
 
@@ -36,6 +36,12 @@ class OwnKit:
 
     def read_recorded(self, path: Path) -> Sequence[Recorded]:
         return self._kit.read_recorded(path)
+
+    def read_people(self, path: Path) -> Sequence[Played]:
+        return self._kit.read_people(path)
+
+    def digest(self, instance: Any) -> str:
+        return self._kit.digest(instance)
 
     def recorded_tally(self, record: Mapping[str, Any], instance: Any) -> dict[str, float]:
         return self._kit.recorded_tally(record, instance)

@@ -18,6 +18,7 @@ from selfplay.config.settings import SettingsError, difference, dump, load
 
 # These settings may change when a run resumes: they set its length and its logs, not its results.
 _MAY_CHANGE = ("out", "steps", "save_every", "keep_checkpoints", "log_games_every", "eval", "track")
+IMITATED_BOARDS = "imitated_boards.json"  # digests of the recorded boards that were imitated
 _PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pyarrow"),
     *("sglang", "flash-attn", "liger-kernel"),

@@ -1,4 +1,5 @@
-"""Model folders: local or downloaded from the Hugging Face hub, and checked before use.
+"""Model folders: local, converted from a `.gguf` file or downloaded from the Hugging Face hub, and
+checked before use.
 
 Reads no weights, only the headers of their files.
 """
@@ -13,6 +14,7 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 
 from selfplay.config.settings import SettingsError
+from selfplay.model.gguf import converted
 
 # The files of a model and its tokenizer, without pickles, code or a second copy of the weights.
 FETCHED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
@@ -22,17 +24,20 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def local_folder(name_or_folder: str, *, what: str = "model.path") -> Path:
-    """The folder itself, or the local copy of the hub's ORG/NAME, downloaded if necessary.
+    """The folder itself, the folder converted from a `.gguf` file, or the local copy of the hub's
+    ORG/NAME, converted or downloaded if necessary.
 
-    Raises SettingsError, which begins with `what`, for a name that is neither, for a model that the
-    hub does not have, and if the hub cannot be reached.
+    Raises SettingsError, which begins with `what`, for a name that is none of them, for a model
+    that the hub does not have, and if the hub cannot be reached.
     """
     folder = Path(name_or_folder)
     if folder.is_dir():
         return folder
+    if folder.suffix == ".gguf" and folder.is_file():
+        return converted(folder, what=what)
     if not is_hub_name(name_or_folder):
         raise SettingsError(
-            f"{what} must be a Hugging Face folder or a hub name such as "
+            f"{what} must be a Hugging Face folder, a .gguf file or a hub name such as "
             f"Qwen/Qwen2.5-0.5B-Instruct, got {name_or_folder}"
         )
     try:
@@ -47,9 +52,10 @@ def local_folder(name_or_folder: str, *, what: str = "model.path") -> Path:
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a name that is not a folder can be a hub name: it is ORG/NAME, and there is no local
-    folder ORG, which would mean a mistyped path."""
-    return bool(_HUB_NAME.fullmatch(name)) and not Path(name).parent.exists()
+    """Whether a name that is not a folder can be a hub name: it is ORG/NAME, not the name of a
+    `.gguf` file, and there is no local folder ORG, which would mean a mistyped path."""
+    known = bool(_HUB_NAME.fullmatch(name)) and not name.endswith(".gguf")
+    return known and not Path(name).parent.exists()
 
 
 def check_weights(folder: Path, *, what: str) -> None:

@@ -34,18 +34,21 @@ def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
     """The policy that --checkpoint, or another argument `what`, names.
 
     It can be a run folder (the newest weights of its final export or checkpoints, else its warm
-    start), a part of a run folder, any Hugging Face folder, or a name on the hub, which is
-    downloaded. Raises ValueError for a folder that is missing or holds no model, with the most
-    similar name next to it.
+    start), a part of a run folder, any Hugging Face folder, a .gguf file, or a name on the hub,
+    which is downloaded. Raises ValueError for a folder that is missing or holds no model, with the
+    most similar name next to it.
     """
     name = str(checkpoint)
+    if checkpoint.suffix == ".gguf" and checkpoint.is_file():
+        return Source(local_folder(name, what=what), checkpoint.parent, None)
     if not checkpoint.is_dir() and is_hub_name(name):
         downloaded = local_folder(name, what=what)
         check_weights(downloaded, what=what)
         return Source(downloaded, downloaded, None, hub=name)
     if not checkpoint.is_dir():
         raise ValueError(
-            f"{what} must be a run folder or a Hugging Face folder or name, got {checkpoint}"
+            f"{what} must be a run folder, a Hugging Face folder or name or a .gguf file, got "
+            f"{checkpoint}"
             + nearest(checkpoint.name, neighbours(checkpoint, lambda path: path.is_dir()))
         )
     if (checkpoint / "config.yaml").exists():

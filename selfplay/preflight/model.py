@@ -44,6 +44,7 @@ from selfplay.evaluation.evaluate import check_room
 from selfplay.learner.batch import pack
 from selfplay.learner.learner import Learner, batch_logprobs
 from selfplay.model.families import why_not
+from selfplay.model.hub import local_folder
 from selfplay.model.lora import check_targets
 from selfplay.model.policy import DTYPES, described_in, empty_model, without_loading_bar
 from selfplay.model.scratch import scratch_config
@@ -71,9 +72,7 @@ def check_model(
     Raises SettingsError, on every rank.
     """
     if config.model.path is not None:
-        folder = Path(config.model.path)
-        source = described_in(folder) if folder.is_dir() else config.model.path
-        described = AutoConfig.from_pretrained(source)
+        described = AutoConfig.from_pretrained(described_in(local_folder(config.model.path)))
     else:
         assert config.model.scratch is not None
         num = max(config.model.scratch.vocab_size, len(tokenizer))

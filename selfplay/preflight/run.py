@@ -26,7 +26,7 @@ from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, Mo
 from selfplay.config.play import options_type
 from selfplay.config.player_spec import ENDPOINT, Spec, parse_shares, parse_spec
 from selfplay.config.settings import SettingsError, describe, read_value
-from selfplay.data.instances import TOKENIZER, generated
+from selfplay.data.instances import TOKENIZER, generated, imitated_people
 from selfplay.engines.endpoint import check_address, endpoint_key
 from selfplay.games import kit_of
 from selfplay.metrics.tracker import check_tracker
@@ -75,6 +75,10 @@ def check_run(config: Config) -> None:
     if config.reward.kind == "collab" and config.reward.collab.judge != "rubric":
         judge = parse_spec(config.reward.collab.judge)
         check_endpoint(judge, config.endpoint, what="reward.collab.judge")
+    if config.warm_start.recorded is not None:
+        share = config.warm_start.recorded_share
+        recorded = config.warm_start.recorded
+        imitated_people(config.game, config.data, recorded=recorded, share=share)
     read_rendering(config.model, config.game, seed=config.seed)
     if config.model.path is not None:
         own = local_folder(config.model.path)

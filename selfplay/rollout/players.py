@@ -13,7 +13,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Protocol
 
-from dialop.game import Game, Script
+from dialop.game import Game, Prompt, Script
 from selfplay.chat.rendering import Rendering
 from selfplay.chat.transcript import Transcript
 from selfplay.data.seeds import named_seed
@@ -201,6 +201,13 @@ def _observe(
         closed = rendering.ends_turn(transcript.ids[last.start : last.end])
         transcript.observe(rendering.following(observation, closed=closed))
     else:
-        prompt = game.prompt(seat)
-        user = "\n".join(text for text in (prompt.user, observation) if text)
-        transcript.observe(rendering.first(system=prompt.system, user=user))
+        transcript.observe(opening_ids(rendering, game.prompt(seat), observation))
+
+
+def opening_ids(rendering: Rendering, prompt: Prompt, observation: str = "") -> list[int]:
+    """The ids of a seat's first prompt of a game, demonstration games included."""
+    (first, *later), moves = prompt.read(observation)
+    ids = rendering.first(system=prompt.system, user=first)
+    for move, user in zip(moves, later, strict=True):
+        ids += rendering.action_ids(move) + rendering.following(user, closed=True)
+    return ids

@@ -38,9 +38,11 @@ class EndpointPlayer:
         user_text = observation
         if not self._messages:
             prompt = game.prompt(seat)
-            user_text = "\n".join(text for text in (prompt.user, observation) if text)
+            (*earlier, user_text), moves = prompt.read(observation)
             if prompt.system:
                 self._messages = (Message("system", prompt.system),)
+            for user, move in zip(earlier, moves, strict=True):
+                self._messages += (Message("user", user), Message("assistant", move))
         self._messages = (*self._messages, Message("user", user_text))
         completion = yield Request(
             prompt_ids=(),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.matching.roster import short_title
+from dialop.matching.solve import best_pairs
 
 # Seat 0 sees the diagonal (3 + 9 = 12), seat 1 the other one (7 + 1 = 8). The best is 12.
 SMALL = MatchingInstance(
@@ -54,4 +58,39 @@ def human_games(game: str = "matching") -> Path:
     path = Path(os.environ.get("SELFPLAY_HUMAN_GAMES", default)) / f"{game}.jsonl"
     if not path.exists():
         pytest.skip(f"no recorded human games at {path} (set SELFPLAY_HUMAN_GAMES)")
+    return path
+
+
+def record_of(board: MatchingInstance, *entries: tuple[int, str, str]) -> dict[str, Any]:
+    """A recorded game on this board, from entries (seat, message or propose or accept or reject,
+    text of a message); proposals are the best plan."""
+    pairs = best_pairs(board.table)
+    text = "Proposal:<br/>" + "<br/>".join(
+        f"&emsp; - {short_title(board.papers[p])}: {board.reviewers[r]}" for r, p in pairs
+    )
+    log: list[dict[str, Any]] = []
+    for seat, kind, said in entries:
+        entry: dict[str, Any] = {"player": seat}
+        if kind == "message":
+            entry |= {"type": "message", "message": {"data": said}}
+        elif kind == "propose":
+            entry |= {"type": "proposal", "proposal": text, "proposal_ids": [*map(list, pairs)]}
+        else:
+            entry |= {"type": "proposal_response", "response": {"accept": kind == "accept"}}
+        log.append(entry)
+    return {
+        "table": [list(row) for row in board.table],
+        "mask1": [list(row) for row in board.masks[0]],
+        "mask2": [list(row) for row in board.masks[1]],
+        "scale1": board.scales[0],
+        "scale2": board.scales[1],
+        "action_log": log,
+        "proposal_reward": int(board.best),
+        "best_assignment_reward": int(board.best),
+    }
+
+
+def write_records(path: Path, *records: dict[str, Any]) -> Path:
+    """A .jsonl file of recorded games."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return path

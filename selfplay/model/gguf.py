@@ -1,0 +1,110 @@
+"""Converts a `.gguf` file into an ordinary Hugging Face folder, once, in a cache.
+
+transformers reads the file (`gguf_file=`, which needs the package gguf) and dequantizes its
+weights; they are saved in bfloat16. Trains nothing and loads no folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from huggingface_hub.constants import HF_HOME
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from selfplay.chat.rendering import make_rendering
+from selfplay.config.settings import SettingsError
+
+CACHE = Path(HF_HOME) / "selfplay-gguf"
+_CONVERSION = b"1"  # a changed conversion has another number, so that no old folder is used
+_SAMPLED = 1 << 20  # bytes at each end of the file that name it in the cache
+_MAGIC = b"GGUF"
+
+
+def converted(file: Path, *, what: str, cache: Path = CACHE) -> Path:
+    """The folder with the model and tokenizer of a `.gguf` file, converted if it is not there yet.
+
+    The cache names a file by its size and its first and last MiB, so a copy is not converted again.
+    Raises SettingsError, which begins with `what`, for a file that transformers cannot convert and
+    where gguf is not installed.
+    """
+    try:
+        name = _name(file)
+    except OSError as error:
+        raise SettingsError(f"{what} must be a readable file, got {file}: {error}") from None
+    if name is None:
+        raise SettingsError(f"{what} must be a GGUF file, got {file}, which does not begin as one")
+    folder = cache / name
+    if (folder / "config.json").exists():
+        return folder
+    if importlib.util.find_spec("gguf") is None:
+        raise SettingsError(
+            f"{what} {file} needs the package gguf: pip install -r requirements-gguf.txt"
+        )
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # ranks of one host wait for the one that converts
+        if not (folder / "config.json").exists():
+            print(f"converting {file}, once, into {folder}", file=sys.stderr, flush=True)
+            new = cache / f"{name}.new"
+            shutil.rmtree(new, ignore_errors=True)
+            try:
+                _convert(file, new)
+            except Exception as error:
+                shutil.rmtree(new, ignore_errors=True)
+                raise SettingsError(
+                    f"{what} must be a GGUF file of a model that transformers can convert, got "
+                    f"{file}: {type(error).__name__}: {error}"
+                ) from error
+            new.rename(folder)
+    return folder
+
+
+def _name(file: Path) -> str | None:
+    """The file's name in the cache; None if it is no GGUF file."""
+    size = file.stat().st_size
+    with file.open("rb") as content:
+        head = content.read(_SAMPLED)
+        content.seek(max(0, size - _SAMPLED))
+        tail = content.read(_SAMPLED)
+    if not head.startswith(_MAGIC):
+        return None
+    digest = hashlib.sha256(_CONVERSION + str(size).encode() + head + tail)
+    return f"{file.stem}-{digest.hexdigest()[:16]}"
+
+
+def _convert(file: Path, folder: Path) -> None:
+    """Write the model and the tokenizer of `file` into a new folder."""
+    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    mend_tokenizer(tokenizer)
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
+    model.config.eos_token_id = tokenizer.eos_token_id
+    if model.generation_config is not None:
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def mend_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Give a converted tokenizer the eos token that its chat template ends a turn with, where it
+    names one that a prompt contains (SmolLM2's names `<|im_start|>`), and no clean-up of decoded
+    text, which would remove blanks that were sampled.
+
+    A template that cannot be read is left to the run's own check.
+    """
+    tokenizer.clean_up_tokenization_spaces = False
+    if tokenizer.chat_template is None:
+        return
+    try:
+        rendering = make_rendering(tokenizer)
+    except SettingsError:
+        return
+    eos = tokenizer.eos_token_id
+    if eos is None or (eos != rendering.end_id and eos in rendering.first(system="", user="Hi")):
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(rendering.end_id)

@@ -1,0 +1,131 @@
+"""A warm start that imitates people: which games, which words, and what later evaluations play."""
+
+from __future__ import annotations
+
+import json
+from itertools import compress
+from pathlib import Path
+
+import pytest
+from dialop_boards import record_of, write_records
+
+from dialop.demonstrations import NEW_GAME
+from dialop.matching.generate import MatchingRecipe, generate_instance
+from selfplay.chat.rendering import Rendering
+from selfplay.config import Config, load_config
+from selfplay.config.settings import SettingsError
+from selfplay.data.instances import imitated_people
+from selfplay.evaluation.sources import find_games, imitated_boards
+from selfplay.games import kit_of
+from selfplay.metrics.run_folder import IMITATED_BOARDS
+from selfplay.partners.checkpoints import Source
+from selfplay.warm_start import TeacherSettings, people_samples, teacher_samples
+
+BOARDS = [generate_instance(MatchingRecipe(keep="all"), seed=3, index=i) for i in range(8)]
+
+
+def config_of(*overrides: str) -> Config:
+    room = "rollout.max_game_tokens=20000"
+    return load_config(None, ["model.scratch={max_positions: 20000}", room, *overrides])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Eight recorded games; in each both people speak, one proposes and the other agrees."""
+    records = [
+        record_of(
+            board, (0, "message", f"mine is {i}"), (1, "message", "and mine"),
+            (0, "propose", ""), (1, "accept", ""),
+        )
+        for i, board in enumerate(BOARDS)
+    ]  # fmt: skip
+    return write_records(tmp_path / "people.jsonl", *records)
+
+
+def people(config: Config, file: Path, share: float = 1.0) -> list[str]:
+    kit = kit_of(config.game)
+    drawn = imitated_people(config.game, config.data, recorded=str(file), share=share)
+    return [kit.digest(game.instance) for game in drawn]
+
+
+def test_both_seats_words_are_imitated_and_nothing_else(file: Path, rendering: Rendering) -> None:
+    config = config_of()
+    played = imitated_people(config.game, config.data, recorded=str(file), share=1.0)
+    samples = people_samples(TeacherSettings.of(config), rendering, played)
+    assert len(samples) == 16
+    said = [rendering.decode(list(compress(s.ids, s.mask))) for s in samples[:2]]
+    assert said[0].startswith("[message] mine is 0") and "[propose]" in said[0]
+    assert said[1].startswith("[message] and mine") and said[1].endswith("[accept]")
+    context = [rendering.decode([i for i, m in zip(s.ids, s.mask, strict=True) if not m])
+               for s in samples[:2]]  # fmt: skip
+    assert "Partner: [message] and mine" in context[0]
+    assert "Partner: [message] mine is 0" in context[1]
+
+
+def test_a_boards_digest_decides_whether_it_is_imitated(file: Path, tmp_path: Path) -> None:
+    config = config_of()
+    everyone, half = people(config, file), people(config, file, 0.5)
+    assert len(everyone) == 8 and 0 < len(half) < 8
+    lines = file.read_text().splitlines()
+    reversed_file = tmp_path / "reversed.jsonl"
+    reversed_file.write_text("\n".join(lines[::-1]) + "\n")
+    assert sorted(people(config, reversed_file, 0.5)) == sorted(half)
+
+
+def test_boards_of_the_runs_own_evaluations_are_never_imitated(file: Path, tmp_path: Path) -> None:
+    lines = file.read_text().splitlines()
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text("\n".join(lines[:3]) + "\n")
+    config = config_of(f"data.test={held_out}")
+    kit = kit_of(config.game)
+    assert people(config, file) == [kit.digest(board) for board in BOARDS[3:]]
+    with pytest.raises(SettingsError, match=r"warm_start\.recorded .* all on boards of data\.test"):
+        people(config_of(f"data.test={file}"), file)
+
+
+def test_an_evaluation_leaves_out_what_the_warm_start_imitated(file: Path, tmp_path: Path) -> None:
+    config = config_of()
+    run = tmp_path / "run"
+    run.mkdir()
+    half = people(config, file, 0.5)
+    (run / IMITATED_BOARDS).write_text(json.dumps(half))
+    imitated = imitated_boards([Source(run / "final", run, None)])
+    assert imitated == set(half)
+    found = find_games(
+        str(file), None, game=config.game, data=config.data, eval_settings=config.eval,
+        imitated=imitated,
+    )  # fmt: skip
+    kept = [kit_of(config.game).digest(board) for board in found.instances]
+    assert len(kept) == len(found.records) == 8 - len(half) and not set(kept) & imitated
+    assert [record["table"] for record in found.records] == [
+        [list(row) for row in board.table] for board in found.instances
+    ]
+    with pytest.raises(ValueError, match=f"at most {len(kept)}, .*did not imitate"):
+        find_games(
+            str(file), 8, game=config.game, data=config.data, eval_settings=config.eval,
+            imitated=imitated,
+        )  # fmt: skip
+
+
+def test_brief_games_are_refused_since_people_wrote_in_full() -> None:
+    with pytest.raises(SettingsError, match=r"game\.brief must be false"):
+        config_of("warm_start.recorded=people.jsonl", "game.brief=true")
+
+
+def test_demonstrations_are_context_without_loss(rendering: Rendering) -> None:
+    """With and without them the same tokens are imitated; only the prompt is longer."""
+    samples = {}
+    for num in (0, 1):
+        config = config_of("game={size: 2, keep: all}", f"game.demonstrations={num}")
+        samples[num] = teacher_samples(TeacherSettings.of(config), rendering, start=0, num=3)
+    for plain, shown in zip(samples[0], samples[1], strict=True):
+        assert list(compress(plain.ids, plain.mask)) == list(compress(shown.ids, shown.mask))
+        longer = len(shown.ids) - len(plain.ids)
+        assert longer > 0 and sum(shown.mask[: longer + 1]) == 0
+        demonstration = rendering.decode(shown.ids)
+        assert demonstration.index("[propose]\n") < demonstration.index(NEW_GAME)
+
+
+def test_only_matching_has_demonstrations() -> None:
+    with pytest.raises(SettingsError, match=r"game\.demonstrations must be 0 with game\.name"):
+        config_of("game.name=collab", "game.demonstrations=1")
