@@ -15,13 +15,14 @@ from pathlib import Path
 
 import torch
 from huggingface_hub.constants import HF_HOME
+from tokenizers import decoders, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from selfplay.chat.rendering import make_rendering
 from selfplay.config.settings import SettingsError
 
 CACHE = Path(HF_HOME) / "selfplay-gguf"
-_CONVERSION = b"1"  # a changed conversion has another number, so that no old folder is used
+_CONVERSION = b"2"  # a changed conversion has another number, so that no old folder is used
 _SAMPLED = 1 << 20  # bytes at each end of the file that name it in the cache
 _MAGIC = b"GGUF"
 
@@ -92,13 +93,18 @@ def _convert(file: Path, folder: Path) -> None:
 
 
 def mend_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Give a converted tokenizer the eos token that its chat template ends a turn with, where it
-    names one that a prompt contains (SmolLM2's names `<|im_start|>`), and no clean-up of decoded
-    text, which would remove blanks that were sampled.
+    """Correct what transformers' conversion of a tokenizer gets wrong.
 
-    A template that cannot be read is left to the run's own check.
+    - Its eos token, where a prompt contains it (SmolLM2's names `<|im_start|>`), becomes the token
+      that the chat template ends a turn with. A template that cannot be read is left to the run's
+      own check.
+    - A byte-level tokenizer decodes each token by itself. The conversion joins all tokens first,
+      and then one character outside the byte alphabet leaves the whole text undecoded.
+    - Decoded text is not cleaned up, which would remove blanks that were sampled.
     """
     tokenizer.clean_up_tokenization_spaces = False
+    if isinstance(tokenizer.backend_tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel):
+        tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()
     if tokenizer.chat_template is None:
         return
     try:

@@ -88,6 +88,7 @@ def test_smollm2_has_its_own_tokens_and_template() -> None:
             talk, add_generation_prompt=True, tokenize=True, return_dict=False
         )
         assert rendering.decode(rendering.action_ids(said)) == said
+        assert "[message] Ava has 37" in rendering.decode(ids), "markers beside it change nothing"
 
 
 def test_smollm2_answers_a_question() -> None:
