@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TextIO, cast
 
@@ -17,7 +18,9 @@ import dialop.collab.commands
 import dialop.matching.commands
 import dialop.mediation.commands
 import dialop.planning.commands
+from dialop.checks import check_kit
 from dialop.game import Game
+from dialop.kit import load_kit
 from dialop.rows import read_records
 from dialop.shown import printable
 
@@ -28,6 +31,7 @@ _EPILOG = """examples:
   echo '{"seat": 0, "text": "[message] Hello"}' \\
       | python -m dialop step --instances games.parquet --index 0
   python -m dialop generate --game collab --num 100 --max-value 10 --out tasks.parquet
+  python -m dialop check my_game.py
 """
 
 
@@ -77,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 is success, 1 means that a rescored game differs from its record, 2 means bad input.
     """
     args = _parser(_game_of(argv)).parse_args(argv)
-    commands = {"generate": _generate, "replay": _replay, "step": _step}
+    commands = {"generate": _generate, "replay": _replay, "step": _step, "check": _check}
     try:
         return commands[args.command](args)
     except (ValueError, OSError) as error:
@@ -142,6 +146,18 @@ def _parser(game: str) -> argparse.ArgumentParser:
         "--private-reasoning", action="store_true", help="allow private text before the tag"
     )
     step.add_argument("--prompts", action="store_true", help="print all prompts to standard error")
+
+    check = commands.add_parser(
+        "check",
+        help="check that a game keeps the promises of the interface",
+        description="Check a game: its seeding, clones, refusals, views, outcome, states, texts. "
+        "Prints one line for each check; the exit status is 1 if one fails.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    check.add_argument(
+        "game", help="a game of this package, a module such as my_package.my_game, or a .py file"
+    )
+    check.add_argument("--seed", type=int, default=0, help="seed of the instances")
     return parser
 
 
@@ -186,6 +202,23 @@ def _step(args: argparse.Namespace) -> int:
             print(f"--- seat {seat}\n{shown}", file=sys.stderr)
     answer_lines(game, sys.stdin.buffer, out=sys.stdout)
     return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    kit = load_kit(args.game)
+    options = kit.Options()
+    results = check_kit(kit, options, seed=args.seed)
+    # The same checks with each of the settings that games share; only what fails is shown.
+    for name in ("brief", "private_reasoning"):
+        if hasattr(options, name):
+            other = replace(options, **{name: not getattr(options, name)})
+            failed = (r for r in check_kit(kit, other, seed=args.seed) if r.problem)
+            results += [replace(r, name=f"{r.name} with {name}") for r in failed]
+    for result in results:
+        print(result.line())
+    num_failed = sum(bool(result.problem) for result in results)
+    print(f"{kit.name}: {num_failed} of {len(results)} checks failed", file=sys.stderr)
+    return 1 if num_failed else 0
 
 
 def answer_lines(game: Game, lines: Iterable[bytes], *, out: TextIO) -> None:

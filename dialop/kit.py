@@ -12,6 +12,8 @@ and may define
     restore(state)           the game that `Game.state()` described
     SCRIPT_NAMES             names of its scripted players
     make_script(spec, *, seed)   a scripted player; ValueError for an unknown spec
+    vary(instance, seat, *, seed)   another instance that differs only in what this seat sees, None
+                             if there is none; `python -m dialop check` needs it
     seated(spec)             the specs of all seats where one has this spec (default: all have it)
     BASELINES                scripted players that evaluations compare the policy with
     POLICY_SEATS             the seats that the policy can have (default: all)
@@ -173,6 +175,10 @@ class Kit:
         if self.has("seated"):
             return tuple(self._module.seated(spec))
         return (spec,) * len(self.ROLES)
+
+    def vary(self, instance: Any, seat: int, *, seed: int) -> Any:
+        """Another instance that differs only in what this seat sees; None if there is none."""
+        return self._part("vary")(instance, seat, seed=seed)
 
     def read(self, path: Path) -> list[Any]:
         """The instances of a file. Raises ValueError for an invalid row."""

@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dialop.collab import numbers, sandbox, script, store, texts
+from dialop.collab import kit, numbers, sandbox, script, store, texts
 from dialop.collab.game import CollabGame
-from dialop.collab.task import ANSWER, ASSISTANT, END, NAMES, USER, CollabInstance, CollabOptions
+from dialop.collab.task import ANSWER, END, NAMES, CollabInstance, CollabOptions
 from dialop.game import Script
 from selfplay.config import GameConfig
 
 ROLES: tuple[str, ...] = NAMES
-POLICY_SEATS: tuple[int, ...] = (ASSISTANT,)
-SCRIPT_NAMES: tuple[str, ...] = script.NAMES
-BASELINES: tuple[str, ...] = ("ask", "guess")
+POLICY_SEATS: tuple[int, ...] = kit.POLICY_SEATS
+SCRIPT_NAMES: tuple[str, ...] = kit.SCRIPT_NAMES
+BASELINES: tuple[str, ...] = kit.BASELINES
 PLAYED_BY_PEOPLE: bool = False
 
 
@@ -89,9 +89,7 @@ def make_script(spec: str, *, seed: int) -> Script:
 
 def seated(spec: str) -> tuple[str, str]:
     """The specs (user, assistant) of a scripted pair; `spec` is one of the two."""
-    if script.make_scripted(spec, seed=0).seat == USER:
-        return spec, "ask"
-    return script.USER_SCRIPT, spec
+    return kit.seated(spec)
 
 
 def described(instances: Sequence[CollabInstance], game: GameConfig) -> dict[str, Any]:

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from dialop.demonstrations import demonstrated
-from dialop.matching import people, recorded, scripted, starts, store, texts
+from dialop.matching import kit, people, recorded, scripted, starts, store, texts
 from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
 from dialop.matching.generate import Keep, MatchingRecipe, generate_many
 from selfplay.config import GameConfig
 
-ROLES: tuple[str, ...] = ("player", "player")
+ROLES: tuple[str, ...] = kit.ROLES
 POLICY_SEATS: tuple[int, ...] = (0, 1)
-SCRIPT_NAMES: tuple[str, ...] = scripted.NAMES
-BASELINES: tuple[str, ...] = ("honest", "solo", "random")
+SCRIPT_NAMES: tuple[str, ...] = kit.SCRIPT_NAMES
+BASELINES: tuple[str, ...] = kit.BASELINES
 PLAYED_BY_PEOPLE: bool = True
 # Both seats tell all that they see, then the first proposes.
 _DEMONSTRATOR, _DEMONSTRATED = "honest:reply=tell", 2**62  # the player, and the stream of boards

@@ -21,7 +21,7 @@ from dialop.tags import split_move
 
 ROLES = ("caller", "caller", "clerk")
 CLERK = 2
-SCRIPT_NAMES = ("caller", "clerk", "guesser")
+SCRIPT_NAMES = ("caller", "clerk", "calculator", "guesser")
 BASELINES = ("clerk", "guesser")
 
 
@@ -52,6 +52,7 @@ class View:
     seat: int
     number: int | None
     told: tuple[str, ...]
+    answers: tuple[str, ...]
 
 
 class ThreeRooms(Game):
@@ -107,7 +108,8 @@ class ThreeRooms(Game):
             raise PlayerError("unknown_tag", "no such move")
         if seat == CLERK and kind == "message" and room not in ("0", "1"):
             raise PlayerError("no_room", "say to whom")
-        if not content.replace(" ", "").isdigit() or not content.isascii():
+        short = all(len(number) < 4 for number in content.split(" "))
+        if not content.replace(" ", "").isdigit() or not content.isascii() or not short:
             raise PlayerError("no_number", "numbers only")
         return kind, content
 
@@ -119,7 +121,8 @@ class ThreeRooms(Game):
     def view(self, seat: int) -> View:
         number = None if seat == CLERK else self.instance.numbers[seat]
         told = tuple(self.play.told.get(s, "") for s in (0, 1)) if seat == CLERK else ()
-        return View(seat, number, told)
+        calls = [text for _, kind, text in self.play.log if kind == "tool" and seat == CLERK]
+        return View(seat, number, told, tuple(str(sum(map(int, text.split()))) for text in calls))
 
     def measures(self, seats: Collection[int]) -> dict[str, float]:
         calls = [kind for seat, kind, _ in self.play.log if seat in seats and kind == "tool"]
@@ -154,6 +157,14 @@ def generate(options: Options, *, seed: int, start: int, num: int) -> list[Insta
     return instances
 
 
+def vary(instance: Instance, seat: int, *, seed: int) -> Instance | None:
+    if seat == CLERK:
+        return None
+    numbers = [*instance.numbers]
+    numbers[seat] += seed
+    return Instance(instance.key, (numbers[0], numbers[1]))
+
+
 def new_game(instance: Instance, options: Options) -> ThreeRooms:
     return ThreeRooms(instance, options)
 
@@ -179,6 +190,9 @@ class Player:
             return f"[message] {view.number}"
         if self.name == "guesser":
             return "[answer] 0"
+        if self.name == "calculator":
+            told = " ".join(view.told)
+            return f"[answer] {view.answers[0]}" if view.answers else f"[tool] {told}"
         return f"[answer] {sum(map(int, view.told))}"
 
     def lesson(self, view: View) -> Lesson:

@@ -1,0 +1,480 @@
+"""The checks that every game must pass: `python -m dialop check my_game.py`.
+
+A check plays games by the scripted players of the game's own module (dialop/kit.py) and compares
+what the interface promises (dialop/game.py) with what happens. It knows no rules of any game. A
+check that a game gives no means for says so instead of passing.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+import string
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from dialop.game import Game, Outcome, Step
+from dialop.kit import Kit
+from dialop.tags import split_move
+
+NUM_INSTANCES = 4
+MAX_MOVES = 400
+JUNK = ("", " ", "[", "[]", "[dance] now", "[message", "\x00", "\ud800", "🙂", "1e999", "None")
+# Texts of which n characters must take time in proportion to n.
+_REPEATED = ("[", "]", " ", "\n", "a", "[message] ", "</think>", "[a]\n", ": ", "0", "- ", '"')
+_SHORT, _LONG = 4_000, 32_000
+_MAX_RATIO = 4.0  # of the measured growth to the growth in length: 8 is quadratic here
+
+
+class Unchecked(Exception):
+    """The game gives no means for a check."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One check: its name, what it promises, and what is wrong ("" if nothing is). `unchecked` says
+    why nothing could be checked."""
+
+    name: str
+    promise: str
+    problem: str = ""
+    unchecked: str = ""
+
+    def line(self) -> str:
+        """The result in one line."""
+        if self.problem:
+            return f"FAILED {self.name}: {self.problem}"
+        if self.unchecked:
+            return f"not checked {self.name}: {self.unchecked}"
+        return f"ok {self.name}: {self.promise}"
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A game that scripted players have played: its instance and their legal moves."""
+
+    instance: Any
+    moves: tuple[tuple[int, str], ...]
+    over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What the checks work on."""
+
+    kit: Kit
+    options: Any
+    instances: tuple[Any, ...]
+    plays: tuple[Played, ...]
+
+    def new(self, played: Played) -> Game:
+        return self.kit.new_game(played.instance, self.options)
+
+    def positions(self) -> Iterator[tuple[Game, Played, int]]:
+        """Each game before each of its moves; a check must work on clones."""
+        for played in self.plays:
+            game = self.new(played)
+            for number, (seat, text) in enumerate(played.moves):
+                yield game, played, number
+                game.step(seat, text)
+
+
+def check_kit(kit: Kit, options: Any, *, seed: int = 0) -> list[Result]:
+    """Run all checks; `options` are those of the game.
+
+    An exception of the game's own code fails the check that met it.
+    """
+    results = [_run("seeding", lambda: _seeding(kit, options, seed))]
+    try:
+        instances = tuple(kit.generate(options, seed=seed, start=0, num=NUM_INSTANCES))
+        plays = tuple(_plays(kit, options, instances, seed))
+    except Exception as error:  # noqa: BLE001 (any code of the game may raise anything)
+        problem = f"scripted players cannot play: {_said(error)}"
+        return [*results, Result("play", _PROMISES["play"], problem)]
+    case = Case(kit, options, instances, plays)
+    return results + [_run(name, partial(check, case)) for name, check in _CHECKS]
+
+
+def _run(name: str, check: Callable[[], Iterator[str]]) -> Result:
+    promise = _PROMISES[name]
+    try:
+        return Result(name, promise, next(iter(check()), ""))
+    except Unchecked as error:
+        return Result(name, promise, unchecked=str(error))
+    except Exception as error:  # noqa: BLE001 (any code of the game may raise anything)
+        return Result(name, promise, f"raised {_said(error)}")
+
+
+def _said(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _plays(kit: Kit, options: Any, instances: Sequence[Any], seed: int) -> Iterator[Played]:
+    for spec in kit.SCRIPT_NAMES:
+        for instance in instances:
+            yield play_scripts(kit, options, instance, spec, seed=seed)
+
+
+def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int) -> Played:
+    """One game of scripted players, one of which has this spec, to its end or `MAX_MOVES`."""
+    game = kit.new_game(instance, options)
+    scripts = [kit.make_script(each, seed=seed + n) for n, each in enumerate(kit.seated(spec))]
+    moves: list[tuple[int, str]] = []
+    for _ in range(MAX_MOVES):
+        seat = game.seat_to_move
+        if seat is None:
+            break
+        text = scripts[seat].act(game.view(seat))
+        if game.step(seat, text).error is None:
+            moves.append((seat, text))
+    return Played(instance, tuple(moves), game.seat_to_move is None)
+
+
+# --- the checks: each yields what is wrong ------------------------------------------------------
+
+
+def _seeding(kit: Kit, options: Any, seed: int) -> Iterator[str]:
+    first = kit.generate(options, seed=seed, start=0, num=NUM_INSTANCES)
+    if len(first) != NUM_INSTANCES:
+        yield f"generate must return num instances, got {len(first)} of {NUM_INSTANCES}"
+    keys = [instance.key for instance in first]
+    if len(set(keys)) < len(keys) or not all(isinstance(k, str) and k.isprintable() for k in keys):
+        yield f"each instance needs a printable key of its own, got {keys}"
+    if first != kit.generate(options, seed=seed, start=0, num=NUM_INSTANCES):
+        yield "generate must return equal instances for equal arguments"
+    if first[2:] != kit.generate(options, seed=seed, start=2, num=NUM_INSTANCES - 2):
+        yield "instance i must not depend on start and num"
+    other = kit.generate(options, seed=seed + 1, start=0, num=NUM_INSTANCES)
+    if set(keys) & {instance.key for instance in other}:
+        yield "another seed must give instances with other keys"
+    texts = [[_texts(kit, options, each) for each in stream] for stream in (first, other)]
+    if texts[0] == texts[1]:
+        yield "another seed must give other instances"
+
+
+def _texts(kit: Kit, options: Any, instance: Any) -> list[Any]:
+    game = kit.new_game(instance, options)
+    return [game.prompt(seat) for seat in range(game.num_seats)]
+
+
+def _play(case: Case) -> Iterator[str]:
+    if not case.plays:
+        raise Unchecked("the module names no SCRIPT_NAMES, so the other checks play no move")
+    for played in case.plays:
+        if not played.over:
+            yield f"scripted players made {len(played.moves)} legal moves and the game goes on"
+        game = case.new(played)
+        for seat in range(game.num_seats):
+            prompt = game.prompt(seat)
+            if not prompt.user or prompt != game.prompt(seat):
+                yield f"prompt({seat}) must be the same text each time and not empty"
+        for number, (seat, text) in enumerate(played.moves):
+            if game.seat_to_move != seat:
+                yield f"move {number} must be seat {seat}'s again when the same moves are repeated"
+            step = game.step(seat, text)
+            if problem := _wrong_step(game, step, seat):
+                yield f"move {number} ({text[:40]!r}): {problem}"
+
+
+def _wrong_step(game: Game, step: Step, seat: int) -> str:
+    """What is wrong with the result of a legal move."""
+    mover = game.seat_to_move
+    if step.seat != seat or not step.action or step.error is not None or step.error_kind:
+        return f"a legal move has the mover's seat, an action and no error, got {step}"
+    if len(step.observations) != game.num_seats:
+        return f"observations must be one text a seat, got {step.observations}"
+    if step.rewards and len(step.rewards) != game.num_seats:
+        return f"rewards must be one number a seat, got {step.rewards}"
+    if not all(math.isfinite(reward) for reward in step.rewards):
+        return f"rewards must be finite, got {step.rewards}"
+    if mover is not None and mover not in range(game.num_seats):
+        return f"seat_to_move must be a seat or None, got {mover}"
+    if mover is not None and not step.observations[mover]:
+        return f"seat {mover} moves next and must read something, got an empty observation"
+    return ""
+
+
+def _clone(case: Case) -> Iterator[str]:
+    for game, played, number in case.positions():
+        seat, text = played.moves[number]
+        before, twin = game.state(), game.clone()
+        if type(twin) is not type(game) or twin.state() != before:
+            yield f"a clone before move {number} differs from its game"
+        one = twin.step(seat, text)
+        if game.state() != before:
+            yield f"move {number} of a clone changed the game it was taken from"
+        other = game.clone().step(seat, text)
+        if one != other:
+            yield f"two clones answered move {number} differently: {one} and {other}"
+
+
+def _refusals(case: Case) -> Iterator[str]:
+    for game, played, number in islice(case.positions(), 40):
+        legal, before = played.moves[number][1], _changeable(game)
+        for seat in range(game.num_seats):
+            out_of_turn = (legal,) if seat != game.seat_to_move else ()
+            for text in (*JUNK, *out_of_turn):
+                twin = game.clone()
+                step = twin.step(seat, text)
+                problem = "a seat moved out of turn" if out_of_turn and not step.error else ""
+                if problem := problem or _wrong_refusal(twin, step, before):
+                    yield f"before move {number}, {text[:40]!r} of seat {seat}: {problem}"
+
+
+def _changeable(game: Game) -> tuple[Any, ...]:
+    """What a refused move must not change."""
+    return game.seat_to_move, game.outcome(), _without_errors(game.state())
+
+
+def _wrong_refusal(game: Game, step: Step, before: tuple[Any, ...]) -> str:
+    """What is wrong with a refused try and the game after it; "" for a legal move."""
+    if step.error is None:
+        return ""
+    if step.action is not None or not step.error:
+        return f"a refused move has a text for its mover and no action, got {step}"
+    if not step.error_kind or not step.error_kind.replace("_", "").isalpha():
+        return f"error_kind must be a short word, got {step.error_kind!r}"
+    if any(step.observations) or len(step.observations) != game.num_seats or any(step.rewards):
+        return "a refused move must show nothing to any seat and reward none"
+    mover, outcome, state = before
+    if game.seat_to_move != mover or game.outcome() != outcome:
+        return "a refused move changed whose move it is, or the outcome"
+    if _without_errors(game.state()) != state:
+        return "a refused move changed the state (only keys that begin with num_errors may change)"
+    return ""
+
+
+def _without_errors(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_errors(v) for k, v in value.items() if not k.startswith("num_errors")}
+    return value
+
+
+def _views(case: Case) -> Iterator[str]:
+    if not case.kit.has("vary"):
+        raise Unchecked("the module has no vary(instance, seat, *, seed)")
+    num_varied = 0
+    for played in case.plays[: 2 * NUM_INSTANCES]:
+        for seat in range(len(case.kit.ROLES)):
+            varied = case.kit.vary(played.instance, seat, seed=1)
+            if varied is not None:
+                num_varied += 1
+                other = case.kit.new_game(varied, case.options)
+                yield from _leaks(case.new(played), other, played, seat)
+    if case.plays and not num_varied:
+        raise Unchecked("vary returned None for every instance and seat")
+
+
+def _leaks(game: Game, varied: Game, played: Played, seat: int) -> Iterator[str]:
+    """Where another seat's knowledge depends on what only `seat` sees, while both games have the
+    same legal moves."""
+    others = [other for other in range(game.num_seats) if other != seat]
+    if (game.prompt(seat), game.view(seat)) == (varied.prompt(seat), varied.view(seat)):
+        yield f"vary(instance, {seat}) must change what seat {seat} reads or knows"
+    for other in others:
+        if game.prompt(other) != varied.prompt(other):
+            yield f"the prompt of seat {other} shows what only seat {seat} sees"
+    for number, (mover, text) in enumerate(played.moves):
+        for other in others:
+            if game.view(other) != varied.view(other):
+                yield f"before move {number}, view({other}) shows what only seat {seat} sees"
+        one, two = game.step(mover, text), varied.step(mover, text)
+        if two.error is not None or varied.seat_to_move != game.seat_to_move:
+            return  # what is legal may depend on what the mover knows
+        if game.seat_to_move is None:
+            return  # the end may tell everything
+        for other in others:
+            if mover != seat and one.observations[other] != two.observations[other]:
+                yield f"after move {number}, seat {other} reads what only seat {seat} sees"
+
+
+def _outcome(case: Case) -> Iterator[str]:
+    for game, _, number in case.positions():
+        if problem := _wrong_outcome(game, game.outcome()):
+            yield f"before move {number}: {problem}"
+    for played in case.plays:
+        game = case.new(played)
+        for seat, text in played.moves:
+            game.step(seat, text)
+        final = game.outcome()
+        if problem := _wrong_outcome(game, final):
+            yield f"at the end: {problem}"
+        for seat in range(game.num_seats) if game.seat_to_move is None else ():
+            for text in {*JUNK, *(text for _, text in played.moves)}:
+                step = game.step(seat, text)
+                if step.error is None or game.outcome() != final or game.seat_to_move is not None:
+                    yield f"after the end, {text[:40]!r} of seat {seat} was accepted or changed it"
+
+
+def _wrong_outcome(game: Game, outcome: Outcome) -> str:
+    numbers = [outcome.score, outcome.score_norm, outcome.proposal_norm, *outcome.rewards]
+    if outcome.over != (game.seat_to_move is None):
+        return f"over must say whether seat_to_move is None, got {outcome.over}"
+    if len(outcome.rewards) != game.num_seats:
+        return f"rewards must be one number a seat, got {outcome.rewards}"
+    if outcome.seat_scores and len(outcome.seat_scores) != game.num_seats:
+        return f"seat_scores must be one number a seat, got {outcome.seat_scores}"
+    if not all(0 <= score <= 1 for score in (outcome.score_norm, *outcome.seat_scores)):
+        return f"normalized scores must be in [0, 1], got {outcome}"
+    if not all(math.isfinite(number) for number in numbers):
+        return f"scores and rewards must be finite, got {outcome}"
+    if not all(type(value) is float for value in outcome.facts.values()):
+        return f"facts must be floats, got {outcome.facts}"
+    return ""
+
+
+def _state(case: Case) -> Iterator[str]:
+    if not case.kit.has("restore"):
+        yield "the module must define restore(state)"
+        return
+    for game, played, number in case.positions():
+        seat, text = played.moves[number]
+        state = game.state()
+        try:
+            plain = json.loads(json.dumps(state, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            yield f"state() before move {number} is no plain JSON: {error}"
+            return
+        if plain != state:
+            yield f"state() before move {number} changes on its way through JSON (tuples, numbers)"
+        twin, copied = case.kit.restore(copy.deepcopy(plain)), game.clone()
+        if twin.state() != state or twin.seat_to_move != game.seat_to_move:
+            yield f"the game restored before move {number} has another state or mover"
+        for each in range(game.num_seats):
+            if twin.view(each) != game.view(each):
+                yield f"the game restored before move {number} has another view({each})"
+        if twin.step(seat, text) != copied.step(seat, text) or twin.outcome() != copied.outcome():
+            yield f"the game restored before move {number} plays on differently"
+
+
+def _fuzz(case: Case) -> Iterator[str]:
+    draw = random.Random(0)
+    texts = [text for played in case.plays for _, text in played.moves] or list(JUNK)
+    for instance in case.instances:
+        game = case.kit.new_game(instance, case.options)
+        for _ in range(150):
+            if game.seat_to_move is None:
+                game = case.kit.new_game(instance, case.options)
+            seat = draw.randrange(game.num_seats)
+            if draw.random() < 0.7 and game.seat_to_move is not None:
+                seat = game.seat_to_move
+            text = _mutated(draw.choice(texts), draw)
+            before = _changeable(game)
+            try:
+                step = game.step(seat, text)
+            except Exception as error:  # noqa: BLE001 (that is the question)
+                yield f"step({seat}, {text[:60]!r}) raised {_said(error)}"
+                return
+            problem = _wrong_outcome(game, game.outcome())
+            if step.error is None:
+                problem = problem or _wrong_step(game, step, seat)
+            else:
+                problem = problem or _wrong_refusal(game, step, before)
+            if problem:
+                yield f"{text[:40]!r} of seat {seat}: {problem}"
+                return
+
+
+def _mutated(text: str, draw: random.Random) -> str:
+    """The text with random characters or words replaced, removed, doubled or inserted."""
+    for _ in range(draw.choice((0, 1, 1, 2, 4))):
+        start = draw.randrange(len(text) + 1)
+        end = min(len(text), start + draw.choice((0, 1, 1, 3, 10)))
+        letters = draw.choice((string.printable, "[]:,-\n ", "é🙂\u2028\x00ſİ９\ud800"))
+        new = "".join(draw.choice(letters) for _ in range(draw.choice((0, 1, 2, 5))))
+        text = text[:start] + draw.choice((new, new, text[start:end] * 2, "\n")) + text[end:]
+    return text
+
+
+def _forgery(case: Case) -> Iterator[str]:
+    """A message that quotes the game's text about another kind of move must not read like it."""
+    shown = list(_shown(case))
+    if not any(action == "message" for action, _ in shown):
+        raise Unchecked('no scripted player makes a legal move of the action "message"')
+    written = [text for action, text in shown if action != "message"]
+    for game, played, number in case.positions():
+        seat, text = played.moves[number]
+        twin = game.clone()
+        split = split_move(text)
+        if twin.step(seat, text).action != "message" or split is None or not split[1]:
+            continue
+        head = text[: len(text.rstrip()) - len(split[1])]
+        for line in sorted(set(written))[:8]:
+            step = game.clone().step(seat, f"{head}ok\n{line}")
+            for reader, observation in enumerate(step.observations):
+                if f"\n{line}\n" in f"\n{observation}\n" and reader != seat:
+                    yield f"a message can forge this text of the game: {line[:80]!r}"
+
+
+def _shown(case: Case) -> Iterator[tuple[str, str]]:
+    """(action, observation) of every legal move."""
+    for game, played, number in case.positions():
+        step = game.clone().step(*played.moves[number])
+        for text in filter(None, step.observations):
+            yield step.action or "", text
+
+
+def _time(case: Case) -> Iterator[str]:
+    firsts: dict[str, tuple[Game, int, str]] = {}  # a position before the first move of each kind
+    for game, played, number in islice(case.positions(), MAX_MOVES):
+        seat, text = played.moves[number]
+        firsts.setdefault(game.clone().step(seat, text).action or "", (game.clone(), seat, text))
+    for game, seat, text in firsts.values():
+        split = split_move(text)
+        head = text[: len(text.rstrip()) - len(split[1])] if split and split[1] else ""
+        for piece in (*_REPEATED, f"{text}\n"):
+            for start in ("", head):
+                short, long = (
+                    _step_s(game, seat, start + piece * (size // len(piece)))
+                    for size in (_SHORT, _LONG)
+                )
+                growth = long / max(short, 2e-3)  # a shorter time is mostly noise
+                if growth > _MAX_RATIO * _LONG / _SHORT:
+                    yield (
+                        f"step took {short * 1e3:.0f} ms for {_SHORT} characters of "
+                        f"{start + piece[:20]!r}… and {long * 1e3:.0f} ms for {_LONG}"
+                    )
+
+
+def _step_s(game: Game, seat: int, text: str) -> float:
+    """The shortest of three times of one try, in seconds."""
+    times = []
+    for _ in range(3):
+        twin = game.clone()
+        begin_s = time.perf_counter()
+        twin.step(seat, text)
+        times.append(time.perf_counter() - begin_s)
+        if times[-1] > 5:
+            break
+    return min(times)
+
+
+_CHECKS: tuple[tuple[str, Callable[[Case], Iterator[str]]], ...] = (
+    ("play", _play),
+    ("clone", _clone),
+    ("refusals", _refusals),
+    ("views", _views),
+    ("outcome", _outcome),
+    ("state", _state),
+    ("fuzz", _fuzz),
+    ("forgery", _forgery),
+    ("time", _time),
+)
+_PROMISES = {
+    "seeding": "instance i depends on the seed, i and the options alone",
+    "play": "scripted players bring games to their end; each move is answered as promised",
+    "clone": "a clone plays on like its game and neither changes the other",
+    "refusals": "a refused move, and any move out of turn, changes nothing but error counts",
+    "views": "no seat reads or knows what only another sees",
+    "outcome": "the outcome is valid at any time and final at the end",
+    "state": "a game restored from its state, through JSON, plays on like it",
+    "fuzz": "no text makes the game raise",
+    "forgery": "a message cannot contain a line that reads like the game's own",
+    "time": "a move's time grows at most in proportion to its length",
+}

@@ -1,0 +1,276 @@
+"""`python -m dialop check`: games of this package pass; each check finds a game that breaks it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import three_rooms
+from three_rooms import CLERK, Instance, Options, ThreeRooms, View
+
+from dialop.checks import Result, check_kit
+from dialop.cli import main
+from dialop.game import Outcome, Prompt, Step
+from dialop.kit import Kit, games
+
+
+def results_of(**parts: Any) -> dict[str, Result]:
+    """The checks of the game of three rooms with these parts of its module replaced."""
+    kit = Kit("broken", SimpleNamespace(**{**vars(three_rooms), **parts}))
+    return {result.name: result for result in check_kit(kit, kit.Options())}
+
+
+def broken(game: type[ThreeRooms]) -> dict[str, Any]:
+    """The parts of a module whose games are of this class."""
+
+    def restore(state: Any) -> ThreeRooms:
+        whole = three_rooms.restore(state)
+        twin = game(whole.instance, whole.options)
+        twin.play = whole.play
+        return twin
+
+    return {"new_game": game, "restore": restore}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n == "collab" else pytest.param(n, marks=pytest.mark.slow) for n in games()]
+)
+def test_the_games_of_this_package_pass(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", name]) == 0, capsys.readouterr().out
+
+
+def test_a_module_passes_and_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "three_rooms"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10 and all(line.startswith("ok ") for line in lines)
+
+
+# --- a broken game for each check ---------------------------------------------------------------
+
+
+class StaleClone(ThreeRooms):
+    """Clones share the record of play."""
+
+    def clone(self) -> ThreeRooms:
+        twin = type(self)(self.instance, self.options)
+        twin.play = replace(self.play, num_errors=[*self.play.num_errors])
+        return twin
+
+
+class TalkativeRefusal(ThreeRooms):
+    """A refused move is shown to the others."""
+
+    def step(self, seat: int, text: str) -> Step:
+        step = super().step(seat, text)
+        return step if step.error is None else replace(step, observations=(text, text, text))
+
+
+class CostlyRefusal(ThreeRooms):
+    """A refused move passes the turn."""
+
+    def step(self, seat: int, text: str) -> Step:
+        step = super().step(seat, text)
+        if step.error is not None and self.play.to_move == 0:
+            self.play.to_move = 1
+        return step
+
+
+class AnyoneMoves(ThreeRooms):
+    """A seat may move out of turn."""
+
+    def _read(self, seat: int, text: str) -> tuple[str, str]:
+        mover = self.play.to_move
+        if mover is not None and seat < CLERK:
+            self.play.to_move = seat
+        try:
+            return super()._read(seat, text)
+        finally:
+            self.play.to_move = mover
+
+
+class OpenPrompts(ThreeRooms):
+    """The clerk's prompt holds a caller's number."""
+
+    def prompt(self, seat: int) -> Prompt:
+        prompt = super().prompt(seat)
+        return replace(prompt, user=f"{prompt.user} {self.instance.numbers[0]}")
+
+
+class OpenViews(ThreeRooms):
+    """Every seat's view holds the first caller's number."""
+
+    def view(self, seat: int) -> View:
+        return replace(super().view(seat), number=self.instance.numbers[0])
+
+
+class OpenReplies(ThreeRooms):
+    """Caller 1 reads caller 0's number when the clerk is told."""
+
+    def step(self, seat: int, text: str) -> Step:
+        step = super().step(seat, text)
+        if step.error is None and seat == 1 and self.play.to_move is not None:
+            shown = (*step.observations[:2], f"caller 1: x {self.instance.numbers[0]}")
+            return replace(step, observations=shown)
+        return step
+
+
+class TooGoodAScore(ThreeRooms):
+    def outcome(self) -> Outcome:
+        return replace(super().outcome(), score_norm=1.5)
+
+
+class NeverEnds(ThreeRooms):
+    """Moves are accepted after the end."""
+
+    def step(self, seat: int, text: str) -> Step:
+        if self.play.to_move is None:
+            return Step(seat, "message", None, None, ("", "", ""))
+        return super().step(seat, text)
+
+
+class TupleState(ThreeRooms):
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "pair": (1, 2)}
+
+
+class SilentMove(ThreeRooms):
+    """Whoever moves next reads nothing."""
+
+    def step(self, seat: int, text: str) -> Step:
+        step = super().step(seat, text)
+        return step if step.error else replace(step, observations=("", "", ""))
+
+
+class Raises(ThreeRooms):
+    """A number too long for int raises."""
+
+    def _read(self, seat: int, text: str) -> tuple[str, str]:
+        if "\ud800" in text:
+            text.encode()
+        return super()._read(seat, text)
+
+
+class Forgeable(ThreeRooms):
+    """A message may have any lines, also one like the tool's answer."""
+
+    def _read(self, seat: int, text: str) -> tuple[str, str]:
+        if text.startswith("[message]") and seat == self.play.to_move != CLERK:
+            return "message", text.removeprefix("[message] ")
+        return super()._read(seat, text)
+
+
+class Quadratic(ThreeRooms):
+    def _read(self, seat: int, text: str) -> tuple[str, str]:
+        time.sleep((len(text) / 30_000) ** 2 / 10)
+        return super()._read(seat, text)
+
+
+def forgetful(state: Any) -> ThreeRooms:
+    """A restored game that has lost what it was told."""
+    game = three_rooms.restore(state)
+    game.play.told = {}
+    return game
+
+
+def same_key(options: Options, *, seed: int, start: int, num: int) -> list[Instance]:
+    return [replace(i, key="x") for i in three_rooms.generate(options, seed=seed, start=0, num=num)]
+
+
+def by_position(options: Options, *, seed: int, start: int, num: int) -> list[Instance]:
+    fresh = three_rooms.generate(options, seed=seed, start=0, num=num)
+    return [replace(i, key=f"{i.key} {start}") for i in fresh]
+
+
+def one_stream(options: Options, *, seed: int, start: int, num: int) -> list[Instance]:
+    return three_rooms.generate(options, seed=0, start=start, num=num)
+
+
+def wrong_vary(instance: Instance, seat: int, *, seed: int) -> Instance:
+    return instance
+
+
+BROKEN: list[tuple[str, dict[str, Any], str]] = [
+    ("seeding", {"generate": same_key}, "printable key"),
+    ("seeding", {"generate": by_position}, "start and num"),
+    ("seeding", {"generate": one_stream}, "another seed"),
+    ("play", {"SCRIPT_NAMES": ("caller", "nobody")}, "unknown scripted player"),
+    ("play", broken(SilentMove), "must read something"),
+    ("clone", broken(StaleClone), "changed the game"),
+    ("refusals", broken(TalkativeRefusal), "must show nothing"),
+    ("refusals", broken(CostlyRefusal), "whose move it is"),
+    ("refusals", broken(AnyoneMoves), "out of turn"),
+    ("views", broken(OpenPrompts), "the prompt of seat"),
+    ("views", broken(OpenViews), "view"),
+    ("views", broken(OpenReplies), "reads what only seat 0 sees"),
+    ("views", {"vary": wrong_vary}, "must change"),
+    ("outcome", broken(TooGoodAScore), "in [0, 1]"),
+    ("outcome", broken(NeverEnds), "after the end"),
+    ("state", {"restore": forgetful}, "another state"),
+    ("state", broken(TupleState), "JSON"),
+    ("fuzz", broken(Raises), "UnicodeEncodeError"),
+    ("forgery", broken(Forgeable), "can forge this text of the game: '"),
+    ("time", broken(Quadratic), "characters"),
+]
+
+
+@pytest.mark.parametrize(("name", "parts", "words"), BROKEN)
+def test_each_check_finds_a_game_that_breaks_it(
+    name: str, parts: dict[str, Any], words: str
+) -> None:
+    result = results_of(**parts)[name]
+    assert words in result.problem and "\n" not in result.line()
+    assert result.line().startswith(f"FAILED {name}: ")
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        ({"SCRIPT_NAMES": ()}, "play"),
+        ({"vary": lambda instance, seat, *, seed: None}, "views"),
+    ],
+)
+def test_what_cannot_be_checked_is_said(parts: dict[str, Any], name: str) -> None:
+    result = results_of(**parts)[name]
+    assert result.line().startswith(f"not checked {name}: ")
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "words"),
+    [
+        ("ROLES", "ab", "tuple of names"),
+        ("Options", int, "must be a dataclass"),
+        ("new_game", None, ""),
+    ],
+)
+def test_a_module_that_declares_itself_wrongly_is_refused(
+    part: str, value: Any, words: str
+) -> None:
+    parts = {**vars(three_rooms), part: value}
+    if value is None:
+        del parts[part]
+    with pytest.raises(ValueError, match=words or f"must define {part}"):
+        Kit("broken", SimpleNamespace(**parts))
+
+
+def test_a_name_that_is_no_game_gets_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    bad = tmp_path / "bad_game.py"
+    bad.write_text("ROLES = 1 / 0\n")
+    shadow = tmp_path / "json.py"
+    shadow.write_text("")
+    names: list[tuple[str, Callable[[str], bool]]] = [
+        ("matchin", lambda line: "nearest is matching" in line),
+        ("no.such.game", lambda line: "must be one of" in line),
+        (str(tmp_path / "bad_gam.py"), lambda line: "nearest is bad_game.py" in line),
+        (str(bad), lambda line: "ZeroDivisionError" in line),
+        (str(shadow), lambda line: "rename the file" in line),
+    ]
+    for name, expected in names:
+        assert main(["check", name]) == 2
+        out, error = capsys.readouterr()
+        assert not out and error.count("\n") == 1 and expected(error), error
