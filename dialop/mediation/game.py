@@ -12,6 +12,7 @@ lists what differs.
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
@@ -38,6 +39,7 @@ from dialop.mediation.records import (
     act_from_dict,
 )
 from dialop.mediation.score import calendar_costs, conflicts, pair_costs, shared_conflicts
+from dialop.mediation.statements import count_true
 from dialop.mediation.store import instance_from_dict, plain
 from dialop.tags import drop_reasoning, split_move
 
@@ -216,6 +218,29 @@ class MediationGame(Game):
             },
             proposal_norm=inst.norm(self._score(proposals[-1])) if proposals else 0.0,
         )
+
+    def measures(self, seats: Collection[int]) -> dict[str, float]:
+        """What these seats said and did in this game, openings excluded.
+
+        Words and questions are those of messages, statements those of users (docs/metrics.md).
+        """
+        names = ("words", "proposals", "rejections", "questions", "statements", "true_statements")
+        sums = dict.fromkeys(names, 0.0)
+        for number, act in enumerate(self._play.log):
+            if number < self._num_opening or act.seat not in seats:
+                continue
+            sums["proposals"] += act.kind == "propose"
+            sums["rejections"] += act.kind == "reject"
+            if act.kind == "message":
+                sums["words"] += len(act.text.split())
+                sums["questions"] += "?" in act.text
+                view = self.view(act.seat)
+                if isinstance(view, UserView):
+                    past = [self._seen(act.seat, earlier) for earlier in self._play.log[:number]]
+                    true, stated = count_true(view, act.text, [a for a in past if a is not None])
+                    sums["statements"] += stated
+                    sums["true_statements"] += true
+        return sums
 
     def state(self) -> dict[str, Any]:
         """Instance, options and play as plain JSON values."""

@@ -1,0 +1,135 @@
+"""What the scripted agent believes about both users, from what it sees and what they say.
+
+Calendar: a stated cost counts as it is; stated events give the cost of every flight; else the
+shared events count at the mean importance. Prices and the arrival weight: the posterior mean over
+all weights and mean prices that fit the listed prices and the stated terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.special import log_ndtr
+
+from dialop.mediation.records import AGENT, USERS, AgentView, Costs, Pair
+from dialop.mediation.search import MEAN_IMPORTANCE, Floats, best_pair, middle
+from dialop.mediation.statements import Span, cost_of_events, read_statements
+
+# Points that a rejection takes from a flight, where the user has not said what it costs.
+_REJECTED = 15.0
+_LEAST_PRICE = 50
+_MEANS = np.arange(50, 1000, 10, dtype=np.float64)
+
+
+@dataclass(slots=True)
+class _Told:
+    """What one user has said and answered so far."""
+
+    costs: dict[int, int] = field(default_factory=dict)
+    events: list[Span] = field(default_factory=list)
+    terms: list[tuple[Pair, Costs]] = field(default_factory=list)
+    rejected: list[int] = field(default_factory=list)
+
+    @property
+    def anything(self) -> bool:
+        return bool(self.costs or self.events or self.terms)
+
+
+def told_by(view: AgentView, *, listen: bool) -> tuple[_Told, _Told]:
+    """What the users have said (nothing unless `listen`) and which flights they rejected."""
+    told, last = (_Told(), _Told()), None
+    for act in view.log:
+        if act.kind == "propose":
+            last = act.flights
+        elif act.seat == AGENT:
+            continue
+        elif act.kind == "reject" and last is not None:
+            told[act.seat].rejected.append(last[act.seat])
+        elif act.kind == "message" and listen:
+            stated = read_statements(act.text, view.options.brief)
+            told[act.seat].costs.update(stated.costs)
+            told[act.seat].events.extend(stated.events)
+            if stated.terms is not None and last is not None:
+                told[act.seat].terms.append((last, stated.terms))
+    return told
+
+
+def believed_best(view: AgentView, *, listen: bool = True) -> Pair:
+    """The pair with the highest believed score."""
+    told = told_by(view, listen=listen)
+    first, second = (
+        _calendar(view, user, told[user])
+        + price_points(
+            view.prices[user],
+            [(view.prices[user][pair[user]], terms.price) for pair, terms in told[user].terms],
+            max_weight=view.max_price_pref,
+        )
+        for user in USERS
+    )
+    gaps = [
+        (abs(view.arrivals[0][pair[0]] - view.arrivals[1][pair[1]]) // 60, terms.arrival)
+        for user in USERS
+        for pair, terms in told[user].terms
+    ]
+    weight = arrival_weight(gaps, max_weight=view.max_arrival_pref)
+    return best_pair((first, second), view.arrivals, arrival_weight=weight)
+
+
+def _calendar(view: AgentView, user: int, told: _Told) -> Floats:
+    """The believed calendar cost of each flight [F], with the rejections that nothing explains."""
+    points = -MEAN_IMPORTANCE * np.array(view.conflicts[user], dtype=np.float64)
+    if told.events and view.flights:
+        spans = [(flight.start, flight.end) for flight in view.flights[user]]
+        points = np.array([cost_of_events(told.events, span) for span in spans], dtype=np.float64)
+    elif told.costs:
+        # A user that states only some flights states its best ones.
+        points = np.minimum(points, min(told.costs.values()) - 1.0)
+    for flight, cost in told.costs.items():
+        if flight < len(points):
+            points[flight] = cost
+    if not told.terms:
+        for flight in told.rejected:
+            points[flight] -= _REJECTED
+    return points
+
+
+def price_points(
+    prices: Sequence[int], stated: Sequence[tuple[int, int]], *, max_weight: int
+) -> Floats:
+    """The posterior mean of each flight's price term [F].
+
+    `stated` holds (price, term) of proposals. The prior is the game's: weights uniform from 1 to
+    `max_weight`, mean prices m uniform from 50 to 999, prices max(50, normal(m, m)).
+    """
+    price_F = np.array(prices, dtype=np.float64)
+    if not max_weight:
+        return np.zeros_like(price_F)
+    mean_M1 = _MEANS[:, None]
+    z = (price_F - mean_M1) / mean_M1
+    log_M = np.where(price_F > _LEAST_PRICE, -0.5 * z * z - np.log(mean_M1), log_ndtr(z)).sum(
+        axis=1
+    )
+    weight_W = np.arange(1, max_weight + 1, dtype=np.float64)
+    log_MW = np.repeat(log_M[:, None], max_weight, axis=1)
+    for price, term in stated:
+        exact = -weight_W * (price - mean_M1) / mean_M1
+        # A term is rounded towards 0 and the grid of means is coarse, so a point of error is usual.
+        log_MW = log_MW - 0.5 * (exact - term) ** 2
+    share_MW = np.exp(log_MW - log_MW.max())
+    share_MW /= share_MW.sum()
+    # The mean of -w (p - m) / m over all weights and means.
+    return -np.einsum("mw,w,mf->f", share_MW, weight_W, z)
+
+
+def arrival_weight(stated: Sequence[tuple[int, int]], *, max_weight: int) -> float:
+    """The posterior mean of the arrival weight from (whole hours of gap, term) of proposals."""
+    if not max_weight:
+        return 0.0
+    fitting = [
+        weight
+        for weight in range(1, max_weight + 1)
+        if all(-(weight * hours // 3) == term for hours, term in stated)
+    ]
+    return sum(fitting) / len(fitting) if fitting else middle(max_weight)

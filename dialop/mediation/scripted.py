@@ -1,0 +1,136 @@
+"""Scripted players of mediation, for imitation, evaluation and tests. They use only a view.
+
+A player plays any seat: as a user it tells and judges, as the agent it listens and searches. It is
+a pure function of its spec, its seed and the view, so it can be copied, forked and called again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from dialop.game import Lesson
+from dialop.mediation import wording
+from dialop.mediation.belief import believed_best, told_by
+from dialop.mediation.records import AGENT, USERS, AgentView, UserView
+from dialop.specs import number, parse_spec, unknown
+
+Tell = Literal["costs", "top", "calendar"]
+TELLS: tuple[Tell, ...] = ("costs", "top", "calendar")
+NAMES = ("random", "solo", "honest")
+_OPTIONS = {
+    "random": ("slip",),
+    "solo": ("strict", "slip"),
+    "honest": ("tell", "probe", "strict", "slip"),
+}
+_NUM_TOP = 3
+_MAX_REJECTIONS = 2
+_NEVER = 1000.0  # points
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedPlayer:
+    """One scripted player.
+
+    - `tell`: what an honest user states first: the calendar cost of all flights ("costs") or of its
+      best few ("top"), or all events with their importance ("calendar"; full style alone).
+    - `probe`: how many proposals an honest user rejects only to state their terms.
+    - `strict`: a user also rejects, at most twice, a flight whose points are this much below its
+      best calendar cost.
+    - `slip`: the probability that it first sends a malformed move and then repairs it.
+    """
+
+    name: str
+    seed: int
+    tell: Tell = "costs"
+    probe: int = 0
+    strict: float = _NEVER
+    slip: float = 0.0
+
+    def act(self, view: UserView | AgentView) -> str:
+        """The player's next move as text. `view` must belong to the seat to move."""
+        return self.lesson(view).text
+
+    def lesson(self, view: UserView | AgentView) -> Lesson:
+        """The next move as an example to imitate."""
+        if view.to_move != view.seat:
+            raise ValueError(f"seat {view.seat} is not to move")
+        rng = np.random.default_rng((self.seed, view.seat, len(view.log)))
+        text = self._book(view, rng) if isinstance(view, AgentView) else self._travel(view, rng)
+        if self.slip and not view.num_errors_this_turn and rng.random() < self.slip:
+            text = wording.malformed(text, rng)
+        return Lesson(text)
+
+    def reseeded(self, seed: int) -> ScriptedPlayer:
+        """The same player with another seed."""
+        return replace(self, seed=seed)
+
+    def _book(self, view: AgentView, rng: np.random.Generator) -> str:
+        """The agent: asks a user that has stated nothing, once, then proposes what seems best."""
+        if self.name == "random":
+            first, second = (int(rng.integers(len(flights))) for flights in view.conflicts)
+            return wording.proposal((first, second))
+        listens = self.name == "honest" and view.options.messages
+        if listens:
+            asked = {act.room for act in view.log if act.kind == "message" and act.seat == AGENT}
+            told = told_by(view, listen=True)
+            for user in USERS:
+                if not told[user].anything and user not in asked:
+                    return wording.question(user, rng, brief=view.options.brief)
+        return wording.proposal(believed_best(view, listen=listens))
+
+    def _travel(self, view: UserView, rng: np.random.Generator) -> str:
+        """A user: judges a proposal, else tells what it has not told yet."""
+        if view.answer_due:
+            return wording.answer("reject" if self._rejects(view) else "accept")
+        brief = view.options.brief
+        if self.name != "honest":
+            return wording.greeting(rng, brief=brief)
+        proposed = [act.costs for act in view.log if act.costs is not None]
+        has_spoken = any(act.kind == "message" and act.seat == view.seat for act in view.log)
+        if has_spoken and proposed and proposed[-1] is not None:
+            return wording.terms_message(proposed[-1], rng, brief=brief)
+        if self.tell == "calendar" and not brief:
+            return wording.events_message(view.events, rng)
+        costs = dict(enumerate(view.calendar_costs))
+        if self.tell == "top":
+            best = sorted(costs, key=lambda flight: -costs[flight])[:_NUM_TOP]
+            costs = {flight: cost for flight, cost in costs.items() if flight in best}
+        return wording.costs_message(costs, rng, brief=brief)
+
+    def _rejects(self, view: UserView) -> bool:
+        num_rejected = sum(act.kind == "reject" for act in view.log)
+        if self.name == "honest" and view.options.messages and num_rejected < self.probe:
+            return True
+        costs = next(act.costs for act in reversed(view.log) if act.costs is not None)
+        regret = max(view.calendar_costs) - costs.total
+        return regret >= self.strict and num_rejected < _MAX_REJECTIONS
+
+
+def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
+    """Build a player from a spec such as "honest:tell=top,probe=1,slip=0.05".
+
+    The name is "random" (any pair, accepts anything), "solo" (the agent books from what it sees,
+    users say nothing of use) or "honest". Options: tell=costs|top|calendar and probe=0..9 (honest
+    only), strict=0..1000 (solo and honest), slip=0..1 (all).
+
+    Raises:
+        ValueError: for an unknown name, option or value; names the valid ones.
+    """
+    name, values = parse_spec(spec, _OPTIONS)
+    tell = values.get("tell", "costs")
+    if tell not in TELLS:
+        raise ValueError(unknown("tell", tell, TELLS))
+    probe = number("probe", values.get("probe", "0"), low=0, high=9)
+    if not probe.is_integer():
+        raise ValueError(f"probe must be a whole number from 0 to 9, got {values['probe']!r}")
+    return ScriptedPlayer(
+        name,
+        seed,
+        next(choice for choice in TELLS if choice == tell),
+        int(probe),
+        number("strict", values.get("strict", str(_NEVER)), low=0, high=_NEVER),
+        number("slip", values.get("slip", "0"), low=0, high=1),
+    )

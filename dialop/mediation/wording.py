@@ -1,0 +1,90 @@
+"""The wording of scripted players' moves: several phrasings in the full style, one in the brief.
+
+`statements.read_statements` reads every phrasing of costs, terms and events back exactly. Makes no
+decisions about play.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dialop.mediation.moves import render_proposal
+from dialop.mediation.records import Costs, Event, Pair
+from dialop.mediation.texts import cost_lines, event_text
+
+SMALL_TALK = "hi"
+ASK = "?"
+_GREETINGS = ("Hello!", "Hi, please book me a flight.", "Good morning. I need a flight.")
+_QUESTIONS = (
+    "What does each of your flights cost you in your calendar?",
+    "Which of your flights are in the way of important events?",
+    "Please tell me the importance of the events that each flight overlaps.",
+)
+_OPENERS = ("Hi!", "Here is my calendar.", "These matter to me.", "Hello, this is what I have.", "")
+_REASONS = ("Not that one.", "I hope for something better.", "Can we do better?", "")
+
+
+def greeting(rng: np.random.Generator, *, brief: bool) -> str:
+    """A message that states nothing."""
+    return f"[message] {SMALL_TALK if brief else _pick(_GREETINGS, rng)}"
+
+
+def question(user: int, rng: np.random.Generator, *, brief: bool) -> str:
+    """The agent asks a user for the costs of the flights."""
+    return f"{user}: [message] {ASK if brief else _pick(_QUESTIONS, rng)}"
+
+
+def costs_message(costs: Mapping[int, int], rng: np.random.Generator, *, brief: bool) -> str:
+    """A user states the calendar cost of flights, {id: cost}."""
+    if brief:
+        return "\n".join(["[message]", *cost_lines(costs.items())])
+    verb = _pick((" costs", " costs me", ":"), rng)
+    noun = _pick(("id", "flight"), rng)
+    listing = ", ".join(f"{noun} {flight}{verb} {-cost}" for flight, cost in costs.items())
+    return "[message] " + f"{_pick(_OPENERS, rng)} {listing}.".strip()
+
+
+def events_message(events: Sequence[Event], rng: np.random.Generator) -> str:
+    """A user states events with their importance (full style alone)."""
+    listing = "; ".join(event_text(event) for event in events) or "My calendar is empty"
+    return "[message] " + f"{_pick(_OPENERS, rng)} {listing}".strip()
+
+
+def terms_message(costs: Costs, rng: np.random.Generator, *, brief: bool) -> str:
+    """A user states the terms of the proposal that it rejected."""
+    if brief:
+        return f"[message]\n{costs.calendar} {costs.price} {costs.arrival}"
+    terms = f"calendar {costs.calendar}, price {costs.price}, arrival {costs.arrival}"
+    return "[message] " + f"{_pick(_REASONS, rng)} It gives me {terms}.".strip()
+
+
+def answer(kind: str) -> str:
+    """An answer to a proposal, "accept" or "reject"."""
+    return f"[{kind}]"
+
+
+def proposal(pair: Pair) -> str:
+    """The agent's proposal."""
+    return f"all: [propose] {render_proposal(pair)}"
+
+
+def malformed(text: str, rng: np.random.Generator) -> str:
+    """The same move with a mistake that the rules refuse: a missing or wrong tag, a missing
+    recipient, or a proposal for one user."""
+    if text.startswith("all:"):
+        kind = rng.integers(3)
+        if kind == 0:
+            return text.removeprefix("all: ")
+        if kind == 1:
+            return text.rpartition(",")[0]
+        return text.replace("[propose]", "[proposal]")
+    head, _, content = text.partition("]")
+    if head[0] != "[":
+        return f"{head[3:]}]{content}"
+    return content.strip() or head[1:]
+
+
+def _pick(choices: Sequence[str], rng: np.random.Generator) -> str:
+    return choices[int(rng.integers(len(choices)))]

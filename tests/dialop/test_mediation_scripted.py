@@ -1,0 +1,229 @@
+"""Scripted players of mediation and their statements: exact reading, honest play, real figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mediation_games import BRIEF, FULL, SILENT, SMALL, play, proposal
+
+from dialop.mediation import wording
+from dialop.mediation.belief import arrival_weight, believed_best, price_points
+from dialop.mediation.game import MediationGame
+from dialop.mediation.generate import MediationRecipe, generate_many
+from dialop.mediation.records import (
+    AGENT,
+    AgentView,
+    Costs,
+    MediationInstance,
+    MediationOptions,
+    UserView,
+)
+from dialop.mediation.scripted import make_scripted
+from dialop.mediation.statements import count_true, read_statements
+
+INSTANCES = generate_many(MediationRecipe(), seed=1_000_003, num=60)
+SPECS = ("random", "solo", "honest", "honest:tell=top", "honest:tell=calendar,probe=1")
+
+
+def played(
+    instance: MediationInstance, specs: Sequence[str], options: MediationOptions, seed: int = 0
+) -> MediationGame:
+    game = MediationGame(instance, options)
+    players = [make_scripted(spec, seed=seed) for spec in specs]
+    for _ in range(60):
+        if (seat := game.seat_to_move) is None:
+            break
+        game.step(seat, players[seat].act(game.view(seat)))
+    return game
+
+
+def mean_norm(spec: str, options: MediationOptions = FULL) -> float:
+    games = [played(inst, [spec] * 3, options, seed=i) for i, inst in enumerate(INSTANCES)]
+    assert all(game.outcome().agreed for game in games)
+    return statistics.fmean(game.outcome().score_norm for game in games)
+
+
+def test_what_players_tell_is_worth_something() -> None:
+    random, solo = mean_norm("random"), mean_norm("solo")
+    told, probed = mean_norm("honest"), mean_norm("honest:tell=calendar,probe=1")
+    assert 0.5 < random < 0.7 and random + 0.2 < solo
+    assert solo < told < probed and probed > 0.985
+    assert mean_norm("honest:probe=1", BRIEF) > 0.985
+    assert mean_norm("solo", SILENT) == pytest.approx(solo)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("options", [FULL, BRIEF, SILENT])
+def test_scripted_games_have_no_errors_and_repeat(spec: str, options: MediationOptions) -> None:
+    for instance in INSTANCES[:3]:
+        first, second = (played(instance, [spec] * 3, options, seed=5) for _ in range(2))
+        assert first.state() == second.state() and first.outcome().over
+        assert first.num_errors == (0, 0, 0)
+
+
+def test_any_two_players_finish_a_game_together() -> None:
+    for users in SPECS:
+        for agent in SPECS:
+            game = played(INSTANCES[0], [users, users, agent], FULL)
+            assert game.outcome().agreed
+
+
+@pytest.mark.parametrize("options", [FULL, BRIEF])
+@pytest.mark.parametrize("spec", ["honest:probe=1", "honest:tell=top", "honest:tell=calendar"])
+def test_honest_users_state_only_what_is_true(spec: str, options: MediationOptions) -> None:
+    for seed, instance in enumerate(INSTANCES[:8]):
+        game = played(instance, [spec] * 3, options, seed=seed)
+        for user in (0, 1):
+            measures = game.measures([user])
+            assert measures["statements"] == measures["true_statements"] >= 3
+
+
+def user_view(options: MediationOptions = FULL) -> UserView:
+    view = MediationGame(SMALL, options).view(0)
+    assert isinstance(view, UserView)
+    return view
+
+
+@pytest.mark.parametrize(
+    ("text", "brief", "true", "stated"),
+    [
+        ("id 0 costs 4, flight 1: 7, id 2 costs me 11.", False, 3, 3),
+        ("id 0 costs 5, id 9 costs 1", False, 0, 2),
+        ("id 0 costs 4.5 and id 1 costs 7%", False, 0, 0),
+        ("(4) 5/31 10:00 AM - 5/31 12:00 PM; (8) 5/31 2:00 PM - 5/31 3:00 PM", False, 1, 2),
+        ("It gives me calendar -4, price 5, arrival -1.", False, 0, 1),
+        ("I like mornings.", False, 0, 0),
+        ("0 -4\n1 -6\n2 -11", True, 2, 3),
+        ("0 -4 3", True, 0, 1),
+        ("id 0 costs 4", True, 0, 0),
+    ],
+)
+def test_true_and_false_statements_are_counted(
+    text: str, brief: bool, true: int, stated: int
+) -> None:
+    assert count_true(user_view(BRIEF if brief else FULL), text, ()) == (true, stated)
+
+
+def test_terms_are_true_of_the_last_proposal_before_them() -> None:
+    game = play(MediationGame(SMALL, BRIEF), (0, "[message] a"), (1, "[message] b"))
+    play(game, (2, proposal(1, 0)), (0, "[reject]"), (1, "[reject]"))
+    play(game, (0, "[message] -7 -5 -3"), (1, "[message] -2 1 -3"))
+    assert game.measures([0])["true_statements"] == 1.0
+    assert game.measures([1]) == {**game.measures([1]), "statements": 1.0, "true_statements": 0.0}
+    play(game, (2, proposal(0, 0)), (0, "[reject]"), (1, "[accept]"), (0, "[message] -7 -5 -3"))
+    assert (game.measures([0])["true_statements"], game.measures([0])["statements"]) == (1.0, 2.0)
+    every = game.measures([0, 1, AGENT])
+    assert every == {
+        "words": 11.0, "proposals": 2.0, "rejections": 3.0, "questions": 0.0,
+        "statements": 3.0, "true_statements": 1.0,
+    }  # fmt: skip
+
+
+@given(st.dictionaries(st.integers(0, 199), st.integers(-130, 0), min_size=1), st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_every_wording_is_read_back(costs: dict[int, int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for brief in (False, True):
+        text = wording.costs_message(costs, rng, brief=brief).removeprefix("[message]").strip()
+        assert read_statements(text, brief).costs == costs
+        terms = Costs(-seed, seed - 50, -2)
+        text = wording.terms_message(terms, rng, brief=brief).removeprefix("[message]").strip()
+        assert read_statements(text, brief).terms == terms
+    events = INSTANCES[seed % 60].users[0].events
+    text = wording.events_message(events, rng).removeprefix("[message]").strip()
+    read = read_statements(text, False).events
+    assert [tuple(s) for s in read] == [(e.start, e.end, e.importance) for e in events]
+
+
+@given(st.text(max_size=80))
+@settings(max_examples=100, deadline=None)
+def test_reading_never_raises(text: str) -> None:
+    for brief in (False, True):
+        true, stated = count_true(user_view(BRIEF if brief else FULL), text, ())
+        assert 0 <= true <= stated
+
+
+def test_the_agent_books_the_best_pair_of_what_it_was_told() -> None:
+    plain = replace(SMALL, max_price_pref=0, max_arrival_pref=0)
+    game = MediationGame(plain, BRIEF)
+    play(game, (0, "[message]\n0 -9\n1 -1\n2 -8"), (1, "[message]\n0 -9\n1 0"))
+    view = game.view(AGENT)
+    assert isinstance(view, AgentView) and believed_best(view) == (1, 1)
+    assert make_scripted("honest", seed=0).act(view) == proposal(1, 1)
+
+
+def test_the_agent_asks_a_silent_user_once_and_tries_another_flight_after_a_rejection() -> None:
+    game = play(MediationGame(SMALL, FULL), (0, "[message] hi"), (1, "[message] id 0 costs 2"))
+    agent = make_scripted("honest", seed=0)
+    assert agent.act(game.view(AGENT)).startswith("0: [message] ")
+    play(game, (2, agent.act(game.view(AGENT))), (0, "[message] no idea"))
+    first = agent.act(game.view(AGENT))
+    assert first.startswith("all: [propose] ")
+    play(game, (2, first), (0, "[reject]"), (1, "[accept]"), (0, "[message] no"))
+    second = agent.act(game.view(AGENT))
+    assert second.startswith("all: [propose] ") and second != first
+
+
+def test_prices_and_the_arrival_weight_are_learned_from_terms() -> None:
+    prices = [100, 300, 200, 250, 150]
+    prior = price_points(prices, [], max_weight=20)
+    assert prior[0] > 0 > prior[1]
+    # The weight is 2 and the mean 200; two stated terms show that prices hardly count.
+    told = price_points(prices, [(100, 1), (300, -1)], max_weight=20)
+    assert abs(told[1]) < abs(prior[1]) / 3
+    assert price_points(prices, [], max_weight=0).tolist() == [0.0] * 5
+    assert arrival_weight([], max_weight=10) == 5.5
+    assert arrival_weight([(9, -21)], max_weight=10) == 7.0
+    assert arrival_weight([(1, -1)], max_weight=10) == 4.0
+    assert arrival_weight([(9, -99)], max_weight=10) == 5.5
+    assert arrival_weight([(9, -21)], max_weight=0) == 0.0
+
+
+def test_a_strict_user_rejects_a_flight_far_below_its_best() -> None:
+    game = play(MediationGame(SMALL, FULL), (0, "[message] hi"), (1, "[message] hi"))
+    play(game, (2, proposal(2, 0)))
+    view = game.view(0)
+    assert make_scripted("solo:strict=9", seed=0).act(view) == "[reject]"
+    assert make_scripted("solo:strict=10", seed=0).act(view) == "[accept]"  # -4 - (-13) is 9
+    assert make_scripted("honest:probe=1", seed=0).act(view) == "[reject]"
+    assert make_scripted("solo", seed=0).act(view) == "[accept]"
+
+
+def test_slips_are_refused_and_repaired() -> None:
+    for options in (FULL, BRIEF):
+        for seed in range(6):
+            game = MediationGame(INSTANCES[0], options)
+            player = make_scripted("honest:probe=1,slip=1", seed=seed)
+            while (seat := game.seat_to_move) is not None:
+                assert game.step(seat, player.act(game.view(seat))).error is not None
+                assert game.step(seat, player.act(game.view(seat))).error is None
+            assert game.outcome().agreed and min(game.num_errors) > 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("honset", "unknown scripted player 'honset'.*did you mean 'honest'"),
+        ("random:probe=1", "unknown option of random 'probe'"),
+        ("honest:tell=all", "unknown tell 'all': choose one of costs, top, calendar"),
+        ("honest:probe=1.5", "probe must be a whole number from 0 to 9, got '1.5'"),
+        ("honest:slip=2", "slip must be a number from 0 to 1, got '2'"),
+    ],
+)
+def test_bad_specs_name_the_valid_ones(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_scripted(spec, seed=0)
+
+
+def test_a_player_moves_only_on_its_turn_and_can_be_reseeded() -> None:
+    game = MediationGame(SMALL, FULL)
+    player = make_scripted("honest", seed=3)
+    with pytest.raises(ValueError, match="seat 2 is not to move"):
+        player.act(game.view(AGENT))
+    assert player.reseeded(4).seed == 4 and player.reseeded(3) == player
