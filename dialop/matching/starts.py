@@ -1,23 +1,20 @@
 """Starts games in the middle of recorded human games.
 
-A start is a number of log entries from the beginning of a record, where each message, proposal and
-answer is one entry. It never includes the end of the game. Only `RecordedGame.begun` turns a start
-into an instance, whose opening holds just these entries.
+Only `RecordedGame.begun` turns a start (dialop/starts.py) into an instance, whose opening holds
+just those entries.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dialop.kit import Entries
 from dialop.matching.board import Action, MatchingInstance
 from dialop.matching.recorded import begun, instance_from_record, moves_from_record
 from dialop.rows import read_rows
-
-Entries = int | float | str
-RANDOM = "random"
+from dialop.starts import start_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,48 +35,10 @@ class RecordedGame:
 
         Its key is the board's key and the number of entries.
         """
-        num = start_length(self, entries, uniform=uniform)
+        num = start_length(self.num_words, self.num_words_in_all, entries, uniform=uniform)
         if num == 0:
             return self.board
         return begun(self.record, num, key=f"{self.board.key}+{num}")
-
-
-def checked_entries(value: object) -> Entries:
-    """Check a start as given in the settings and return it.
-
-    Valid are a number of entries (0: from the beginning), "random", or a share of the words between
-    0 and 1. Raises ValueError for anything else.
-    """
-    count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    share = isinstance(value, float) and math.isfinite(value) and 0 < value < 1
-    if count or share or value == RANDOM:
-        assert isinstance(value, (int, float, str))
-        return value
-    raise ValueError(
-        f"a start must be a number of entries, 'random', or a share of the words between 0 and 1, "
-        f"got {value!r}"
-    )
-
-
-def start_length(game: RecordedGame, entries: Entries, *, uniform: float) -> int:
-    """The number of log entries in the start, never so many that the game is over.
-
-    A number of entries is taken as it is, "random" draws every possible number with equal
-    probability, and a share takes the most entries that hold at most that share of all words.
-    """
-    most = len(game.num_words)
-    if entries == RANDOM:
-        return min(most, int(uniform * (most + 1)))
-    if isinstance(entries, int):
-        return min(most, entries)
-    assert isinstance(entries, float)
-    room, num = entries * game.num_words_in_all, 0
-    for words in game.num_words:
-        room -= words
-        if room < 0:
-            break
-        num += 1
-    return num
 
 
 def read_recorded(path: Path) -> list[RecordedGame]:

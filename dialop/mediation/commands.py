@@ -10,6 +10,7 @@ from typing import Any
 
 from dialop.mediation.game import MediationGame
 from dialop.mediation.generate import MediationRecipe, generate_many
+from dialop.mediation.kit import Options
 from dialop.mediation.recorded import replay
 from dialop.mediation.records import MediationInstance, MediationOptions
 from dialop.mediation.score import pair_scores
@@ -25,33 +26,29 @@ __all__ = [
     "write_instances",
 ]
 
-_HELP = {
-    "days": "length of the window, from 9:00 of the first day to 19:00 of the last",
-    "flights": "flights drawn for each user; those without a conflict are dropped",
-    "keep_flights": "keep exactly this many of the rest; 0 keeps all",
-    "events": "keep exactly this many events of each user; 0 keeps all",
-    "p_event": "probability of an event at a free half hour",
-    "p_shared": "share of the events whose times the agent sees",
-    "max_price_pref": "the users' price weights are 1 to this; 0 means that prices do not count",
-    "max_arrival_pref": "the arrival weight is 1 to this; 0 means that arrivals do not count",
-}
+_RECIPE = tuple(entry.name for entry in fields(MediationRecipe))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `generate`, those of `MediationRecipe`."""
-    for item in fields(MediationRecipe):
-        flag = "--" + item.name.replace("_", "-")
-        kind = float if isinstance(item.default, float) else int
-        parser.add_argument(flag, type=kind, default=item.default, help=_HELP[item.name])
+    """Add the options of `generate`, those of the recipe."""
+    for entry in fields(Options):
+        if entry.name in _RECIPE:
+            parser.add_argument(
+                "--" + entry.name.replace("_", "-"),
+                type=type(entry.default),
+                default=entry.default,
+                help=entry.metadata["sentence"],
+            )
 
 
 def generate(args: argparse.Namespace) -> tuple[Sequence[MediationInstance], str]:
     """The instances that the options ask for, and their mean figures in one line."""
-    recipe = MediationRecipe(
-        **{item.name: getattr(args, item.name) for item in fields(MediationRecipe)}
-    )
     instances = generate_many(
-        recipe, seed=args.seed, num=args.num, start=args.start, processes=args.processes
+        MediationRecipe(**{name: getattr(args, name) for name in _RECIPE}),
+        seed=args.seed,
+        num=args.num,
+        start=args.start,
+        processes=args.processes,
     )
     return instances, figures(instances) if instances else ""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from dialop.kit import SHARED, NoOptions, load_kit
-from dialop.matching.starts import checked_entries
+from dialop.starts import checked_entries
 from selfplay.config.collab import CollabConfig
 from selfplay.config.partners import DriftMonitorConfig
 from selfplay.config.player_spec import PERSON, parse_shares

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from dialop.game import Instance
 from dialop.kit import Recorded
-from dialop.matching.starts import checked_entries
+from dialop.starts import checked_entries
 from selfplay.config import Config, GameConfig, StageConfig
 from selfplay.config.settings import SettingsError
 from selfplay.data.instances import (

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dialop.kit import Entries
-from dialop.matching.starts import checked_entries
 from dialop.rows import read_records
+from dialop.starts import checked_entries
 from selfplay.config import (
     Config,
     DataConfig,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import eval as door
 from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
 from dialop.matching.recorded import begun, moves_from_record
 from dialop.matching.roster import PAPERS, REVIEWERS
-from dialop.matching.starts import RecordedGame, checked_entries, read_recorded, start_length
+from dialop.matching.starts import RecordedGame, read_recorded
 from dialop.matching.store import read_instances
 from dialop.rows import read_records
+from dialop.starts import checked_entries, start_length
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, load_config
 from selfplay.config.settings import SettingsError
@@ -110,10 +112,11 @@ def test_lengths_by_hand(tmp_path: Path) -> None:
     """A start has at most six entries: the seventh ends the game. 3 of 9 words are a third."""
     game = the_game(tmp_path)
     assert game.num_words == (3, 4, 0, 0, 0, 2) and game.num_words_in_all == 9
-    assert [start_length(game, k, uniform=0.0) for k in (0, 1, 6, 7, 99)] == [0, 1, 6, 6, 6]
+    length = partial(start_length, game.num_words, game.num_words_in_all)
+    assert [length(k, uniform=0.0) for k in (0, 1, 6, 7, 99)] == [0, 1, 6, 6, 6]
     shares = {0.3: 0, 0.34: 1, 0.77: 1, 0.78: 5, 0.99: 5}
-    assert {s: start_length(game, s, uniform=0.0) for s in shares} == shares
-    drawn = [start_length(game, "random", uniform=(n + 0.5) / 70) for n in range(70)]
+    assert {s: length(s, uniform=0.0) for s in shares} == shares
+    drawn = [length("random", uniform=(n + 0.5) / 70) for n in range(70)]
     assert [drawn.count(k) for k in range(7)] == [10] * 7
 
 
