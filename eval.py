@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from torch.distributed.elastic.multiprocessing.errors import record
 from transformers import AutoConfig
 
 from selfplay.chat.rendering import Rendering
@@ -342,4 +343,4 @@ def one_policy(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(record(main)())  # torchrun's summary then tells how a rank ended

@@ -17,6 +17,8 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from torch.distributed.elastic.multiprocessing.errors import record
+
 from selfplay.checkpoint import finish, save_checkpoint
 from selfplay.checkpoint.whole import REFUSALS
 from selfplay.colocation.handover import sleep_engine
@@ -206,4 +208,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(record(main)())  # torchrun's summary then tells how a rank ended

@@ -132,9 +132,13 @@ def _copy_into(
     """Push to an engine in this process, which copies by name. An engine that runs the model
     itself takes only the version."""
     began_s = time.perf_counter()
-    engine.update_weights(
-        ((n, cast_full_tensor(w.merged(), dtype)) for n, w in weights.items()), version
-    )
+    named = ((name, cast_full_tensor(w.merged(), dtype)) for name, w in weights.items())
+    try:
+        engine.update_weights(named, version)
+    except EngineFault:
+        for _ in named:  # the other ranks wait for this rank's part of each gather
+            pass
+        raise
     num_bytes = sum(w.base.numel() for w in weights.values()) * dtype.itemsize
     return Pushed(num_bytes, 1, 0.0, time.perf_counter() - began_s)
 

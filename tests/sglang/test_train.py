@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import psutil
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+KILLED_IN_PLAY = pathlib.Path(__file__).resolve().parent / "killed_in_play.py"
 STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"
 # Many passes over a rollout make an update long enough to interrupt, and move the policy far.
 SETTINGS = (
@@ -41,16 +42,19 @@ Train = Callable[..., tuple[subprocess.Popen[str], pathlib.Path]]
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
-    """`start(name, *settings, torchrun=0)` runs train.py in the folder of that name."""
+    """`start(name, *settings, torchrun=0)` runs train.py, or another script that takes its words,
+    in the folder of that name."""
     home = tmp_path_factory.mktemp("runs")
     started: list[subprocess.Popen[str]] = []
 
-    def start_one(name: str, *settings: str, torchrun: int = 0) -> Any:
+    def start_one(
+        name: str, *settings: str, torchrun: int = 0, script: pathlib.Path = ROOT / "train.py"
+    ) -> Any:
         folder = home / name
         if not folder.exists():
             begin_warm(folder)
         words = ("--config", str(write_tiny(folder)), f"out={folder}", *SETTINGS, *settings)
-        process = processes.start(ROOT / "train.py", *words, torchrun=torchrun, path=(STAND_INS,))
+        process = processes.start(script, *words, torchrun=torchrun, path=(STAND_INS,))
         started.append(process)
         return process, folder
 
@@ -106,8 +110,9 @@ def caught_in_updates(
         time.sleep(0.05)
 
 
-def final_output(process: subprocess.Popen[str]) -> str:
-    return process.communicate(timeout=GENEROUS_S)[0]
+def final_output(process: subprocess.Popen[str], *, num_starts: int = 1) -> str:
+    """What the process printed from here to its end; it may start this many engines."""
+    return process.communicate(timeout=num_starts * GENEROUS_S)[0]
 
 
 def schedulers(everyone: list[psutil.Process]) -> list[psutil.Process]:
@@ -179,10 +184,10 @@ def test_a_signal_in_an_update_leaves_no_process(ended: dict[str, Ended], name: 
     assert (len(metrics_of(ended[name].folder)) > 0) == (name == "kill")
 
 
-def test_an_engine_that_dies_or_hangs_in_an_update_ends_the_run_at_the_push(start: Train) -> None:
+def test_an_engine_that_dies_or_hangs_in_an_update_is_restarted_at_the_push(start: Train) -> None:
     runs = {
-        "crash": start("crash", FOR_EVER),
-        "hang": start("hang", FOR_EVER, "engine.timeout_s=10"),
+        "crash": start("crash", "steps=2"),
+        "hang": start("hang", "steps=2", "engine.timeout_s=10"),
     }
     signals = {"crash": signal.SIGKILL, "hang": signal.SIGSTOP}
     everyone = []
@@ -191,12 +196,34 @@ def test_an_engine_that_dies_or_hangs_in_an_update_ends_the_run_at_the_push(star
     ):
         schedulers(family)[0].send_signal(signals[name])
         everyone += family
-    outputs = {name: final_output(process) for name, (process, _) in runs.items()}
+    outputs = {name: final_output(process, num_starts=2) for name, (process, _) in runs.items()}
     assert processes.seconds_until_gone(everyone) < 10
-    assert [process.returncode for process, _ in runs.values()] == [1, 1]
+    for name, (process, folder) in runs.items():
+        assert process.returncode == 0, outputs[name]
+        assert outputs[name].count("engine up") == 2, outputs[name]
+        check_finished(folder, 2)
+        assert [line["num_engine_restarts"] for line in metrics_of(folder)] == [1, 0]
     gone = r"the engine (is gone \(|died during a weight push: )pid \d+ with exit code -9"
     assert re.search(gone, outputs["crash"])
     assert "gave no answer within 10 s during a weight push" in outputs["hang"]
+
+
+def test_an_engine_killed_in_play_is_restarted_and_only_unfinished_games_are_played_again(
+    start: Train,
+) -> None:
+    """`killed_in_play.py` sends SIGKILL to the scheduler in the second step's games, at a turn
+    before which some games have ended."""
+    words = ("steps=3", "algorithm.epochs=1")
+    process, folder = start("killed in play", *words, script=KILLED_IN_PLAY)
+    output = final_output(process, num_starts=3)
+    assert process.returncode == 0, output
+    assert output.count("engine up") == 2 and output.count("MARK killed") == 1
+    assert re.search(r"engine failure 1 of 3 in a row, rank 0: the engine died during", output)
+    lines = metrics_of(folder)
+    assert [line["num_engine_restarts"] for line in lines] == [0, 1, 0]
+    assert all(line["num_games"] == 16 and line["mismatch_mean"] < 1e-4 for line in lines)
+    kept = processes.marks(output)["played again"]
+    assert 0 < kept["games"] < 16
 
 
 def test_a_killed_run_resumes_to_its_end_and_two_ranks_run_with_an_engine_each(

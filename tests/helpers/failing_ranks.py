@@ -1,0 +1,55 @@
+"""Run by the tests of several ranks: train.py, in which rank 1 fails in one way.
+
+Usage: torchrun --nproc-per-node 2 tests/helpers/failing_ranks.py CASE WORDS OF train.py …
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+from faulty_engine import Faults, FaultyHF
+from processes import say
+from torch.distributed.elastic.multiprocessing.errors import record
+
+import train
+
+
+def engine_fails() -> None:
+    """Rank 1's engine dies in a wave of the first step's games, is silent in one of the second's
+    and dies in a push; rank 0's gives garbage once."""
+    plans: dict[int, dict[tuple[str, int], str]] = {
+        0: {("generate", 16): "nan"},
+        1: {("generate", 11): "dies", ("generate", 22): "hangs", ("push", 3): "dies"},
+    }
+    FaultyHF.faults = Faults(plans[int(os.environ["RANK"])])
+    import selfplay.colocation.start as start
+
+    start.HFEngine = FaultyHF  # type: ignore[misc]
+
+
+def fails_in_play(how: str) -> None:
+    """Rank 1 raises, or is killed, in the second step's games; rank 0 waits for it."""
+    play = train.play_games
+
+    def played(*words: Any, version: int, **named: Any) -> Any:
+        if os.environ["RANK"] == "1" and version == 1:
+            print("the last line of rank 1", file=sys.stderr, flush=True)
+            say("failing", pid=os.getpid())
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError("a bug in rank 1")
+        return play(*words, version=version, **named)
+
+    train.play_games = played
+
+
+if __name__ == "__main__":
+    case, *words = sys.argv[1:]
+    if case == "engine":
+        engine_fails()
+    elif case != "none":
+        fails_in_play(case)
+    sys.exit(record(train.main)(words))

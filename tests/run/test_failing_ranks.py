@@ -1,0 +1,68 @@
+"""Two ranks of which one fails: its engine, or the rank itself."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import processes
+import pytest
+from tiny_run import begin_warm, metrics_of, write_tiny
+
+SCRIPT = processes.TESTS / "helpers" / "failing_ranks.py"
+SETTINGS = ("steps=2", "eval.every=2", "eval.final_games=4")
+
+
+def start(case: str, folder: Path) -> processes.subprocess.Popen[str]:
+    begin_warm(folder)
+    words = ("--config", str(write_tiny(folder)), f"out={folder}", *SETTINGS)
+    return processes.start(SCRIPT, case, *words, torchrun=2)
+
+
+@pytest.mark.slow
+def test_a_rank_waits_while_the_others_engine_is_restarted(tmp_path: Path) -> None:
+    """The run ends as one without faults: the same games, log-probs up to rounding."""
+    folders = {case: tmp_path / case / "run" for case in ("none", "engine")}
+    for folder in folders.values():
+        folder.parent.mkdir()
+    runs = {case: start(case, folder) for case, folder in folders.items()}
+    said = {case: run.communicate(timeout=240)[0] for case, run in runs.items()}
+    for case, run in runs.items():
+        assert run.returncode == 0, said[case][-4000:]
+    assert said["engine"].count("engine failure 1 of 3 in a row") == 4
+    straight, faulty = (metrics_of(folders[case]) for case in ("none", "engine"))
+    assert sum(line.pop("num_engine_restarts") for line in straight) == 0
+    assert sum(line.pop("num_engine_restarts") for line in faulty) >= 1
+    assert faulty == [
+        {name: pytest.approx(value, rel=1e-3, abs=1e-5) for name, value in line.items()}
+        for line in straight
+    ]
+    texts = [(folder / "games.jsonl").read_text() for folder in folders.values()]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("raises", ("exitcode  : 1", "OSError: a bug in rank 1")),
+        ("killed", ("exitcode  : -9", "Signal 9 (SIGKILL) received by PID")),
+    ],
+)
+def test_a_rank_that_ends_ends_all_within_a_minute_by_name(
+    tmp_path: Path, how: str, told: tuple[str, ...]
+) -> None:
+    """torchrun's summary names the rank and its cause; the rank's last lines stand above it."""
+    run = start(how, tmp_path / "run")
+    output = processes.read_until(run, "MARK failing")
+    everyone, began_s = processes.tree(run), time.perf_counter()
+    rest, _ = run.communicate(timeout=90)
+    assert time.perf_counter() - began_s < 60
+    assert processes.seconds_until_gone(everyone) < 5
+    assert run.returncode != 0
+    assert "the last line of rank 1" in output
+    summary = rest[rest.index("Root Cause") :]
+    assert "rank      : 1 (local_rank: 1)" in summary
+    for part in told:
+        assert part in summary, summary
+    assert metrics_of(tmp_path / "run")[-1]["step"] == 1
