@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.checkpoint import export_atomically, keep_newest, resume, set_damaged_aside
-from selfplay.checkpoint.whole import clear_leftovers, damage, whole
+from selfplay.checkpoint.whole import clear_leftovers, damage, discard, whole
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.restarts import Restarts
 from selfplay.colocation.start import load_engine
@@ -44,7 +44,7 @@ from selfplay.model.policy import DTYPES, export, load_sharded, scratch_model
 from selfplay.partners.judge import make_judge
 from selfplay.partners.partners import Partners, make_partners
 from selfplay.preflight.model import check_model
-from selfplay.warm_start import scratch_tokenizer, tokenizer_folder, warm_start
+from selfplay.warm_start import progress_folder, scratch_tokenizer, tokenizer_folder, warm_start
 
 
 def open_world(config: Config) -> World:
@@ -194,8 +194,13 @@ def mend(folder: Path) -> None:
 
     Raises SettingsError, with what to do, for other damage in what this run starts from.
     """
-    clear_leftovers([folder, folder / "checkpoints", folder / "policy_pool"])
+    imitation = progress_folder(folder)
+    checkpoints = (folder / "checkpoints", imitation / "checkpoints")
+    clear_leftovers([folder, *checkpoints, folder / "policy_pool"])
+    if (folder / "warm_start").exists():
+        discard(imitation)
     set_damaged_aside(folder)
+    set_damaged_aside(imitation)
     for part in (folder / "tokenizer", folder / "random_start", folder / "warm_start"):
         found = damage(part) if part.exists() else None
         if found is not None:
@@ -259,6 +264,7 @@ def first_weights(
         learner = make_learner(without_lora(config), own, world, reference=False)
         warm_start(learner, config, rendering, folder=folder)
         export_atomically(learner.model, tokenizer, warm, world=world)
+        on_first_rank(partial(discard, progress_folder(folder)), world)
     return warm
 
 

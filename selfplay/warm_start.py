@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dialop.kit import Played
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
+from selfplay.checkpoint import resume, save_checkpoint
+from selfplay.checkpoint.whole import damage, whole
 from selfplay.config import (
     Config,
     DataConfig,
@@ -35,7 +38,7 @@ from selfplay.credit.advantages import imitation_samples
 from selfplay.credit.sample import Sample
 from selfplay.data.instances import TEACHERS, TOKENIZER, generated, imitated_people
 from selfplay.data.seeds import named_seed
-from selfplay.distributed import World
+from selfplay.distributed import World, barrier
 from selfplay.games import kit_of
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.objective import Part
@@ -51,6 +54,7 @@ from selfplay.rollout.players import Teacher
 from selfplay.rollout.seating import scripted_games, teacher_games, teacher_mixture
 
 LOG_EVERY = 50  # optimizer steps per line of the warm start's log
+MOST_OF_A_PART = 1000  # games that are kept together
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,11 @@ def tokenizer_folder(model: ModelConfig, folder: Path) -> Path:
     return folder / "tokenizer" if model.path is None else local_folder(model.path)
 
 
+def progress_folder(folder: Path) -> Path:
+    """Where a run keeps what an unfinished warm start goes on with; deleted when it ends."""
+    return folder / "warm_start_progress"
+
+
 def _texts(
     game: GameConfig, rollout: RolloutConfig, specs: Sequence[str], instances: Sequence[Any]
 ) -> Iterator[str]:
@@ -121,6 +130,11 @@ def teacher_samples(
     Transcripts above `rollout.max_game_tokens` are dropped. Raises SettingsError if these are more
     than 5 %.
     """
+    transcripts = _play(settings, rendering, start=start, num=num)
+    return _fitting(transcripts, "the teachers' games", limit=settings.rollout.max_game_tokens)
+
+
+def _play(settings: TeacherSettings, rendering: Rendering, *, start: int, num: int) -> list[Sample]:
     instances = generated(
         TEACHERS,
         game=settings.game,
@@ -137,8 +151,7 @@ def teacher_samples(
         seed=settings.seed,
         rendering=rendering,
     )
-    samples = imitation_samples(play_scripted(setups, limits=limits_of(settings.rollout)))
-    return _fitting(samples, "the teachers' games", limit=settings.rollout.max_game_tokens)
+    return imitation_samples(play_scripted(setups, limits=limits_of(settings.rollout)))
 
 
 def people_samples(
@@ -173,32 +186,75 @@ def _fitting(samples: Sequence[Sample], whose: str, *, limit: int) -> list[Sampl
     return fitting
 
 
-def _play_in_processes(
-    settings: TeacherSettings, tokenizer: Path, chat_template: dict[str, object]
+def kept_samples(
+    config: Config, rendering: Rendering, *, folder: Path, world: World
 ) -> list[Sample]:
-    """The transcripts of all the warm start's games, played by `data.processes` processes with one
-    thread each. `tokenizer` is its folder, `chat_template` the template's settings."""
-    num, processes = settings.warm_start.num_games, settings.data.processes
-    job_settings = replace(settings, data=replace(settings.data, processes=1))
-    chunk = -(-num // (4 * processes))
-    jobs = [
-        (job_settings, tokenizer, chat_template, start, min(chunk, num - start))
-        for start in range(0, num, chunk)
+    """The transcripts of all the warm start's games, as `teacher_samples` gives them.
+
+    The games are played in parts, which the ranks share and keep in the run's `folder` as they are
+    played. A part that is there is not played again. With `data.processes` above 1 each rank has as
+    many processes, with one thread each. Every rank must call.
+    """
+    settings, processes = TeacherSettings.of(config), config.data.processes
+    num_games = config.warm_start.num_games
+    size = min(MOST_OF_A_PART, -(-num_games // (4 * processes)))
+    kept = progress_folder(folder)
+    parts = [
+        (kept / f"games_{start:08d}", start, min(size, num_games - start))
+        for start in range(0, num_games, size)
     ]
-    with ProcessPoolExecutor(
-        processes, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        return [sample for part in pool.map(_teacher_job, jobs) for sample in part]
+    own = [part for part in parts[world.rank :: world.world_size] if damage(part[0]) is not None]
+    if processes == 1:
+        for part, start, num in own:
+            _keep(_play(settings, rendering, start=start, num=num), part)
+    elif own:
+        job_settings = replace(settings, data=replace(settings.data, processes=1))
+        tokenizer = tokenizer_folder(config.model, folder)
+        jobs = [
+            (job_settings, tokenizer, config.model.chat_template, start, num)
+            for _, start, num in own
+        ]
+        with ProcessPoolExecutor(
+            processes, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+        ) as pool:
+            for (part, _, _), samples in zip(own, pool.map(_play_job, jobs), strict=True):
+                _keep(samples, part)
+    barrier(world)
+    samples = [sample for part, _, _ in parts for sample in _kept(part)]
+    return _fitting(samples, "the teachers' games", limit=config.rollout.max_game_tokens)
 
 
-def _teacher_job(
+def _play_job(
     job: tuple[TeacherSettings, Path, dict[str, object], int, int],
 ) -> list[Sample]:
     settings, tokenizer, chat_template, start, num = job
     rendering = make_rendering(
         AutoTokenizer.from_pretrained(tokenizer), template_kwargs=chat_template
     )
-    return teacher_samples(settings, rendering, start=start, num=num)
+    return _play(settings, rendering, start=start, num=num)
+
+
+def _keep(samples: Sequence[Sample], folder: Path) -> None:
+    """Write what imitation reads of the samples: names, ids and masks."""
+    with whole(folder) as place:
+        tensors = {
+            "lengths": torch.tensor([len(s.ids) for s in samples]),
+            "ids": torch.tensor([i for s in samples for i in s.ids], dtype=torch.int32),
+            "masks": torch.tensor([m for s in samples for m in s.mask], dtype=torch.uint8),
+        }
+        save_file(tensors, place / "samples.safetensors")
+        (place / "names.json").write_text(json.dumps([s.name for s in samples]))
+
+
+def _kept(folder: Path) -> list[Sample]:
+    tensors = load_file(folder / "samples.safetensors")
+    lengths = tensors["lengths"].tolist()
+    names = json.loads((folder / "names.json").read_text())
+    parts = (tensors[name].split(lengths) for name in ("ids", "masks"))
+    return [
+        Sample(name, ids.tolist(), mask.tolist(), [0.0] * len(ids), mask.float().tolist())
+        for name, ids, mask in zip(names, *parts, strict=True)
+    ]
 
 
 def warm_start_batches(
@@ -225,25 +281,24 @@ def warm_start(
 ) -> dict[str, float]:
     """Train the learner, in place, to imitate the teachers. Each rank takes its share of a batch.
 
-    Writes `warm_start.jsonl` to the run's `folder`, which also holds a scratch model's tokenizer.
-    Returns the metrics averaged over the last LOG_EVERY optimizer steps.
+    Writes `warm_start.jsonl` to the run's `folder`, and to `progress_folder` what a restart goes on
+    with: the games, and a checkpoint every `warm_start.save_every` optimizer steps. Returns the
+    metrics averaged over the last LOG_EVERY optimizer steps.
     """
     warm, world, settings = config.warm_start, learner.world, UpdateSettings.of(config)
-    teachers = TeacherSettings.of(config)
-    if warm.num_games == 0:
-        samples = []
-    elif config.data.processes == 1:
-        samples = teacher_samples(teachers, rendering, start=0, num=warm.num_games)
-    else:
-        tokenizer = tokenizer_folder(config.model, folder)
-        samples = _play_in_processes(teachers, tokenizer, config.model.chat_template)
+    samples = []
+    if warm.num_games > 0:
+        samples = kept_samples(config, rendering, folder=folder, world=world)
     if warm.recorded is not None:
+        teachers = TeacherSettings.of(config)
         samples += _people(teachers, rendering, folder=folder, rank=world.rank)
     batches = warm_start_batches(samples, warm, seed=config.seed)
-    log = StepLog(folder / "warm_start.jsonl", after_step=None, rank=world.rank)
-    recent: deque[dict[str, float]] = deque(maxlen=LOG_EVERY)
+    kept = progress_folder(folder)
+    first, state = resume(kept, learner)
+    log = StepLog(folder / "warm_start.jsonl", after_step=first or None, rank=world.rank)
+    recent = deque[dict[str, float]](state.get("recent", []), maxlen=LOG_EVERY)
     means: dict[str, float] = {}
-    for step in progress(range(len(batches)), "warm start", rank=world.rank):
+    for step in progress(range(first, len(batches)), "warm start", rank=world.rank):
         part = Part(batches[step][world.dp_rank :: world.dp_size], "imitation")
         lr = learning_rate(
             step,
@@ -257,6 +312,10 @@ def warm_start(
         if (step + 1) % LOG_EVERY == 0 or step + 1 == len(batches):
             means = {name: sum(m[name] for m in recent) / len(recent) for name in recent[-1]}
             log.append({"step": step + 1, **means})
+        if (step + 1) % warm.save_every == 0 and step + 1 < len(batches):
+            log.sync()
+            state = {"recent": list(recent)}
+            save_checkpoint(kept, learner, None, step=step + 1, keep=2, state=state, policy=False)
     log.close()
     return means
 

@@ -41,26 +41,28 @@ from selfplay.model.policy import export
 def save_checkpoint(
     folder: Path,
     learner: Learner,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None,
     *,
     step: int,
     keep: int,
     state: Mapping[str, Any],
+    policy: bool = True,
 ) -> Path:
     """Save the run after `step` finished steps and delete all but the newest `keep` checkpoints.
     Every rank must call.
 
     `state` is the trainer state that the next step needs in addition to the learner: plain JSON
-    values, the same on every rank.
+    values, the same on every rank. Without `policy` there is no `hf/`: nothing reads the
+    checkpoint but `resume`.
     """
     world = learner.world
     final = folder / "checkpoints" / f"step_{step:06d}"
     with replacing(final, world) as place:
         with _without_no_dist_warning():
             dcp.save(_state(learner), checkpoint_id=place / "state", no_dist=world.mesh is None)
-        if learner.adapters is None:
+        if policy and learner.adapters is None:
             export(learner.model, tokenizer, place / "hf", world=world)
-        else:
+        elif policy:
             _export_adapters(learner, tokenizer, place / "hf")
         if world.rank == 0:
             progress = {"step": step, "kl": learner.kl, "state": state}
@@ -202,7 +204,9 @@ def export_once(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
                 raise
 
 
-def _export_adapters(learner: Learner, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def _export_adapters(
+    learner: Learner, tokenizer: PreTrainedTokenizerBase | None, folder: Path
+) -> None:
     assert learner.adapters is not None
     export_adapters(learner.model, learner.adapters, folder, world=learner.world)
     if learner.world.rank == 0 and tokenizer is not None:

@@ -67,7 +67,10 @@ def _refusals(folder: Path) -> Iterator[list[OSError]]:
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder. Stopped in between, it leaves only what `clear_leftovers` deletes."""
+    """Delete a folder, if it is there. Stopped in between, it leaves only what `clear_leftovers`
+    deletes."""
+    if not folder.exists():
+        return
     partial = folder.with_name(PARTIAL + folder.name)
     shutil.rmtree(partial, ignore_errors=True)
     folder.rename(partial)

@@ -45,6 +45,12 @@ class WarmStartConfig:
     warmup_steps: int = key(
         50, "optimizer steps of linear learning-rate warm-up", low=0, high=10_000_000
     )
+    save_every: int = key(
+        200,
+        "optimizer steps between the checkpoints that an interrupted warm start goes on from",
+        low=1,
+        high=10_000_000,
+    )
     auxiliary_weight: float = key(
         0.0,
         "weight of the auxiliary imitation loss on new scripted games in each self-play "

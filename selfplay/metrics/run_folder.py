@@ -17,7 +17,10 @@ from selfplay.config import Config
 from selfplay.config.settings import SettingsError, difference, dump, load
 
 # These settings may change when a run resumes: they set its length and its logs, not its results.
-_MAY_CHANGE = ("out", "steps", "save_every", "keep_checkpoints", "log_games_every", "eval", "track")
+_MAY_CHANGE = (
+    *("out", "steps", "save_every", "keep_checkpoints", "log_games_every", "eval", "track"),
+    "warm_start.save_every",
+)
 IMITATED_BOARDS = "imitated_boards.json"  # digests of the recorded boards that were imitated
 _PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pyarrow"),
@@ -64,7 +67,7 @@ def open_run(folder: Path, config: Config) -> None:
     saved = folder / "config.yaml"
     if saved.exists():
         changed = difference(load(Config, saved), config)
-        refused = [line for line in changed if line.split(":")[0].split(".")[0] not in _MAY_CHANGE]
+        refused = [line for line in changed if not _may_change(line.split(":")[0])]
         if refused:
             raise SettingsError(
                 f"{folder} holds a run with other settings (saved -> given): {'; '.join(refused)}; "
@@ -74,6 +77,10 @@ def open_run(folder: Path, config: Config) -> None:
     write_atomically(saved, dump(config))
     with (folder / "code.txt").open("a", encoding="utf-8") as file:
         file.write(_describe_code() + "\n")
+
+
+def _may_change(key: str) -> bool:
+    return key in _MAY_CHANGE or key.split(".")[0] in _MAY_CHANGE
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+import selfplay.setup
+from selfplay import warm_start
 from selfplay.chat.rendering import make_rendering
+from selfplay.checkpoint import checkpoints
 from selfplay.config import Config, ScratchConfig, load_config
 from selfplay.config.settings import SettingsError
 from selfplay.credit.sample import Sample
 from selfplay.distributed import init_world
 from selfplay.model.policy import export, scratch_model
-from selfplay.setup import first_weights, make_tokenizer
+from selfplay.setup import first_weights, make_tokenizer, mend
 from selfplay.warm_start import (
     TeacherSettings,
     scratch_tokenizer,
@@ -138,3 +145,113 @@ def test_workers_read_a_real_models_tokenizer_where_the_run_does(tmp_path: Path)
         assert not (run / "tokenizer").exists()
         assert (run / "warm_start" / "model.safetensors").exists()
     assert batches[1] and batches[1] == batches[2]
+
+
+# --- interruptions ------------------------------------------------------------------------------
+
+
+class Stopped(BaseException):
+    """Stands for the end of the process."""
+
+
+def stop_at(call: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, except that its `call`-th call ends in Stopped."""
+    calls = 0
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise Stopped
+        return function(*arguments, **options)
+
+    return counted
+
+
+def warm_up(run: Path, *overrides: str) -> Path:
+    """The warm start of a run of 41 games: five parts, 20 imitation steps, a checkpoint each 4."""
+    run.mkdir(exist_ok=True)
+    games = "warm_start={num_games: 41, keep: all, batch_size: 8, epochs: 2, save_every: 4}"
+    shape = "model.scratch={tokenizer_games: 20, width: 32, layers: 2, heads: 2, kv_heads: 2}"
+    config = config_of(games, shape, f"out={run}", "threads=1", *overrides)
+    world = init_world(device="cpu")
+    mend(run)
+    tokenizer = make_tokenizer(config, run, world)
+    rendering = make_rendering(tokenizer, template_kwargs={})
+    return first_weights(config, run, tokenizer, rendering, world)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(warm_start, "MOST_OF_A_PART", 10)
+        return warm_up(tmp_path_factory.mktemp("unbroken") / "run")
+
+
+# What is stopped at which call, and how many parts and steps the restart has left.
+STOPS: dict[str, tuple[Any, str, int, int, int]] = {
+    "tokenizer": (selfplay.setup, "scratch_tokenizer", 1, 5, 20),
+    "fourth part": (warm_start, "_play", 4, 2, 20),
+    "kept part": (warm_start, "save_file", 3, 3, 20),
+    "first step": (warm_start, "optimizer_step", 1, 0, 20),
+    "tenth step": (warm_start, "optimizer_step", 10, 0, 12),
+    "export": (selfplay.setup, "export_atomically", 1, 0, 4),
+    "deletion": (selfplay.setup, "discard", 1, 0, 0),
+}
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_stopped_warm_start_goes_on_bit_for_bit(
+    stop: str, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no game that was kept is played again."""
+    module, name, call, num_parts, num_steps = STOPS[stop]
+    monkeypatch.setattr(warm_start, "MOST_OF_A_PART", 10)
+    with monkeypatch.context() as patched, pytest.raises(Stopped):
+        patched.setattr(module, name, stop_at(call, getattr(module, name)))
+        warm_up(tmp_path / "run")
+    count = {"_play": 0, "optimizer_step": 0}
+    for counted in count:
+        original = getattr(warm_start, counted)
+
+        def call_it(
+            *arguments: Any, _of: str = counted, _do: Any = original, **options: Any
+        ) -> Any:
+            count[_of] += 1
+            return _do(*arguments, **options)
+
+        monkeypatch.setattr(warm_start, counted, call_it)
+    weights = warm_up(tmp_path / "run")
+    assert count == {"_play": num_parts, "optimizer_step": num_steps}
+    mine, wanted = (load_file(folder / "model.safetensors") for folder in (weights, unbroken))
+    assert all(torch.equal(mine[name], wanted[name]) for name in wanted)
+    logs = [
+        [
+            {key: value for key, value in json.loads(line).items() if not key.endswith("_s")}
+            for line in (folder.parent / "warm_start.jsonl").read_text().splitlines()
+        ]
+        for folder in (weights, unbroken)
+    ]
+    assert logs[0] == logs[1] and logs[0][-1]["step"] == 20
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert left == {path.name for path in unbroken.parent.iterdir()}
+
+
+def test_a_damaged_part_is_played_again_and_a_damaged_checkpoint_set_aside(
+    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(warm_start, "MOST_OF_A_PART", 10)
+    with monkeypatch.context() as patched, pytest.raises(Stopped):
+        patched.setattr(warm_start, "optimizer_step", stop_at(10, warm_start.optimizer_step))
+        warm_up(tmp_path / "run")
+    kept = warm_start.progress_folder(tmp_path / "run")
+    assert [path.name for path in checkpoints(kept)] == ["step_000004", "step_000008"]
+    for file in (
+        kept / "games_00000010" / "samples.safetensors",
+        checkpoints(kept)[-1] / "progress.json",
+    ):
+        file.write_bytes(file.read_bytes()[:-1])
+    weights = warm_up(tmp_path / "run")
+    assert "step_000008 is damaged: progress.json has" in capsys.readouterr().err
+    mine, wanted = (load_file(folder / "model.safetensors") for folder in (weights, unbroken))
+    assert all(torch.equal(mine[name], wanted[name]) for name in wanted)
