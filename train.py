@@ -42,6 +42,7 @@ from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.partners.judge import judge_interactivity
 from selfplay.partners.partners import check_partners
 from selfplay.preflight.run import Words, check_run, help_of, refused
+from selfplay.report.page import refresh_report
 from selfplay.rollout.driver import Kept, first_turns, play_games
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import check_players, self_play_games
@@ -73,6 +74,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         log_games_every=config.log_games_every,
         after_step=run.first_step,
         rank=world.rank,
+        pieces=run.rendering.pieces,
     )
     ending = Ending()
     sync_check = SyncCheck(learner, engine, run.restarts, ending, config=config)
@@ -119,11 +121,15 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         metrics |= run.partners.finish_step(step + 1, episodes, learner, run.tokenizer)
         metrics = step_metrics(episodes, rollout_stats, credit_stats, metrics, world)
         metrics["num_engine_restarts"] = run.restarts.take_num()
-        if config.eval.every and (step + 1) % config.eval.every == 0 and not ending.trouble:
+        evaluated = config.eval.every and (step + 1) % config.eval.every == 0
+        if evaluated and not ending.trouble:
             with watch("eval"), ending.put_off():
                 measured = validation(config.eval, config.data, run.evaluation)
                 metrics |= run.drift_monitor.watch(step + 1, measured)
         journal.step(step + 1, metrics, episodes, watch)
+        if evaluated:
+            with watch("report"):
+                refresh_report(run.folder, rank=world.rank)
         ends = run.drift_monitor.stops(step + 1) or ending.trouble is not None
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps or ends:
             with watch("save"), ending.put_off():
@@ -136,6 +142,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
 
     journal.close()
     held_out("after", config.eval, config.data, context=run.evaluation, folder=run.folder)
+    refresh_report(run.folder, rank=world.rank)
     sleep_engine(engine, offload, world)
     finish(run.folder, learner, run.tokenizer, step=max(run.first_step, config.steps))
 

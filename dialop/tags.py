@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 
 _TAG = re.compile(r"\s*\[([^\[\]\n]{0,40})\]")
-_THINK_END = "</think>"
+THINK_END = "</think>"
 INDENT = "  "
 
 
@@ -28,7 +28,7 @@ def drop_reasoning(text: str, tags: tuple[str, ...]) -> str:
     Drops everything up to the last `</think>`, then everything before the first line that starts
     with one of `tags`. If no line does, all text after `</think>` is kept.
     """
-    text = text.rpartition(_THINK_END)[2]
+    text = text.rpartition(THINK_END)[2]
     match = _line_start(tags).search(text)
     return text[match.start() :] if match else text
 

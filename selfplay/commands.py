@@ -15,3 +15,8 @@ def train() -> None:
 def evaluate() -> None:
     """`selfplay-eval …` is `python eval.py …`."""
     runpy.run_path(str(shipped("eval.py")), run_name="__main__")
+
+
+def report() -> None:
+    """`selfplay-report …` is `python -m selfplay.report …`."""
+    runpy.run_module("selfplay.report", run_name="__main__")

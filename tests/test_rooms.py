@@ -19,8 +19,9 @@ ONLY_IN = {
     "trackio": "selfplay.metrics",
     "tensorboard": "selfplay.metrics",
     "httpx": "selfplay.engines.endpoint",
+    "matplotlib": "selfplay.report.charts",
 }
-WITHOUT_TORCH = ("config", "games", "data", "rollout", "metrics")
+WITHOUT_TORCH = ("config", "games", "data", "rollout", "metrics", "report")
 
 
 def modules(folder: str) -> dict[str, Path]:

@@ -1,19 +1,21 @@
 """Reads recorded human games of DialOp: boards as instances, logs as moves, and rescored results.
 
 A record is one JSON object of the published file: `table`, `mask1`, `mask2`, `scale1`, `scale2`,
-`action_log`, `proposal_reward`, `best_assignment_reward`. Values are in the table's units. Plays no
-game.
+`action_log`, `proposal_reward`, `best_assignment_reward`. Values are in the table's units. A game
+that was played here may add `max_value`, `reviewers` and `papers`, which default to those of the
+published games. Plays no game.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from reprlib import repr as short
 from typing import Any
 
 from dialop.game import PlayerError
 from dialop.matching.board import (
+    MAX_MAX_VALUE,
     MAX_VALUE,
     Action,
     MatchingInstance,
@@ -21,7 +23,7 @@ from dialop.matching.board import (
     rows_of,
     unknown_value,
 )
-from dialop.matching.proposal import parse_proposal
+from dialop.matching.proposal import parse_proposal, render_proposal
 from dialop.matching.roster import PAPERS, REVIEWERS
 from dialop.matching.solve import best_value, solo_value
 
@@ -45,14 +47,18 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> MatchingInst
     size = checked_int(len(table), "the rows of table", low=2, high=len(REVIEWERS))
     if any(len(row) != size for rows in (table, *masks) for row in (rows, *rows)):
         raise ValueError("table and masks must be squares of one size")
+    max_value = checked_int(
+        record.get("max_value", MAX_VALUE), "max_value", low=2, high=MAX_MAX_VALUE
+    )
+    reviewers, papers = _names(record, size=size)
     for name, rows, most in (
-        ("table", table, MAX_VALUE - 1),
+        ("table", table, max_value - 1),
         ("mask1", masks[0], 1),
         ("mask2", masks[1], 1),
     ):
         for cell in (cell for row in rows for cell in row):
             checked_int(cell, f"a cell of {name}", low=0, high=most)
-    unknown = unknown_value(MAX_VALUE)
+    unknown = unknown_value(max_value)
     solo = [float(solo_value(table, mask, unknown=unknown)) for mask in masks]
     instance = MatchingInstance(
         key=key,
@@ -63,6 +69,9 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> MatchingInst
         first_seat=record["action_log"][0]["player"] if record["action_log"] else 0,
         best=best_value(table),
         solo=(solo[0], solo[1]),
+        max_value=max_value,
+        reviewers=reviewers,
+        papers=papers,
     )
     instance.check()
     if record["best_assignment_reward"] != instance.best:
@@ -119,11 +128,11 @@ def moves_from_record(record: Mapping[str, Any]) -> list[Action]:
             roster or differs from its recorded pairs. Names the entry (from 0).
     """
     check_log(record["action_log"])
-    size = len(record["table"])
+    reviewers, papers = _names(record, size=len(record["table"]))
     moves = []
     for number, entry in enumerate(record["action_log"]):
         try:
-            moves.append(_move(entry, size=size))
+            moves.append(_move(entry, reviewers, papers=papers))
         except PlayerError as error:
             raise ValueError(f"log entry {number} does not fit the roster: {error}") from error
         except ValueError as error:
@@ -163,7 +172,52 @@ def begun(record: dict[str, Any], num_entries: int, *, key: str) -> MatchingInst
     return replace(board, opening=opening)
 
 
-def _move(entry: dict[str, Any], *, size: int) -> Action:
+def record_of(instance: MatchingInstance, log: Sequence[Action]) -> dict[str, Any]:
+    """A played game as a record, from which `instance_from_record` and `moves_from_record` read the
+    same board and the same moves. `proposal_reward` is 0 without an agreement."""
+    kinds = {"message": "message", "propose": "proposal"}
+    entries: list[dict[str, Any]] = []
+    for action in log:
+        entry = {"player": action.seat, "type": kinds.get(action.kind, "proposal_response")}
+        if action.kind == "message":
+            entry["message"] = {"data": action.text}
+        elif action.pairs is not None:
+            entry["proposal"] = render_proposal(
+                action.pairs, instance.reviewers, papers=instance.papers
+            )
+            entry["proposal_ids"] = [list(pair) for pair in action.pairs]
+        else:
+            entry["response"] = {"accept": action.kind == "accept"}
+        entries.append(entry)
+    proposed = [action.pairs for action in log if action.pairs is not None]
+    accepted = bool(log) and log[-1].kind == "accept"
+    return {
+        "table": [list(row) for row in instance.table],
+        "mask1": [list(row) for row in instance.masks[0]],
+        "mask2": [list(row) for row in instance.masks[1]],
+        "scale1": instance.scales[0],
+        "scale2": instance.scales[1],
+        "max_value": instance.max_value,
+        "reviewers": list(instance.reviewers),
+        "papers": list(instance.papers),
+        "action_log": entries,
+        "proposal_reward": instance.value(proposed[-1]) if accepted else 0,
+        "best_assignment_reward": instance.best,
+    }
+
+
+def _names(record: Mapping[str, Any], *, size: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The record's reviewers and papers, those of the roster where it names none."""
+    names = []
+    for name, roster in (("reviewers", REVIEWERS), ("papers", PAPERS)):
+        given = record.get(name, roster[:size])
+        if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
+            raise ValueError(f"{name} must be a list of names, got {short(given)}")
+        names.append(tuple(given))
+    return names[0], names[1]
+
+
+def _move(entry: dict[str, Any], reviewers: Sequence[str], *, papers: Sequence[str]) -> Action:
     """One log entry as an action. Raises PlayerError for a proposal that cannot be parsed."""
     seat, kind = entry["player"], entry["type"]
     if kind == "message":
@@ -171,7 +225,7 @@ def _move(entry: dict[str, Any], *, size: int) -> Action:
     if kind == "proposal_response":
         return Action(seat, "accept" if entry["response"]["accept"] else "reject", "")
     text = entry["proposal"]
-    pairs = parse_proposal(text, REVIEWERS[:size], papers=PAPERS[:size])
+    pairs = parse_proposal(text, reviewers, papers=papers)
     recorded = tuple(sorted((r, p) for r, p in entry["proposal_ids"]))
     if pairs != recorded:
         raise ValueError(f"its text says {pairs}, its pairs are {recorded}")

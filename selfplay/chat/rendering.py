@@ -124,6 +124,11 @@ class Rendering:
         known = [i if 0 <= i < self._num_ids else self.end_id for i in body]
         return self._markers.decode(known).removeprefix(self._lead)
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token alone, for display. A token that holds only some bytes of a
+        character becomes U+FFFD."""
+        return [self._markers.decode([i if 0 <= i < self._num_ids else self.end_id]) for i in ids]
+
 
 def make_rendering(
     tokenizer: PreTrainedTokenizerFast, *, template_kwargs: Mapping[str, object] | None = None

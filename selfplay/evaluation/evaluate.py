@@ -21,13 +21,13 @@ from selfplay.engines.base import Engine, Sampling
 from selfplay.games import kit_of
 from selfplay.metrics.bootstrap import bootstrap_interval
 from selfplay.metrics.console import progress
-from selfplay.metrics.step import add_up, game_measures, game_record, tally
+from selfplay.metrics.step import Pieces, add_up, game_measures, game_record, tally
 from selfplay.rollout.driver import Kept, play_games, play_scripted
 from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seating import SELF_PLAY, Partner, evaluation_games, scripted_games
 
-NUM_SHOWN = 8  # games an evaluation keeps in full, those of the first instances
+NUM_SHOWN = 32  # games an evaluation keeps in full, those of the first instances
 
 
 class AllVoid(RuntimeError):
@@ -108,7 +108,7 @@ def evaluate(
         AllVoid: if no game is left.
     """
     played = play_instances(instances, context, temperature=temperature, seat=seat)
-    return summarize(played, partner=context.partner, world=context.world)
+    return summarize(played, context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +119,18 @@ class PlayedGames:
     num_void: int
 
 
-def summarize(played: PlayedGames, *, partner: Partner, world: World) -> Evaluation:
+def summarize(played: PlayedGames, context: EvaluationContext) -> Evaluation:
     """All ranks' games as one evaluation. Every rank must call. Raises AllVoid if no game is
     left."""
+    partner = context.partner
     name = "policy" if partner.sit is None else f"policy with {partner.name}"
-    return _evaluation(name, played.games, world=world, num_void=played.num_void)
+    return _evaluation(
+        name,
+        played.games,
+        world=context.world,
+        num_void=played.num_void,
+        pieces=context.rendering.pieces,
+    )
 
 
 def play_instances(
@@ -274,7 +281,12 @@ def example_places(scores: Sequence[float]) -> dict[str, int]:
 
 
 def _evaluation(
-    name: str, games: Mapping[int, Episode], *, world: World | None, num_void: int = 0
+    name: str,
+    games: Mapping[int, Episode],
+    *,
+    world: World | None,
+    num_void: int = 0,
+    pieces: Pieces | None = None,
 ) -> Evaluation:
     """This rank's games, by the index of their instance, joined with those of all other ranks.
     `world` None means that `games` are all games."""
@@ -292,7 +304,8 @@ def _evaluation(
     chosen = {label: places[number] for label, number in example_places(scores).items()}
     shown = {*places[:NUM_SHOWN], *chosen.values()}
     records: dict[int, dict[str, Any]] = {}
-    for part in _gather({p: game_record(games[p], step=0) for p in shown if p in games}, world):
+    own = {p: game_record(games[p], step=0, pieces=pieces) for p in shown if p in games}
+    for part in _gather(own, world):
         records |= part
     return Evaluation(
         name=name,

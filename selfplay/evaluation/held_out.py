@@ -21,10 +21,11 @@ from selfplay.evaluation.evaluate import (
     play_instances,
     summarize,
 )
-from selfplay.evaluation.report import COLUMNS, rows_json, table_text
+from selfplay.evaluation.report import rows_json, table_text
 from selfplay.evaluation.word_drift import read_people, word_drift
 from selfplay.games import kit_of
 from selfplay.metrics.bootstrap import show_interval
+from selfplay.metrics.columns import COLUMNS
 from selfplay.metrics.run_folder import write_atomically
 
 
@@ -51,11 +52,10 @@ def held_out(
     }
     if context.world.rank:
         return
-    if stage == "after":
-        for spec in kit_of(context.game).BASELINES:
-            rows[spec] = evaluate_scripted(
-                instances, spec=spec, game=context.game, rollout=context.rollout
-            )
+    for spec in kit_of(context.game).BASELINES:
+        rows[spec] = evaluate_scripted(
+            instances, spec=spec, game=context.game, rollout=context.rollout
+        )
     write_atomically(path, json.dumps(rows_json(rows), indent=1) + "\n")
     print(f"held-out games {stage} self-play ({len(instances)} instances):")
     print(table_text(rows), flush=True)
@@ -120,13 +120,14 @@ def validation(
     `eval_`. Every rank must call."""
     instances = kept_back(VALIDATION, num=eval_settings.num_games, game=context.game, data=data)
     played = play_instances(instances, context)
-    row = summarize(played, partner=context.partner, world=context.world)
+    row = summarize(played, context)
     measures = {name: row.measures[name] for name, _, _ in COLUMNS if name in row.measures}
     if eval_settings.human_words is not None:
         people = read_people(eval_settings.human_words, context.game)
         measures |= word_drift(played.games.values(), people, context.world)
     metrics = {f"eval_{name}": value for name, value in measures.items()}
-    return metrics | {"eval_score": row.interval[0]}
+    names = ("eval_score", "eval_score_low", "eval_score_high")
+    return metrics | dict(zip(names, row.interval, strict=True))
 
 
 def validation_score(

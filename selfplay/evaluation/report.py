@@ -15,23 +15,9 @@ from dialop.shown import escaped, fenced, on_one_line
 from selfplay.evaluation.drawings import game_text
 from selfplay.evaluation.evaluate import Evaluation
 from selfplay.metrics.bootstrap import show_interval
+from selfplay.metrics.columns import columns_of
 from selfplay.metrics.run_folder import write_atomically
 
-# Measure, heading, meaning. A page has the columns that at least one of its rows has.
-COLUMNS = (
-    ("agreement", "agreement", "share of games that end with an accepted proposal or an answer"),
-    ("optimal", "optimal", "share of games that end with a best possible plan"),
-    ("talk_value", "talk value", "score minus the better of the two seats' solo plans"),
-    ("turns", "turns", "tries at a move, including refused ones"),
-    ("messages", "messages", "legal messages"),
-    ("words", "words", "words in messages"),
-    ("errors", "errors", "refused moves"),
-    ("honesty", "honesty", "share of stated cell values that are true in the speaker's own table"),
-    ("questions", "questions", "messages that ask something"),
-    ("interactivity", "interact.", "share of messages that got something out of the user"),
-    ("tokens", "tokens", "tokens that the policy sampled"),
-    ("user_words", "user words", "words of the user"),
-)
 _ERRORS = "errors_"
 
 
@@ -46,7 +32,7 @@ class Page:
 
 def columns(rows: Mapping[str, Evaluation]) -> list[tuple[str, str, str]]:
     """The columns that at least one of these rows has."""
-    return [column for column in COLUMNS if any(column[0] in row.measures for row in rows.values())]
+    return columns_of(row.measures for row in rows.values())
 
 
 def table_text(rows: Mapping[str, Evaluation]) -> str:

@@ -6,7 +6,7 @@ docs/metrics.md gives the formula and the warning signs of each.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from selfplay.config.player_spec import SELF
@@ -92,8 +92,17 @@ def game_measures(sums: Mapping[str, float]) -> dict[str, float]:
     return means
 
 
-def game_record(episode: Episode, *, step: int) -> dict[str, Any]:
-    """One complete game, with both seats' prompts, as written to games.jsonl."""
+Pieces = Callable[[Sequence[int]], list[str]]  # the text of each token
+MAX_PIECES = 400  # tokens of a turn that a record keeps
+
+
+def game_record(episode: Episode, *, step: int, pieces: Pieces | None = None) -> dict[str, Any]:
+    """One complete game, with all seats' prompts, as written to games.jsonl.
+
+    With `pieces` each turn of the policy has its first MAX_PIECES tokens as [text, log-prob in
+    nats], as sampled. `state` is the game's own record, from which its module restores the game.
+    """
+    tokens = _turn_tokens(episode, pieces) if pieces else [None] * len(episode.turns)
     return {
         "step": step,
         "instance": episode.instance,
@@ -101,6 +110,8 @@ def game_record(episode: Episode, *, step: int) -> dict[str, Any]:
         "score_norm": episode.score,
         "agreed": episode.outcome.agreed,
         "ended": episode.ended,
+        "rewards": list(episode.outcome.rewards),
+        "seat_scores": list(episode.outcome.seat_scores),
         "seats": [
             {"player": player, "system": prompt.system, "user": prompt.user}
             for player, prompt in zip(episode.players, episode.prompts, strict=True)
@@ -109,15 +120,37 @@ def game_record(episode: Episode, *, step: int) -> dict[str, Any]:
             {
                 "seat": turn.seat,
                 "text": turn.text,
+                "action": turn.action,
                 "error": turn.error,
+                "error_kind": turn.error_kind,
                 "observations": list(turn.observations),
                 "trained": episode.transcripts[turn.seat] is not None,
+                **({"tokens": sampled} if sampled else {}),
             }
-            for turn in episode.turns
+            for turn, sampled in zip(episode.turns, tokens, strict=True)
         ],
         "facts": episode.outcome.facts,
+        **({"state": episode.game.state()} if episode.game is not None else {}),
         **({"branches": branch_records(episode)} if episode.branches else {}),
     }
+
+
+def _turn_tokens(episode: Episode, pieces: Pieces) -> list[list[list[Any]] | None]:
+    """For each turn its tokens with their log-probs; None for the turns of a partner."""
+    num_turns: Counter[int] = Counter()
+    tokens: list[list[list[Any]] | None] = []
+    for turn in episode.turns:
+        transcript, number = episode.transcripts[turn.seat], num_turns[turn.seat]
+        num_turns[turn.seat] += 1
+        if transcript is None:
+            tokens.append(None)
+            continue
+        span = transcript.spans[number]
+        kept = slice(span.start, min(span.end, span.start + MAX_PIECES))
+        texts = pieces(transcript.ids[kept])
+        nats = [round(logprob, 3) for logprob in transcript.logprobs[kept]]
+        tokens.append([list(pair) for pair in zip(texts, nats, strict=True)])
+    return tokens
 
 
 def step_metrics(

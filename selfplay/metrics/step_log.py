@@ -20,7 +20,7 @@ from selfplay.config import TrackConfig
 from selfplay.config.settings import SettingsError
 from selfplay.metrics.console import step_line
 from selfplay.metrics.run_folder import write_atomically
-from selfplay.metrics.step import game_record
+from selfplay.metrics.step import Pieces, game_record
 from selfplay.metrics.tracker import open_tracker
 from selfplay.rollout.episode import Episode
 
@@ -62,7 +62,8 @@ class Journal:
     """The open logs of a run.
 
     `after_step` is the step of the checkpoint that the run resumes from, 0 for a new run. Every
-    `log_games_every`-th game of this rank is written in full to games.jsonl.
+    `log_games_every`-th game of this rank is written in full to games.jsonl, with the tokens that
+    `pieces` spells.
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class Journal:
         log_games_every: int,
         after_step: int,
         rank: int,
+        pieces: Pieces | None = None,
     ) -> None:
+        self._pieces = pieces
         self._num_steps, self._log_games_every, self._rank = num_steps, log_games_every, rank
         self._metrics = StepLog(folder / "metrics.jsonl", after_step=after_step, rank=rank)
         self._games = StepLog(folder / "games.jsonl", after_step=after_step, rank=rank)
@@ -88,7 +91,7 @@ class Journal:
         self._metrics.append(line)
         first = (step - 1) * len(episodes)
         logged = [
-            game_record(episode, step=step)
+            game_record(episode, step=step, pieces=self._pieces)
             for index, episode in enumerate(episodes)
             if (first + index) % self._log_games_every == 0
         ]

@@ -41,7 +41,7 @@ class Episode:
 
     Transcripts are None for partners. `views[seat]` is what the seat knew at the end; metrics and
     reports read it. `measures` are the game's own counts of the policy's moves, or of all moves if
-    the policy has no seat.
+    the policy has no seat. `game` is the game as it ended, None where only its texts are known.
     """
 
     instance: str
@@ -55,6 +55,7 @@ class Episode:
     ended: str
     branches: tuple[BranchPoint, ...] = ()
     measures: dict[str, float] = field(default_factory=dict)
+    game: Game | None = field(default=None, compare=False, repr=False)
 
     @property
     def policy_seats(self) -> list[int]:
@@ -214,6 +215,7 @@ class Position:
             outcome=game.outcome(),
             ended=self.ended or "",
             measures=game.measures(policy or range(game.num_seats)),
+            game=game,
         )
 
     def _close(self) -> None:

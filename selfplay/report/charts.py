@@ -1,0 +1,202 @@
+"""Draws line charts and stacked areas as SVG, for a page with a light and a dark theme.
+
+Texts stay texts. Ink and grid take the page's colours through CSS variables; legends are the page's
+own, so no name of a run or player is part of a drawing.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+# Seven colours that colour-blind readers can tell apart and that stand out from white and from
+# black (after Okabe and Ito, 2008).
+COLOURS = ("#1f77c4", "#d9652b", "#179e76", "#c45f9b", "#b58a0b", "#4aa3df", "#8a6fd1")
+MAX_DOTTED = 40  # points of a line with an interval that are drawn as dots
+MAX_POINTS = 500  # of a line; longer ones are thinned
+# Stand-ins in the drawing that become the page's own colours.
+_INK, _GRID = "#010203", "#040506"
+_THEME = {_INK: "var(--muted)", _GRID: "var(--line)"}
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "selfplay",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 8,
+    "text.parse_math": False,
+    "axes.edgecolor": _GRID,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "grid.color": _GRID,
+}
+_INCHES = (4.8, 2.5)
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A curve: (step, value) points in order. `band` holds (step, low, high); `faint` is the noisy
+    curve behind it."""
+
+    name: str
+    points: Sequence[Point]
+    colour: str
+    band: Sequence[tuple[float, float, float]] = ()
+    faint: Sequence[Point] = ()
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A reference that does not change: a mean with its interval."""
+
+    name: str
+    interval: tuple[float, float, float]
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A drawing with what the page needs to name its values under the pointer.
+
+    `box` is (left, top, right, bottom) of the axes in the units of the SVG's viewBox; `x` and `y`
+    are the values at its edges.
+    """
+
+    title: str
+    svg: str
+    legend: list[dict[str, Any]]
+    box: tuple[float, float, float, float]
+    x: tuple[float, float]
+    y: tuple[float, float]
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    note: str = ""
+
+
+def line_chart(
+    title: str, lines: Sequence[Line], levels: Sequence[Level] = (), *, note: str = ""
+) -> Chart | None:
+    """A chart of curves over steps; None if there is nothing to draw."""
+    lines = [line for line in lines if line.points or line.faint]
+    if not lines:
+        return None
+    with mpl.rc_context(_STYLE):
+        figure, axes = _axes()
+        for level in levels:
+            mean, low, high = level.interval
+            axes.axhspan(low, high, color=level.colour, alpha=0.12, linewidth=0)
+            axes.axhline(mean, color=level.colour, linewidth=1, linestyle=(0, (4, 2)))
+        for line in lines:
+            if line.band:
+                x, low_N, high_N = zip(*thinned(line.band), strict=True)
+                axes.fill_between(x, low_N, high_N, color=line.colour, alpha=0.2, linewidth=0)
+            style = "--" if line.dashed else "-"
+            if line.faint:
+                x, y = zip(*thinned(line.faint), strict=True)
+                axes.plot(x, y, color=line.colour, alpha=0.3, linewidth=0.7)
+            if line.points:
+                x, y = zip(*thinned(line.points), strict=True)
+                dots = "o" if len(x) <= MAX_DOTTED and line.band else ""
+                axes.plot(
+                    x,
+                    y,
+                    color=line.colour,
+                    linestyle=style,
+                    linewidth=1.6,
+                    marker=dots,
+                    markersize=2.6,
+                )
+        return _chart(title, figure, axes, lines, levels, note)
+
+
+def area_chart(title: str, lines: Sequence[Line], *, note: str = "") -> Chart | None:
+    """Values on top of each other over the steps that all curves share; None without any."""
+    lines = [line for line in lines if line.points]
+    if not lines:
+        return None
+    with mpl.rc_context(_STYLE):
+        figure, axes = _axes()
+        x = [step for step, _ in thinned(lines[0].points)]
+        heights = [[value for _, value in thinned(line.points)] for line in lines]
+        axes.stackplot(x, heights, colors=[line.colour for line in lines], alpha=0.8, linewidth=0)
+        axes.set_ylim(bottom=0)
+        return _chart(title, figure, axes, lines, (), note)
+
+
+def thinned(points: Sequence[Any]) -> list[Any]:
+    """At most MAX_POINTS of the points, evenly spread, the last one included."""
+    if len(points) <= MAX_POINTS:
+        return list(points)
+    return [points[round((i + 1) * len(points) / MAX_POINTS) - 1] for i in range(MAX_POINTS)]
+
+
+def smoothed(points: Sequence[Point], *, share: float = 0.05) -> list[Point]:
+    """The mean over a centred window of `share` of the points, at least 5 of them."""
+    half = max(5, math.ceil(share * len(points))) // 2
+    result = []
+    for i, (x, _) in enumerate(points):
+        window = points[max(0, i - half) : i + half + 1]
+        result.append((x, sum(y for _, y in window) / len(window)))
+    return result
+
+
+def _axes() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    axes = figure.add_subplot()
+    axes.grid(axis="y", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, pad=4)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.margins(x=0.01)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _chart(
+    title: str,
+    figure: Figure,
+    axes: Axes,
+    lines: Sequence[Line],
+    levels: Sequence[Level],
+    note: str,
+) -> Chart:
+    file = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :]
+    for stand_in, colour in _THEME.items():
+        svg = svg.replace(stand_in, colour)
+    # Inches to points, the units of the viewBox, whose y axis points down.
+    width, height = _INCHES[0] * 72, _INCHES[1] * 72
+    place = axes.get_position()
+    box = (place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height)
+    entries: list[Line | Level] = [*lines, *levels]
+    legend = [
+        {"name": entry.name, "colour": entry.colour, "level": isinstance(entry, Level)}
+        for entry in entries
+    ]
+    under_pointer = [
+        {
+            "name": line.name,
+            "colour": line.colour,
+            "points": [[x, round(y, 5)] for x, y in thinned(line.points)],
+            "band": [[x, round(low, 5), round(high, 5)] for x, low, high in thinned(line.band)],
+        }
+        for line in lines
+    ]
+    low, high = axes.get_xlim()
+    bottom, top = axes.get_ylim()
+    return Chart(title, svg, legend, box, (low, high), (bottom, top), under_pointer, note)

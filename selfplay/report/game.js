@@ -1,0 +1,165 @@
+"use strict";
+// What the pages of a run and of play share: elements, themes, tips, and the drawing of one game.
+// Every text of a game is set as text; nothing here parses HTML.
+const find = (id) => document.getElementById(id);
+
+function make(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "on") for (const [event, act] of Object.entries(value)) node.addEventListener(event, act);
+    else if (name === "style") for (const [key, given] of Object.entries(value)) node.style.setProperty(key, given);
+    else if (value !== false && value !== undefined && value !== null) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+const seatClass = (seat) => `seat${seat % 5}`;
+const share = (value) => (typeof value === "number" ? value.toFixed(3) : "–");
+const short = (value) => (Number.isInteger(value) ? String(value) : Number(value.toPrecision(4)).toString());
+const signed = (value) => (value > 0 ? "+" : "") + value.toFixed(3);
+
+// --- theme and tips
+const root = document.documentElement;
+const kept = { get: () => { try { return localStorage.getItem("selfplay-theme"); } catch { return null; } },
+  set: (value) => { try { localStorage.setItem("selfplay-theme", value); } catch { /* a page from a file may have no storage */ } } };
+if (["light", "dark"].includes(kept.get())) root.dataset.theme = kept.get();
+find("theme").addEventListener("click", () => {
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  kept.set(root.dataset.theme);
+});
+const tip = find("tip");
+function showTip(event, text) {
+  tip.textContent = text;
+  tip.hidden = false;
+  const { width, height } = tip.getBoundingClientRect();
+  tip.style.left = `${Math.max(4, Math.min(event.clientX + 12, innerWidth - width - 8))}px`;
+  tip.style.top = `${event.clientY - height - 12 < 4 ? event.clientY + 16 : event.clientY - height - 12}px`;
+}
+const hideTip = () => { tip.hidden = true; };
+
+// --- one game
+const proposalsOf = (game) => game.turns.map((turn, number) => ({ ...turn.proposal, seat: turn.seat, number })).filter((turn) => turn.pairs);
+
+// The tables, the private views and the talk of a game; `picked` is the proposal on the table.
+function gamePanels(game, texts, picked, pick) {
+  const panels = views(game, texts);
+  if (!game.board) return [make("div", { class: "views" }, panels), talk(game, picked, pick)];
+  const both = pooled(game, picked, pick);
+  const tables = game.board.columns.length <= 4
+    ? [make("div", { class: "views small" }, panels[0], both, panels.slice(1))]
+    : [make("div", { class: "views" }, panels), both];
+  return [...tables, talk(game, picked, pick)];
+}
+
+function grid(board, cellOf, corner) {
+  const size = board.columns.length;
+  const cells = [make("span", { class: "name" }, corner || "")];
+  cells.push(...board.columns.map((name) => make("span", { class: "name", title: name }, name)));
+  board.rows.forEach((name, r) => {
+    cells.push(make("span", { class: "name row", title: name }, name));
+    board.columns.forEach((_, p) => cells.push(cellOf(r, p)));
+  });
+  return make("div", { class: "grid", style: { "grid-template-columns": `minmax(3.4rem, auto) repeat(${size}, minmax(${size > 4 ? 2.3 : 2.6}rem, 6rem))` } }, cells);
+}
+
+function pooled(game, picked, pick) {
+  const board = game.board, proposals = proposalsOf(game), shown = proposals[picked];
+  const best = shown ? shown.best : board.best;
+  const isBest = (r, p) => best.some(([row, paper]) => row === r && paper === p);
+  const table = grid(board, (r, p) => {
+    const place = shown ? shown.pairs.findIndex(([row, paper]) => row === r && paper === p) : -1;
+    const lost = place >= 0 ? shown.lost[place] : 0;
+    return make("span", { class: `cell ${place >= 0 ? `chosen ${seatClass(shown.seat)}` : ""} ${isBest(r, p) ? "best" : ""}` },
+      make("span", { class: "dots" }, board.shown.map((own, seat) => (own[r][p] === null ? null : make("i", { class: seatClass(seat), title: `seat ${seat} sees it` })))),
+      String(board.values[r][p]),
+      lost ? make("span", { class: `lost ${lost < 0 ? "gain" : ""}`, title: "value lost against the best assignment of this paper" }, lost > 0 ? `−${lost}` : `+${-lost}`) : null);
+  });
+  table.classList.add("pool");
+  return make("div", { class: "panel" },
+    make("div", { class: "who" }, "Both tables together", make("small", {}, `best ${short(board.best_value)}`)),
+    proposals.length ? make("div", { class: "choices" }, proposals.map((one, i) => make("button", {
+      type: "button", class: seatClass(one.seat), "aria-pressed": String(i === picked),
+      on: { click: () => pick(i) },
+    }, `seat ${one.seat}: ${short(one.value)} (${share(one.share)})`))) : null,
+    table,
+    make("p", { class: "key" }, "Framed: the proposal, with the value that each pair loses. Dotted: a best assignment. Dots: the seats that see the cell."));
+}
+
+function views(game, texts) {
+  return game.seats.map((seat, number) => {
+    const prompt = [texts[seat.system], texts[seat.user]].filter(Boolean);
+    const table = game.board && grid(game.board, (r, p) => {
+      const value = game.board.shown[number][r][p];
+      return make("span", { class: `cell ${value === null ? "unseen" : "seen"}` }, value === null ? "·" : String(value));
+    });
+    const raw = prompt.map((text) => make("pre", {}, text));
+    return make("div", { class: `panel view ${seatClass(number)}` },
+      make("div", { class: "who" }, `seat ${number}`, make("small", {}, seat.player), game.board && game.board.scaled ? make("small", {}, "in its own units") : null),
+      table || null,
+      table ? make("details", {}, make("summary", {}, "what it reads first"), raw)
+        : texts[seat.system] ? [make("details", {}, make("summary", {}, "the rules it reads"), make("pre", {}, texts[seat.system])), make("pre", {}, texts[seat.user])] : raw);
+  });
+}
+
+function talk(game, picked, pick) {
+  const numbers = proposalsOf(game).map((one) => one.number);
+  return make("div", { class: "panel" }, make("div", { class: "talk" }, game.turns.map((turn, number) => {
+    const at = numbers.indexOf(number);
+    const body = turn.error ? turn.text : turn.text.replace(/^\s*\[[^\[\]\n]{0,40}\]\s*/, "");
+    const node = make("div", { class: `turn ${seatClass(turn.seat)} ${turn.error ? "refused" : ""} ${at >= 0 ? "pick" : ""}` },
+      make("div", { class: "who" }, `seat ${turn.seat}`, turn.error ? make("span", { class: "tag wrong" }, `refused: ${(turn.error_kind || "error").replaceAll("_", " ")}`) : make("span", { class: "tag" }, turn.action)),
+      turn.thought ? make("div", { class: "thought" }, spelled(turn, turn.thought)) : null,
+      body || turn.error ? make("div", { class: "text" }, body ? spelled(turn, body) : "(nothing)") : null,
+      turn.error ? make("div", { class: "told" }, `It was told: ${turn.error}`) : null,
+      turn.proposal ? make("div", { class: "note" }, "value ", make("b", {}, `${short(turn.proposal.value)} of ${short(game.board.best_value)}`),
+        lossText(game.board, turn.proposal)) : null,
+      (turn.stated || []).length ? make("div", { class: "note" }, "states ", turn.stated.map(([r, p, value, isTrue], i) => [i ? ", " : "",
+        make("span", { class: isTrue ? "" : "wrong" }, `${game.board.rows[r]} ${game.board.columns[p]} ${value} ${isTrue ? "✓" : `✗ (own table: ${game.board.shown[turn.seat][r][p] ?? "unseen"})`}`)])) : null,
+      readers(game, turn),
+      turn.branch ? branch(turn.branch) : null);
+    if (at >= 0) node.addEventListener("click", () => { if (picked !== at) pick(at); });
+    return node;
+  }), game.turns.length ? null : make("p", { class: "quiet" }, "Nobody moved.")));
+}
+
+function lossText(board, proposal) {
+  const losses = proposal.pairs.map(([, p], i) => [board.columns[p], proposal.lost[i]]).filter(([, lost]) => lost);
+  return losses.length ? `; against the best: ${losses.map(([name, lost]) => `${name} ${lost > 0 ? "−" : "+"}${Math.abs(lost)}`).join(", ")}` : "; nothing is lost";
+}
+
+// What a game tells the mover (a tool's answer, for one), and who reads the move where not all do.
+function readers(game, turn) {
+  const own = turn.read[turn.seat], others = turn.read.map((text, seat) => [seat, text]).filter(([seat, text]) => seat !== turn.seat && text);
+  const parts = [];
+  if (own) parts.push(make("div", { class: "read" }, `It reads: ${own}`));
+  if (game.seats.length > 2 && !turn.error) parts.push(make("div", { class: "note" }, others.length ? `read by seat ${others.map(([seat]) => seat).join(", ")}` : "read by nobody else"));
+  return parts;
+}
+
+function branch(point) {
+  const mean = point.siblings.reduce((sum, one) => sum + one.value, 0) / point.siblings.length;
+  return make("details", { class: "branch", open: true },
+    make("summary", {}, `branch point: ${point.siblings.length} turns tried here, mean value ${share(mean)}`),
+    point.siblings.map((one, i) => make("div", { class: i ? "" : "took" },
+      make("span", { class: "val", style: { "--v": `${100 * one.value}%` }, title: `scores ${one.scores.map(share).join(", ")}` }, share(one.value)),
+      make("span", { class: one.error ? "wrong" : "" }, (i ? "" : "taken: ") + (one.text || "(nothing)")))));
+}
+
+// A part of a turn's text as its sampled tokens, each with its log-prob.
+function spelled(turn, part) {
+  if (!turn.tokens) return part;
+  const whole = turn.tokens.map(([piece]) => piece).join(""), start = whole.lastIndexOf(part);
+  if (start < 0) return part;
+  const spans = [];
+  let at = 0;
+  for (const [piece, nats] of turn.tokens) {
+    const from = Math.max(at, start), to = Math.min(at + piece.length, start + part.length);
+    if (from < to) {
+      const told = (event) => { event.stopPropagation(); showTip(event, `${JSON.stringify(piece)}  ${nats.toFixed(3)} nats, p ${Math.exp(nats).toPrecision(3)}`); };
+      spans.push(make("span", { class: "token", style: { "--p": Math.min(70, -nats * 25) }, on: { pointermove: told, pointerleave: hideTip } }, whole.slice(from, to)));
+    }
+    at += piece.length;
+  }
+  return spans;
+}

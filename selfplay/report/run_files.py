@@ -1,0 +1,181 @@
+"""Reads a run folder for its page: settings, steps, evaluations, cross-play, games.
+
+A file that is missing or half written leaves its part of the page empty; a file that cannot be read
+is named in `problems`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dialop.shown import on_one_line
+from selfplay.config import Config
+from selfplay.config.settings import SettingsError, dump, load
+
+MAX_TRAINING_GAMES = 240  # games of games.jsonl that a page holds, evenly spread over the file
+STAGES = ("before", "after")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One pair of players on a set of instances. `interval` is (mean, low, high) of the score."""
+
+    source: str
+    name: str
+    interval: tuple[float, float, float]
+    scores: tuple[float, ...]
+    measures: dict[str, float]
+    games: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """What a run folder holds. `settings` are (key, default, value) where the two differ."""
+
+    name: str
+    folder: Path
+    game: str
+    settings: list[tuple[str, str, str]]
+    steps: list[dict[str, Any]]
+    rows: list[Row]
+    crossplay: list[dict[str, Any]]
+    games: list[dict[str, Any]]
+    problems: list[str] = field(default_factory=list)
+
+    def row(self, source: str, name: str) -> Row | None:
+        return next((r for r in self.rows if (r.source, r.name) == (source, name)), None)
+
+
+def read_run(folder: Path) -> RunFiles:
+    """Read the folder of a run. Raises ValueError for a folder that holds no run."""
+    if not (folder / "config.yaml").is_file():
+        near = [p.name for p in sorted(folder.parent.glob("*")) if (p / "config.yaml").is_file()]
+        hint = f"; runs beside it: {', '.join(near[:8])}" if near else ""
+        raise ValueError(f"a run is a folder with config.yaml, got {folder}{hint}")
+    problems: list[str] = []
+    config = _config(folder / "config.yaml", problems)
+    return RunFiles(
+        name=folder.resolve().name,
+        folder=folder,
+        game=config.game.name if config else "",
+        settings=changed_settings(config) if config else [],
+        steps=[line for line in _lines(folder / "metrics.jsonl", problems) if "step" in line],
+        rows=list(_rows(folder, problems)),
+        crossplay=[
+            matrix
+            for path in sorted(folder.glob("crossplay*/crossplay.json"))
+            if (matrix := _json(path, problems)) and {"cells", "columns"} <= matrix.keys()
+        ],
+        games=list(_spread(folder / "games.jsonl", problems)),
+        problems=problems,
+    )
+
+
+def changed_settings(config: Config) -> list[tuple[str, str, str]]:
+    """(dotted key, default, value) of each setting that differs from its default."""
+    default, given = (dict(_flat(yaml.safe_load(dump(c)), "")) for c in (Config(), config))
+    return [
+        (name, default.get(name, "none"), given.get(name, "none"))
+        for name in {**given, **default}
+        if default.get(name) != given.get(name) and (given.get(name, "none") != "none")
+    ]
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _flat(item, f"{name}.{key}" if name else key)
+    else:
+        yield name, "none" if value is None else json.dumps(value, ensure_ascii=False).strip('"')
+
+
+def _config(path: Path, problems: list[str]) -> Config | None:
+    try:
+        return load(Config, path)
+    except SettingsError as error:
+        problems.append(on_one_line(str(error)))
+        return None
+
+
+def _json(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes(), parse_constant=_no_number)
+        if isinstance(value, dict):
+            return value
+        problems.append(f"{path.name} must hold one JSON object")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, RecursionError) as error:
+        problems.append(f"{path.name}: {error}")
+    return {}
+
+
+def _no_number(_: str) -> None:
+    """NaN and infinity are read as null."""
+
+
+def _lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """The complete JSON lines of a file. The last line may be half written, as the run goes on."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            yield from _line(line, f"{path.name} line {number}", problems)
+
+
+def _line(line: bytes, where: str, problems: list[str]) -> Iterator[dict[str, Any]]:
+    if not line.endswith(b"\n"):
+        return
+    try:
+        value = json.loads(line, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        problems.append(f"{where}: {error}")
+        return
+    if isinstance(value, dict):
+        yield value
+
+
+def _spread(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """At most MAX_TRAINING_GAMES lines of a file, evenly spread, the last one included."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        num = sum(1 for _ in file)
+        kept = {round((i + 1) * num / MAX_TRAINING_GAMES) - 1 for i in range(MAX_TRAINING_GAMES)}
+        file.seek(0)
+        for number, line in enumerate(file):
+            if num <= MAX_TRAINING_GAMES or number in kept:
+                yield from _line(line, f"{path.name} line {number + 1}", problems)
+
+
+def _rows(folder: Path, problems: list[str]) -> Iterator[Row]:
+    """The rows of the held-out games before and after, then of every `eval_*` folder."""
+    for stage in STAGES:
+        yield from _parsed(stage, _json(folder / f"held_out_{stage}.json", problems), problems)
+    for path in sorted(folder.glob("eval_*/evaluation.json")):
+        page = _json(path, problems)
+        yield from _parsed(path.parent.name, page.get("rows", {}), problems)
+
+
+def _parsed(source: str, rows: Mapping[str, Any], problems: list[str]) -> Iterator[Row]:
+    for name, row in rows.items():
+        try:
+            mean, low, high = map(float, row["interval"])
+            examples = row.get("examples", {}).values()
+            games = {g["instance"]: g for g in (*row.get("games", ()), *examples)}
+            yield Row(
+                source,
+                name,
+                (mean, low, high),
+                tuple(map(float, row["scores"])),
+                {key: float(value) for key, value in row["measures"].items()},
+                tuple(games.values()),
+            )
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            problems.append(f"{source} {name}: {error!r}")

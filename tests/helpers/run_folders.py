@@ -1,0 +1,64 @@
+"""Run folders made of scripted games, as a run leaves them, in a second and without a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from selfplay.config import Config, load_config
+from selfplay.config.settings import dump
+from selfplay.evaluation.evaluate import evaluate_scripted
+from selfplay.evaluation.report import rows_json
+from selfplay.games import kit_of
+
+SETTINGS = """
+steps: 12
+game: {size: 3, scale: true, max_value: 50}
+model: {scratch: {width: 32, max_positions: 4096}}
+"""
+
+
+def settings(folder: Path, *overrides: str) -> Config:
+    path = folder.parent / "settings.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(SETTINGS)
+    return load_config(path, [f"out={folder}", *overrides])
+
+
+def write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def make_run(folder: Path, *overrides: str, num_games: int = 12) -> Path:
+    """A run whose policy plans alone before self-play and is honest after it."""
+    config = settings(folder, *overrides)
+    instances = kit_of(config.game).generate(
+        config.game, seed=5, start=0, num=num_games, processes=1, easy=False
+    )
+    rows = {
+        spec: evaluate_scripted(instances, spec=spec, game=config.game, rollout=config.rollout)
+        for spec in ("solo", "honest", "random", "honest:slip=0.3")
+    }
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(dump(config))
+    before = {"sampled": rows["solo"], "random": rows["random"]}
+    after = {"sampled": rows["honest"], "random": rows["random"]}
+    for stage, held_out in (("before", before), ("after", after)):
+        (folder / f"held_out_{stage}.json").write_text(json.dumps(rows_json(held_out)))
+    steps = [step_line(step) for step in range(1, config.steps + 1)]
+    write_lines(folder / "metrics.jsonl", steps)
+    slips = rows["honest:slip=0.3"].games
+    write_lines(folder / "games.jsonl", [{**game, "step": i + 1} for i, game in enumerate(slips)])
+    return folder
+
+
+def step_line(step: int) -> dict[str, Any]:
+    """A step's metrics; every fourth step has an evaluation."""
+    score = 1 - 0.5 / step
+    line = {"step": step, "score": score, "messages": 0.1 * step, "errors_no_tag": 1 / step}
+    line |= {"play_s": 2.0, "update_s": 1.0, "step_s": 3.5, "entropy": 1.0, "honesty": None}
+    if step % 4 == 0:
+        line |= {"eval_score": score, "eval_score_low": score - 0.1, "eval_score_high": score + 0.1}
+    return line
