@@ -10,6 +10,7 @@ docs/planning.md lists where these rules differ from the released code.
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -32,6 +33,7 @@ from dialop.planning.proposal import parse_plan, render_plan
 from dialop.planning.recorded import begun
 from dialop.planning.score import sheet_of
 from dialop.planning.search import search
+from dialop.planning.statements import count_true
 from dialop.tags import drop_reasoning, split_move
 
 _OWNER = {"tool": AGENT, "propose": AGENT, "accept": USER, "reject": USER}
@@ -159,12 +161,33 @@ class PlanningGame(Game):
             options=self.options,
         )
 
+    def measures(self, seats: Collection[int]) -> dict[str, float]:
+        """Words of messages, searches, proposals, and statements in messages, all and true."""
+        num = dict.fromkeys(
+            ("words", "searches", "proposals", "statements", "true_statements"), 0.0
+        )
+        sheet: Sheet | None = None
+        proposed: tuple[str, ...] = ()
+        for action in self._play.log[len(self.instance.opening) :]:
+            if action.plan is not None:
+                sheet = sheet_of(self.instance.sites, self.instance.preferences, action.plan)
+                proposed = tuple(action.text.strip("[]").split(", "))
+            if action.seat not in seats:
+                continue
+            num["searches"] += action.kind == "tool"
+            num["proposals"] += action.kind == "propose"
+            if action.kind == "message":
+                true, stated = count_true(action, self.instance, sheet, proposed)
+                num["words"] += len(action.text.split())
+                num["statements"] += stated
+                num["true_statements"] += true
+        return num
+
     def outcome(self) -> Outcome:
         """The total in points. Both seats' reward is its place between worst and best, 0 without
         an agreement.
 
-        `facts` holds best, worst, the place `random` of the average plan, and the numbers of
-        searches, proposals and messages.
+        `facts` holds best and worst, and the place `random` of the average plan.
         """
         inst, play = self.instance, self._play
         score = float(self._total(play.agreed)) if play.agreed is not None else 0.0
@@ -172,8 +195,6 @@ class PlanningGame(Game):
         proposed = [a.plan for a in play.log if a.plan is not None and None not in a.plan]
         facts = {"best": float(inst.best), "worst": float(inst.worst)}
         facts["random"] = inst.norm(inst.mean)
-        for name, kind in (("searches", "tool"), ("proposals", "propose"), ("messages", "message")):
-            facts[name] = float(sum(action.kind == kind for action in play.log))
         return Outcome(
             over=play.to_move is None,
             agreed=play.agreed is not None,

@@ -92,7 +92,7 @@ def score_range(
 ) -> Range:
     """Best, worst and mean total over all full plans. `repeats` allows a site twice."""
     totals = all_totals(sites, preferences, slots=slots)
-    mask = _allowed(len(sites), slots, repeats)
+    mask = legal_plans(len(sites), slots, repeats)
     allowed = totals[mask]
     best = np.unravel_index(np.argmax(np.where(mask, totals, -np.inf)), totals.shape)
     plan = tuple(int(i) for i in best)
@@ -100,11 +100,16 @@ def score_range(
 
 
 def all_totals(
-    sites: Sequence[Site], preferences: Sequence[Preference], *, slots: int
+    sites: Sequence[Site],
+    preferences: Sequence[Preference],
+    *,
+    slots: int,
+    miles_SS: NDArray[np.int64] | None = None,
 ) -> NDArray[Any]:
     """The total of every plan, indexed by the site of each slot: an array with `slots` axes.
 
-    The totals of plans with a repeated site are there too.
+    The totals of plans with a repeated site are there too. `miles_SS` replaces the distances of the
+    sites' positions, in tenths of a mile.
     """
     num = len(sites)
 
@@ -114,7 +119,7 @@ def all_totals(
 
     points = np.array([site_points(site, preferences) for site in sites])
     prices = np.array([site.price for site in sites])
-    miles_SS = tenths_between(sites)
+    miles_SS = tenths_between(sites) if miles_SS is None else miles_SS
     legs_SS = sum(
         (-(p.weight * miles_SS // 10) for p in preferences if p.kind == "distance"),
         start=np.zeros_like(miles_SS),
@@ -179,7 +184,7 @@ def check_reference(instance: PlanningInstance) -> None:
 
 
 @lru_cache(maxsize=32)
-def _allowed(num: int, slots: int, repeats: bool) -> NDArray[np.bool_]:
+def legal_plans(num: int, slots: int, repeats: bool = False) -> NDArray[np.bool_]:
     """Which plans are legal: a mask with `slots` axes of length `num`."""
     allowed = np.ones((num,) * slots, dtype=bool)
     if not repeats:

@@ -1,0 +1,221 @@
+"""What an agent can work out: facts from search results, weights from told scores, the best plan.
+
+Everything here is read from the agent's own texts. Weights are estimated in tenths of a point.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dialop.planning.board import USER, Action, Plan, PlanningView, Site
+from dialop.planning.city import FEATURES, Value
+from dialop.planning.preferences import Preference, told_in
+from dialop.planning.score import all_totals, legal_plans
+from dialop.planning.search import ABSENT
+
+# Weights are uniform from 1 to 10.
+_MEAN_WEIGHT, _WEIGHT_VARIANCE = 5.5, 8.25
+_TYPICAL_TENTHS = 17  # the mean distance between two sites
+# An unmet category costs points in half of the games, so in the mean meeting it is worth 1.5 times
+# its weight.
+_CATEGORY_STAKE = 1.5
+TRAVEL_LABEL, TOTAL_LABEL = "travel", "total"
+_SCORED = re.compile(r"\s*(.+): (-?\d{1,6})\s*")
+_RESULT_HEAD = "Search results"
+
+
+@dataclass(slots=True)
+class Facts:
+    """What an agent has learned of the city: values by site and field, and distances in tenths of a
+    mile by pair of sites. A feature that a site lacks has the value None."""
+
+    values: dict[str, dict[str, Value | None]] = field(default_factory=dict)
+    tenths: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def knows(self, name: str, fields: Sequence[str]) -> bool:
+        """Whether all these fields of a site are known."""
+        return all(each in self.values.get(name, {}) for each in fields)
+
+
+def facts_of(log: Sequence[Action]) -> Facts:
+    """The facts in the search results among the moves."""
+    facts = Facts()
+    for action in log:
+        lines = action.result.splitlines()
+        if len(lines) < 3 or not lines[0].startswith(_RESULT_HEAD):
+            continue
+        header = lines[1].split("|")
+        for line in lines[2:]:
+            cells = line.split("|")
+            if len(cells) != len(header):
+                continue
+            known = facts.values.setdefault(cells[0], {})
+            for title, cell in zip(header[1:], cells[1:], strict=True):
+                if title.startswith("distance_to("):
+                    pair = (cells[0], title.removeprefix("distance_to(")[:-1])
+                    facts.tenths[pair] = facts.tenths[pair[::-1]] = round(10 * float(cell))
+                else:
+                    known[title] = _value(title, cell)
+    return facts
+
+
+def told_preferences(log: Sequence[Action]) -> tuple[Preference, ...]:
+    """The different preferences that the user has told, in order, with weight 1."""
+    told = {}
+    for action in log:
+        if action.kind == "message" and action.seat == USER:
+            told.update({t.preference.text: t.preference for t in told_in(action.text)})
+    return tuple(told.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What the user told of one plan's score sheet: points of sites, legs, checklist; the total."""
+
+    plan: Plan
+    labels: tuple[tuple[str, int], ...]
+
+    @property
+    def total(self) -> int | None:
+        return next((points for label, points in self.labels if label == TOTAL_LABEL), None)
+
+
+def scored_in(log: Sequence[Action]) -> list[Scored]:
+    """The score sheets that the user told, each with the plan that was proposed before."""
+    found, plan = [], None
+    for action in log:
+        plan = action.plan or plan
+        if plan is not None and action.kind == "message" and action.seat == USER:
+            labels = scores_in(action.text)
+            if labels:
+                found.append(Scored(plan, labels))
+    return found
+
+
+def scores_in(message: str) -> tuple[tuple[str, int], ...]:
+    """The `label: points` items in a message, which semicolons separate."""
+    items = [_SCORED.fullmatch(item) for item in message[:4000].split(";")]
+    return tuple((m[1], int(m[2])) for m in items if m is not None)
+
+
+def estimated_sites(names: Sequence[str], facts: Facts) -> list[Site]:
+    """The sites with what is known of them; the category and price are "" and 0 where unknown."""
+    sites = []
+    for name in names:
+        known = facts.values.get(name, {})
+        category, price = known.get("category"), known.get("price")
+        features = {f: v for f, v in known.items() if f in FEATURES and v is not None}
+        sites.append(
+            Site(
+                name=name,
+                category=category if isinstance(category, str) else "",
+                price=int(price) if isinstance(price, float) else 0,
+                at=(0.0, 0.0),
+                features=features,
+            )
+        )
+    return sites
+
+
+def best_plan(view: PlanningView) -> Plan:
+    """The full plan with the highest estimated total. Told totals of earlier plans are used."""
+    facts, told = facts_of(view.log), told_preferences(view.log)
+    sites, miles_SS = estimated_sites(view.names, facts), _miles(view.names, facts)
+    scored = scored_in(view.log)
+    weights = estimated_weights(told, sites, miles_SS, scored)
+    staked = [
+        replace(p, weight=round(10 * w * (_CATEGORY_STAKE if p.kind == "category" else 1)))
+        for p, w in zip(told, weights, strict=True)
+    ]
+    totals = all_totals(sites, staked, slots=view.slots, miles_SS=miles_SS)
+    for sheet in scored:
+        if sheet.total is not None and None not in sheet.plan:
+            totals[sheet.plan] = 10 * sheet.total
+    legal = np.where(legal_plans(len(sites), view.slots), totals, np.iinfo(np.int64).min)
+    return tuple(int(i) for i in np.unravel_index(np.argmax(legal), legal.shape))
+
+
+def estimated_weights(
+    told: Sequence[Preference],
+    sites: Sequence[Site],
+    miles_SS: NDArray[np.int64],
+    scored: Sequence[Scored],
+) -> NDArray[np.float64]:
+    """The weights of the told preferences, in points: the posterior mean under a normal prior and
+    unit noise, given the told scores, each of which is linear in the weights."""
+    rows, points = [], []
+    index = {name: i for i, name in enumerate(site.name for site in sites)}
+    for sheet in scored:
+        legs = iter(pairwise(sheet.plan))
+        for label, told_points in sheet.labels:
+            row = [0.0] * len(told)
+            leg = next(legs, None) if label == TRAVEL_LABEL else None
+            for i, p in enumerate(told):
+                if p.kind == "distance" and leg is not None and None not in leg:
+                    row[i] = -float(miles_SS[leg]) / 10
+                elif p.kind == "feature" and label in index:
+                    value = sites[index[label]].features.get(p.name)
+                    row[i] = float((value in p.liked) - (value in p.disliked))
+                elif p.of_plan and p.text == label and told_points:
+                    row[i] = 1.0 if told_points > 0 else -1.0
+            if any(row):
+                rows.append(row)
+                points.append(float(told_points))
+    prior = np.eye(len(told)) / _WEIGHT_VARIANCE
+    if not rows:
+        return np.full(len(told), _MEAN_WEIGHT)
+    design = np.array(rows)
+    left = design.T @ design + prior
+    right = design.T @ np.array(points) + prior @ np.full(len(told), _MEAN_WEIGHT)
+    solved: NDArray[np.float64] = np.clip(np.linalg.solve(left, right), 0.0, 10.0)
+    return solved
+
+
+def unknown_legs(view: PlanningView, plan: Plan) -> list[int]:
+    """The sites of a plan from which not all distances to its neighbours are known; the ones with
+    most unknown legs first."""
+    facts = facts_of(view.log)
+    count: dict[int, int] = {}
+    for first, second in pairwise(plan):
+        if first is None or second is None:
+            continue
+        if (view.names[first], view.names[second]) not in facts.tenths:
+            for site in (first, second):
+                count[site] = count.get(site, 0) + 1
+    return sorted(count, key=lambda site: -count[site])
+
+
+def fields_of(told: Sequence[Preference]) -> list[str]:
+    """The fields of sites on which the told preferences depend."""
+    fields: dict[str, None] = {}
+    for p in told:
+        if p.kind == "feature":
+            fields[p.name] = None
+        elif p.kind == "category":
+            fields["category"] = None
+        elif p.kind == "budget":
+            fields["price"] = None
+    return list(fields)
+
+
+def _miles(names: Sequence[str], facts: Facts) -> NDArray[np.int64]:
+    miles_SS = np.full((len(names), len(names)), _TYPICAL_TENTHS, dtype=np.int64)
+    index: Mapping[str, int] = {name: i for i, name in enumerate(names)}
+    for (first, second), tenths in facts.tenths.items():
+        miles_SS[index[first], index[second]] = tenths
+    return miles_SS
+
+
+def _value(title: str, cell: str) -> Value | None:
+    if cell == ABSENT:
+        return None
+    if cell in ("True", "False"):
+        return cell == "True"
+    is_number = title == "price" or (title in FEATURES and FEATURES[title].is_number)
+    return float(cell) if is_number else cell

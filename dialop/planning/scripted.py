@@ -1,0 +1,229 @@
+"""Scripted users and agents, for imitation, evaluation and tests. They use only a view.
+
+A player is a pure function of its spec, its seed and the view. Its random draws are seeded by
+(seed, moves it knows of, errors this turn), so it can be copied, forked and called again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from dialop.game import Lesson
+from dialop.planning.board import AGENT, USER, PlanningView, Sheet
+from dialop.planning.estimate import (
+    TOTAL_LABEL,
+    TRAVEL_LABEL,
+    best_plan,
+    facts_of,
+    fields_of,
+    told_preferences,
+    unknown_legs,
+)
+from dialop.planning.preferences import Preference
+from dialop.planning.proposal import render_plan
+from dialop.specs import number, parse_spec, unknown
+
+Tell = Literal["all", "one", "asked"]
+By = Literal["table", "filter"]
+TELLS: tuple[Tell, ...] = ("all", "one", "asked")
+BYS: tuple[By, ...] = ("table", "filter")
+USERS = ("teller", "silent")
+AGENTS = ("searcher", "guesser")
+NAMES = (*AGENTS, *USERS)
+_OPTIONS = {
+    "teller": ("tell", "rounds", "slip"),
+    "silent": ("slip",),
+    "searcher": ("by", "slip"),
+    "guesser": ("slip",),
+}
+
+ASK = "What would you like?"
+GREETING = "Hello!"
+_OPENERS = ("Hi! ", "I would like this: ", "My wishes are: ", "")
+_GO_ON = "Please make a plan."
+_MAX_DISTANCE_QUERIES = 4
+_PATIENCE = 3  # proposals that a teller sees at most after its rounds
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedPlayer:
+    """One scripted user or agent.
+
+    - teller: a user who tells its preferences: all in one message ("all"), one in each message
+      ("one"), or all once it is asked ("asked"). It rejects the first `rounds` full plans, telling
+      their score sheets, and then accepts the best that it has seen.
+    - silent: a user who tells nothing and accepts any plan.
+    - searcher: an agent who asks if it has been told nothing, searches for what it was told, and
+      proposes its best plan. It searches for all sites with the fields that matter ("table"), or
+      for the sites that meet all preferences, then fewer of them ("filter").
+    - guesser: an agent who proposes random sites.
+    - `slip`: the probability that it first sends a malformed move and then repairs it.
+    """
+
+    name: str
+    seed: int
+    tell: Tell = "all"
+    rounds: int = 0
+    by: By = "table"
+    slip: float = 0.0
+
+    @property
+    def seat(self) -> int:
+        """The seat that it can play."""
+        return USER if self.name in USERS else AGENT
+
+    def act(self, view: PlanningView) -> str:
+        """The player's next move as text. `view` must belong to the seat to move."""
+        return self.lesson(view).text
+
+    def lesson(self, view: PlanningView) -> Lesson:
+        """The next move as an example to imitate."""
+        if not view.to_move == view.seat == self.seat:
+            raise ValueError(
+                f"{self.name} plays seat {self.seat}, but the view is of seat {view.seat} and seat "
+                f"{view.to_move} is to move"
+            )
+        rng = np.random.default_rng((self.seed, len(view.log)))
+        text = _MOVES[self.name](self, view, rng)
+        if self.slip and not view.num_errors_this_turn and rng.random() < self.slip:
+            tag, _, content = text.partition("] ")
+            text = content or tag.strip("[]")
+        return Lesson(text)
+
+    def reseeded(self, seed: int) -> ScriptedPlayer:
+        """The same player with another seed."""
+        return replace(self, seed=seed)
+
+
+def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
+    """Build a player from a spec such as "teller:tell=one,rounds=2" or "searcher:slip=0.05".
+
+    The name is "teller", "silent" (users), "searcher" or "guesser" (agents). Options:
+    tell=all|one|asked and rounds=0..20 (teller), by=table|filter (searcher), slip=0..1 (all).
+
+    Raises:
+        ValueError: for an unknown name, option or value; names the valid ones.
+    """
+    name, values = parse_spec(spec, _OPTIONS)
+    tell, by = values.get("tell", "all"), values.get("by", "table")
+    for option, value, valid in (("tell", tell, TELLS), ("by", by, BYS)):
+        if value not in valid:
+            raise ValueError(unknown(option, value, valid))
+    rounds = number("rounds", values.get("rounds", "0"), low=0, high=20)
+    if rounds != int(rounds):
+        raise ValueError(f"rounds must be a whole number, got {rounds:g}")
+    return ScriptedPlayer(
+        name,
+        seed,
+        tell=next(t for t in TELLS if t == tell),
+        rounds=int(rounds),
+        by=next(b for b in BYS if b == by),
+        slip=number("slip", values.get("slip", "0"), low=0, high=1),
+    )
+
+
+def _teller(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generator) -> str:
+    if view.pending is not None:
+        return "[accept]" if _accepts(player, view) else "[reject]"
+    own = [a for a in view.log if a.kind == "message" and a.seat == USER]
+    if view.log and view.log[-1].kind == "reject":
+        return f"[message] {_sheet_text(view)}"
+    asked = any(a.kind == "message" and a.seat == AGENT for a in view.log)
+    if player.tell == "asked" and not asked and not own:
+        return f"[message] {GREETING}"
+    untold = [s for s in view.preferences if not any(s in a.text for a in own)]
+    if not untold:
+        return f"[message] {_GO_ON}"
+    if player.tell == "one":
+        untold = untold[:1]
+    opener = "" if view.options.brief else _OPENERS[rng.integers(len(_OPENERS))]
+    return f"[message] {opener}{'; '.join(untold)}"
+
+
+def _silent(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generator) -> str:
+    return f"[message] {GREETING}" if view.pending is None else "[accept]"
+
+
+def _searcher(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generator) -> str:
+    told = told_preferences(view.log)
+    asked = sum(a.kind == "message" and a.seat == AGENT for a in view.log)
+    if not told:
+        if view.options.messages and not asked:
+            return f"[message] {ASK}"
+        return _guesser(player, view, rng)
+    if player.by == "filter":
+        return _by_filter(view, told)
+    if view.options.search:
+        fields, facts = fields_of(told), facts_of(view.log)
+        if fields and not all(facts.knows(name, fields) for name in view.names):
+            return f"[tool] Search(fields=[{', '.join(fields)}])"
+    plan = best_plan(view)
+    if view.options.search and any(p.kind == "distance" for p in told):
+        queries = sum(a.kind == "tool" and "distance_to" in a.text for a in view.log)
+        proposals = 1 + sum(a.kind == "propose" for a in view.log)
+        legs = unknown_legs(view, plan)
+        if legs and queries < _MAX_DISTANCE_QUERIES * proposals:
+            return f"[tool] Search(sort_by=[distance_to({view.names[legs[0]]})])"
+    return f"[propose] {render_plan(plan, view.names)}"
+
+
+def _guesser(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generator) -> str:
+    plan = tuple(int(i) for i in rng.permutation(len(view.names))[: view.slots])
+    return f"[propose] {render_plan(plan, view.names)}"
+
+
+def _by_filter(view: PlanningView, told: tuple[Preference, ...]) -> str:
+    """Search for sites that meet all preferences, then one fewer each time, until the results fill
+    the plan; then propose them in the order found."""
+    conditions = [condition for p in told if (condition := _condition(p, view.slots))]
+    results = [a.result.splitlines()[2:] for a in view.log if a.kind == "tool"]
+    names = list(dict.fromkeys(name for lines in results for name in lines))
+    num = len(conditions) - len(results)
+    if view.options.search and len(names) < view.slots and num > 0:
+        return f"[tool] Search(filters=[{', '.join(conditions[:num])}])"
+    names = list(dict.fromkeys([*names, *view.names]))[: view.slots]
+    return f"[propose] {render_plan(tuple(map(view.names.index, names)), view.names)}"
+
+
+def _condition(p: Preference, slots: int) -> str:
+    """A filter for sites that serve a preference, "" for one that no filter serves."""
+    match p.kind:
+        case "feature" if p.name == "rating":
+            return f"rating >= {min(v for v in p.liked if isinstance(v, float)):g}"
+        case "feature":
+            return f"{p.name} == {p.liked[0]}" if p.liked else f"{p.name} != {p.disliked[0]}"
+        case "category":
+            return f"category == {p.name}"
+        case "sites":
+            return f"name == {p.sites[0]}"
+        case "budget":
+            return f"price <= {p.budget // slots}"
+    return ""
+
+
+def _accepts(player: ScriptedPlayer, view: PlanningView) -> bool:
+    """Whether a teller accepts: after its rounds, the best full plan that it has seen."""
+    plans = [action.plan for action in view.log if action.plan is not None]
+    totals = [
+        sheet.total for plan, sheet in zip(plans, view.sheets, strict=True) if None not in plan
+    ]
+    if not view.options.messages or len(totals) > player.rounds + _PATIENCE:
+        return True
+    return len(totals) > player.rounds and totals[-1] == max(totals)
+
+
+def _sheet_text(view: PlanningView) -> str:
+    """The last score sheet in words: `label: points` items."""
+    proposal = [action for action in view.log if action.plan is not None][-1]
+    names = proposal.text.strip("[]").split(", ")
+    sheet: Sheet = view.sheets[-1]
+    items = [*zip(names, sheet.sites, strict=True)]
+    items += [(TRAVEL_LABEL, points) for points in sheet.legs]
+    items += [*sheet.checklist, (TOTAL_LABEL, sheet.total)]
+    return "; ".join(f"{label}: {points}" for label, points in items)
+
+
+_MOVES = {"teller": _teller, "silent": _silent, "searcher": _searcher, "guesser": _guesser}

@@ -1,0 +1,67 @@
+"""Counts what messages state, and how much of it is true.
+
+A user states its preferences, by their sentences, and scores, as `label: points` items about the
+last proposal. An agent states facts of sites, as `NAME: FIELD VALUE`, with several separated by
+commas. All other words state nothing, so in free prose most statements are not counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from dialop.planning.board import USER, Action, PlanningInstance, Sheet, Site
+from dialop.planning.city import FEATURES
+from dialop.planning.estimate import TOTAL_LABEL, TRAVEL_LABEL, scores_in
+from dialop.planning.preferences import told_in
+
+_FACT = re.compile(
+    rf"({'|'.join(map(re.escape, FEATURES))}|category|price) (True|False|\$?[\w.]{{1,20}})"
+)
+
+
+def count_true(
+    action: Action, instance: PlanningInstance, sheet: Sheet | None, names: Sequence[str]
+) -> tuple[int, int]:
+    """The number of true statements in a message, and of all statements.
+
+    `sheet` is that of the last proposal before the message and `names` the names in it; None and ()
+    if there was none.
+    """
+    if action.seat != USER:
+        return _count_facts(action.text, instance)
+    own = {p.text for p in instance.preferences}
+    scored = scores_in(action.text) if sheet is not None else ()
+    labels = {label for label, _ in scored}
+    told = [t.preference.text for t in told_in(action.text) if t.preference.text not in labels]
+    num_true = sum(text in own for text in told)
+    if sheet is not None:
+        num_true += sum(item in _items(sheet, names) for item in scored)
+    return num_true, len(told) + len(scored)
+
+
+def _items(sheet: Sheet, names: Sequence[str]) -> list[tuple[str, int]]:
+    """All true `label: points` items of a score sheet."""
+    items = [*zip(names, sheet.sites, strict=True)]
+    items += [(TRAVEL_LABEL, points) for points in sheet.legs]
+    return [*items, *sheet.checklist, (TOTAL_LABEL, sheet.total)]
+
+
+def _count_facts(text: str, instance: PlanningInstance) -> tuple[int, int]:
+    """True facts of sites in an agent's message, and all facts in it."""
+    num_true = num_all = 0
+    for site in instance.sites:
+        for piece in text.split(f"{site.name}: ")[1:]:
+            end = min(
+                (at for mark in (":", ";", "\n") if (at := piece.find(mark)) >= 0), default=-1
+            )
+            for field, value in _FACT.findall(piece[:end] if end >= 0 else piece):
+                num_all += 1
+                num_true += _has(site, field, value)
+    return num_true, num_all
+
+
+def _has(site: Site, field: str, value: str) -> bool:
+    own = {"category": site.category, "price": site.price}.get(field, site.features.get(field))
+    shown = f"{own:g}" if isinstance(own, float) else str(own)
+    return shown == value.removeprefix("$").rstrip(".")

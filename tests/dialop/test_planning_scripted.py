@@ -1,0 +1,188 @@
+"""Scripted users and agents of planning: legal at every turn, pure, and as good as they claim."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+from dialop_boards import human_games
+from planning_cities import BRIEF, FULL, HAND, PREFERENCES, SILENT, new_game, play
+
+from dialop.kit import load_kit
+from dialop.planning.board import PlanningInstance, PlanningOptions
+from dialop.planning.estimate import best_plan, facts_of, scored_in, told_preferences
+from dialop.planning.game import PlanningGame
+from dialop.planning.generate import PlanningRecipe, generate_many
+from dialop.planning.kit import Options
+from dialop.planning.scripted import NAMES, make_scripted
+from dialop.planning.starts import read_recorded, recorded_tally
+
+SIMPLE = PlanningRecipe(sites=6, slots=1, preferences=2, distance=False, simple=True)
+CITIES = generate_many(PlanningRecipe(), seed=21, num=40)
+SMALL = generate_many(SIMPLE, seed=21, num=60)
+
+
+def played(
+    instance: PlanningInstance, user: str, agent: str, options: PlanningOptions = FULL
+) -> PlanningGame:
+    """A full game of two scripted players; no move but a deliberate slip is refused."""
+    game = PlanningGame(instance, options)
+    players = [make_scripted(user, seed=1), make_scripted(agent, seed=2)]
+    for _ in range(80):
+        seat = game.seat_to_move
+        if seat is None:
+            break
+        step = game.step(seat, players[seat].act(game.view(seat)))
+        assert step.error is None or "slip" in user + agent, step.error
+    assert game.outcome().agreed
+    return game
+
+
+def mean_score(cities: list[PlanningInstance], user: str, agent: str) -> float:
+    return statistics.fmean(played(i, user, agent).outcome().score_norm for i in cities)
+
+
+def test_the_best_pair_is_above_people_and_feedback_helps() -> None:
+    # People's mean over all 113 recorded games is 0.886. The standard error here is about 0.01.
+    once = mean_score(CITIES, "teller", "searcher")
+    again = mean_score(CITIES, "teller:rounds=2", "searcher")
+    assert once > 0.9 and again > 0.95 and again > once
+    assert mean_score(CITIES, "teller", "guesser") == pytest.approx(0.52, abs=0.08)
+
+
+@pytest.mark.parametrize("agent", ["searcher", "searcher:by=filter"])
+def test_search_and_talk_pay_in_small_cities(agent: str) -> None:
+    assert mean_score(SMALL, "teller", agent) > 0.9
+    assert mean_score(SMALL, "silent", "guesser") < 0.7
+
+
+@pytest.mark.parametrize("user", ["teller:tell=one", "teller:tell=asked,slip=0.3", "silent:slip=1"])
+@pytest.mark.parametrize("agent", ["searcher:slip=0.3", "searcher:by=filter", "guesser"])
+@pytest.mark.parametrize(
+    "options", [FULL, BRIEF, SILENT, PlanningOptions(search=False), PlanningOptions(False, False)]
+)
+def test_every_pair_plays_to_an_agreement(user: str, agent: str, options: PlanningOptions) -> None:
+    for instance in (CITIES[0], SMALL[0], HAND):
+        game = played(instance, user, agent, options)
+        measured = game.measures((0, 1))
+        assert measured["statements"] == measured["true_statements"]
+        assert options.search or not measured["searches"]
+        assert options.messages or not measured["words"]
+
+
+def test_a_user_who_waits_is_asked() -> None:
+    game = played(CITIES[0], "teller:tell=asked", "searcher")
+    texts = [action.text for action in game.view(1).log if action.kind == "message"]
+    assert texts[:2] == ["Hello!", "What would you like?"] and len(
+        told_preferences(game.view(1).log)
+    )
+
+
+def test_players_are_pure_functions_of_seed_and_view() -> None:
+    game = new_game()
+    teller = make_scripted("teller", seed=4)
+    text = teller.act(game.view(0))
+    assert text == teller.act(game.clone().view(0)) == teller.lesson(game.view(0)).text
+    assert all(p.text in text for p in PREFERENCES)
+    assert teller.reseeded(5).seed == 5
+    with pytest.raises(ValueError, match="teller plays seat 0"):
+        teller.act(play(game, (0, text)).view(1))
+
+
+def test_a_slip_is_repaired() -> None:
+    game = new_game()
+    slip = make_scripted("teller:slip=1", seed=3)
+    assert game.step(0, slip.act(game.view(0))).error_kind in ("no_tag", "unknown_tag")
+    assert game.step(0, slip.act(game.view(0))).error is None
+
+
+def test_an_agent_learns_from_its_searches_and_from_told_scores() -> None:
+    game = play(
+        new_game(),
+        (0, "[message] " + "; ".join(p.text for p in PREFERENCES)),
+        (1, "[tool] Search(fields=[has parking, live music, price, category])"),
+        (1, "[tool] Search(sort_by=[distance_to(Saul's)])"),
+    )
+    view = game.view(1)
+    facts = facts_of(view.log)
+    assert facts.values["The Dive"] == {
+        "has parking": False, "live music": True, "price": 30.0, "category": "bar",
+    }  # fmt: skip
+    assert facts.tenths[("The Dive", "Saul's")] == 5 and len(facts.tenths) == 7
+    told = told_preferences(view.log)
+    assert [p.text for p in told] == [p.text for p in PREFERENCES]
+    play(game, (1, "[propose] [Saul's, The Dive, Atlas Park]"), (0, "[reject]"))
+    play(game, (0, "[message] Saul's: 4; The Dive: 1; travel: -1; total: -10"))
+    (scored,) = scored_in(game.view(1).log)
+    assert scored.total == -10 and ("The Dive", 1) in scored.labels
+    assert len(set(best_plan(game.view(1)))) == 3
+
+
+def test_what_is_stated_falsely_is_counted() -> None:
+    game = play(
+        new_game(),
+        (0, "[message] check out live music!; keep budget below $90"),  # the budget is 40
+        (1, "[message] Saul's: price 20, has parking False. The Mall: category shop"),
+        (0, "[message] ok"),
+        (1, "[propose] [Saul's, The Dive, Atlas Park]"),
+        (0, "[reject]"),
+        (0, "[message] Saul's: 4; The Dive: 9; travel: -13; total: -10"),
+    )
+    user, agent = game.measures((0,)), game.measures((1,))
+    assert (user["true_statements"], user["statements"]) == (1 + 3, 2 + 4)
+    assert (agent["true_statements"], agent["statements"]) == (2, 3)
+    assert user["proposals"] == 0 and agent["proposals"] == 1 and agent["words"] == 10
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("planner", "unknown scripted player 'planner'"),
+        ("silent:tell=all", "unknown option of silent 'tell'"),
+        ("teller:tell=al", "did you mean 'all'"),
+        ("searcher:by=map", "unknown by 'map'"),
+        ("teller:rounds=0.5", "rounds must be a whole number"),
+        ("teller:rounds=-1", "rounds must be a number from 0 to 20"),
+        ("guesser:slip=2", "slip must be a number from 0 to 1"),
+    ],
+)
+def test_bad_specs_are_refused(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_scripted(spec, seed=0)
+
+
+def test_the_kit_declares_the_game(tmp_path: Path) -> None:
+    kit = load_kit("planning")
+    assert kit.ROLES == ("user", "agent") and set(kit.SCRIPT_NAMES) == set(NAMES)
+    for name in NAMES:
+        pair = kit.seated(name)
+        assert name in pair and [make_scripted(s, seed=0).seat for s in pair] == [0, 1]
+    options = Options(sites=6, slots=1, preferences=2, distance=False, simple=True, brief=True)
+    instances = kit.generate(options, seed=1, start=2, num=2)
+    assert instances == generate_many(SIMPLE, seed=1, num=2, start=2)
+    game = kit.new_game(instances[0], options)
+    assert game.prompt(1).system == "" and instances[0].names[0] in game.prompt(1).user
+    assert kit.restore(json.loads(json.dumps(game.state()))).state() == game.state()
+    kit.write(tmp_path / "x.parquet", instances)
+    assert kit.read(tmp_path / "x.parquet") == instances
+    phrases = kit.phrases(instances, options, split_lines=False)
+    assert "[tool]" in phrases and instances[0].preferences[0].text in phrases
+    assert kit.described(instances, options)["city_sizes"] == [6]
+
+
+def test_recorded_games_give_starts_and_peoples_figures() -> None:
+    path = human_games("planning")
+    games = read_recorded(path)
+    assert len(games) == 57
+    tallies = [recorded_tally(game.record, game.board) for game in games]
+    assert statistics.fmean(t["score"] for t in tallies) == pytest.approx(0.879, abs=0.001)
+    assert all(t["agreement"] == 1 for t in tallies)
+    game = games[0]
+    assert game.begun(0, uniform=0.0) == game.board and not game.board.opening
+    for entries in (3, 0.5, "random"):
+        instance = game.begun(entries, uniform=0.99)
+        assert instance.opening and all(a.kind != "accept" for a in instance.opening)
+        assert instance.key == f"{game.board.key}+{len(instance.opening)}"
+        assert PlanningGame(instance, FULL).seat_to_move is not None
