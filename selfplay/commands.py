@@ -19,4 +19,14 @@ def evaluate() -> None:
 
 def report() -> None:
     """`selfplay-report …` is `python -m selfplay.report …`."""
-    runpy.run_module("selfplay.report", run_name="__main__")
+    runpy.run_module("selfplay.report", run_name="__main__", alter_sys=True)
+
+
+def publish() -> None:
+    """`selfplay-publish …` is `python -m selfplay.publish …`."""
+    runpy.run_module("selfplay.publish", run_name="__main__", alter_sys=True)
+
+
+def serve() -> None:
+    """`selfplay-serve …` is `python -m selfplay.serve …`."""
+    runpy.run_module("selfplay.serve", run_name="__main__", alter_sys=True)

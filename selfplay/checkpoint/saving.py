@@ -155,11 +155,11 @@ def policies(folder: Path) -> list[Path]:
     """
     saved = checkpoints(folder)[::-1]
     final, parts = folder / "final", [checkpoint / "hf" for checkpoint in saved]
-    later = bool(saved) and int(saved[0].name[5:]) > _step_of(final)
+    later = bool(saved) and int(saved[0].name[5:]) > step_of(final)
     return [*parts, final] if later else [final, *parts]
 
 
-def _step_of(final: Path) -> int:
+def step_of(final: Path) -> int:
     """The number of finished steps of a final export; -1 if it is not recorded."""
     progress = final / "progress.json"
     return int(json.loads(progress.read_text())["step"]) if progress.exists() else -1

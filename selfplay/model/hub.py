@@ -17,7 +17,8 @@ from selfplay.config.settings import SettingsError
 from selfplay.model.gguf import converted
 
 # The files of a model and its tokenizer, without pickles, code or a second copy of the weights.
-FETCHED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+SETTINGS = "selfplay.yaml"  # the settings of a policy that `python -m selfplay.publish` wrote
+FETCHED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", SETTINGS]
 NOT_FETCHED = ["*/*", "consolidated*"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")

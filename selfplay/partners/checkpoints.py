@@ -13,7 +13,7 @@ import yaml
 from selfplay.checkpoint import policies
 from selfplay.config import GameConfig
 from selfplay.config.settings import load
-from selfplay.model.hub import check_weights, is_hub_name, local_folder
+from selfplay.model.hub import SETTINGS, check_weights, is_hub_name, local_folder
 
 # Overrides of a run's settings for an evaluation, which may use another number of ranks.
 ONE_PROCESS = ("parallel.tp=1", "parallel.fsdp=null")
@@ -22,7 +22,8 @@ ONE_PROCESS = ("parallel.tp=1", "parallel.fsdp=null")
 @dataclass(frozen=True, slots=True)
 class Source:
     """A policy on disk. `weights` is its Hugging Face folder, `home` the run folder (or the folder
-    itself), `settings` the run's config.yaml (None outside a run)."""
+    itself), `settings` the run's config.yaml, or the selfplay.yaml of a published policy (None for
+    any other folder)."""
 
     weights: Path
     home: Path
@@ -44,7 +45,7 @@ def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
     if not checkpoint.is_dir() and is_hub_name(name):
         downloaded = local_folder(name, what=what)
         check_weights(downloaded, what=what)
-        return Source(downloaded, downloaded, None, hub=name)
+        return Source(downloaded, downloaded, _published(downloaded), hub=name)
     if not checkpoint.is_dir():
         raise ValueError(
             f"{what} must be a run folder, a Hugging Face folder, a .gguf file or a name, got "
@@ -67,10 +68,18 @@ def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
             "model (config.json and *.safetensors)"
         )
     check_weights(weights, what=what)
+    if (settings := _published(weights)) is not None:
+        return Source(weights, checkpoint, settings)
     for run in (checkpoint.parent, checkpoint.parent.parent, checkpoint.parent.parent.parent):
         if (run / "config.yaml").exists():
             return Source(weights, run, run / "config.yaml")
     return Source(weights, checkpoint, None)
+
+
+def _published(folder: Path) -> Path | None:
+    """The settings in a folder that `python -m selfplay.publish` wrote, wherever it lies now."""
+    settings = folder / SETTINGS
+    return settings if settings.is_file() else None
 
 
 def check_same_game(

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from shared_work import once
 
@@ -23,7 +23,11 @@ FOLDERS = sorted(
 
 
 def start(
-    script: pathlib.Path, *arguments: str, torchrun: int = 0, path: tuple[pathlib.Path, ...] = ()
+    script: pathlib.Path,
+    *arguments: str,
+    torchrun: int = 0,
+    path: tuple[pathlib.Path, ...] = (),
+    output: int | IO[str] = subprocess.PIPE,
 ) -> subprocess.Popen[str]:
     """Run a script, or its `torchrun` ranks, able to import the project, `path` and the tests."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={torchrun}"]
@@ -32,8 +36,9 @@ def start(
     if "PYTHONPATH" in os.environ:
         folders.append(os.environ["PYTHONPATH"])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, env=environment, text=True, **output)  # type: ignore[call-overload]
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=output, stderr=subprocess.STDOUT
+    )
 
 
 def measured_by(script: str, *arguments: str, torchrun: int) -> dict[str, Any]:

@@ -1,0 +1,140 @@
+"""Write a finished run as a Hugging Face folder with a model card, and push it with --push.
+
+    python -m selfplay.publish runs/tiny ORG/NAME
+    HF_TOKEN=... python -m selfplay.publish runs/tiny ORG/NAME --push --private
+
+The folder is RUN/hub unless --out names another: the weights and tokenizer of RUN/final, README.md
+with its scores beside scripts (and beside people, where `eval.py` has played their games) and
+selfplay.yaml with the settings. Paths of this machine are cut to their last part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from selfplay.checkpoint.saving import step_of
+from selfplay.config import load_config
+from selfplay.config.settings import SettingsError, dump
+from selfplay.metrics.run_folder import write_atomically
+from selfplay.model.hub import FETCHED, SETTINGS
+from selfplay.partners.checkpoints import find_source
+from selfplay.preflight.run import Words, check_folder, refused
+from selfplay.publish.card import card, read_results
+
+
+def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    """Raises ValueError for a mistake."""
+    parser = Words(
+        prog="selfplay.publish",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    add("name", metavar="ORG/NAME", help="the repository on the hub")
+    add("--out", type=Path, help="folder to write (default: RUN/hub)")
+    add("--push", action="store_true", help="upload the folder; needs HF_TOKEN or `hf auth login`")
+    add("--private", action="store_true", help="make a new repository private")
+    args = parser.parse_args(words)
+    try:
+        validate_repo_id(args.name)
+        if "/" not in args.name:
+            raise HFValidationError(f"it has no organisation or user: {args.name!r}")
+    except HFValidationError as error:
+        raise ValueError(f"ORG/NAME must be a hub name such as me/tiny: {error}") from None
+    if args.push and get_token() is None:
+        raise ValueError("--push needs a token: set HF_TOKEN or run `hf auth login`")
+    return args
+
+
+def write_folder(run: Path, name: str, out: Path) -> None:
+    """Write the repository `name` of the finished run into `out`, completely or not at all.
+
+    Raises SettingsError or ValueError for a run that cannot be published.
+    """
+    if not (run / "config.yaml").is_file():
+        raise ValueError(f"RUN must be a run folder with config.yaml, got {run}")
+    weights = find_source(run, what="RUN").weights
+    if weights.name != "final" or not (run / "held_out_after.json").is_file():
+        raise ValueError(f"RUN must be finished, with final/ and held_out_after.json, got {run}")
+    if out.exists() and not (out / SETTINGS).is_file() and any(out.iterdir()):
+        raise ValueError(f"--out must be a new folder or an earlier copy of this, got {out}")
+    config = load_config(run / "config.yaml")
+    config = replace(config, out=f"runs/{name.split('/')[1]}")
+    settings = _without_paths(yaml.safe_load(dump(config)))
+    public = load_config(None, [f"{key}={json.dumps(part)}" for key, part in settings.items()])
+    code = (run / "code.txt").read_text(encoding="utf-8").strip()
+    text = card(
+        name,
+        public,
+        read_results(run),
+        code=code[code.rindex("started ") :],
+        step=step_of(weights),
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}", dir=out.parent) as place:
+        new = Path(place) / out.name
+        new.mkdir()
+        for file in sorted(weights.iterdir()):
+            if any(file.match(pattern) for pattern in FETCHED) and file.name != "progress.json":
+                shutil.copy2(file, new / file.name)
+        write_atomically(new / "README.md", text)
+        write_atomically(new / SETTINGS, dump(public))
+        shutil.rmtree(out, ignore_errors=True)
+        new.rename(out)
+
+
+def _without_paths(value: Any) -> Any:
+    """Settings in which every absolute path is cut to its last part."""
+    if isinstance(value, Mapping):
+        return {name: _without_paths(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(part) for part in value]
+    if isinstance(value, str) and Path(value).is_absolute():
+        return Path(value).name
+    return value
+
+
+def push(folder: Path, name: str, *, private: bool) -> str:
+    """Upload the folder; returns the repository's address. Raises OSError if the hub refuses."""
+    api = HfApi()
+    address = api.create_repo(name, private=private, exist_ok=True)
+    api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a selfplay policy")
+    return str(address)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 2 for bad arguments, 1 if the hub refuses."""
+    try:
+        args = read_arguments(words)
+        out = args.out or args.run / "hub"
+        check_folder(out, what="--out")
+        write_folder(args.run, args.name, out)
+    except (SettingsError, ValueError, LookupError, OSError) as error:
+        return refused("selfplay.publish", error)
+    print(f"wrote {out}: read {out / 'README.md'} before others do")
+    if not args.push:
+        print(f"to upload it: python -m selfplay.publish {args.run} {args.name} --push")
+        return 0
+    try:
+        print(f"pushed to {push(out, args.name, private=args.private)}")
+    except (OSError, ValueError) as error:
+        return refused("selfplay.publish", error, status=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

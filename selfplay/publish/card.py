@@ -1,0 +1,156 @@
+"""The model card of a run: what was trained, how it scores beside people and scripts, its games.
+
+Text of players is untrusted: it stands in code blocks or is escaped, so that it cannot act as
+Markdown. Reads the run folder's JSON files; scores are shares of the best possible value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from dialop.shown import escaped, fenced
+from selfplay.config import Config, load_config
+from selfplay.config.settings import SettingsError, difference
+from selfplay.evaluation.drawings import game_text
+from selfplay.evaluation.report import table_row
+from selfplay.metrics.bootstrap import show_interval
+from selfplay.metrics.columns import COLUMNS
+from selfplay.model.hub import is_hub_name
+
+Rows = Mapping[str, Mapping[str, Any]]
+_GAMES = {"matching": "reviewer–paper matching (DialOp)", "collab": "collaborative simulation"}
+# What a table shows beside the score, of the measures that a row has.
+_SHOWN = ("agreement", "talk_value", "messages", "words", "errors", "honesty")
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a run folder knows of its policy: rows of held-out games before and after self-play, and
+    the evaluations that `eval.py` wrote into it, by folder name."""
+
+    before: Rows
+    after: Rows
+    evaluations: Mapping[str, Mapping[str, Any]]
+
+
+def read_results(run: Path) -> Results:
+    """Read the run's result files. Raises SettingsError for a file that cannot be read."""
+    before = run / "held_out_before.json"
+    pages = {path.parent.name: _read(path) for path in sorted(run.glob("eval_*/evaluation.json"))}
+    return Results(
+        before=_read(before) if before.exists() else {},
+        after=_read(run / "held_out_after.json"),
+        evaluations=pages,
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        page: dict[str, Any] = json.loads(path.read_bytes())
+        for row in page.get("rows", page).values():
+            show_interval(tuple(row["interval"]))
+            row["measures"]["errors"], row["examples"].items()
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise SettingsError(f"{path} must hold the games of an evaluation: {error!r}") from None
+    return page
+
+
+def card(name: str, config: Config, results: Results, *, code: str, step: int) -> str:
+    """The Markdown of README.md in the hub's repository `name` (ORG/NAME).
+
+    `code` is the newest paragraph of the run's code.txt, `step` the number of self-play steps.
+    """
+    game = _GAMES.get(config.game.name, config.game.name)
+    base = config.model.path
+    sampled = results.after["sampled"]
+    start = f"[{base}](https://huggingface.co/{base})" if _on_hub(base) else "random weights"
+    parts = [
+        f"---\n{_front_matter(name, config, sampled).to_yaml()}\n---",
+        f"# {name.split('/')[1]}",
+        f"One policy for both seats of {game}, trained from {start} by playing with itself "
+        f"({step} steps of {config.algorithm.method}). It talks in the texts of its game and is "
+        "no general chat model.",
+        "## Held-out games",
+        f"{len(sampled['scores'])} instances that training never drew. The score is the share of "
+        "the best possible value, 0 without an agreement, with a bootstrap 95 % interval over "
+        "games. The other numbers are means per game. *sampled* plays as in training, at "
+        f"temperature {config.rollout.temperature:g}.",
+        _table(
+            {f"{row}, before self-play": value for row, value in results.before.items()}
+            | {
+                f"{row}, after" if row in results.before else f"script {row}": value
+                for row, value in results.after.items()
+            }
+        ),
+    ]
+    for folder, page in results.evaluations.items():
+        what = f"`eval.py` on {page['num_games']} games of {Path(str(page['games'])).name}"
+        parts += [f"### {escaped(folder)}", escaped(what) + ":", _table(page["rows"])]
+    parts += [
+        "## Settings",
+        "What differs from the defaults; `selfplay.yaml` in this repository holds all settings.",
+        fenced("\n".join(_settings(config)) or "nothing"),
+        "Code and versions:",
+        fenced(code),
+        "## Play",
+        fenced(
+            f"selfplay-eval --checkpoint {name} --games generated --num 256 --out {name}\n"
+            f"selfplay-serve {name}"
+        ),
+        "## Games to read",
+    ]
+    for label, record in sampled["examples"].items():
+        parts += [f"### The {label} game", fenced(game_text(record))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(name: str, config: Config, sampled: Mapping[str, Any]) -> ModelCardData:
+    """What the hub's index reads."""
+    mean, low, high = sampled["interval"]
+    return ModelCardData(
+        model_name=name.split("/")[1],
+        base_model=config.model.path if _on_hub(config.model.path) else None,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["selfplay", "self-play", "grpo", "dialogue", config.game.name],
+        eval_results=[
+            EvalResult(
+                task_type="text-generation",
+                dataset_type=config.game.name,
+                dataset_name=f"{len(sampled['scores'])} held-out games of {config.game.name}",
+                metric_type="score",
+                metric_name=f"share of the best value, 95 % interval [{low:.3f}, {high:.3f}]",
+                metric_value=round(mean, 4),
+            )
+        ],
+    )
+
+
+def _on_hub(path: str | None) -> bool:
+    return path is not None and is_hub_name(path)
+
+
+def _table(rows: Rows) -> str:
+    headings = {measure: heading for measure, heading, _ in COLUMNS}
+    shown = [m for m in _SHOWN if any(m in row["measures"] for row in rows.values())]
+    head = ["", "score [95 %]", *(headings[measure] for measure in shown)]
+    lines = [table_row(head), table_row(["---", *["--:"] * (len(head) - 1)])]
+    for name, row in rows.items():
+        measures = row["measures"]
+        cells = [f"{measures[m]:.3f}" if m in measures else "-" for m in shown]
+        lines.append(table_row([escaped(name), show_interval(tuple(row["interval"])), *cells]))
+    return "\n".join(lines)
+
+
+def _settings(config: Config) -> list[str]:
+    """The settings that differ from the defaults, as `key=value` words."""
+    default = load_config(None, ["model.path=x"])
+    changed = (re.split(r": | -> ", line, maxsplit=2) for line in difference(default, config))
+    return [f"{key}={value}" for key, _, value in changed if key != "out"]

@@ -1,0 +1,183 @@
+"""A finished run as a folder for the hub: its card, its settings, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import save_file
+
+from selfplay.config import load_config
+from selfplay.config.settings import dump
+from selfplay.partners.checkpoints import find_source
+from selfplay.publish import __main__ as publish
+
+HOSTILE = "[message] ```\n# a heading <script>alert(1)</script> \x1b[2J ![x](http://x)"
+
+
+def game(text: str) -> dict[str, Any]:
+    seat = {"player": "self", "system": "", "user": "A: 3"}
+    turn = {"seat": 0, "text": text, "error": None, "observations": [], "trained": True}
+    return {
+        "step": 9,
+        "instance": "held_out:0",
+        "episode": 0,
+        "score_norm": 0.5,
+        "agreed": True,
+        "ended": "agreed",
+        "seats": [seat, seat | {"user": "B: 4"}],
+        "turns": [turn],
+        "facts": {},
+    }
+
+
+def row(mean: float, text: str = "[message] hi") -> dict[str, Any]:
+    return {
+        "name": "x",
+        "scores": [mean] * 4,
+        "interval": [mean, mean - 0.1, mean + 0.1],
+        "measures": {"agreement": 1.0, "messages": 2.0, "errors": 0.25},
+        "games": [],
+        "examples": {label: game(text) for label in ("best", "typical", "worst")},
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run as far as its files go."""
+    run = tmp_path / "a_run"
+    (run / "final").mkdir(parents=True)
+    words = [f"out={run}", f"data.train={tmp_path}/secret/boards.parquet", "steps=9"]
+    config = load_config(None, ["model.path=Qwen/Qwen2.5-0.5B-Instruct", *words])
+    (run / "config.yaml").write_text(dump(config))
+    (run / "code.txt").write_text("started 1\ncommit a\n\nstarted 2\ncommit b\ntorch 2\n")
+    save_file({"weight": np.zeros(1)}, run / "final" / "model.safetensors")
+    files = {"config.json": "{}", "tokenizer.json": "{}"}
+    for name, text in (files | {"progress.json": '{"step": 7}', "notes.pt": "x"}).items():
+        (run / "final" / name).write_text(text)
+    before = {"sampled": row(0.5), "greedy": row(0.52)}
+    after = {"sampled": row(0.8, HOSTILE), "greedy": row(0.82), "honest": row(0.9)}
+    (run / "held_out_before.json").write_text(json.dumps(before))
+    (run / "held_out_after.json").write_text(json.dumps(after))
+    page = {"games": "/x/optimization.jsonl", "num_games": 4, "rows": {"people": row(0.87)}}
+    (run / "eval_optimization").mkdir()
+    (run / "eval_optimization" / "evaluation.json").write_text(json.dumps(page))
+    return run
+
+
+def test_the_folder_holds_a_policy_its_settings_and_a_card(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert publish.main([str(run), "me/pair"]) == 0
+    assert publish.main([str(run), "me/pair"]) == 0, "an earlier copy is replaced"
+    out = run / "hub"
+    assert sorted(path.name for path in out.iterdir()) == [
+        *("README.md", "config.json", "model.safetensors", "selfplay.yaml", "tokenizer.json")
+    ]
+    text = "".join((out / name).read_text() for name in ("README.md", "selfplay.yaml"))
+    assert str(tmp_path) not in text and "boards.parquet" in text
+    assert load_config(out / "selfplay.yaml").out == "runs/pair"
+    source = find_source(out)
+    assert (source.weights, source.settings) == (out, out / "selfplay.yaml")
+    assert "--push" in capsys.readouterr().out
+
+
+def test_the_card_has_the_scores_beside_scripts_and_people(run: Path) -> None:
+    assert publish.main([str(run), "me/pair"]) == 0
+    text = (run / "hub" / "README.md").read_text()
+    head = yaml.safe_load(text.split("---\n")[1])
+    assert head["base_model"] == "Qwen/Qwen2.5-0.5B-Instruct" and "selfplay" in head["tags"]
+    metric = head["model-index"][0]["results"][0]["metrics"][0]
+    assert metric["value"] == 0.8 and "[0.700, 0.900]" in metric["name"]
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if "|" in line}
+    assert "0.500 [0.400, 0.600]" in rows["sampled, before self-play"]
+    assert "0.800 [0.700, 0.900]" in rows["sampled, after"]
+    assert "0.900 [0.800, 1.000]" in rows["script honest"]
+    assert "0.870 [0.770, 0.970]" in rows["people"]
+    assert "(7 steps of grpo)" in text and "commit b" in text and "commit a" not in text
+    assert "data.train=boards.parquet" in text and "steps=9" in text
+
+
+def test_what_a_model_wrote_stays_text(run: Path) -> None:
+    """Every line of a player is inside a code block that nothing in it can close."""
+    assert publish.main([str(run), "me/pair"]) == 0
+    text = (run / "hub" / "README.md").read_text()
+    assert "\x1b" not in text
+    outside, fence = [], ""
+    for line in text.splitlines():
+        mark = re.match(r"`{3,}", line)
+        if not fence and mark:
+            fence = mark.group()
+        elif fence:
+            fence = "" if line == fence else fence
+        else:
+            outside.append(line)
+    assert not fence and "<script>" in text
+    assert not any("<script>" in line or "a heading" in line for line in outside)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("{run} tiny", "ORG/NAME must be a hub name"),
+        ("{run} a/b/c", "ORG/NAME must be a hub name"),
+        ("{run} me/..", "ORG/NAME must be a hub name"),
+        ("{run} me/pair --push", "--push needs a token"),
+        ("{run}/final me/pair", "RUN must be a run folder with config.yaml"),
+        ("{run} me/pair --out {run}/final", "--out must be a new folder"),
+        ("{run} me/pair --pull", "unrecognized arguments: --pull"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(
+    words: str,
+    said: str,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(publish, "get_token", lambda: None)
+    before = sorted(run.rglob("*"))
+    assert publish.main(words.format(run=run).split()) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert sorted(run.rglob("*")) == before
+
+
+def test_an_unfinished_run_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "held_out_after.json").write_text('{"sampled": {"interval": "wide"}}')
+    assert publish.main([str(run), "me/pair"]) == 2
+    assert "held_out_after.json must hold" in capsys.readouterr().err
+    (run / "held_out_after.json").unlink()
+    assert publish.main([str(run), "me/pair"]) == 2
+    assert "RUN must be finished" in capsys.readouterr().err
+    assert not (run / "hub").exists()
+
+
+def test_a_push_creates_the_repository_and_uploads_the_folder(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[tuple[str, dict[str, Any]]] = []
+
+    def create_repo(name: str, **words: Any) -> str:
+        calls.append((name, words))
+        return f"https://hub/{name}"
+
+    def upload_folder(**words: Any) -> None:
+        calls.append(("upload", words))
+
+    api = SimpleNamespace(create_repo=create_repo, upload_folder=upload_folder)
+    monkeypatch.setattr(publish, "get_token", lambda: "token")
+    monkeypatch.setattr(publish, "HfApi", lambda: api)
+    assert publish.main([str(run), "me/pair", "--push", "--private"]) == 0
+    assert calls[0] == ("me/pair", {"private": True, "exist_ok": True})
+    assert calls[1][1]["folder_path"] == run / "hub" and calls[1][1]["repo_id"] == "me/pair"
+    assert "pushed to https://hub/me/pair" in capsys.readouterr().out
+    monkeypatch.setattr(api, "upload_folder", lambda **words: (_ for _ in ()).throw(OSError("no")))
+    assert publish.main([str(run), "me/pair", "--push"]) == 1
+    assert capsys.readouterr().err == "selfplay.publish: no\n"
