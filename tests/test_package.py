@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import selfplay
 
@@ -44,7 +45,8 @@ def run_in(folder: Path, installed: Path, code: str, *words: str) -> subprocess.
 def test_the_wheel_holds_the_code_and_the_settings_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     for folder in ("dialop", "selfplay"):
-        here = {p.relative_to(ROOT).as_posix() for p in (ROOT / folder).rglob("*.py")}
+        files = (p for p in (ROOT / folder).rglob("*") if p.is_file() and p.suffix != ".pyc")
+        here = {p.relative_to(ROOT).as_posix() for p in files}
         assert here <= names and f"{folder}/py.typed" in names
     assert {f"selfplay/configs/{p.name}" for p in (ROOT / "configs").glob("*.yaml")} <= names
     assert wheel.read("selfplay/train.py") == (ROOT / "train.py").read_bytes()
@@ -64,7 +66,9 @@ def test_the_requirements_are_those_of_the_requirements_files(wheel: zipfile.Zip
     for extra in ("", *extras):
         path = ROOT / (f"requirements-{extra}.txt" if extra else "requirements.txt")
         listed = [line.split("#")[0] for line in path.read_text().splitlines()]
-        asked = {Requirement(line).name.lower() for line in listed if line and line[0] != "-"}
+        asked = {
+            canonicalize_name(Requirement(line).name) for line in listed if line and line[0] != "-"
+        }
         given = {
             r.name
             for r in wanted
