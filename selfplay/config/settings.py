@@ -15,7 +15,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -27,6 +27,7 @@ __all__ = [
     "SettingsError",
     "chosen",
     "describe",
+    "described",
     "difference",
     "dump",
     "key",
@@ -125,18 +126,47 @@ def describe(cls: type, prefix: str = "") -> str:
     """The --help text: each key's type, default, bounds and sentence, grouped by section."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 100)
     lines: list[str] = []
+    for entry in described(cls, prefix):
+        if entry.kind is None:
+            absent = " (default null)" if entry.default else ""
+            lines += ["", *textwrap.wrap(f"{entry.name}: {entry.sentence}{absent}", width)]
+            continue
+        head = (
+            f"{entry.name}  ({'; '.join((entry.kind, f'default {entry.default}', *entry.rules))})"
+        )
+        lines += textwrap.wrap(head, width, initial_indent="  ", subsequent_indent="    ")
+        indent = " " * 6
+        lines += textwrap.wrap(
+            entry.sentence, width, initial_indent=indent, subsequent_indent=indent
+        )
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One key as text. A section has no `kind`; its `default` is "null" if it is absent unless the
+    settings contain it, else ""."""
+
+    name: str
+    kind: str | None
+    default: str
+    rules: tuple[str, ...]
+    sentence: str
+
+
+def described(cls: type, prefix: str = "") -> list[Described]:
+    """Every key in order: the keys of a section, then its nested sections."""
+    entries = []
     for name, hint, entry in _walk(cls, prefix):
         sentence = entry.metadata.get("sentence", "")
         if is_dataclass(_strip_none(hint)) or "by" in entry.metadata:
             own = entry.default_factory is not MISSING or "by" in entry.metadata
-            absent = "" if own else " (default null)"
-            lines += ["", *textwrap.wrap(f"{name}: {sentence}{absent}", width)]
-            continue
-        facts = [_type_name(hint), f"default {_show(_default(entry))}", *_rules(entry.metadata)]
-        head = f"{name}  ({'; '.join(facts)})"
-        lines += textwrap.wrap(head, width, initial_indent="  ", subsequent_indent="    ")
-        lines += textwrap.wrap(sentence, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
-    return "\n".join(lines).strip("\n") + "\n"
+            entries.append(Described(name, None, "" if own else "null", (), sentence))
+        else:
+            rules = tuple(_rules(entry.metadata))
+            kind, default = _type_name(hint), _show(_default(entry))
+            entries.append(Described(name, kind, default, rules, sentence))
+    return entries
 
 
 def read_value(path: Path | None, overrides: Sequence[str], name: str) -> Any:

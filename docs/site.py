@@ -1,0 +1,122 @@
+"""Pages of the documentation site that are made from the code at build time: settings, errors.
+
+MkDocs runs it (`hooks` in mkdocs.yml; `make docs`). Imports no torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from dialop.shown import escaped  # noqa: E402
+from selfplay.config import Config  # noqa: E402
+from selfplay.config.play import options_type  # noqa: E402
+from selfplay.config.settings import Described, described  # noqa: E402
+
+SETTINGS_HEAD = """# Settings
+
+Every key of a settings file, made from the code (`selfplay/config/`); `--help` prints the same. A
+file holds only what differs from the defaults; `section.key=value` on the command line wins over
+it; `base: FILE` extends another file or a shipped one. [Older names](changes.md).
+"""
+ERRORS_HEAD = """# All error messages
+
+Every message with which the code refuses something, made from the code itself, by module. `…`
+stands for the value in your message. A message says the rule, the value it saw and, where there is
+one, the nearest valid choice; [troubleshooting](troubleshooting.md) has the causes that need more
+words.
+Search this page for words of your message without its values.
+"""
+# Errors that a person meets. Others (TypeError, AssertionError) are mistakes in the code itself.
+USER_ERRORS = {
+    *("SettingsError", "ValueError", "OSError", "RuntimeError", "FloatingPointError"),
+    *("LanguageDrift", "EngineDisagrees", "EngineFault", "NoWall", "AllVoid", "LookupError"),
+}
+
+
+def settings_page() -> str:
+    """One table a section: key, type, default, meaning; then the options of each game."""
+    head = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    lines = [SETTINGS_HEAD, "## The run", "", *head]
+    games = [(name, options_type(name)) for name in _games()]
+    entries = described(Config)
+    for name, options in games:
+        if own := described(options, "game.options"):
+            title = f"the options of game.name {name}"
+            entries += [Described("game.options", None, "", (), title), *own]
+    for entry in entries:
+        if entry.kind is None:
+            absent = " Absent (null) by default." if entry.default else ""
+            lines += ["", f"## {entry.name}", "", f"{_sentence(entry.sentence)}{absent}", "", *head]
+            continue
+        rules = f" ({'; '.join(map(escaped, entry.rules))})" if entry.rules else ""
+        default = entry.default.replace("|", "\\|")
+        cells = f"`{entry.name}`", escaped(entry.kind), f"`{default}`", escaped(entry.sentence)
+        lines.append(f"| {' | '.join(cells)}{rules} |")
+    return "\n".join(lines) + "\n"
+
+
+def _games() -> list[str]:
+    """The games that have options of their own: folders of dialop/ with a kit."""
+    return sorted(path.parent.name for path in (ROOT / "dialop").glob("*/kit.py"))
+
+
+def errors_page() -> str:
+    """One list a module, of the messages in its `raise` statements."""
+    lines = [ERRORS_HEAD]
+    paths = [*(ROOT / "selfplay").rglob("*.py"), *(ROOT / "dialop").rglob("*.py")]
+    for path in sorted([*paths, ROOT / "train.py", ROOT / "eval.py"]):
+        if messages := sorted(set(_messages(ast.parse(path.read_text(encoding="utf-8"))))):
+            lines += [f"## {path.relative_to(ROOT).as_posix()}", ""]
+            lines += [f"- {escaped(message)}" for message in messages] + [""]
+    return "\n".join(lines)
+
+
+def _messages(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call):
+            continue
+        name, words = node.exc.func, node.exc.args
+        if isinstance(name, ast.Name) and name.id in USER_ERRORS and words:
+            message = _text(words[0]).strip()
+            if message.strip("… :"):
+                yield message
+
+
+def _text(node: ast.expr) -> str:
+    """The text of an expression, with `…` for what is known only when it is raised."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(_text, node.values))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _text(node.left) + _text(node.right)
+    return "…"
+
+
+def _sentence(text: str) -> str:
+    return escaped(text[:1].upper() + text[1:]) + "."
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add pages of docs/ that the navigation does not list yet under "More"."""
+    listed = str(config.nav)
+    pages = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    if more := [page for page in pages if f"'{page}'" not in listed]:
+        config.nav.append({"More": more})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages to those of docs/."""
+    files.append(File.generated(config, "settings.md", content=settings_page()))
+    files.append(File.generated(config, "errors.md", content=errors_page()))
+    return files
