@@ -66,6 +66,7 @@ def test_norms_read_tensors_whose_collective_has_ended(report: Any, model: str) 
 def test_an_aggregation_is_that_of_one_process(report: Any, aggregation: str) -> None:
     """Ranks with unequal numbers of samples and micro-batches share one denominator."""
     assert report[1][aggregation]["gradient"] < tolerance(GRADIENT)
+    assert report[1][aggregation]["shared_rows"] > 0  # the one process shares no prefix
 
 
 @pytest.mark.parametrize("model", MODELS)

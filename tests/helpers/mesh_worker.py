@@ -32,7 +32,7 @@ from selfplay.distributed import (
     local_part,
     shard,
 )
-from selfplay.learner.batch import share_by_tokens
+from selfplay.learner.batch import micro_batches, share_by_tokens
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import make_optimizer
@@ -185,12 +185,14 @@ def round_trip(tied: bool, world: World, folder: Path) -> dict[str, float]:
 
 
 def play(num: int) -> list[Sample]:
-    """Samples of 6, 9, 12 and more tokens, some of which are not trained."""
+    """Samples of 6, 9, 12 and more tokens, some of which are not trained; all begin alike."""
     generator = torch.Generator().manual_seed(7)
+    beginning = torch.randint(0, VOCAB, (5,), generator=generator).tolist()
     samples = []
     for index in range(num):
         length = 6 + 3 * index
-        ids = torch.randint(0, VOCAB, (length,), generator=generator).tolist()
+        rest = torch.randint(0, VOCAB, (length - 5,), generator=generator).tolist()
+        ids = beginning + rest
         noise = torch.randn(2 * length, generator=generator).tolist()
         mask = [0, 0, *(int(x > -0.5) for x in noise[2 : length - 1]), 1]
         old = [-4.0 + 0.3 * x for x in noise[length:]]
@@ -200,15 +202,18 @@ def play(num: int) -> list[Sample]:
 
 
 def aggregate(overrides: list[str], world: World) -> dict[str, float]:
-    """One step of plain descent on seven samples, dealt unevenly, against one process's step."""
+    """One step of plain descent on seven samples, dealt unevenly, against one process's step, which
+    computes their common beginning again for each."""
     free = ["model.scratch={}", "rollout.max_game_tokens=1000", "optim.max_grad_norm=1e6"]
     config = load_config(None, [*free, "optim.tokens_per_microbatch=24", *overrides])
     samples = play(7)
     alone = replace(world, rank=0, world_size=1, device=torch.device("cpu"), mesh=None,
                     dp_rank=0, dp_size=1, tp_rank=0, tp=1, control=None)  # fmt: skip
     mine = samples[world.dp_rank :: world.dp_size]
+    plain = replace(config, optim=replace(config.optim, share_prefixes=False))
+    rows = micro_batches(mine, budget=24, device=world.device)
     moved = []
-    for place, share in ((alone, samples), (world, mine)):
+    for place, share, settings in ((alone, samples, plain), (world, mine, config)):
         model = shard(build("qwen2", True), place)
         learner = Learner(
             model=model,
@@ -217,13 +222,14 @@ def aggregate(overrides: list[str], world: World) -> dict[str, float]:
             compute_dtype=torch.float32,
         )
         optimizer_step(
-            learner, [Part(share, "surrogate")], lr=1.0, settings=UpdateSettings.of(config)
+            learner, [Part(share, "surrogate")], lr=1.0, settings=UpdateSettings.of(settings)
         )
         start = dict(build("qwen2", True).named_parameters())
         moved.append({n: whole(p) - start[n].detach() for n, p in model.named_parameters()})
     lone, meshed = moved
     gaps = [(meshed[n] - lone[n]).abs().max() / lone[n].abs().max() for n in lone]
-    return {"gradient": max(gap.item() for gap in gaps)}
+    shared_rows = sum(batch.row.prefixes is not None for batch in rows)
+    return {"gradient": max(gap.item() for gap in gaps), "shared_rows": float(shared_rows)}
 
 
 def rounded_step(world: World) -> dict[str, float]:
