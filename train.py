@@ -121,6 +121,8 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         metrics |= run.partners.finish_step(step + 1, episodes, learner, run.tokenizer)
         metrics = step_metrics(episodes, rollout_stats, credit_stats, metrics, world)
         metrics["num_engine_restarts"] = run.restarts.take_num()
+        with ending.put_off():
+            run.watches.check(step + 1, metrics, not_taken=learner.take_not_taken())
         evaluated = config.eval.every and (step + 1) % config.eval.every == 0
         if evaluated and not ending.trouble:
             with watch("eval"), ending.put_off():

@@ -37,6 +37,7 @@ from selfplay.learner.critic import Critic, make_critic
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.metrics.run_folder import hold_run, open_run
+from selfplay.metrics.watches import Watches
 from selfplay.model.hub import local_folder
 from selfplay.model.liger import liger_is_here
 from selfplay.model.lora import Adapters
@@ -83,6 +84,7 @@ class Run:
     restarts: Restarts
     evaluation: EvaluationContext
     drift_monitor: DriftMonitor
+    watches: Watches
     first_step: int
     baselines: dict[str, float]
 
@@ -136,6 +138,8 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
     partners.begin(state.get("partners", {}), learner, tokenizer)
     stream.restore(state.get("prioritized_replay", []))
+    watches = Watches(config.watch, rank=world.rank)
+    watches.restore(state.get("watches", {}))
     restarts.push(first_step)
     held_out_at_start(
         first_step, config.steps, config.eval, config.data, context=evaluation, folder=folder
@@ -158,6 +162,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         restarts=restarts,
         evaluation=evaluation,
         drift_monitor=drift_monitor,
+        watches=watches,
         first_step=first_step,
         baselines=state.get("baselines", {}),
     )
@@ -170,6 +175,7 @@ def trainer_state(run: Run, baselines: Mapping[str, float]) -> dict[str, Any]:
         "prioritized_replay": run.stream.state(),
         "partners": run.partners.state(),
         "drift_monitor": run.drift_monitor.state(),
+        "watches": run.watches.state(),
     }
 
 

@@ -34,6 +34,7 @@ from selfplay.config.play import (
 )
 from selfplay.config.player_spec import POOL, parse_shares
 from selfplay.config.settings import key, load, section
+from selfplay.config.watches import WatchConfig
 
 __all__ = [
     "AlgorithmConfig",
@@ -58,6 +59,7 @@ __all__ = [
     "StageConfig",
     "TrackConfig",
     "WarmStartConfig",
+    "WatchConfig",
     "load_config",
 ]
 
@@ -115,6 +117,7 @@ class Config:
     )
     parallel: ParallelConfig = section(ParallelConfig, "how the update is distributed over ranks")
     eval: EvalConfig = section(EvalConfig, "evaluation on held-out instances")
+    watch: WatchConfig = section(WatchConfig, "watches over the metrics of training steps")
     track: TrackConfig = section(
         TrackConfig,
         "an experiment tracker; a plain value sets the kind, as in `track: wandb`",

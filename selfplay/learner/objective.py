@@ -56,11 +56,18 @@ def denominator(part: Part, algorithm: AlgorithmConfig) -> float:
 
 
 def part_loss(
-    learner: Learner, part: Part, batch: MicroBatch, *, settings: UpdateSettings, tally: TokenMeans
+    learner: Learner,
+    part: Part,
+    batch: MicroBatch,
+    *,
+    settings: UpdateSettings,
+    tally: TokenMeans,
+    not_finite: list[str],
 ) -> Tensor:
     """The sum of a micro-batch's weighted token losses; adds its metrics to `tally`.
 
-    Raises FloatingPointError, with the sample's name, for a loss that is not finite.
+    Adds a sentence with the sample's name to `not_finite` for a loss that is not finite. Its
+    backward pass must still run, for the other ranks take part in it.
     """
     if part.objective == "imitation":
         # A teacher's tokens were not sampled, so the rollout's temperature does not apply.
@@ -71,7 +78,10 @@ def part_loss(
         losses_M = _value_loss(learner, batch, clip=settings.critic.clip, tally=tally)
     else:
         losses_M = _surrogate_loss(learner, batch, settings=settings, tally=tally)
-    _check_finite(losses_M, batch, kind=part.objective)
+    if not bool(torch.isfinite(losses_M).all()):
+        bad = int((~torch.isfinite(losses_M)).nonzero()[0, 0])
+        name, loss = batch.names[int(batch.sample_M[bad])], losses_M[bad].item()
+        not_finite.append(f"the {part.objective} loss of {name} is {loss}")
     # A filler has advantage 0, but a KL term.
     return losses_M.sum() * (0.0 if is_filler(batch) else 1.0)
 
@@ -155,12 +165,3 @@ def _value_loss(learner: Learner, batch: MicroBatch, *, clip: float, tally: Toke
     losses_M, cut_M = clipped_value_loss(values_M, batch.values_M, batch.returns_M, clip=clip)
     tally.add({"value_loss": losses_M, "value_clip_share": cut_M}, batch)
     return losses_M
-
-
-def _check_finite(losses_M: Tensor, batch: MicroBatch, *, kind: str) -> None:
-    if not bool(torch.isfinite(losses_M).all()):
-        bad = int((~torch.isfinite(losses_M)).nonzero()[0, 0])
-        name = batch.names[int(batch.sample_M[bad])]
-        raise FloatingPointError(
-            f"the {kind} loss of {name} is {losses_M[bad].item()}; no step was taken"
-        )

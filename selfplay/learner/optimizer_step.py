@@ -11,12 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from selfplay.distributed import all_reduce_sum, clip_grad_norm
+from selfplay.distributed import all_reduce_sum, clip_grad_norm, gather_objects
 from selfplay.learner.batch import micro_batches, num_weighed_tokens
 from selfplay.learner.learner import Learner, UpdateSettings, even_out
-from selfplay.learner.mismatch import EngineDisagrees, mismatch_metrics
+from selfplay.learner.mismatch import mismatch_metrics
 from selfplay.learner.objective import Part, denominator, part_loss
 from selfplay.learner.token_means import TokenMeans
+from selfplay.metrics.ending import RunEnds
+
+
+class NonFinite(RunEnds):
+    """A loss or a gradient is not finite; no weight has moved in this optimizer step."""
 
 
 def optimizer_step(
@@ -33,9 +38,9 @@ def optimizer_step(
     no step is taken.
 
     Returns metrics averaged over the trained tokens of all ranks. Without any trained token (only
-    zero-variance groups, or every token rejected) nothing happens. Raises FloatingPointError before
-    the step for a loss, with its sample's name, or a gradient that is not finite. If all parts are
-    value losses, the policy takes no step.
+    zero-variance groups, or every token rejected) nothing happens. Raises NonFinite on every rank
+    before the step for a loss, with its sample's name, or a gradient that is not finite. If all
+    parts are value losses, the policy takes no step.
     """
     world = learner.world
     counts = [float(num_weighed_tokens(part.samples)) for part in parts]
@@ -50,7 +55,7 @@ def optimizer_step(
     learner.model.train()
     if learner.critic is not None:
         learner.critic.module.train()
-    tally = TokenMeans(world)
+    tally, not_finite = TokenMeans(world), list[str]()
     for part, count, size in zip(parts, counts, sizes, strict=True):
         if count == 0.0:
             continue
@@ -61,19 +66,22 @@ def optimizer_step(
             share=settings.optim.share_prefixes,
         )
         for batch in even_out(batches, world):
-            loss = part_loss(learner, part, batch, settings=settings, tally=tally)
+            loss = part_loss(
+                learner, part, batch, settings=settings, tally=tally, not_finite=not_finite
+            )
             (loss * (part.weight / size)).backward()
     means = mismatch_metrics(tally.means())
-    if before_step is not None:
-        try:
-            before_step(means)
-        except EngineDisagrees:
-            _drop_gradients(learner)
-            learner.model.eval()
-            raise
     train_policy = any(part.objective != "value" for part in parts)
-    norms = _step(learner, max_norm=settings.optim.max_grad_norm, train_policy=train_policy)
-    learner.model.eval()  # no dropout outside of updates
+    try:
+        causes = [cause for part in gather_objects(not_finite, world) for cause in part]
+        if causes:
+            raise NonFinite(f"{causes[0]}; no step was taken")
+        if before_step is not None:
+            before_step(means)
+        norms = _step(learner, max_norm=settings.optim.max_grad_norm, train_policy=train_policy)
+    finally:
+        _drop_gradients(learner)
+        learner.model.eval()  # no dropout outside of updates
     # The value loss uses the same tokens as the surrogate.
     num_tokens = sum(n for part, n in zip(parts, counts, strict=True) if part.objective != "value")
     lr = lr if train_policy else 0.0
@@ -88,12 +96,11 @@ def _step(learner: Learner, *, max_norm: float, train_policy: bool) -> dict[str,
         norms["critic_grad_norm"] = clip_grad_norm(critic.module, max_norm, world)
     for norm in norms.values():
         if not math.isfinite(norm):
-            raise FloatingPointError(f"the gradient's norm is {norm}; the step was not taken")
+            raise NonFinite(f"the gradient's norm is {norm}; no step was taken")
     if train_policy:
         learner.optimizer.step()
     if critic is not None:
         critic.optimizer.step()
-    _drop_gradients(learner)
     return norms
 
 

@@ -13,7 +13,7 @@ from selfplay.data.seeds import named_seed
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import self_play_rate
-from selfplay.learner.optimizer_step import optimizer_step
+from selfplay.learner.optimizer_step import NonFinite, optimizer_step
 from selfplay.learner.ppo import estimate_values, with_values
 from selfplay.learner.recompute import check_mismatch
 from selfplay.model.lora import named_dropout
@@ -34,7 +34,8 @@ def update_policy(
 
     Returns metrics averaged over the optimizer steps. The log-prob mismatch is that of the first
     step, before any weight moved. If it is above `engine.max_mismatch`, raises EngineDisagrees and
-    leaves all weights unchanged.
+    leaves all weights unchanged. An optimizer step whose loss or gradient is not finite is not
+    taken; `learner.not_taken` gets its cause.
     """
     algorithm, world = settings.algorithm, learner.world
     value_metrics: dict[str, float] = {}
@@ -58,13 +59,20 @@ def update_policy(
             check = None if per_step else check_engine
             draw = (settings.seed, step, len(per_step))
             with named_dropout(*draw, config=settings.lora, world=world):
-                metrics = optimizer_step(
-                    learner, parts, lr=lr, settings=settings, before_step=check
-                )
-            per_step.append(metrics)
+                try:
+                    per_step.append(
+                        optimizer_step(learner, parts, lr=lr, settings=settings, before_step=check)
+                    )
+                except NonFinite as error:
+                    learner.not_taken.append(str(error))
     means = {}
     for name in sorted({name for metrics in per_step for name in metrics}):
         values = [metrics[name] for metrics in per_step if name in metrics]
         means[name] = sum(values) / len(values)
-    first = {name: per_step[0][name] for name in MISMATCH if name in per_step[0]}
-    return {**means, **first, **value_metrics, "num_optimizer_steps": float(len(per_step))}
+    first = {
+        name: metrics[name] for metrics in per_step[:1] for name in MISMATCH if name in metrics
+    }
+    counts = {"num_optimizer_steps": float(len(per_step))}
+    if learner.not_taken:
+        counts["num_skipped_steps"] = float(len(learner.not_taken))
+    return {"num_trained_tokens": 0.0, **means, **first, **value_metrics, **counts}

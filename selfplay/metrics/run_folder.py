@@ -18,7 +18,16 @@ from selfplay.config.settings import SettingsError, difference, dump, load
 
 # These settings may change when a run resumes: they set its length and its logs, not its results.
 _MAY_CHANGE = (
-    *("out", "steps", "save_every", "keep_checkpoints", "log_games_every", "eval", "track"),
+    *(
+        "out",
+        "steps",
+        "save_every",
+        "keep_checkpoints",
+        "log_games_every",
+        "eval",
+        "watch",
+        "track",
+    ),
     "warm_start.save_every",
 )
 IMITATED_BOARDS = "imitated_boards.json"  # digests of the recorded boards that were imitated
