@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -111,3 +112,25 @@ def test_an_installed_copy_trains_and_evaluates_from_another_folder(
     words = ("--checkpoint", "runs/tiny", "--games", "generated", "--num", "8")
     done = run_in(tmp_path, installed, command.format("evaluate"), *words)
     assert done.returncode == 0 and "policy" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", ["requirements", "requirements-gpu"])
+def test_a_lock_file_has_one_version_of_each_requirement_in_its_range(name: str) -> None:
+    locked = {}
+    for line in (ROOT / f"{name}.lock").read_text().splitlines():
+        if line and not line.startswith("#"):
+            package, version = line.split(";")[0].strip().split("==")
+            assert canonicalize_name(package) not in locked, package
+            locked[canonicalize_name(package)] = version
+    lines = (ROOT / f"{name}.txt").read_text() + (ROOT / "requirements.txt").read_text()
+    for line in lines.splitlines():
+        if line and line[0] not in "#-":
+            wanted = Requirement(line.split("#")[0])
+            assert wanted.specifier.contains(locked[canonicalize_name(wanted.name)]), line
+
+
+def test_the_docker_file_installs_what_is_here() -> None:
+    """Every file that it copies is in the tree."""
+    copied = re.findall(r"^COPY (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert copied == ["requirements-gpu.lock", "."]
+    assert all((ROOT / name).exists() for name in copied)
