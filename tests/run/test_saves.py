@@ -18,6 +18,7 @@ from tiny_run import RUNS, assert_same_run, finished, metrics_of, run_tiny, writ
 import train
 from selfplay.checkpoint import checkpoints, set_damaged_aside
 from selfplay.config.settings import SettingsError
+from selfplay.setup import mend
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = "state/__0_0.distcp"
@@ -105,6 +106,17 @@ def test_without_a_whole_checkpoint_the_run_ends(
     after = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
     assert {path for path in after if before.get(path) != after[path]} <= started
     assert before.keys() == after.keys()
+
+
+def test_a_run_whose_checkpoints_are_gone_says_so(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run / "checkpoints")
+    mend(run)
+    assert f"{run / 'checkpoints'} holds no checkpoint" in capsys.readouterr().err
+    (run / "metrics.jsonl").unlink()
+    mend(run)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("part", ["tokenizer", "warm_start", "policy_pool/step_000000"])

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import RUN_GAP, RUN_STEP, metrics_of, write_tiny
+from tiny_run import RUN_GAP, RUN_STEP, begin_warm, metrics_of, write_tiny
 from tolerance import near
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,11 +33,26 @@ SETTINGS = (
 )
 
 
-def launch(folder: Path, where: list[str]) -> subprocess.Popen[str]:
+# Metrics of one step that do not depend on how its sums are split.
+EXACT = (
+    *("score", "agreement", "errors", "words", "num_games", "num_groups", "zero_variance_groups"),
+    *("num_trained_tokens", "num_generated_tokens"),
+)
+# A run that keeps all kinds of state: baselines, a pool with ratings, instances, a reference.
+MESHES = (
+    *("save_every=1", "keep_checkpoints=9", "optim.schedule=constant", "rollout.instances=6"),
+    *("rollout.partners=[self,pool*2]", "policy_pool.every=1", "data.prioritized_replay=0.5"),
+    *("algorithm={method: ema, kl: 0.1}", "optim.tokens_per_microbatch=256"),
+)
+
+
+def launch(
+    folder: Path, where: list[str], settings: tuple[str, ...] = SETTINGS
+) -> subprocess.Popen[str]:
     """`torchrun WHERE train.py …`, from the repository's root."""
     command = [sys.executable, "-m", "torch.distributed.run", *where, "train.py"]
     return subprocess.Popen(
-        [*command, "--config", str(write_tiny(folder)), f"out={folder}", *SETTINGS],
+        [*command, "--config", str(write_tiny(folder)), f"out={folder}", *settings],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -53,10 +70,10 @@ def ended(launched: subprocess.Popen[str]) -> tuple[int, str]:
     return launched.returncode, output
 
 
-def run_on(num_ranks: int, folder: Path) -> None:
+def run_on(num_ranks: int, folder: Path, settings: tuple[str, ...] = SETTINGS) -> None:
     """One launch on one host."""
     where = ["--standalone", "--nproc-per-node", str(num_ranks)]
-    returncode, output = ended(launch(folder, where))
+    returncode, output = ended(launch(folder, where, settings))
     assert returncode == 0, output[-4000:]
 
 
@@ -89,16 +106,7 @@ def test_two_ranks_take_the_step_of_one_and_so_do_two_hosts(tmp_path: Path) -> N
 
     alone, shared = metrics_of(one), metrics_of(two)
     assert [line["step"] for line in shared] == [1, 2]
-    exact = (
-        "score",
-        "agreement",
-        "errors",
-        "words",
-        "num_games",
-        "num_groups",
-        "zero_variance_groups",
-    )
-    for name in (*exact, "num_trained_tokens", "num_generated_tokens"):
+    for name in EXACT:
         assert shared[0][name] == pytest.approx(alone[0][name], abs=1e-12), name
     assert shared[0].keys() == alone[0].keys()
     for name in ("policy_loss", "imitation_loss", "grad_norm", "entropy", "ratio_mean"):
@@ -134,3 +142,60 @@ def test_hosts_that_do_not_share_the_run_folder_are_refused(tmp_path: Path) -> N
         assert returncode != 0
         place = tmp_path / ("here", "there")[number]
         assert f"out must be a folder on storage that all hosts share, got {place}" in output
+
+
+def weights_after(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(run / "checkpoints" / f"step_{step:06d}" / "hf" / "model.safetensors")
+
+
+def state_after(run: Path, step: int) -> dict[str, Any]:
+    return json.loads((run / "checkpoints" / f"step_{step:06d}" / "progress.json").read_text())
+
+
+def assert_alike(one: Any, other: Any) -> None:
+    """Equal values, numbers up to the rounding of a step's sums."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        one, other = list(one.values()), [other[name] for name in one]
+    if isinstance(one, list):
+        assert len(one) == len(other)
+        for mine, yours in zip(one, other, strict=True):
+            assert_alike(mine, yours)
+    else:
+        assert one == (near(other, RUN_STEP) if isinstance(other, float) else other)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_over_two_ranks_over_one_and_over_two_again(tmp_path: Path) -> None:
+    """After each change the next step equals, up to rounding, the step without the change: its
+    metrics, its weights and all state that is saved."""
+    two = tmp_path / "two"
+    begin_warm(two, *MESHES)
+    run_on(2, two, (*MESHES, "steps=1"))
+    one = shutil.copytree(two, tmp_path / "one")
+    run_on(1, one, (*MESHES, "steps=2"))
+    run_on(2, two, (*MESHES, "steps=2"))
+    back = shutil.copytree(one, tmp_path / "back")
+    run_on(2, back, (*MESHES, "steps=3"))
+    run_on(1, one, (*MESHES, "steps=3"))
+    for step, changed, same in ((2, one, two), (3, back, one)):
+        mine, yours = (metrics_of(run)[step - 1] for run in (changed, same))
+        assert mine.keys() == yours.keys() and mine["num_trained_tokens"] > 0
+        for name in EXACT:
+            assert mine[name] == pytest.approx(yours[name], abs=1e-12), name
+        for name in ("policy_loss", "grad_norm", "entropy", "ratio_mean", "kl_reference"):
+            assert mine[name] == near(yours[name], RUN_STEP), name
+        assert_alike(state_after(changed, step), state_after(same, step))
+        state = state_after(changed, step)["state"]
+        assert state["baselines"] and state["prioritized_replay"]
+        assert state["partners"]["pool"] == list(range(step + 1)) and state["partners"]["ratings"]
+        before, ours, theirs = (
+            weights_after(run, number)
+            for run, number in ((changed, step - 1), (changed, step), (same, step))
+        )
+        moved, apart = (
+            sum(float((other[name] - ours[name]).square().sum()) ** 0.5 for name in ours)
+            for other in (before, theirs)
+        )
+        print(f"step {step}: moved {moved:.3g}, apart {apart:.3g}")
+        assert 0 < apart < 0.01 * moved

@@ -1,0 +1,273 @@
+"""Kills a tiny run again and again and shows that it ends as if nothing had happened.
+
+    python -m bench.soak [--kills 25] [--seed 0] [--out FOLDER]
+
+It trains once without a break. Then it starts the same run in another folder, ends it with SIGKILL
+at a random moment of a stage, starts it again, and so on. At the end both folders must hold the
+same files, and weights, logs, games and evaluations must be the same bit for bit, except for times
+in seconds. Every stage is killed at least once if there are as many kills.
+
+A trainer runs in a process of its own that writes a mark when it enters and leaves a stage. A kill
+comes at a random moment inside the stage. A stage shorter than SHORT_S is killed when it begins or
+when it ends, where the trainer waits for the signal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SHORT_S = 0.02
+WARM_START, LOOP, END = range(3)
+# A stage: the part of the run it belongs to, its function, and the latest of its calls in a process
+# at which it is killed. A run of 3 steps a kill outlasts the kills of its loop.
+STAGES: dict[str, tuple[int, str, str, int]] = {
+    "tokenizer": (WARM_START, "selfplay.setup", "scratch_tokenizer", 1),
+    "teachers' games": (WARM_START, "selfplay.warm_start", "_play", 2),
+    "imitation": (WARM_START, "selfplay.warm_start", "optimizer_step", 40),
+    "imitation's save": (WARM_START, "selfplay.warm_start", "save_checkpoint", 1),
+    "warm start's export": (WARM_START, "selfplay.setup", "export_atomically", 1),
+    "evaluation before": (LOOP, "selfplay.setup", "held_out_at_start", 1),
+    "play": (LOOP, "train", "play_full", 3),
+    "update": (LOOP, "train", "update_policy", 3),
+    "push": (LOOP, "selfplay.colocation.restarts", "Restarts.push", 3),
+    "snapshot": (LOOP, "selfplay.partners.partners", "export_atomically", 1),
+    "evaluation": (LOOP, "train", "validation", 1),
+    "log": (LOOP, "train", "Journal.step", 3),
+    "save": (LOOP, "train", "save_checkpoint", 1),
+    "evaluation after": (END, "train", "held_out", 1),
+    "export": (END, "train", "finish", 1),
+}
+NOT_COMPARED = ("config.yaml", "code.txt", ".lock", ".metadata", "manifest.json")
+SETTINGS = (
+    "model.scratch={width: 32, layers: 2, heads: 2, kv_heads: 2, mlp_width: 64,"
+    " max_positions: 192, vocab_size: 400, tokenizer_games: 60}",
+    "warm_start.num_games=400",
+    "warm_start.batch_size=8",
+    "warm_start.save_every=40",
+    "warm_start.auxiliary_weight=0.1",
+    "rollout.instances=6",
+    "rollout.group_size=4",
+    "rollout.partners=[self,pool*2]",
+    "policy_pool.every=2",
+    "data.prioritized_replay=0.5",
+    "eval={every: 2, num_games: 8, final_games: 16, drift_monitor: {action: warn}}",
+    "save_every=2",
+    "log_games_every=5",
+    "device=cpu",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=25)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
+    parser.add_argument("--steps", type=int, help="self-play steps; default: 3 for each kill")
+    parser.add_argument("--out", type=Path, help="keeps the two run folders here")
+    asked = parser.parse_args(arguments)
+    home = asked.out or Path(tempfile.mkdtemp(prefix="selfplay-soak-"))
+    home.mkdir(parents=True, exist_ok=True)
+    steps = asked.steps or 3 * asked.kills
+    straight, killed = home / "straight", home / "killed"
+    for folder in (straight, killed):
+        shutil.rmtree(folder, ignore_errors=True)
+
+    trainer = Trainer(straight, steps)
+    if trainer.run_to_the_end() != 0:
+        print(f"soak: the run without a break failed: {trainer.log}", file=sys.stderr)
+        return 1
+    print(f"{steps} steps without a break: {trainer.seconds:.0f} s", flush=True)
+    durations = {stage: statistics.median(times) for stage, times in trainer.durations.items()}
+
+    rng, hits = random.Random(asked.seed), Counter[str]()
+    for stage in plan(asked.kills, rng):
+        trainer = Trainer(killed, steps)
+        hit = trainer.kill_in(stage, durations[stage], rng)
+        if hit is None:
+            print(f"soak: no kill in {stage}: the run ended first: {trainer.log}", file=sys.stderr)
+            return 1
+        hits[hit] += 1
+        print(f"kill {hits.total()} in {hit} after {trainer.seconds:.1f} s", flush=True)
+    trainer = Trainer(killed, steps)
+    if trainer.run_to_the_end() != 0:
+        print(f"soak: the last start failed: {trainer.log}", file=sys.stderr)
+        return 1
+    print(f"{hits.total()} kills: " + ", ".join(f"{stage} {hits[stage]}" for stage in hits))
+    missed = [stage for stage in STAGES if not hits[stage]]
+    apart = differences(straight, killed)
+    if asked.kills >= len(STAGES) and missed:
+        print(f"soak: never killed in {', '.join(missed)}", file=sys.stderr)
+    if apart:
+        print(f"soak: {', '.join(apart)} differ between {straight} and {killed}", file=sys.stderr)
+    if apart or (asked.kills >= len(STAGES) and missed):
+        return 1
+    print(f"{len(contents(straight))} files are the same bit for bit, except for times in seconds")
+    if asked.out is None:
+        shutil.rmtree(home)
+    return 0
+
+
+def plan(kills: int, rng: random.Random) -> list[str]:
+    """The stages to kill, in the order of the run's parts."""
+    stages = list(STAGES)
+    # A second kill in these finds that the first has let them pass.
+    again = [stage for stage in stages if STAGES[stage][0] == LOOP]
+    chosen = rng.sample(stages, min(kills, len(stages)))
+    chosen += rng.choices(again, k=kills - len(chosen))
+    rng.shuffle(chosen)
+
+    def place(stage: str) -> tuple[int, int]:
+        part = STAGES[stage][0]
+        return part, 0 if part == LOOP else stages.index(stage)
+
+    return sorted(chosen, key=place)
+
+
+class Trainer:
+    """One process that trains in the folder until its end or its kill."""
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        self.durations: dict[str, list[float]] = {}
+        self.seconds = 0.0
+        self.log = folder.with_suffix(".log")
+        self._words = ["--config", str(ROOT / "configs" / "tiny.yaml"), f"out={folder}"]
+        self._words += [*SETTINGS, f"steps={steps}"]
+
+    def run_to_the_end(self) -> int:
+        """Returns the exit status. Times the stages."""
+        self._follow({}, None)
+        return self._process.wait()
+
+    def kill_in(self, stage: str, duration_s: float, rng: random.Random) -> str | None:
+        """Kill at a random moment of the stage. Returns the stage in which the process died, None
+        if it ended before."""
+        part, _, _, latest = STAGES[stage]
+        inside = duration_s >= SHORT_S
+        hold = None if inside else rng.choice(("begins", "ends"))
+        delay_s = rng.uniform(0.0, 0.8 * duration_s) if inside else 0.0
+        goal = {"stage": stage, "call": rng.randint(1, latest), "hold": hold}
+        reached = self._follow(goal, part)
+        if reached:
+            time.sleep(delay_s)
+            self._process.send_signal(signal.SIGKILL)
+        status = self._process.wait()
+        self._read_marks()
+        return self._stack[-1] if self._stack else "between stages" if status < 0 else None
+
+    def _follow(self, goal: dict[str, Any], part: int | None) -> bool:
+        """Start, and read marks until the goal is reached (True) or the process ends. A later part
+        of the run than the goal's counts as reached."""
+        reading, writing = os.pipe()
+        command = [sys.executable, "-m", "bench.soak", "--child", str(writing), json.dumps(goal)]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, *self._words], cwd=ROOT, pass_fds=[writing], stdout=log, stderr=log
+            )
+        os.close(writing)
+        self._marks, self._stack = os.fdopen(reading), list[str]()
+        self._began_s = time.monotonic()
+        for line in self._marks:
+            self._note(mark := json.loads(line))
+            stage = mark["stage"]
+            if goal and (mark["what"] == "goal" or STAGES[stage][0] > (part or 0)):
+                return True
+        return False
+
+    def _read_marks(self) -> None:
+        with self._marks:
+            for line in self._marks:
+                self._note(json.loads(line))
+
+    def _note(self, mark: dict[str, Any]) -> None:
+        self.seconds = time.monotonic() - self._began_s
+        if mark["what"] == "begins":
+            self._stack.append(mark["stage"])
+        elif mark["what"] == "ends":
+            self._stack.pop()
+            self.durations.setdefault(mark["stage"], []).append(mark["seconds"])
+
+
+def train_with_marks(marks: int, goal: dict[str, Any], words: Sequence[str]) -> int:
+    """The process that trains: every stage's function tells the file `marks` when it begins and
+    ends, and waits there to be killed if the goal says so."""
+
+    def tell(stage: str, what: str, seconds: float = 0.0) -> None:
+        line = json.dumps({"stage": stage, "what": what, "seconds": seconds})
+        os.write(marks, f"{line}\n".encode())
+
+    def marked(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        calls = 0
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            wanted = goal.get("stage") == stage and goal["call"] == calls
+            tell(stage, "begins")
+            if wanted and goal["hold"] != "ends":
+                tell(stage, "goal")
+                if goal["hold"] == "begins":
+                    signal.pause()
+            began_s = time.monotonic()
+            result = function(*arguments, **options)
+            if wanted and goal["hold"] == "ends":
+                tell(stage, "goal")
+                signal.pause()
+            tell(stage, "ends", time.monotonic() - began_s)
+            return result
+
+        return call
+
+    import train
+
+    for stage, (_, module, name, _) in STAGES.items():
+        *owners, name = name.split(".")
+        owner = functools.reduce(getattr, owners, importlib.import_module(module))
+        setattr(owner, name, marked(stage, getattr(owner, name)))
+    return train.main(words)
+
+
+def contents(folder: Path) -> dict[str, object]:
+    """What must be the same, by file. Logs are without times in seconds. A state's `.metadata` is
+    left out, and the manifest with its hash: torch writes a random name into it."""
+    found: dict[str, object] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_dir() or path.name in NOT_COMPARED:
+            continue
+        if path.name in ("metrics.jsonl", "warm_start.jsonl"):
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            found[name] = [{k: v for k, v in x.items() if not k.endswith("_s")} for x in lines]
+        else:
+            found[name] = path.read_bytes()
+    return found
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    mine, yours = contents(one), contents(other)
+    names = sorted(mine.keys() | yours.keys())
+    return [name for name in names if mine.get(name) != yours.get(name)]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        sys.exit(train_with_marks(int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4:]))
+    sys.exit(main())
