@@ -50,8 +50,8 @@ def settings_page() -> str:
     entries = described(Config)
     for name, options in games:
         if own := described(options, "game.options"):
-            title = f"the options of game.name {name}"
-            entries += [Described("game.options", None, "", (), title), *own]
+            title = f"read with game.name {name} alone"
+            entries += [Described(f"game.options of {name}", None, "", (), title), *own]
     for entry in entries:
         if entry.kind is None:
             absent = " Absent (null) by default." if entry.default else ""
