@@ -10,8 +10,9 @@ and may define
 
     Options                  a frozen dataclass of the game's settings, all with defaults
     restore(state)           the game that `Game.state()` described
-    SCRIPT_NAMES             names of its scripted players
-    make_script(spec, *, seed)   a scripted player; ValueError for an unknown spec
+    SCRIPTS                  its scripted players by name, as functions (view, draw) -> move
+    SCRIPT_NAMES, make_script(spec, *, seed)   instead of SCRIPTS: the names, and the player of a
+                             spec; ValueError for an unknown one
     vary(instance, seat, *, seed)   another instance that differs only in what this seat sees, None
                              if there is none; `python -m dialop check` needs it
     seated(spec)             the specs of all seats where one has this spec (default: all have it)
@@ -50,6 +51,8 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from dialop.game import Game, Script
+from dialop.specs import parse_spec
+from dialop.turns import FunctionScript
 
 Entries = int | float | str  # how much of a recorded game is replayed before play starts
 SHARED = ("messages", "brief", "private_reasoning")
@@ -125,7 +128,9 @@ class Kit:
             raise ValueError(f"ROLES of game {name} must be a tuple of names, got {module.ROLES!r}")
         self.Options: type[Any] = getattr(module, "Options", NoOptions)
         _check_options(name, self.Options)
-        self.SCRIPT_NAMES: tuple[str, ...] = tuple(getattr(module, "SCRIPT_NAMES", ()))
+        self._scripts: Mapping[str, Any] = getattr(module, "SCRIPTS", {})
+        names = getattr(module, "SCRIPT_NAMES", self._scripts)
+        self.SCRIPT_NAMES: tuple[str, ...] = tuple(names)
         self.BASELINES: tuple[str, ...] = tuple(getattr(module, "BASELINES", self.SCRIPT_NAMES))
         all_seats = range(len(self.ROLES))
         self.POLICY_SEATS: tuple[int, ...] = tuple(getattr(module, "POLICY_SEATS", all_seats))
@@ -167,6 +172,9 @@ class Kit:
 
     def make_script(self, spec: str, *, seed: int) -> Script:
         """A scripted player. Raises ValueError for an unknown spec, with the valid ones."""
+        if self._scripts and not self.has("make_script"):
+            parse_spec(spec, dict.fromkeys(self._scripts, ()))
+            return FunctionScript(self._scripts[spec], seed)
         script: Script = self._part("make_script")(spec, seed=seed)
         return script
 

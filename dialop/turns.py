@@ -1,0 +1,183 @@
+"""A base class for games in which each legal move is one `[tag] content`, and its scripted players.
+
+It keeps turns, refusals, clones and states, so that a game of its own is its rules alone. The state
+is the instance, the options and the texts of the legal moves, which are played again to restore it.
+Everything that a seat reads of another's move is one line and indented further lines, so that no
+message can hold a line that the game writes.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self
+
+from dialop.game import Game, Lesson, PlayerError, Prompt, Step
+from dialop.tags import indent_further, split_move
+
+
+@dataclass(frozen=True, slots=True)
+class TurnView:
+    """What a seat knows: its own part of the instance and the moves so far, (seat, tag, content).
+
+    `seat_to_move` is None at the end.
+    """
+
+    seat: int
+    own: str
+    log: tuple[tuple[int, str, str], ...]
+    seat_to_move: int | None
+
+
+class TurnGame(Game):
+    """A game of moves that all seats read.
+
+    A subclass sets `num_seats`, `tags`, `rules` and the types of its instance and options, and
+    defines `sees`, `play` and `outcome`. What `play` changes must be plain attributes of the game,
+    set in `begin`. Error kinds: over, not_your_turn, no_tag, empty, and those of `play`.
+    """
+
+    tags: ClassVar[tuple[str, ...]]
+    rules: ClassVar[str] = ""
+    instance_type: ClassVar[type[Any]]
+    options_type: ClassVar[type[Any]]
+
+    def __init__(self, instance: Any, options: Any) -> None:
+        self.instance, self.options = instance, options
+        self.log: list[tuple[int, str, str]] = []
+        self._texts: list[tuple[int, str]] = []
+        self._to_move: int | None = 0
+        self._shown: dict[int, str] = {}
+        self._read: list[list[str]] = [[] for _ in range(self.num_seats)]
+        self._opening: list[list[str]] = [[] for _ in range(self.num_seats)]
+        self._num_errors = [0] * self.num_seats
+        self.begin()
+
+    def begin(self) -> None:
+        """Set the game's own attributes; `self.instance` and `self.options` are there."""
+
+    @abstractmethod
+    def sees(self, seat: int) -> str:
+        """What the seat alone reads before its first move."""
+
+    @abstractmethod
+    def play(self, seat: int, tag: str, content: str) -> int | None:
+        """Make a move, and return the seat that moves next, None for the end.
+
+        All other seats read the move, unless `show` says who reads what. Raises PlayerError, before
+        anything is changed, for a move that the rules refuse.
+        """
+
+    def show(self, seat: int, text: str) -> None:
+        """Give a seat this text to read instead of the move, as for a tool's answer."""
+        self._shown[seat] = text
+
+    @property
+    def seat_to_move(self) -> int | None:
+        """The seat whose move it is, None when the game is over."""
+        return self._to_move
+
+    def prompt(self, seat: int) -> Prompt:
+        """The rules; the seat's own part and, in a restored game, what it has read so far."""
+        return Prompt(self.rules, "\n".join([self.sees(seat), *self._opening[seat]]))
+
+    def step(self, seat: int, text: str) -> Step:
+        """Try a move. A refused one changes only the error count."""
+        try:
+            tag, content = self._parsed(seat, text)
+            self._shown = {}
+            self._to_move = self.play(seat, tag, content)
+        except PlayerError as error:
+            self._num_errors[seat] += 1
+            return Step(seat, None, f"Error: {error}", error.kind, ("",) * self.num_seats)
+        self.log.append((seat, tag, content))
+        self._texts.append((seat, text))
+        move = f"seat {seat}: [{tag}] {indent_further(content)}".rstrip()
+        shown = self._shown or {each: move for each in range(self.num_seats) if each != seat}
+        for each, words in shown.items():
+            self._read[each].append(words)
+        observations = tuple(shown.get(each, "") for each in range(self.num_seats))
+        return Step(seat, tag, None, None, observations)
+
+    def _parsed(self, seat: int, text: str) -> tuple[str, str]:
+        if self._to_move is None:
+            raise PlayerError("over", "the game is over")
+        if seat != self._to_move:
+            raise PlayerError("not_your_turn", "it is not your turn")
+        tag, content = split_move(text) or ("", "")
+        if tag not in self.tags:
+            valid = " or ".join(f"[{each}]" for each in self.tags)
+            raise PlayerError("no_tag", f"start with {valid}")
+        if not content:
+            raise PlayerError("empty", f"nothing after [{tag}]")
+        return tag, content
+
+    def clone(self) -> Self:
+        """An independent copy; instance and options, which never change, are shared."""
+        return copy.deepcopy(self, {id(each): each for each in (self.instance, self.options)})
+
+    def view(self, seat: int) -> TurnView:
+        """The seat's own part and all moves."""
+        return TurnView(seat, self.sees(seat), tuple(self.log), self._to_move)
+
+    def state(self) -> dict[str, Any]:
+        """Instance, options, texts of the legal moves and error counts as plain JSON values."""
+        return {
+            "instance": _plain(asdict(self.instance)),
+            "options": _plain(asdict(self.options)),
+            "moves": _plain(self._texts),
+            "num_errors": list(self._num_errors),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The game that `state()` described; raises ValueError if a move is refused."""
+        instance = cls.instance_type(**_frozen(state["instance"]))
+        game = cls(instance, cls.options_type(**_frozen(state["options"])))
+        for seat, text in state["moves"]:
+            step = game.step(seat, text)
+            if step.error is not None:
+                raise ValueError(f"the state holds a move that is refused: {step.error}")
+        game._num_errors = list(state["num_errors"])
+        game._opening = [list(texts) for texts in game._read]
+        return game
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionScript:
+    """A scripted player that is a function of a view and a generator of random numbers.
+
+    The generator is seeded by the player's seed and the view.
+    """
+
+    move: Callable[[Any, random.Random], str]
+    seed: int
+
+    def act(self, view: Any) -> str:
+        """The next move as text."""
+        return self.move(view, random.Random(f"{self.seed} {view!r}"))
+
+    def lesson(self, view: Any) -> Lesson:
+        """The same move as an example to imitate."""
+        return Lesson(self.act(view))
+
+    def reseeded(self, seed: int) -> FunctionScript:
+        """The same player with another seed."""
+        return FunctionScript(self.move, seed)
+
+
+def _plain(value: Any) -> Any:
+    """The value with all tuples as lists."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _frozen(value: Any) -> Any:
+    """The value with all lists as tuples."""
+    if isinstance(value, dict):
+        return {name: _frozen(item) for name, item in value.items()}
+    return tuple(_frozen(item) for item in value) if isinstance(value, list | tuple) else value

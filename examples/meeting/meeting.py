@@ -1,0 +1,60 @@
+"""Two players with private calendars must meet on a day on which both are free."""
+
+import random
+from dataclasses import dataclass
+
+from dialop.game import Outcome, PlayerError
+from dialop.kit import option
+from dialop.turns import TurnGame
+
+ROLES, DAYS = ("player", "player"), ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+
+@dataclass(frozen=True)
+class Options:
+    num_days: int = option(6, "days of a week", low=2, high=7)
+
+
+@dataclass(frozen=True)
+class Instance:
+    key: str
+    free: tuple[tuple[str, ...], ...]  # each player's free days; at least one is common
+
+
+class Meeting(TurnGame):
+    num_seats, tags, instance_type, options_type = 2, ("message", "meet"), Instance, Options
+    rules = "Meet on a day on which both are free. Write [message] WORDS, or [meet] DAY to end."
+    day = ""
+
+    def sees(self, seat):
+        return "free: " + " ".join(self.instance.free[seat])
+
+    def play(self, seat, tag, content):
+        if tag == "meet" and content not in DAYS:
+            raise PlayerError("no_day", f"name one of {' '.join(DAYS)}")
+        self.day = content if tag == "meet" else ""
+        return None if self.day else 1 - seat  # who moves next
+
+    def outcome(self):
+        score = float(all(self.day in days for days in self.instance.free))
+        return Outcome(bool(self.day), bool(self.day), score, score, (score, score), {})
+
+
+def generate(options, *, seed, start, num):
+    draws = [random.Random(f"{seed} {index}") for index in range(start, start + num)]
+    return [Instance(f"{seed}-{start + i}", calendars(options, d)) for i, d in enumerate(draws)]
+
+
+def calendars(options, draw):
+    week, common = DAYS[: options.num_days], draw.choice(DAYS[: options.num_days])
+    return tuple(tuple(d for d in week if d == common or draw.random() < 0.3) for _ in ROLES)
+
+
+def tell(view, draw):  # states its free days, then meets on one that the other has stated
+    own, told = view.own.split()[1:], [text.split() for seat, _, text in view.log]
+    common = draw.choice([day for day in own if told and day in told[-1]] or own)
+    return f"[meet] {common}" if told else f"[message] {' '.join(own)}"
+
+
+SCRIPTS = {"tell": tell, "guess": lambda view, draw: f"[meet] {draw.choice(view.own.split()[1:])}"}
+new_game, restore = Meeting, Meeting.from_state
