@@ -38,7 +38,6 @@ of its `Options` that have these names. All other fields are set as `game.option
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -51,7 +50,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from dialop.game import Game, Script
-from dialop.specs import parse_spec
+from dialop.specs import nearest, parse_spec
 from dialop.turns import FunctionScript
 
 Entries = int | float | str  # how much of a recorded game is replayed before play starts
@@ -254,10 +253,9 @@ def load_kit(name: str) -> Kit:
     if name.endswith(".py") or "/" in name:
         return Kit(name, _from_file(name))
     if not all(part.isidentifier() for part in name.split(".")) or not _exists(name):
-        near = difflib.get_close_matches(name, games(), n=1)
         raise ValueError(
             f"game.name must be one of {', '.join(games())}, a module such as my_package.my_game "
-            f"or the path of a .py file, got {name!r}" + (f"; nearest is {near[0]}" if near else "")
+            f"or the path of a .py file, got {name!r}{nearest(name, games())}"
         )
     return Kit(name, _imported(name, name))
 
@@ -284,10 +282,8 @@ def _from_file(name: str) -> ModuleType:
     path = Path(name).resolve()
     if path.suffix != ".py" or not path.is_file():
         near = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        close = difflib.get_close_matches(path.name, near, n=1)
         raise ValueError(
-            f"game.name must be an existing .py file, got {name}"
-            + (f"; nearest is {close[0]}" if close else "")
+            f"game.name must be an existing .py file, got {name}{nearest(path.name, near)}"
         )
     if not path.stem.isidentifier():
         raise ValueError(f"game.name must be a file that Python can import, got {name}")

@@ -1,9 +1,12 @@
-"""Parses the specs of scripted players, such as "honest:tell=top,slip=0.05". Knows no game."""
+"""Parses the specs of scripted players, such as "honest:tell=top,slip=0.05"; names what was meant.
+
+Knows no game.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def parse_spec(spec: str, options: Mapping[str, Sequence[str]]) -> tuple[str, dict[str, str]]:
@@ -37,6 +40,10 @@ def number(option: str, value: str, *, low: float, high: float) -> float:
 
 def unknown(what: str, got: str, valid: Sequence[str]) -> str:
     """An error text that names the valid choices and the one closest to `got`."""
-    near = difflib.get_close_matches(got, valid, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {got!r}: choose one of {', '.join(valid)}{hint}"
+    return f"unknown {what} {got!r}: choose one of {', '.join(valid)}{nearest(got, valid)}"
+
+
+def nearest(got: str, valid: Iterable[str]) -> str:
+    """The end of an error text: the valid word most like `got`, or "" if none is similar."""
+    near = difflib.get_close_matches(got, list(valid), n=1)
+    return f"; nearest is {near[0]}" if near else ""

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import yaml
 
+from dialop.specs import nearest
 from selfplay.config.tree import SettingsError, empty, load_tree, place, sources
 
 __all__ = [
@@ -315,9 +316,8 @@ def _choice(node: yaml.Node, choices: Sequence[Any], name: str) -> Any:
     for choice in choices:
         if value == (str(choice).lower() if isinstance(choice, bool) else str(choice)):
             return choice
-    near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], 1)
-    rule = f"must be one of {', '.join(str(choice) for choice in choices)}"
-    raise _wrong(node, name, rule, f"; nearest is {near[0]}" if near else "")
+    names = [str(choice) for choice in choices]
+    raise _wrong(node, name, f"must be one of {', '.join(names)}", nearest(str(value), names))
 
 
 def _construct(node: yaml.Node) -> Any:

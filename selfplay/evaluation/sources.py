@@ -15,6 +15,7 @@ from typing import Any
 
 from dialop.kit import Entries
 from dialop.rows import read_records
+from dialop.specs import nearest
 from dialop.starts import checked_entries
 from selfplay.config import (
     Config,
@@ -34,7 +35,6 @@ from selfplay.partners.checkpoints import (
     Source,
     check_same_game,
     find_source,
-    nearest,
     neighbours,
     part_of_run,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from dialop.specs import nearest
 from selfplay.checkpoint import policies
 from selfplay.config import GameConfig
 from selfplay.config.settings import load
@@ -132,9 +132,3 @@ def neighbours(path: Path, wanted: Callable[[Path], bool]) -> list[str]:
     """Names in `path`'s folder for which `wanted` is true."""
     home = path.parent
     return sorted(p.name for p in home.iterdir() if wanted(p)) if home.is_dir() else []
-
-
-def nearest(got: str, valid: Sequence[str]) -> str:
-    """The end of an error message: the valid word most like `got`, or "" if none is similar."""
-    near = difflib.get_close_matches(got, valid, n=1)
-    return f"; nearest is {near[0]}" if near else ""

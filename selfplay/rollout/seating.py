@@ -6,11 +6,11 @@ game can be played again.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dialop.game import Instance
+from dialop.specs import nearest
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.config.player_spec import POOL, SCRIPTED, SELF, Spec, parse_shares, parse_spec
@@ -212,11 +212,9 @@ def chosen_seats(game: GameConfig, rollout: RolloutConfig) -> tuple[int, ...] | 
     able = [kit.ROLES[seat] for seat in kit.POLICY_SEATS]
     for role in rollout.policy_seats:
         if role not in able:
-            near = difflib.get_close_matches(role, able, n=1)
             raise SettingsError(
                 f"rollout.policy_seats must be roles that the policy can play in {game.name} "
-                f"({', '.join(dict.fromkeys(able))}), got {role}"
-                + (f"; nearest is {near[0]}" if near else "")
+                f"({', '.join(dict.fromkeys(able))}), got {role}{nearest(role, able)}"
             )
     if rollout.policy_seats:
         seats = tuple(s for s in kit.POLICY_SEATS if kit.ROLES[s] in rollout.policy_seats)

@@ -84,7 +84,7 @@ def test_slips_are_repaired() -> None:
     ("spec", "match"),
     [
         ("honest", "unknown scripted player 'honest': choose one of user, ask, guess, chat"),
-        ("asks", "did you mean 'ask'"),
+        ("asks", "nearest is ask"),
         ("ask:eager=1", "unknown option of ask 'eager': choose one of slip"),
         ("user:eager=2", "eager must be a number from 0 to 1, got '2'"),
         ("user:patience=no", "patience must be a number from 1 to 1000"),

@@ -209,7 +209,7 @@ def test_slips_are_refused_and_repaired() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("honset", "unknown scripted player 'honset'.*did you mean 'honest'"),
+        ("honset", "unknown scripted player 'honset'.*nearest is honest"),
         ("random:probe=1", "unknown option of random 'probe'"),
         ("honest:tell=all", "unknown tell 'all': choose one of costs, top, calendar"),
         ("honest:probe=1.5", "probe must be a whole number from 0 to 9, got '1.5'"),

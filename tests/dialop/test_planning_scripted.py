@@ -141,7 +141,7 @@ def test_what_is_stated_falsely_is_counted() -> None:
     [
         ("planner", "unknown scripted player 'planner'"),
         ("silent:tell=all", "unknown option of silent 'tell'"),
-        ("teller:tell=al", "did you mean 'all'"),
+        ("teller:tell=al", "nearest is all"),
         ("searcher:by=map", "unknown by 'map'"),
         ("teller:rounds=0.5", "rounds must be a whole number"),
         ("teller:rounds=-1", "rounds must be a number from 0 to 20"),

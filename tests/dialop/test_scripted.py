@@ -259,10 +259,10 @@ def test_specs() -> None:
     [
         ("solo:think=all", "unknown think 'all': choose one of no, levels, trial"),
         ("solo:think=levels,stray=0.1", "stray needs think=trial.*got think=levels"),
-        ("honset", "unknown scripted player 'honset'.*random, solo, honest; did you mean 'honest'"),
+        ("honset", "unknown scripted player 'honset'.*random, solo, honest; nearest is honest"),
         ("", "unknown scripted player ''.*random, solo, honest"),
         ("solo:tell=all", "unknown option of solo 'tell': choose one of think, stray, slip"),
-        ("honest:tel=all", "unknown option of honest 'tel'.*did you mean 'tell'"),
+        ("honest:tel=all", "unknown option of honest 'tel'.*nearest is tell"),
         ("honest:tell=most", "unknown tell 'most': choose one of all, top, rows"),
         ("honest:reply=", "unknown reply '': choose one of propose, tell"),
         ("random:slip=2", "slip must be a number from 0 to 1"),

@@ -137,8 +137,8 @@ def test_the_loss_of_a_pair_by_hand() -> None:
 
 BAD = {
     "--partners honest": "nearest is scripted:honest",
-    "--partners scripted:honst": "did you mean 'honest'",
-    "--partners {runs}/c": "must be a run folder or a Hugging Face folder",
+    "--partners scripted:honst": "nearest is honest",
+    "--partners {runs}/c": "must be a run folder",
     "--partners {runs}/twn": "nearest is twin",
     "--partners self": "with itself every player plays anyway",
     "--partners person": "must name folders, scripted players and endpoints",

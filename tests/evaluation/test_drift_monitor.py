@@ -294,8 +294,8 @@ def test_bad_monitor_settings_are_refused(overrides: tuple[str, ...], rule: str)
 @pytest.mark.parametrize(
     ("partner", "rule"),
     [
-        ("scripted:honst", "eval.drift_monitor.partner: .*did you mean 'honest'"),
-        ("checkpoint:/nowhere/tiny", "must be a run folder or a Hugging Face folder"),
+        ("scripted:honst", "eval.drift_monitor.partner: .*nearest is honest"),
+        ("checkpoint:/nowhere/tiny", "must be a run folder"),
     ],
 )
 def test_a_missing_partner_is_refused_before_anything_starts(

@@ -252,7 +252,7 @@ BAD = {
     "--games generatd": "nearest is generated",
     "--games {run}/given.yml": "must be 'generated' or a .parquet or .jsonl file",
     "--num 0": "--num must be at least 1",
-    "--partner scripted:honst": "did you mean 'honest'",
+    "--partner scripted:honst": "nearest is honest",
     "--partner solo": "nearest is scripted:solo",
     "--temperature -0.5": "--temperature must be 0 (greedy)",
     "--temperature nan": "got [nan]",
