@@ -174,16 +174,21 @@ def _play(case: Case) -> Iterator[str]:
             prompt = game.prompt(seat)
             if not prompt.user or prompt != game.prompt(seat):
                 yield f"prompt({seat}) must be the same text each time and not empty"
+        unread = [True] * game.num_seats
         for number, (seat, text) in enumerate(played.moves):
             if game.seat_to_move != seat:
                 yield f"move {number} must be seat {seat}'s again when the same moves are repeated"
             step = game.step(seat, text)
-            if problem := _wrong_step(game, step, seat):
+            if problem := _wrong_step(game, step, seat, unread):
                 yield f"move {number} ({text[:40]!r}): {problem}"
 
 
-def _wrong_step(game: Game, step: Step, seat: int) -> str:
-    """What is wrong with the result of a legal move."""
+def _wrong_step(game: Game, step: Step, seat: int, unread: list[bool]) -> str:
+    """What is wrong with the result of a legal move.
+
+    `unread[seat]` says whether the seat has a text to read before its next move: at first the
+    prompt. It is updated.
+    """
     mover = game.seat_to_move
     if step.seat != seat or not step.action or step.error is not None or step.error_kind:
         return f"a legal move has the mover's seat, an action and no error, got {step}"
@@ -195,8 +200,10 @@ def _wrong_step(game: Game, step: Step, seat: int) -> str:
         return f"rewards must be finite, got {step.rewards}"
     if mover is not None and mover not in range(game.num_seats):
         return f"seat_to_move must be a seat or None, got {mover}"
-    if mover is not None and not step.observations[mover]:
-        return f"seat {mover} moves next and must read something, got an empty observation"
+    unread[seat] = False
+    unread[:] = (old or bool(new) for old, new in zip(unread, step.observations, strict=True))
+    if mover is not None and not unread[mover]:
+        return f"seat {mover} moves next and must read something since its last move"
     return ""
 
 
@@ -358,9 +365,11 @@ def _fuzz(case: Case) -> Iterator[str]:
     texts = [text for played in case.plays for _, text in played.moves] or list(JUNK)
     for instance in case.instances:
         game = case.kit.new_game(instance, case.options)
+        unread = [True] * game.num_seats
         for _ in range(150):
             if game.seat_to_move is None:
                 game = case.kit.new_game(instance, case.options)
+                unread = [True] * game.num_seats
             seat = draw.randrange(game.num_seats)
             if draw.random() < 0.7 and game.seat_to_move is not None:
                 seat = game.seat_to_move
@@ -373,7 +382,7 @@ def _fuzz(case: Case) -> Iterator[str]:
                 return
             problem = _wrong_outcome(game, game.outcome())
             if step.error is None:
-                problem = problem or _wrong_step(game, step, seat)
+                problem = problem or _wrong_step(game, step, seat, unread)
             else:
                 problem = problem or _wrong_refusal(game, step, before)
             if problem:
