@@ -12,8 +12,10 @@ lists what differs.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Self
 
 from dialop.game import Game, Outcome, PlayerError, Prompt, Step
@@ -246,7 +248,7 @@ class MediationGame(Game):
         """Instance, options and play as plain JSON values."""
         return {
             "game": "mediation",
-            "instance": plain(asdict(self.instance)),
+            "instance": json.loads(_as_json(self.instance)),
             "options": asdict(self.options),
             "play": plain(asdict(self._play)),
         }
@@ -429,6 +431,12 @@ class MediationGame(Game):
             return f"You: all: [propose] {act.text}" + (f"\n{told}" if told else "")
         who = f"You to user {act.room}" if seat == AGENT else "You"
         return texts.attributed(who, act, brief=self.options.brief)
+
+
+@lru_cache(maxsize=64)
+def _as_json(instance: MediationInstance) -> str:
+    """The instance as JSON; the states of one game share it."""
+    return json.dumps(asdict(instance))
 
 
 def _filled(content: str, tag: str) -> str:
