@@ -36,8 +36,8 @@ All three of you share one score, the sum of both travellers' points:
 event that begins in the minute of departure does not count.
 - Price: {price_rule}
 - Arrival: {arrival_rule}
-The agent sees {shared_rule}, and never how important they are. It sees all flights of both. \
-Without an agreement all of you score zero.
+The agent sees all flights of both of you, and {shared_rule}. Without an \
+agreement all of you score zero.
 
 Each turn is one move that starts with its tag:
 {message_rule}[accept] the agent's proposal
@@ -85,7 +85,9 @@ def user_rules(view: UserView) -> str:
     return _USER_RULES.format(
         price_rule=_price_rule(view.max_price_pref, "you"),
         arrival_rule=_arrival_rule(view.max_arrival_pref),
-        shared_rule="the times of your shared events" if num_shared else "none of your events",
+        shared_rule="the times of your shared events, but not their importance"
+        if num_shared
+        else "none of your events",
         message_rule=_USER_MESSAGE if view.options.messages else "",
         opening="You speak first. " if view.options.messages else "",
         after_reject=", and if it was you it is your move" if view.options.messages else "",
