@@ -20,6 +20,7 @@ from dialop.mediation.statements import Span, cost_of_events, read_statements
 # Points that a rejection takes from a flight, where the user has not said what it costs.
 _REJECTED = 15.0
 _LEAST_PRICE = 50
+_TIE = 1e-6  # points; smaller than any difference that is meant
 _MEANS = np.arange(50, 1000, 10, dtype=np.float64)
 
 
@@ -56,8 +57,8 @@ def told_by(view: AgentView, *, listen: bool) -> tuple[_Told, _Told]:
     return told
 
 
-def believed_best(view: AgentView, *, listen: bool = True) -> Pair:
-    """The pair with the highest believed score."""
+def believed_best(view: AgentView, rng: np.random.Generator, *, listen: bool = True) -> Pair:
+    """The pair with the highest believed score, one of them at random if several have it."""
     told = told_by(view, listen=listen)
     first, second = (
         _calendar(view, user, told[user])
@@ -66,6 +67,7 @@ def believed_best(view: AgentView, *, listen: bool = True) -> Pair:
             [(view.prices[user][pair[user]], terms.price) for pair, terms in told[user].terms],
             max_weight=view.max_price_pref,
         )
+        + rng.uniform(0, _TIE, size=len(view.prices[user]))
         for user in USERS
     )
     gaps = [

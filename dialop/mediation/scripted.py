@@ -79,7 +79,7 @@ class ScriptedPlayer:
             for user in USERS:
                 if not told[user].anything and user not in asked:
                     return wording.question(user, rng, brief=view.options.brief)
-        return wording.proposal(believed_best(view, listen=listens))
+        return wording.proposal(believed_best(view, rng, listen=listens))
 
     def _travel(self, view: UserView, rng: np.random.Generator) -> str:
         """A user: judges a proposal, else tells what it has not told yet."""
