@@ -105,10 +105,9 @@ class Trackio(Tracker):
     `trackio show`. Its runs are found by name, so the id is a part of it."""
 
     def __init__(self, folder: Path, config: Record, settings: TrackConfig, saved: _Saved) -> None:
-        import pandas
         import trackio
 
-        self._table, self._frame, self._saved = trackio.Table, pandas.DataFrame, saved
+        self._table, self._saved = trackio.Table, saved
         self._run = trackio.init(
             project=settings.project,
             name=f"{folder.resolve().name}-{saved.id}",
@@ -126,7 +125,9 @@ class Trackio(Tracker):
         if games:
             # Cells are shown as Markdown, and what a model writes must stay text.
             rows = [{n: _as_block(v) for n, v in game_row(game).items()} for game in games]
-            line["games"] = self._table(dataframe=self._frame(rows))
+            line["games"] = self._table(
+                columns=list(rows[0]), data=[list(r.values()) for r in rows]
+            )
         self._run.log(line, step=step)
         self._saved.sent(step)
 

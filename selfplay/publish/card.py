@@ -26,6 +26,7 @@ from selfplay.model.hub import is_hub_name
 
 Rows = Mapping[str, Mapping[str, Any]]
 _GAMES = {"matching": "reviewer–paper matching (DialOp)", "collab": "collaborative simulation"}
+_POLICY = ("sampled", "greedy")  # rows of the policy with itself; the others are scripts
 # What a table shows beside the score, of the measures that a row has.
 _SHOWN = ("agreement", "talk_value", "messages", "words", "errors", "honesty")
 
@@ -83,16 +84,14 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
         "games. The other numbers are means per game. *sampled* plays as in training, at "
         f"temperature {config.rollout.temperature:g}.",
         _table(
-            {f"{row}, before self-play": value for row, value in results.before.items()}
-            | {
-                f"{row}, after" if row in results.before else f"script {row}": value
-                for row, value in results.after.items()
-            }
+            {f"{row}, before self-play": results.before[row] for row in _POLICY if results.before}
+            | {f"{row}, after": results.after[row] for row in _POLICY}
+            | {f"script {row}": of for row, of in results.after.items() if row not in _POLICY}
         ),
     ]
     for folder, page in results.evaluations.items():
-        what = f"`eval.py` on {page['num_games']} games of {Path(str(page['games'])).name}"
-        parts += [f"### {escaped(folder)}", escaped(what) + ":", _table(page["rows"])]
+        what = f"{page['num_games']} games of {Path(str(page['games'])).name}, by `eval.py`:"
+        parts += [f"### {escaped(folder)}", what, _table(page["rows"])]
     parts += [
         "## Settings",
         "What differs from the defaults; `selfplay.yaml` in this repository holds all settings.",

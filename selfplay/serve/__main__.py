@@ -11,6 +11,7 @@ device are read. Ctrl-C ends the server.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shlex
@@ -59,6 +60,10 @@ def main(words: Sequence[str] | None = None) -> int:
         args = read_arguments(words)
         source = find_source(args.policy, what="RUN")
         config = settings_of(source, args.overrides)
+        if importlib.util.find_spec("sglang") is None:
+            raise ValueError(
+                "SGLang must be installed to serve: pip install -r requirements-gpu.txt"
+            )
         check_machine(config.device, config.engine)
         if described_in(source.weights) != source.weights:
             raise ValueError(

@@ -151,11 +151,14 @@ def offline_records(folder: Path) -> Iterator[Any]:
 
 
 def test_wandb_offline_goes_on_in_the_same_run(folder: Path) -> None:
+    import wandb
+
     settings = TrackConfig(kind="wandb", mode="offline", project="own")
     play(folder, settings, range(1, 5), score=0.0)
     saved = json.loads((folder / "tracker.json").read_text())
     play(folder, settings, range(3, 6), score=10.0)
     assert json.loads((folder / "tracker.json").read_text()) == saved | {"last_step": 5}
+    wandb.teardown()  # its service may still be writing; it ends with the process otherwise
     records = list(offline_records(folder))
     runs = [record.run for record in records if record.HasField("run")]
     assert {(run.run_id, run.project, run.display_name) for run in runs} == {

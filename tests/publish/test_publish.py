@@ -61,7 +61,7 @@ def run(tmp_path: Path) -> Path:
     files = {"config.json": "{}", "tokenizer.json": "{}"}
     for name, text in (files | {"progress.json": '{"step": 7}', "notes.pt": "x"}).items():
         (run / "final" / name).write_text(text)
-    before = {"sampled": row(0.5), "greedy": row(0.52)}
+    before = {"sampled": row(0.5), "greedy": row(0.52), "honest": row(0.9)}
     after = {"sampled": row(0.8, HOSTILE), "greedy": row(0.82), "honest": row(0.9)}
     (run / "held_out_before.json").write_text(json.dumps(before))
     (run / "held_out_after.json").write_text(json.dumps(after))
@@ -100,6 +100,7 @@ def test_the_card_has_the_scores_beside_scripts_and_people(run: Path) -> None:
     assert "0.800 [0.700, 0.900]" in rows["sampled, after"]
     assert "0.900 [0.800, 1.000]" in rows["script honest"]
     assert "0.870 [0.770, 0.970]" in rows["people"]
+    assert not any(name.startswith("honest") for name in rows), "each script has one row"
     assert "(7 steps of grpo)" in text and "commit b" in text and "commit a" not in text
     assert "data.train=boards.parquet" in text and "steps=9" in text
 
