@@ -84,14 +84,31 @@ def generate_many(
         return list(pool.map(_generate_job, jobs, chunksize=chunk))
 
 
+def other_preferences(instance: PlanningInstance, *, seed: int) -> PlanningInstance:
+    """The same city with preferences drawn anew, none of which has the sentence of an old one."""
+    rng = np.random.default_rng(seed)
+    simple = all(set(site.features) <= set(COMMON) for site in instance.sites)
+    recipe = PlanningRecipe(
+        preferences=len(COMMON) if simple else 10, distance=False, simple=simple
+    )
+    old = {p.text for p in instance.preferences}
+    fresh: list[Preference] = []
+    while not fresh:
+        drawn = _draw_preferences(recipe, list(instance.sites), rng)
+        fresh = [p for p in drawn if p.text not in old]
+    return referenced(
+        instance.key, instance.sites, fresh, slots=instance.slots, first_seat=instance.first_seat
+    )
+
+
 def _generate_job(job: tuple[PlanningRecipe, int, int]) -> PlanningInstance:
     recipe, seed, index = job
     return generate_instance(recipe, seed=seed, index=index)
 
 
 def _draw_sites(recipe: PlanningRecipe, rng: np.random.Generator) -> list[Site]:
-    named = [(name, c) for c, category in CATEGORIES.items() for name in category.names]
-    chosen = [named[i] for i in rng.permutation(len(named))[: recipe.sites]]
+    named = _named(recipe.sites)
+    chosen = [named[i] for i in rng.permutation(len(named))]
     weights = np.array([n.weight for n in NEIGHBOURHOODS], dtype=float)
     places = rng.choice(len(NEIGHBOURHOODS), size=recipe.sites, p=weights / weights.sum())
     offsets = rng.normal(size=(recipe.sites, 2))
@@ -113,6 +130,20 @@ def _draw_sites(recipe: PlanningRecipe, rng: np.random.Generator) -> list[Site]:
             )
         )
     return sites
+
+
+def _named(num: int) -> list[tuple[str, str]]:
+    """The (name, category) of the sites that every city of `num` sites has.
+
+    As in a full city they are always the same; a small one has as many categories as possible.
+    """
+    ranked = [
+        (place, name, c)
+        for c, category in CATEGORIES.items()
+        for place, name in enumerate(category.names)
+    ]
+    kept = sorted(ranked, key=lambda site: site[0])[:num]
+    return [(name, c) for _, name, c in ranked if (name, c) in {site[1:] for site in kept}]
 
 
 def _draw_preferences(

@@ -8,10 +8,10 @@ from typing import Any
 
 from dialop.kit import option
 from dialop.planning import scripted, texts
-from dialop.planning.board import MAX_SLOTS, PlanningInstance, PlanningOptions
+from dialop.planning.board import MAX_SLOTS, USER, PlanningInstance, PlanningOptions
 from dialop.planning.city import COMMON, NUM_SITES
 from dialop.planning.game import PlanningGame
-from dialop.planning.generate import PlanningRecipe, generate_many
+from dialop.planning.generate import PlanningRecipe, generate_many, other_preferences
 from dialop.planning.recorded import replay
 from dialop.planning.scripted import ASK, GREETING, make_scripted
 from dialop.planning.starts import read_recorded, recorded_messages, recorded_tally
@@ -36,6 +36,7 @@ __all__ = [
     "replay",
     "restore",
     "seated",
+    "vary",
     "write",
 ]
 
@@ -87,6 +88,12 @@ def new_game(instance: PlanningInstance, options: Options) -> PlanningGame:
         private_reasoning=options.private_reasoning,
     )
     return PlanningGame(instance, rules)
+
+
+def vary(instance: PlanningInstance, seat: int, *, seed: int) -> PlanningInstance | None:
+    """The same city with other preferences, which only the user sees; None for the agent, who sees
+    nothing of the city before it searches."""
+    return other_preferences(instance, seed=seed) if seat == USER else None
 
 
 def seated(spec: str) -> tuple[str, str]:

@@ -81,6 +81,8 @@ def test_small_cities_have_what_every_site_can_have() -> None:
         assert all(set(site.features) == set(COMMON) for site in instance.sites)
         assert {p.name for p in instance.preferences} <= set(COMMON)
         assert instance.best > instance.worst
+        assert set(instance.names) == set(generate_instance(SIMPLE, seed=9, index=0).names)
+        assert len({site.category for site in instance.sites}) == 6
 
 
 def test_an_instance_depends_on_seed_and_index_alone_and_is_drawn_fast() -> None:
