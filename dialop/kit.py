@@ -243,19 +243,28 @@ class Kit:
 
 @lru_cache(maxsize=64)
 def load_kit(name: str) -> Kit:
-    """The game of this name: one of this package, a module, or the path of a .py file.
+    """The game of this name: one of this package, a module, the path of a .py file, textarena:ID.
 
     Raises:
         ValueError: one line, for a name that is no game or a module that cannot be imported.
     """
     if name in games():
         return Kit(name, importlib.import_module(f"dialop.{name}.kit"))
+    if name.startswith("textarena:"):
+        try:
+            from dialop.bridges.textarena import module_of
+        except ImportError as error:
+            raise ValueError(
+                f"game.name {name} needs TextArena ({error}); `pip install -r "
+                "requirements-bridges.txt` installs it"
+            ) from error
+        return Kit(name, module_of(name.partition(":")[2]))
     if name.endswith(".py") or "/" in name:
         return Kit(name, _from_file(name))
     if not all(part.isidentifier() for part in name.split(".")) or not _exists(name):
         raise ValueError(
-            f"game.name must be one of {', '.join(games())}, a module such as my_package.my_game "
-            f"or the path of a .py file, got {name!r}{nearest(name, games())}"
+            f"game.name must be one of {', '.join(games())}, a module such as my_package.my_game, "
+            f"the path of a .py file or textarena:ID, got {name!r}{nearest(name, games())}"
         )
     return Kit(name, _imported(name, name))
 

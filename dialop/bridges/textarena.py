@@ -1,0 +1,206 @@
+"""Any two-player TextArena game as a game of this package: `game.name: textarena:ID`.
+
+The rules, texts and rewards are TextArena's. A move that it calls invalid is refused here and
+changes nothing; the player may try again. The seats' rewards are the game's own, such as 1 for a
+win and -1 for a loss; a seat's score is its reward moved to [0, 1]. TextArena draws from Python's
+global generator, so each game swaps in a generator state of its own while it runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import textarena
+
+from dialop.game import Game, Outcome, Prompt, Step
+from dialop.tags import indent_further
+
+PREFIX = "textarena:"
+_RAW = "-raw"  # the variant of an id without TextArena's own wrappers of observations
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One start of a game: `seed` is what TextArena's `reset` gets."""
+
+    key: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a seat has read, and the moves it has made."""
+
+    seat: int
+    texts: tuple[str, ...]
+    seat_to_move: int | None
+
+
+class TextArenaGame(Game):
+    """One play of a TextArena environment. Error kinds: over, not_your_turn, invalid."""
+
+    num_seats = 2
+
+    def __init__(self, env_id: str, instance: Instance) -> None:
+        self.env_id, self.instance = env_id, instance
+        self._random = random.Random(instance.seed).getstate()
+        self._moves: list[tuple[int, str]] = []
+        self._num_errors = [0, 0]
+        self._env = textarena.make(_raw_id(env_id))
+        with self._own_random():
+            self._env.reset(num_players=2, seed=instance.seed)
+        opening = self._take_observations(None)
+        self._texts = [[text] for text in opening]
+        self._opening = list(opening)
+
+    @property
+    def seat_to_move(self) -> int | None:
+        """The seat whose move it is, None when the game is over."""
+        return None if self._env.state.done else int(self._env.state.current_player_id)
+
+    def prompt(self, seat: int) -> Prompt:
+        """TextArena's prompt; in a restored game with what followed."""
+        return Prompt("", self._opening[seat])
+
+    def step(self, seat: int, text: str) -> Step:
+        """Try a move on a copy of the environment, which is kept unless the move is invalid."""
+        mover = self.seat_to_move
+        if mover is None or seat != mover:
+            over = mover is None
+            error = "the game is over" if over else "it is the other player's turn"
+            return self._refused(seat, "over" if over else "not_your_turn", error)
+        before, random_before = self._env, self._random
+        self._env = copy.deepcopy(before)
+        with self._own_random():
+            self._env.step(action=text.encode("utf-8", "replace").decode("utf-8"))
+        state = self._env.state
+        if state.error_count or state.game_info[seat].get("invalid_move"):
+            why = [words for _, words, kind in state.observations[seat] if kind == _ADMIN]
+            reason = why[-1] if why else str(state.game_info[seat].get("reason", "invalid move"))
+            self._env, self._random = before, random_before
+            return self._refused(seat, "invalid", reason)
+        observations = self._take_observations(seat)
+        self._moves.append((seat, text))
+        for each, words in enumerate(observations):
+            self._texts[each].append(words)
+        return Step(seat, "move", None, None, observations)
+
+    def clone(self) -> TextArenaGame:
+        """An independent copy. The environment is shared: `step` replaces it, never changes it."""
+        twin = copy.copy(self)
+        twin._moves, twin._num_errors = list(self._moves), list(self._num_errors)
+        twin._texts = [list(texts) for texts in self._texts]
+        return twin
+
+    def view(self, seat: int) -> View:
+        """What the seat has read."""
+        return View(seat, tuple(self._texts[seat]), self.seat_to_move)
+
+    def outcome(self) -> Outcome:
+        """TextArena's rewards; 0 for both before the end."""
+        over, given = self._env.state.done, self._env.state.rewards or {}
+        rewards = (float(given.get(0, 0)), float(given.get(1, 0))) if over else (0.0, 0.0)
+        scores = tuple(min(1.0, max(0.0, (reward + 1) / 2)) for reward in rewards)
+        seat_scores = scores if over else (0.0, 0.0)
+        mean = sum(seat_scores) / 2
+        return Outcome(over, over, mean, mean, rewards, {}, seat_scores=seat_scores)
+
+    def state(self) -> dict[str, Any]:
+        """The seed and the moves, which are played again to restore the game."""
+        return {
+            "env_id": self.env_id,
+            "instance": {"key": self.instance.key, "seed": self.instance.seed},
+            "moves": [list(move) for move in self._moves],
+            "num_errors": list(self._num_errors),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> TextArenaGame:
+        """The game that `state()` described."""
+        game = cls(state["env_id"], Instance(**state["instance"]))
+        for seat, text in state["moves"]:
+            game.step(seat, text)
+        game._num_errors = list(state["num_errors"])
+        game._opening = ["\n".join(filter(None, texts)) for texts in game._texts]
+        return game
+
+    def _refused(self, seat: int, kind: str, why: str) -> Step:
+        self._num_errors[seat] += 1
+        return Step(seat, None, f"Error: {why}", kind, ("", ""))
+
+    def _take_observations(self, mover: int | None) -> tuple[str, str]:
+        """What each seat has to read, which is removed; without the mover's own words."""
+        state, texts = self._env.state, []
+        for seat in range(2):
+            lines = [
+                f"[{state.role_mapping.get(sender, f'Player {sender}')}] "
+                f"{words if sender == textarena.GAME_ID else indent_further(words)}"
+                for sender, words, kind in state.observations[seat]
+                if not (sender == seat == mover and kind == _ACTION)
+            ]
+            state.observations[seat] = []
+            if not lines and seat == self.seat_to_move:
+                lines = ["Your turn."]
+            texts.append("\n".join(lines))
+        return texts[0], texts[1]
+
+    @contextmanager
+    def _own_random(self) -> Iterator[None]:
+        """Python's global generator in this game's state, and afterwards as it was."""
+        outer = random.getstate()
+        random.setstate(self._random)
+        try:
+            yield
+        finally:
+            self._random = random.getstate()
+            random.setstate(outer)
+
+
+_ADMIN = textarena.ObservationType.GAME_ADMIN
+_ACTION = textarena.ObservationType.PLAYER_ACTION
+
+
+def module_of(env_id: str) -> SimpleNamespace:
+    """What dialop/kit.py reads of a game's module, for the TextArena game of this id.
+
+    Raises:
+        ValueError: for an unknown id, with the nearest, and for a game that two cannot play.
+    """
+    known = textarena.envs.registration.ENV_REGISTRY
+    if _raw_id(env_id) not in known:
+        near = difflib.get_close_matches(env_id, known, n=1)
+        raise ValueError(
+            f"game.name must be {PREFIX}ID with an id of TextArena, got {PREFIX}{env_id}"
+            + (f"; nearest is {PREFIX}{near[0]}" if near else "")
+        )
+    try:
+        game = TextArenaGame(env_id, Instance("", 0))
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(f"game.name {PREFIX}{env_id} cannot be played by two: {reason}") from error
+    if not isinstance(game._env.state, textarena.TwoPlayerState):
+        raise ValueError(f"game.name {PREFIX}{env_id} must be a game of two players")
+
+    def generate(options: Any, *, seed: int, start: int, num: int) -> list[Instance]:
+        return [
+            Instance(f"{env_id}-{seed}-{i}", random.Random(f"{seed} {i}").randrange(2**31))
+            for i in range(start, start + num)
+        ]
+
+    return SimpleNamespace(
+        ROLES=("player", "player"),
+        generate=generate,
+        new_game=lambda instance, options: TextArenaGame(env_id, instance),
+        restore=TextArenaGame.from_state,
+    )
+
+
+def _raw_id(env_id: str) -> str:
+    return env_id if env_id.endswith(_RAW) else f"{env_id}{_RAW}"

@@ -1,0 +1,119 @@
+"""TextArena's games as games of this package, with the real library."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("textarena", reason="requirements-bridges.txt installs it")
+
+from scripted_engine import WaveEngine
+
+from dialop.bridges.textarena import TextArenaGame, View, module_of
+from dialop.checks import check_kit
+from dialop.kit import Kit, load_kit
+from selfplay.chat.rendering import Rendering
+from selfplay.config import AlgorithmConfig, RewardConfig, load_config
+from selfplay.config.settings import SettingsError
+from selfplay.credit.advantages import reward_samples
+from selfplay.data.seeds import named_seed
+from selfplay.engines.base import Sampling
+from selfplay.games import kit_of
+from selfplay.rollout.driver import play_games
+from selfplay.rollout.episode import Episode, GameSetup, Limits
+from selfplay.rollout.players import PolicyPlayer
+
+NAME = "textarena:TicTacToe-v0"
+
+
+def in_order(view: View, draw: random.Random) -> str:
+    """Take the cells 0, 1, 2, … in turn: player 0 gets 2, 4 and 6 and wins."""
+    return f"[{len(view.texts) - 1}]"
+
+
+def test_a_game_passes_the_checks() -> None:
+    module = SimpleNamespace(**vars(module_of("TicTacToe-v0")), SCRIPTS={"in_order": in_order})
+    results = {
+        result.name: result for result in check_kit(Kit(NAME, module), Kit(NAME, module).Options())
+    }
+    assert not [result.line() for result in results.values() if result.problem]
+    unchecked = {name for name, result in results.items() if result.unchecked}
+    assert unchecked == {"views", "forgery"}
+
+
+def test_pythons_own_generator_is_left_alone_and_games_do_not_share_one() -> None:
+    """Poker deals cards in the middle of a game."""
+    random.seed(5)
+    before = random.getstate()
+    kit = load_kit("textarena:KuhnPoker-v0")
+    first, second = kit.generate(kit.Options(), seed=0, start=0, num=2)
+
+    def cards(instance: Any) -> list[str]:
+        game = kit.new_game(instance, kit.Options())
+        while (seat := game.seat_to_move) is not None:
+            game.clone().step(seat, "[check]")
+            if game.step(seat, "[check]").error is not None:
+                game.step(seat, "[fold]")
+        return [*game.view(0).texts, *game.view(1).texts]
+
+    assert cards(first) == cards(first) != cards(second)
+    assert random.getstate() == before
+
+
+def play(rendering: Rendering, moves: list[str]) -> Episode:
+    kit = load_kit(NAME)
+    (instance,) = kit.generate(kit.Options(), seed=0, start=0, num=1)
+    texts, num = {}, [0, 0]
+    game = kit.new_game(instance, kit.Options())
+    for text in moves:
+        seat = game.seat_to_move
+        assert seat is not None
+        texts[named_seed("arena", seat, num[seat])] = text
+        num[seat] += 1
+        game.step(seat, text)
+    players = tuple(
+        PolicyPlayer(rendering, seed_names=("arena",), max_new_tokens=40, max_game_tokens=9000)
+        for _ in (0, 1)
+    )
+    setup = GameSetup(kit.new_game(instance, kit.Options()), players, instance.key, 0)
+    (episode,), _ = play_games(
+        [setup],
+        WaveEngine(rendering, texts),
+        sampling=Sampling(temperature=1.0, stop_ids=()),
+        limits=Limits(max_turns=20, max_retries=1),
+    )
+    return episode
+
+
+def test_both_seats_train_on_the_win_and_on_the_loss(rendering: Rendering) -> None:
+    episode = play(rendering, ["[0]", "[0]", *(f"[{cell}]" for cell in range(1, 7))])
+    assert [turn.error_kind for turn in episode.turns].count("invalid") == 1
+    assert episode.outcome.rewards == (1.0, -1.0) and episode.outcome.seat_scores == (1.0, 0.0)
+    samples, _ = reward_samples(
+        [episode], algorithm=AlgorithmConfig(method="ppo"), reward=RewardConfig()
+    )
+    assert [sum(sample.rewards) for sample in samples] == [1.0, -1.0]
+    assert all(1 in sample.mask for sample in samples)
+
+
+def test_a_run_names_a_game_by_its_id() -> None:
+    config = load_config(None, [f"game.name={NAME}", "model.path=x"])
+    kit = kit_of(config.game)
+    (instance,) = kit.generate(config.game, seed=0, start=0, num=1, processes=1, easy=False)
+    assert isinstance(kit.new_game(instance, config.game), TextArenaGame)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("textarena:TicTacTo-v0", "nearest is textarena:TicTacToe-v0"),
+        ("textarena:Bandit-v0", "cannot be played by two"),
+    ],
+)
+def test_an_id_that_two_cannot_play_gets_one_line(name: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=words) as caught:
+        load_config(None, [f"game.name={name}", "model.path=x"])
+    assert "\n" not in str(caught.value)
