@@ -2,13 +2,15 @@
 
     python eval.py --checkpoint runs/tiny --games generated --num 1024
     python eval.py --checkpoint runs/tiny/warm_start --games generated --temperature 0
-    python eval.py --checkpoint HF_FOLDER_OR_NAME --config configs/qwen2.5_0.5b.yaml --out FOLDER \\
-        --games generated --partner scripted:honest [key=value ...]
+    python eval.py --checkpoint ORG/NAME --games generated --num 64 [key=value ...]
+    python eval.py --checkpoint FOLDER_OR_FILE.gguf --config configs/qwen2.5_0.5b.yaml \\
+        --games generated --partner scripted:honest --out FOLDER
     python eval.py --checkpoint runs/a --checkpoint runs/b --partners scripted:honest,runs/c \\
         --games generated --num 256
 
 Prints a table and example games, and writes them to `evaluation.json` and `evaluation.md`. The
-settings are those of the checkpoint's run, or of --config; key=value words override both.
+settings are those of the checkpoint's run or of --config, else the defaults, which are the full
+matching game; key=value words override them.
 With --partners every checkpoint plays with itself, with the other checkpoints and with each
 partner, in both seats; the matrix goes to `crossplay.json` and `crossplay.md`.
 Under `torchrun --nproc-per-node 2 -- eval.py …` the games are spread over the ranks (without the

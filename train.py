@@ -41,6 +41,7 @@ from selfplay.metrics.step import step_metrics
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.partners.judge import judge_interactivity
 from selfplay.partners.partners import check_partners
+from selfplay.preflight.dry_run import dry_run
 from selfplay.preflight.run import Words, check_run, help_of, refused
 from selfplay.report.page import refresh_report
 from selfplay.rollout.driver import Kept, first_turns, play_games
@@ -191,14 +192,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="settings that win over the file's"
     )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print settings, first prompt and memory by phase, and start nothing",
+    )
+    parser.add_argument(
+        "--gpu", type=float, metavar="GB", help="with --dry-run: memory of one GPU, such as 80"
+    )
     try:
         asked = parser.parse_args(words)
         config = load_config(asked.config, asked.overrides)
+        if asked.gpu is not None and not asked.dry_run:
+            raise ValueError("--gpu is read with --dry-run alone")
         check_players(config)
         check_partners(config.rollout.partners, config.game, out=config.out)
         check_watch(config.eval, config.game, config.rollout, out=config.out)
         check_files(config.game, config.data)
-        check_run(config)
+        check_run(config, here=not asked.dry_run)
+        if asked.dry_run:
+            dry_run(config, gpu_gb=asked.gpu)
+            return 0
         world = open_world(config)
     except (SettingsError, ValueError, OSError) as error:
         return refused("train.py", error)

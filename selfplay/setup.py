@@ -53,6 +53,8 @@ from selfplay.partners.partners import Partners, make_partners
 from selfplay.preflight.model import check_model
 from selfplay.warm_start import progress_folder, scratch_tokenizer, tokenizer_folder, warm_start
 
+LEAST_ADAPTER_LR = 5e-6  # below it a run with adapters is warned
+
 
 def open_world(config: Config) -> World:
     """The threads and ranks that the settings ask for. Raises ValueError as `init_world` does."""
@@ -108,6 +110,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     on_first_rank(partial(mend, folder), world)
     stream = cleanup.enter_context(closing(TrainStream(config)))
     tokenizer = make_tokenizer(config, folder, world)
+    warn_low_rate(config, world)
     rendering = read_template(config.model, tokenizer, world)
     start_check = check_model(config, tokenizer, rendering, world)
     weights = first_weights(config, folder, tokenizer, rendering, world)
@@ -245,13 +248,32 @@ def make_tokenizer(config: Config, folder: Path, world: World) -> PreTrainedToke
 def read_template(
     model: ModelConfig, tokenizer: PreTrainedTokenizerBase, world: World
 ) -> Rendering:
-    """The policy's chat template; rank 0 warns if any player can type its turn markers.
+    """The policy's chat template; rank 0 warns if any player can type its turn markers, and says
+    if each turn becomes a sequence of its own.
 
     Raises SettingsError for a template that cannot be used.
     """
     rendering = make_rendering(tokenizer, template_kwargs=model.chat_template)
     warn_forgeable(rendering, tokenizer.name_or_path, world)
+    if rendering.rewritten and world.rank == 0:
+        print(
+            f"{tokenizer.name_or_path}: each turn is a sequence of its own, with the template's "
+            f"rendering of the conversation as its prompt (docs/chat_templates.md): "
+            f"{rendering.rewritten}",
+            flush=True,
+        )
     return rendering
+
+
+def warn_low_rate(config: Config, world: World) -> None:
+    """Rank 0 warns of a learning rate for adapters that is one for full training."""
+    low = config.model.lora is not None and config.optim.lr < LEAST_ADAPTER_LR
+    if low and world.rank == 0:
+        print(
+            f"warning: optim.lr {config.optim.lr:g} trains adapters slowly; ten times the rate of "
+            "full training is usual, 1e-5 to 5e-5 on a pretrained model",
+            file=sys.stderr,
+        )
 
 
 def warn_forgeable(rendering: Rendering, name: str, world: World) -> None:

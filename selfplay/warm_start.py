@@ -175,13 +175,13 @@ def people_samples(
 
 def _fitting(samples: Sequence[Sample], whose: str, *, limit: int) -> list[Sample]:
     """The samples of at most `limit` tokens. Raises SettingsError if more than 5 % are longer."""
-    fitting = [s for s in samples if len(s.ids) <= limit]
+    fitting = [s for s in samples if s.longest <= limit]
     # A rare long dispute exceeds any sensible limit; if many games do, the limit is wrong.
     if len(fitting) < 0.95 * len(samples):
         raise SettingsError(
             f"rollout.max_game_tokens must hold {whose}: {len(samples) - len(fitting)} of "
             f"{len(samples)} transcripts are longer than {limit}, the longest "
-            f"{max(len(s.ids) for s in samples)}"
+            f"{max(s.longest for s in samples)}"
         )
     return fitting
 
@@ -235,7 +235,7 @@ def _play_job(
 
 
 def _keep(samples: Sequence[Sample], folder: Path) -> None:
-    """Write what imitation reads of the samples: names, ids and masks."""
+    """Write what imitation reads of the samples: names, starts, ids and masks."""
     with whole(folder) as place:
         tensors = {
             "lengths": torch.tensor([len(s.ids) for s in samples]),
@@ -243,17 +243,24 @@ def _keep(samples: Sequence[Sample], folder: Path) -> None:
             "masks": torch.tensor([m for s in samples for m in s.mask], dtype=torch.uint8),
         }
         save_file(tensors, place / "samples.safetensors")
-        (place / "names.json").write_text(json.dumps([s.name for s in samples]))
+        (place / "names.json").write_text(json.dumps([[s.name, s.starts] for s in samples]))
 
 
 def _kept(folder: Path) -> list[Sample]:
     tensors = load_file(folder / "samples.safetensors")
     lengths = tensors["lengths"].tolist()
-    names = json.loads((folder / "names.json").read_text())
+    named = json.loads((folder / "names.json").read_text())
     parts = (tensors[name].split(lengths) for name in ("ids", "masks"))
     return [
-        Sample(name, ids.tolist(), mask.tolist(), [0.0] * len(ids), mask.float().tolist())
-        for name, ids, mask in zip(names, *parts, strict=True)
+        Sample(
+            name,
+            ids.tolist(),
+            mask.tolist(),
+            [0.0] * len(ids),
+            mask.float().tolist(),
+            starts=tuple(starts),
+        )
+        for (name, starts), ids, mask in zip(named, *parts, strict=True)
     ]
 
 

@@ -22,6 +22,7 @@ from selfplay.chat.template import Slot, Template
 _UNREADABLE = "\ufffd"
 # Spellings of control tokens, which are not always flagged special.
 _CONTROL = re.compile(r"<[|｜].*[|｜]>")
+THOUGHT = ("<think>", "</think>")  # readable in a sample, so that a game can drop the thought
 _SYMBOL = re.compile(r"[^\w\s]")
 
 
@@ -31,7 +32,7 @@ class Markers:
 
     spelling: each marker's secret spelling, by its public one.
     shown: each marker's decoded text, by its secret spelling: U+FFFD for a special token, the
-        public spelling for any other (`<think>`).
+        public spelling for any other and for THOUGHT.
     pattern: matches the public spelling of any marker.
     """
 
@@ -104,7 +105,12 @@ def private_markers(tokenizer: PreTrainedTokenizerFast, template: Template) -> M
                 f"{backend.token_to_id(token['content'])}"
             )
     public = {secret: name for name, secret in spelling.items()}
-    shown = {t["content"]: _UNREADABLE if t["special"] else public[t["content"]] for t in markers}
+    shown = {
+        t["content"]: public[t["content"]]
+        if not t["special"] or public[t["content"]] in THOUGHT
+        else _UNREADABLE
+        for t in markers
+    }
     # Longest first, as the tokenizer itself matches.
     names = sorted(spelling, key=len, reverse=True)
     return Markers(backend, spelling, shown, re.compile("|".join(re.escape(n) for n in names)))

@@ -1,10 +1,11 @@
 """Turns chat text into token ids, exactly as the model's own chat template does, piece by piece.
 
 Earlier ids are never tokenized again: a prompt is the previous prompt, the sampled ids, and
-`following`. Contents cannot forge markers. A private copy of the tokenizer (markers.py) spells each
-marker with a secret, and the template's own text uses that spelling. A typed `<|im_end|>` is
-therefore plain text, while template text and content are still tokenized together. Units: token
-ids. Must not know: torch, games' rules.
+`following`. Where the template rewrites old turns (it drops thoughts), each prompt is the whole
+conversation as the template renders it. Contents cannot forge markers. A private copy of the
+tokenizer (markers.py) spells each marker with a secret, and the template's own text uses that
+spelling. A typed `<|im_end|>` is therefore plain text, while template text and content are still
+tokenized together. Units: token ids. Must not know: torch, games' rules.
 """
 
 from __future__ import annotations
@@ -13,19 +14,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
+from os.path import commonprefix
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from selfplay.chat.markers import Markers, private_markers
-from selfplay.chat.template import Slot, Template, check_same, find_lead, say
-from selfplay.chat.thinking import check_thinking
+from selfplay.chat.template import (
+    RewritesHistory,
+    Slot,
+    Template,
+    check_same,
+    find_lead,
+    say,
+)
+from selfplay.chat.thinking import CLOSE, check_thinking, opens_thought, think
 from selfplay.config.tree import SettingsError
 
 _CACHE_SIZE = 256  # texts whose ids are cached: games of a group open with the same prompt
 # Texts with which `make_rendering` checks a template.
 _USERS = ("Hello, world 12.", "  padded\n", "line one\n\nline two: a_b <3", "Grüße, 世界 🙂 1½")
 _SYSTEM, _ANSWER = "Play well.\nBe brief ", "Fine, {} it is."
+_THOUGHT = "12 or 13?\nMaybe."
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,8 @@ class Rendering:
     end_id: the end-of-turn id.
     folds_system: the template has no system role, so the system text comes before the first user
         text, with a blank line between them.
+    rewritten: why the template cannot be extended turn by turn; empty where it can. With it each
+        prompt is rendered anew (`conversation`), and `following` is not used.
     typeable: text without a marker that opens a turn in this template, so any player can type it;
         empty where a marker opens every turn.
     """
@@ -45,6 +57,7 @@ class Rendering:
     end_id: int
     folds_system: bool
     typeable: str
+    rewritten: str
     _markers: Markers
     _encode: Callable[[str], list[int]]
     _system: Slot
@@ -54,17 +67,46 @@ class Rendering:
     _tail: str
     _lead: str
     _end: str
+    _header: str
+    _opened: bool
+    _shown: Callable[[str], str]
     _num_ids: int
 
     def first(self, *, system: str, user: str) -> list[int]:
         """The first prompt, generation prompt included; no system message if `system` is empty."""
+        return list(self._encode(self._opening(system, user) + self._tail))
+
+    def _opening(self, system: str, user: str) -> str:
+        """The text of the first prompt without its generation prompt."""
         if not system:
-            text = self._user_alone.fill(user)
-        elif self.folds_system:
-            text = self._user_alone.fill(f"{system}\n\n{user}")
-        else:
-            text = self._system.fill(system) + self._user_after_system.fill(user)
+            return self._user_alone.fill(user)
+        if self.folds_system:
+            return self._user_alone.fill(f"{system}\n\n{user}")
+        return self._system.fill(system) + self._user_after_system.fill(user)
+
+    def conversation(self, system: str, users: Sequence[str], answers: Sequence[str]) -> list[int]:
+        """The prompt after these user texts and the answers between them, generation prompt
+        included.
+
+        Where the template rewrites old turns, answers stand as it shows them. Elsewhere they stand
+        as `action_ids` has them.
+        """
+        ids = self.first(system=system, user=users[0])
+        if not self.rewritten:
+            for answer, user in zip(answers, users[1:], strict=True):
+                ids += self.action_ids(answer) + self.following(user, closed=True)
+            return ids
+        text = self._opening(system, users[0])
+        for answer, user in zip(answers, users[1:], strict=True):
+            text += self._old_answer(answer) + self._user_later.fill(user)
         return list(self._encode(text + self._tail))
+
+    def _old_answer(self, answer: str) -> str:
+        """An old answer as the template shows it, opened by its header; markers in the header have
+        the secret spelling, those in the answer are plain text."""
+        shown = self._shown(answer.encode("utf-8", "replace").decode("utf-8"))
+        opened = commonprefix([shown, self._header])
+        return self._markers.hide(opened) + shown[len(opened) :]
 
     def following(self, user: str, *, closed: bool) -> list[int]:
         """The ids from the end of the sample to the end of the next generation prompt.
@@ -110,6 +152,13 @@ class Rendering:
             token_ranges.append((places[0], places[-1] + 1))
         return token_ranges
 
+    def spelt(self, ids: Sequence[int]) -> str:
+        """Ids as text in which every marker has its public spelling, for a reader."""
+        text = self._markers.backend.decode(list(ids), skip_special_tokens=False)
+        for public, secret in self._markers.spelling.items():
+            text = text.replace(secret, public)
+        return text
+
     def ends_turn(self, ids: Sequence[int]) -> bool:
         """Whether sampled ids end with the template's end-of-turn token."""
         return bool(ids) and ids[-1] == self.end_id
@@ -118,11 +167,15 @@ class Rendering:
         """The sampled text without its stop token.
 
         Any other special token becomes U+FFFD, never its spelling. Markers that are not flagged
-        special (`<think>`) keep their spelling; in a later prompt that is plain text.
+        special (`<think>`) keep their spelling; in a later prompt that is plain text. A thought
+        that the prompt opened is opened in the text.
         """
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         known = [i if 0 <= i < self._num_ids else self.end_id for i in body]
-        return self._markers.decode(known).removeprefix(self._lead)
+        text = self._markers.decode(known)
+        if self._opened and not text.startswith(self._lead):
+            return think(text)
+        return text.removeprefix(self._lead)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each token alone, for display. A token that holds only some bytes of a
@@ -139,12 +192,19 @@ def make_rendering(
     `model.chat_template`, are passed to the template (`enable_thinking: false`).
 
     Raises:
-        SettingsError: one line, for a template that cannot be extended token by token (it rewrites
-            sampled text of old turns, has no single end-of-turn token, fails, ...). Names the
-            rendering that failed and the setting that helps.
+        SettingsError: one line, for a template that can neither be extended token by token nor be
+            rendered anew each turn (it has no single end-of-turn token, marks thoughts by other
+            tags than <think>, fails, ...). Names the rendering that failed and the setting that
+            helps.
     """
     try:
-        return _make_rendering(tokenizer, template_kwargs)
+        try:
+            return _make_rendering(tokenizer, template_kwargs)
+        except RewritesHistory as rewrites:
+            try:
+                return _make_rendering(tokenizer, template_kwargs, rewritten=str(rewrites))
+            except (TemplateError, ValueError) as error:
+                raise ValueError(f"{rewrites}; turn by turn: {error}") from error
     except (TemplateError, ValueError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise SettingsError(
@@ -153,8 +213,13 @@ def make_rendering(
 
 
 def _make_rendering(
-    tokenizer: PreTrainedTokenizerFast, template_kwargs: Mapping[str, object] | None
+    tokenizer: PreTrainedTokenizerFast,
+    template_kwargs: Mapping[str, object] | None,
+    *,
+    rewritten: str = "",
 ) -> Rendering:
+    """The rendering, extended turn by turn or, with the reason `rewritten`, rendered anew each
+    turn. Raises RewritesHistory where only the second can be right."""
     template = Template(tokenizer, template_kwargs)
     markers = private_markers(tokenizer, template)
     folds = not template.has_system()
@@ -167,7 +232,12 @@ def _make_rendering(
         )
         check_same(system_tail, tail, where="the generation prompt after a system text")
     user_later, header = template.turn(user_alone, tail)
-    check_thinking(template, tail)
+    opened = bool(rewritten) and opens_thought(tail)
+    if not rewritten:
+        check_thinking(template, tail)
+        lead = find_lead(tail=tail, header=header)
+    else:
+        lead = CLOSE if opened else ""
     end = _turn_end(user_later.before, markers)
     end_id = markers.encode(markers.hide(end))[0]
     eos_id = tokenizer.eos_token_id
@@ -175,6 +245,7 @@ def _make_rendering(
         stop_ids=(end_id,) if eos_id in (None, end_id) else (end_id, int(eos_id)),
         end_id=end_id,
         folds_system=folds,
+        rewritten=rewritten,
         typeable=_typeable((tail, user_later.before), markers, ends=(end, tokenizer.eos_token)),
         _markers=markers,
         _encode=lru_cache(maxsize=_CACHE_SIZE)(markers.encode),
@@ -183,11 +254,17 @@ def _make_rendering(
         _user_alone=markers.hide_slot(user_alone),
         _user_later=markers.hide_slot(user_later),
         _tail=markers.hide(tail),
-        _lead=find_lead(tail=tail, header=header),
+        _lead=lead,
         _end=markers.hide(end),
+        _header=header,
+        _opened=opened,
+        _shown=lru_cache(maxsize=_CACHE_SIZE)(template.old_answer),
         _num_ids=len(tokenizer),
     )
     _check_first(rendering, template)
+    if rewritten:
+        _check_anew(rendering, template)
+        return rendering
     for system_text in ("", _SYSTEM):
         _check_extends(rendering, template, system=system_text, drops=len(tail) > len(header))
     return rendering
@@ -217,10 +294,14 @@ def _turn_end(after_answer: str, markers: Markers) -> str:
 def _typeable(headers: Sequence[str], markers: Markers, *, ends: Sequence[str | None]) -> str:
     """The first of the texts that open a turn in which no marker stands; "" if there is none.
 
-    The token that ends the turn before does not count as a marker here.
+    The token that ends the turn before does not count as a marker here, unless it opens the next
+    turn alone (GLM).
     """
     for header in headers:
-        if not set(markers.pattern.findall(header)) - set(ends):
+        opening = header
+        for end in ends:
+            opening = opening.replace(end, "") if end else opening
+        if opening.strip() and not markers.pattern.search(opening):
             return header
     return ""
 
@@ -264,6 +345,32 @@ def _check_extends(rendering: Rendering, template: Template, *, system: str, dro
         _check_same_ids(following, expected[-len(following) :], template, where=where)
         text, expected_text = template.decode(ids[start:]), template.decode(expected)
         check_same(text, expected_text[-len(text) :] if drops else expected_text, where=where)
+
+
+def _check_anew(rendering: Rendering, template: Template) -> None:
+    """Raise ValueError unless every prompt of a conversation equals the template's own, id for id,
+    with thoughts in the answers, in some of them, and in none, and unless a thought is dropped."""
+    answers = [_ANSWER.format(number) for number in range(len(_USERS) - 1)]
+    shown = template.old_answer(think(f"{_THOUGHT}\n{CLOSE}{answers[0]}"))
+    if _THOUGHT in shown or not shown.endswith(answers[0]):
+        raise ValueError(
+            "an old answer must lose what stands before </think> and keep the rest, got "
+            f"{shown!r}: games drop private text up to </think>"
+        )
+    for thinks in ((), (0,), tuple(range(len(answers)))):
+        said = [
+            think(f"{_THOUGHT}\n{CLOSE}{answer}") if number in thinks else answer
+            for number, answer in enumerate(answers)
+        ]
+        for system in ("", _SYSTEM):
+            talk = _opening(rendering, system=system, user=_USERS[0])
+            for number, user in enumerate(_USERS[1:]):
+                talk.append({"role": "assistant", "content": said[number]})
+                talk.append({"role": "user", "content": user})
+                users = _USERS[: number + 2]
+                got = rendering.conversation(system, users, said[: number + 1])
+                where = f"a conversation of {len(talk)} messages"
+                _check_same_ids(got, template.ids(talk), template, where=where)
 
 
 def _check_same_ids(

@@ -56,6 +56,10 @@ class Slot:
         return self.before + (content.rstrip() if self.strip_right else content)
 
 
+class RewritesHistory(ValueError):
+    """A template that shows an old answer otherwise than it was sampled."""
+
+
 class Template:
     """A tokenizer's chat template with its arguments bound."""
 
@@ -165,6 +169,29 @@ class Template:
             check_same(answer.before, answers[0].before, where=f"{where}: from user text to answer")
         return users[1], answers[0].before
 
+    def old_answer(self, answer: str) -> str:
+        """An old answer as the template shows it, from the end of the user text before it to the
+        text that ends it.
+
+        Raises ValueError if the template does not show it between two user texts as it shows other
+        answers.
+        """
+        before, after = say("user", 0), say("user", 1)
+        text = self.text([before, {"role": "assistant", "content": answer}, after])
+        end = self._after_answer + after["content"]
+        head, _, rest = text.partition(before["content"])
+        shown, found, _ = rest.rpartition(end)
+        if not head or not found:
+            raise ValueError(f"an old answer must stand between two user texts, got {text!r}")
+        return shown
+
+    @cached_property
+    def _after_answer(self) -> str:
+        """The template text between an answer and the next user text."""
+        talk = [say("user", 0), say("assistant", 0), say("user", 1)]
+        slots, _ = self.slots(talk)
+        return slots[2].before
+
     def has_system(self) -> bool:
         """Whether the template writes a system text before the first user text.
 
@@ -255,7 +282,10 @@ def find_lead(*, tail: str, header: str) -> str:
         return lead
     if not tail.startswith(header):
         where = "the generation prompt does not open an answer as history shows it"
-        check_same(tail, header, where=where)
+        try:
+            check_same(tail, header, where=where)
+        except ValueError as error:
+            raise RewritesHistory(str(error)) from None
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Refuses chat templates that remove the policy's sampled thinking from old turns.
+"""Finds chat templates that remove the policy's sampled thinking from old turns.
 
 The error says how to turn thinking off. Units: text. Must not know: ids, torch, games' rules.
 """
@@ -9,22 +9,34 @@ import re
 
 from jinja2.exceptions import TemplateError
 
-from selfplay.chat.template import SLOT, Template, say
+from selfplay.chat.template import SLOT, RewritesHistory, Template, say
+
+OPEN, CLOSE = "<think>\n", "</think>\n\n"  # around a thought, as templates write one
 
 # Template arguments that turn thinking on and off.
 _SWITCHES = ("enable_thinking", "thinking")
 _TAG = re.compile(r"<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\]")
 
 
+def think(text: str) -> str:
+    """A text that begins with a thought, opened as templates open one."""
+    return OPEN + text.removeprefix("\n")
+
+
+def opens_thought(tail: str) -> bool:
+    """Whether a generation prompt opens a thought and leaves it open."""
+    return tail.rstrip().endswith(OPEN.strip())
+
+
 def check_thinking(template: Template, tail: str) -> None:
-    """Raise ValueError for a template that removes sampled thinking from old turns.
+    """Raise RewritesHistory for a template that removes sampled thinking from old turns.
 
     Accepts it when its generation prompt `tail` closes the thinking block or thinking is off.
     """
     lost = _lost_markup(template)
     if lost is None or "</think>" in tail or _is_off(template):
         return
-    raise ValueError(
+    raise RewritesHistory(
         f"the chat template removes {lost} and the text it marks from old turns, so a later prompt "
         f"would not extend the sampled tokens; {_remedy(template)}"
     )

@@ -1,8 +1,8 @@
 """One seat's exact tokens: ids, loss mask and engine log-probs, one entry for each token.
 
-Units: tokens and nats. Only `observe`, `act`, `fork` and `mark_untrained` write, so the three lists
-always have the same length and a 1 in the mask always means "the policy sampled this token". Must
-not know: torch, text, games' rules.
+Units: tokens and nats. Only `begin`, `observe`, `act`, `fork` and `mark_untrained` write, so the
+three lists always have the same length and a 1 in the mask always means "the policy sampled this
+token". Must not know: torch, text, games' rules.
 """
 
 from __future__ import annotations
@@ -31,20 +31,31 @@ class Span:
 class Transcript:
     """The growing token record of one seat in one game.
 
-    The lists may be read freely and are written through the methods only.
+    The lists may be read freely and are written through the methods only. `starts` are the
+    positions, after 0, where a sequence of its own begins: what stands before is not its context.
     """
 
-    __slots__ = ("ids", "logprobs", "mask", "spans")
+    __slots__ = ("ids", "logprobs", "mask", "spans", "starts")
 
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.mask: list[int] = []
         self.logprobs: list[float] = []
         self.spans: list[Span] = []
+        self.starts: list[int] = []
 
     def __len__(self) -> int:
         """Number of tokens."""
         return len(self.ids)
+
+    def begin(self) -> None:
+        """Let what follows be a sequence of its own, without the tokens so far as context."""
+        if self.ids:
+            self.starts.append(len(self.ids))
+
+    def context(self) -> list[int]:
+        """The ids of the last sequence: what the next sampled token is conditioned on."""
+        return self.ids[self.starts[-1] :] if self.starts else list(self.ids)
 
     def observe(self, ids: Sequence[int]) -> None:
         """Append context that the policy reads but did not sample: mask 0, log-prob 0.0."""
@@ -114,6 +125,7 @@ class Transcript:
         copy.mask = list(self.mask)
         copy.logprobs = list(self.logprobs)
         copy.spans = list(self.spans)
+        copy.starts = list(self.starts)
         return copy
 
     def _check(self) -> None:

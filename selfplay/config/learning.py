@@ -337,7 +337,13 @@ class CriticConfig:
 class OptimConfig:
     """AdamW and its learning-rate schedule."""
 
-    lr: float = key(1e-6, "peak learning rate of self-play", low=0.0, high=10.0)
+    lr: float = key(
+        1e-6,
+        "peak learning rate of self-play; adapters (model.lora) on a pretrained model take about "
+        "ten times the rate of full training, 1e-5 to 5e-5",
+        low=0.0,
+        high=10.0,
+    )
     schedule: str = key(
         "constant",
         "learning-rate schedule after the warm-up",

@@ -82,6 +82,7 @@ def seat_sample(episode: Episode, seat: int) -> Sample:
         mask=transcript.mask,
         old_logprobs=transcript.logprobs,
         advantages=[0.0] * len(transcript),
+        starts=tuple(transcript.starts),
     )
 
 
@@ -125,6 +126,7 @@ def _turn_sample(
         mask=[0] * start + sample.mask[start:end],
         old_logprobs=sample.old_logprobs[:end],
         advantages=sample.advantages[:end],
+        starts=tuple(place for place in sample.starts if place < end),
         rewards=[0.0] * (end - 1) + [value],
         role=role_of(episode, seat),
     )

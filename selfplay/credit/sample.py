@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class Sample:
       one, the partner. Imitation samples have no group, no role and no rewards.
     - `importance` is each token's weight in the loss, which corrects the mismatch of engine and
       trainer log-probs; 0 rejects the token. Empty means weight 1 everywhere.
+    - `starts` are the positions, after 0, where a sequence of its own begins (`Transcript.starts`).
+      The sample is one for credit and loss, and each of its sequences has its own context.
     - `values` are the critic's estimates before each trained token, `returns` their targets. Both
       are empty without a critic.
     """
@@ -38,6 +41,21 @@ class Sample:
     importance: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)
+    starts: tuple[int, ...] = ()
+
+    def sequences(self) -> list[tuple[int, int]]:
+        """The ranges [start, end) of the sequences that have a trained token; the whole sample if
+        it is one sequence."""
+        if not self.starts:
+            return [(0, len(self.ids))]
+        bounds = (0, *self.starts, len(self.ids))
+        ranges = pairwise(bounds)
+        return [(start, end) for start, end in ranges if 1 in self.mask[start:end]]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest sequence."""
+        return max((end - start for start, end in self.sequences()), default=0)
 
     def token_rewards(self) -> list[float]:
         """`rewards` and `move_rewards`, minus each penalty at the last token of its turn."""

@@ -46,6 +46,12 @@ def held_out(
     if path.exists():
         return
     instances = kept_back(HELD_OUT, num=eval_settings.final_games, game=context.game, data=data)
+    if not context.world.rank:
+        print(
+            f"playing {len(instances)} held-out games {stage} self-play, sampled and greedy "
+            "(eval.final_games)",
+            flush=True,
+        )
     rows = {
         name: evaluate(instances, context, temperature=temperature)
         for name, temperature in (("sampled", None), ("greedy", 0.0))

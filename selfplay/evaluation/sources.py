@@ -50,17 +50,13 @@ class Games:
 
 
 def find_config(source: Source, given: Path | None, overrides: Sequence[str]) -> Config:
-    """The settings of --config (`given`) or else of the run, with the policy's folder as the model.
+    """The settings of --config (`given`), else of the run, else the defaults (the full matching
+    game), with the policy's folder as the model.
 
     Raises:
-        SettingsError, ValueError: for settings that cannot be used, or none at all.
+        SettingsError, ValueError: for settings that cannot be used.
     """
     path = given or source.settings
-    if path is None:
-        raise ValueError(
-            f"--config is needed: {source.weights} lies in no run, so nothing says which game to "
-            "play; give a file such as configs/tiny.yaml"
-        )
     policy = (f"model.path={json.dumps(str(source.weights))}", "model.scratch=null")
     return load_config(path, [*ONE_PROCESS, *overrides, *policy])
 
@@ -175,12 +171,13 @@ def usual_partner(game: GameConfig, rollout: RolloutConfig) -> str:
 
 def report_folder(source: Source, games: str, partner: str) -> Path:
     """RUN/eval_NAME, where NAME joins the part of the run (unless it is final/), the games and the
-    partner (unless it is self). Raises ValueError for weights from the hub."""
-    if source.hub is not None:
-        raise ValueError(f"--out is needed: {source.hub} lies on the hub, in no folder to write to")
+    partner (unless it is self). Weights from the hub or a .gguf file have runs/MODEL as RUN."""
     words = ["eval", Path(games).stem]
     if part := part_of_run(source):
         words.insert(1, part)
     if partner != SELF:
         words.append(re.sub(r"[^\w.-]+", "_", partner))
-    return source.home / "_".join(words)
+    home = source.home
+    if source.hub is not None:
+        home = Path("runs") / re.sub(r"[^\w.-]+", "_", source.hub)
+    return home / "_".join(words)

@@ -43,19 +43,22 @@ class MicroBatch:
 
 
 def pack(samples: Sequence[Sample], *, device: torch.device, share: bool = True) -> MicroBatch:
-    """One micro-batch of these samples, back to back.
+    """One micro-batch of these samples, back to back. Each sequence of a sample is packed as if it
+    were a sample of its own; those without a trained token are left out.
 
     With `share`, a prefix that a sample shares with the one before it is computed once. Raises
     ValueError for a sample whose first token is trained.
     """
-    lengths_S = np.array([len(s.ids) for s in samples])
+    parts = [(i, start, end) for i, s in enumerate(samples) for start, end in s.sequences()]
+    sequences = [samples[i].ids[start:end] for i, start, end in parts]
+    lengths_S = np.array([len(ids) for ids in sequences])
     bounds_S1 = _bounds(lengths_S)
-    mask_K = np.frombuffer(b"".join(bytes(s.mask) for s in samples), np.bool_)
+    mask_K = np.frombuffer(b"".join(bytes(samples[i].mask[a:b]) for i, a, b in parts), np.bool_)
     if mask_K[bounds_S1[:-1]].any():
         raise ValueError("a transcript's first token cannot be trained: nothing predicts it")
     targets_at_M = mask_K.nonzero()[0]
     # Several times as fast as `torch.tensor` on a list.
-    ids_K = np.fromiter(chain.from_iterable(s.ids for s in samples), np.int64, len(mask_K))
+    ids_K = np.fromiter(chain.from_iterable(sequences), np.int64, len(mask_K))
     positions_K = np.arange(len(ids_K)) - np.repeat(bounds_S1[:-1], lengths_S)
 
     def at_targets(rows: Sequence[Sequence[float]], *, absent: float = 0.0) -> Tensor:
@@ -70,7 +73,7 @@ def pack(samples: Sequence[Sample], *, device: torch.device, share: bool = True)
     def on_device(values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(device)
 
-    sharing = layout([s.ids for s in samples]) if share else None
+    sharing = layout(sequences) if share else None
     if sharing is None:
         row = PackedRow(
             on_device(ids_K),
@@ -100,7 +103,7 @@ def pack(samples: Sequence[Sample], *, device: torch.device, share: bool = True)
         importance_M=at_targets([s.importance for s in samples], absent=1.0),
         values_M=at_targets([s.values for s in samples]),
         returns_M=at_targets([s.returns for s in samples]),
-        sample_M=on_device(np.repeat(np.arange(len(samples)), lengths_S)[targets_at_M]),
+        sample_M=on_device(np.repeat(np.array([i for i, _, _ in parts]), lengths_S)[targets_at_M]),
         names=tuple(s.name for s in samples),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import shutil
 import socket
 import subprocess
 import time
@@ -30,6 +31,15 @@ _MAY_CHANGE = (
     ),
     "warm_start.save_every",
 )
+# They decide where memory is, not what is computed: they may change until a step has been saved.
+_MEMORY = (
+    *("engine.mem_fraction", "engine.max_cache_tokens", "engine.max_batch"),
+    *("optim.tokens_per_microbatch", "parallel.checkpointing"),
+    *("parallel.offload_optimizer", "parallel.offload_parameters", "parallel.offload_reference"),
+)
+# What a start makes before anything is trained, and what tells that something was.
+_PREPARED = ("tokenizer", "random_start")
+_TRAINED = ("warm_start", "warm_start_progress", "held_out_before.json", "checkpoints")
 IMITATED_BOARDS = "imitated_boards.json"  # digests of the recorded boards that were imitated
 _PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pyarrow"),
@@ -70,14 +80,19 @@ def hold_run(folder: Path) -> TextIO:
 def open_run(folder: Path, config: Config) -> None:
     """Create the run's folder, or open an existing run to resume it. Only rank 0 calls this.
 
-    Writes `config.yaml`, which loads back to an equal `config`, and appends to `code.txt`. Raises
+    Writes `config.yaml`, which loads back to an equal `config`, and appends to `code.txt`. A start
+    that failed before anything was trained leaves no run: other settings begin anew. Raises
     SettingsError if the folder holds a run with other settings.
     """
     saved = folder / "config.yaml"
     if saved.exists():
         changed = difference(load(Config, saved), config)
-        refused = [line for line in changed if not _may_change(line.split(":")[0])]
-        if refused:
+        stepped = any((folder / "checkpoints").glob("step_*"))
+        refused = [line for line in changed if not _may_change(line.split(":")[0], stepped=stepped)]
+        if refused and not any((folder / name).exists() for name in _TRAINED):
+            for name in _PREPARED:
+                shutil.rmtree(folder / name, ignore_errors=True)
+        elif refused:
             raise SettingsError(
                 f"{folder} holds a run with other settings (saved -> given): {'; '.join(refused)}; "
                 "give the saved ones, or another folder with out=FOLDER"
@@ -88,7 +103,9 @@ def open_run(folder: Path, config: Config) -> None:
         file.write(_describe_code() + "\n")
 
 
-def _may_change(key: str) -> bool:
+def _may_change(key: str, *, stepped: bool) -> bool:
+    if key in _MEMORY and not stepped:
+        return True
     return key in _MAY_CHANGE or key.split(".")[0] in _MAY_CHANGE
 
 

@@ -28,7 +28,8 @@ class Source:
     weights: Path
     home: Path
     settings: Path | None
-    hub: str | None = None  # the name on the hub; `home` is then a cache, not a place for reports
+    # The name on the hub or of a .gguf file; `home` is then a cache, not a place for reports.
+    hub: str | None = None
 
 
 def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
@@ -41,14 +42,14 @@ def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
     """
     name = str(checkpoint)
     if checkpoint.suffix == ".gguf" and checkpoint.is_file():
-        return Source(local_folder(name, what=what), checkpoint.parent, None)
+        return Source(local_folder(name, what=what), checkpoint.parent, None, hub=checkpoint.stem)
     if not checkpoint.is_dir() and is_hub_name(name):
         downloaded = local_folder(name, what=what)
         check_weights(downloaded, what=what)
         return Source(downloaded, downloaded, _published(downloaded), hub=name)
     if not checkpoint.is_dir():
         raise ValueError(
-            f"{what} must be a run folder, a Hugging Face folder, a .gguf file or a name, got "
+            f"{what} must be a run folder or a Hugging Face folder, a .gguf file or a name, got "
             f"{checkpoint}"
             + nearest(checkpoint.name, neighbours(checkpoint, lambda path: path.is_dir()))
         )

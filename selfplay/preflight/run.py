@@ -65,10 +65,14 @@ def refused(program: str, error: Exception, *, status: int = 2) -> int:
     return status
 
 
-def check_run(config: Config) -> None:
-    """Raise SettingsError if this machine, the model or the run folder cannot serve `train.py`."""
-    check_folder(Path(config.out), what="out")
-    check_machine(config.device, config.engine)
+def check_run(config: Config, *, here: bool = True) -> None:
+    """Raise SettingsError if this machine, the model or the run folder cannot serve `train.py`.
+
+    Without `here` the run is meant for another machine.
+    """
+    if here:
+        check_folder(Path(config.out), what="out")
+        check_machine(config.device, config.engine)
     check_tracker(config.track)
     for spec, _ in parse_shares(config.rollout.partners):
         check_endpoint(spec, config.endpoint, what="rollout.partners")
@@ -143,7 +147,7 @@ def read_rendering(model: ModelConfig, game: GameConfig, *, seed: int) -> Render
     """
     try:
         tokenizer = _tokenizer(model, game, seed=seed)
-        return make_rendering(tokenizer, template_kwargs=model.chat_template)
+        rendering = make_rendering(tokenizer, template_kwargs=model.chat_template)
     except SettingsError:
         raise
     except (ValueError, TypeError, TemplateError) as error:
@@ -151,6 +155,12 @@ def read_rendering(model: ModelConfig, game: GameConfig, *, seed: int) -> Render
             f"the chat template of {model.path or 'model.scratch'} with "
             f"model.chat_template {model.chat_template} cannot be used: {error}"
         ) from error
+    if rendering.rewritten and not game.private_reasoning:
+        raise SettingsError(
+            f"game.private_reasoning must be true with this chat template, or its moves would "
+            f"begin with a thought: {rendering.rewritten}"
+        )
+    return rendering
 
 
 def _tokenizer(model: ModelConfig, game: GameConfig, *, seed: int) -> PreTrainedTokenizerBase:

@@ -75,22 +75,24 @@ class PolicyPlayer:
         max_game_tokens: int,
         speaker: str = "",
     ) -> None:
-        self.transcript = Transcript()
+        self._talk = _Talk(rendering)
+        self.transcript = self._talk.transcript
         self._speaker = speaker
         self._rendering = rendering
         self._seed_names = seed_names
         self._max_new_tokens, self._max_game_tokens = max_new_tokens, max_game_tokens
 
     def move(self, game: Game, seat: int, observation: str) -> Moving:
-        _observe(self.transcript, self._rendering, game, seat, observation)
-        room = min(self._max_new_tokens, self._max_game_tokens - len(self.transcript.ids))
+        self._talk.read(game, seat, observation)
+        prompt_ids = tuple(self.transcript.context())
+        room = min(self._max_new_tokens, self._max_game_tokens - len(prompt_ids))
         if room < 1:
             return None
         turn = len(self.transcript.spans)
         seed = named_seed(*self._seed_names, seat, turn)
         # The prompt is a copy: the transcript grows later, the request must not.
         completion = yield Request(
-            prompt_ids=tuple(self.transcript.ids),
+            prompt_ids=prompt_ids,
             max_new_tokens=room,
             seed=seed,
             speaker=self._speaker,
@@ -101,8 +103,10 @@ class PolicyPlayer:
             version=completion.version,
             finish=completion.finish,
         )
+        text = self._rendering.decode(completion.ids)
+        self._talk.said(text)
         return Move(
-            text=self._rendering.decode(completion.ids),
+            text=text,
             complete=completion.finish == "stop",
             num_tokens=len(completion.ids),
         )
@@ -113,7 +117,8 @@ class PolicyPlayer:
 
     def fork(self, *names: object) -> PolicyPlayer:
         twin = copy.copy(self)
-        twin.transcript = self.transcript.fork()
+        twin._talk = self._talk.fork()
+        twin.transcript = twin._talk.transcript
         twin._seed_names = (*self._seed_names, *names)
         return twin
 
@@ -161,11 +166,12 @@ class Teacher:
     """A scripted player that writes its moves into a transcript as if a policy had sampled them."""
 
     def __init__(self, script: Script, rendering: Rendering, *, name: str) -> None:
-        self.name, self.transcript = name, Transcript()
+        self._talk = _Talk(rendering)
+        self.name, self.transcript = name, self._talk.transcript
         self._script, self._rendering = script, rendering
 
     def move(self, game: Game, seat: int, observation: str) -> Moving:
-        _observe(self.transcript, self._rendering, game, seat, observation)
+        self._talk.read(game, seat, observation)
         lesson = self._script.lesson(game.view(seat))
         ids = self._rendering.action_ids(lesson.text)
         self.transcript.act(
@@ -177,6 +183,7 @@ class Teacher:
                 self._rendering.token_ranges(lesson.text, lesson.detours) if lesson.detours else ()
             ),
         )
+        self._talk.said(lesson.text)
         return Move(text=lesson.text, complete=True, num_tokens=len(ids))
         yield  # makes this a generator, though it never requests a completion
 
@@ -186,28 +193,53 @@ class Teacher:
 
     def fork(self, *names: object) -> Teacher:
         twin = copy.copy(self)
-        twin.transcript = self.transcript.fork()
+        twin._talk = self._talk.fork()
+        twin.transcript = twin._talk.transcript
         twin._script = self._script.reseeded(named_seed(self._script.seed, *names))
         return twin
 
 
-def _observe(
-    transcript: Transcript, rendering: Rendering, game: Game, seat: int, observation: str
-) -> None:
-    """Append what the seat reads before its next turn: the opening prompt, or what happened since
-    its last turn."""
-    if transcript.ids:
-        last = transcript.spans[-1]
-        closed = rendering.ends_turn(transcript.ids[last.start : last.end])
-        transcript.observe(rendering.following(observation, closed=closed))
-    else:
-        transcript.observe(opening_ids(rendering, game.prompt(seat), observation))
+class _Talk:
+    """What a seat has read and said, as its exact tokens.
+
+    Where the chat template rewrites old turns, each turn is a sequence of its own in the
+    transcript, whose prompt is the template's rendering of the conversation so far.
+    """
+
+    def __init__(self, rendering: Rendering) -> None:
+        self.transcript, self._rendering = Transcript(), rendering
+        self._system, self._users, self._answers = "", list[str](), list[str]()
+
+    def read(self, game: Game, seat: int, observation: str) -> None:
+        """Append what the seat reads before its next turn: the opening prompt, or what happened
+        since its last turn."""
+        transcript, rendering = self.transcript, self._rendering
+        if not transcript.ids:
+            prompt = game.prompt(seat)
+            self._system = prompt.system
+            self._users, self._answers = prompt.read(observation)
+            transcript.observe(opening_ids(rendering, prompt, observation))
+        elif rendering.rewritten:
+            self._users.append(observation)
+            transcript.begin()
+            transcript.observe(rendering.conversation(self._system, self._users, self._answers))
+        else:
+            last = transcript.spans[-1]
+            closed = rendering.ends_turn(transcript.ids[last.start : last.end])
+            transcript.observe(rendering.following(observation, closed=closed))
+
+    def said(self, text: str) -> None:
+        """Keep the turn just sampled as text, for templates that render it anew."""
+        self._answers.append(text)
+
+    def fork(self) -> _Talk:
+        """An independent copy."""
+        twin = copy.copy(self)
+        twin.transcript = self.transcript.fork()
+        twin._users, twin._answers = list(self._users), list(self._answers)
+        return twin
 
 
 def opening_ids(rendering: Rendering, prompt: Prompt, observation: str = "") -> list[int]:
     """The ids of a seat's first prompt of a game, demonstration games included."""
-    (first, *later), moves = prompt.read(observation)
-    ids = rendering.first(system=prompt.system, user=first)
-    for move, user in zip(moves, later, strict=True):
-        ids += rendering.action_ids(move) + rendering.following(user, closed=True)
-    return ids
+    return rendering.conversation(prompt.system, *prompt.read(observation))

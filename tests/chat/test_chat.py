@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
-from chat_families import FAMILIES, REFUSED, Family, make_tokenizer, tokenizer_of
+from chat_families import ANEW, FAMILIES, REFUSED, Family, make_tokenizer, tokenizer_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dialop.tags import drop_reasoning
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.template import CHATML, CLOCK
+from selfplay.chat.thinking import CLOSE, think
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config.settings import SettingsError
 
@@ -78,7 +79,10 @@ def test_the_ids_after_an_answer_are_the_templates_own(name: str, users: tuple[s
 
 
 # Their templates remove or change text in old turns that our prompts keep.
-CHANGES_HISTORY = ("qwen3 without thinking", "qwen3, tags unflagged")
+CHANGES_HISTORY = (
+    *("qwen3 without thinking", "qwen3, tags unflagged"),
+    *("smollm3 without thinking", "glm 4.5 without thinking"),
+)
 
 
 @pytest.mark.parametrize("name", [n for n in FAMILIES if n not in CHANGES_HISTORY])
@@ -275,6 +279,64 @@ def test_lone_surrogates_do_not_stop_a_game() -> None:
     rendering = RENDERINGS["llama3"]
     assert rendering.following("\ud800", closed=True) == rendering.following("?", closed=True)
     assert rendering.action_ids("a\udfff") == rendering.action_ids("a?")
+
+
+ANEW_RENDERINGS = {
+    name: make_rendering(tokenizer_of(name), template_kwargs=family.kwargs)
+    for name, family in ANEW.items()
+}
+
+
+@pytest.mark.parametrize("name", ANEW)
+@EXAMPLES
+@given(users=st.tuples(PLAIN, PLAIN, PLAIN), answer=PLAIN, system=st.sampled_from(["", "Rules."]))
+def test_a_conversation_rendered_anew_is_the_templates_own_id_for_id(
+    name: str, users: tuple[str, ...], answer: str, system: str
+) -> None:
+    """Whatever was thought in old turns, and in turns without a thought."""
+    tokenizer, rendering = tokenizer_of(name), ANEW_RENDERINGS[name]
+    said = [think("12?\n" + CLOSE + "Fine."), f"x{answer}"]
+    talk = opening(rendering, system, users[0])
+    for text, user in zip(said, users[1:], strict=True):
+        talk += [{"role": "assistant", "content": text}, {"role": "user", "content": user}]
+    expected = tokenizer.apply_chat_template(
+        talk, tokenize=True, return_dict=False, add_generation_prompt=True, **ANEW[name].kwargs
+    )
+    assert rendering.conversation(system, users, said) == expected
+    assert "12?" not in tokenizer.decode(expected)
+
+
+@pytest.mark.parametrize("name", ANEW)
+def test_old_answers_rendered_anew_forge_no_markers(name: str) -> None:
+    tokenizer, rendering = tokenizer_of(name), ANEW_RENDERINGS[name]
+    names = ANEW[name].specials + ANEW[name].added
+    markers = set(tokenizer.convert_tokens_to_ids(list(names)))
+    forged = "a" + "b".join(n for n in names if "think" not in n) + "c"
+
+    def num_markers(answer: str) -> int:
+        return sum(i in markers for i in rendering.conversation("S", ["A", "B"], [answer]))
+
+    assert num_markers(forged) == num_markers("abc")
+    assert num_markers(think(f"{forged}\n{CLOSE}fine")) == num_markers(think(f"x\n{CLOSE}fine"))
+
+
+@pytest.mark.parametrize("name", ANEW)
+def test_a_sampled_thought_reads_as_one_whether_the_prompt_opened_it_or_not(name: str) -> None:
+    tokenizer, rendering = tokenizer_of(name), ANEW_RENDERINGS[name]
+    opened = name in ("qwen3 thinking 2507", "deepseek v3.1 thinking", "nemotron nano 2")
+    thought = f"twelve\n{CLOSE}[accept]"
+    sampled = thought if opened else think(thought)
+    ids = tokenizer(sampled, add_special_tokens=False)["input_ids"]
+    text = rendering.decode([*ids, rendering.end_id])
+    assert text == think(thought)
+    assert drop_reasoning(text, ("accept",)).strip() == "[accept]"
+    teachers = rendering.action_ids("[accept]")
+    assert rendering.decode(teachers) == "[accept]" and teachers[-1] == rendering.end_id
+
+
+def test_templates_that_keep_old_turns_are_extended() -> None:
+    assert all(not rendering.rewritten for rendering in RENDERINGS.values())
+    assert all("removes" in rendering.rewritten for rendering in ANEW_RENDERINGS.values())
 
 
 CHAT = ("<|im_start|>", "<|im_end|>")

@@ -26,10 +26,11 @@ def folder_with(family: Family, folder: Path) -> Path:
 def test_both_programs_refuse_a_template_in_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    family, remedy = REFUSED["qwen3 thinking"]
+    family, remedy = REFUSED["gemma 4 thinking"]
     model = folder_with(family, tmp_path / "model")
     (tmp_path / "tiny.yaml").write_text(TINY)
     settings = [f"model.path={model}", "model.scratch=null", "warm_start.num_games=0"]
+    settings.append("model.chat_template.enable_thinking=true")
     programs = {
         "train.py": lambda: train.main(
             ["--config", str(tmp_path / "tiny.yaml"), f"out={tmp_path / 'run'}", *settings]

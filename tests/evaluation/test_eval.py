@@ -28,7 +28,7 @@ from selfplay.evaluation.held_out import EvaluationContext, held_out
 from selfplay.evaluation.report import Page, fenced, markdown, rows_json, table_text
 from selfplay.evaluation.sources import find_config, find_games, report_folder
 from selfplay.model.policy import export, scratch_model
-from selfplay.partners.checkpoints import find_source
+from selfplay.partners.checkpoints import Source, find_source
 from selfplay.setup import make_learner, make_tokenizer
 from selfplay.warm_start import scratch_tokenizer
 
@@ -243,10 +243,20 @@ def test_an_evaluation_ignores_the_number_of_ranks_in_training(run: Path) -> Non
     assert settings.model.path == str(folder / "final")
 
 
+def test_a_model_outside_a_run_is_a_baseline_of_the_full_game(tmp_path: Path) -> None:
+    """`eval.py --checkpoint ORG/NAME --games generated` needs neither settings nor a folder."""
+    source = Source(tmp_path, tmp_path, None, hub="Qwen/Qwen2.5-0.5B-Instruct")
+    config = find_config(source, None, ["rollout.max_turns=9"])
+    assert (config.game.name, config.game.size, config.game.brief) == ("matching", 8, False)
+    assert (config.model.path, config.rollout.max_turns) == (str(tmp_path), 9)
+    folder = report_folder(source, "generated", "self")
+    assert folder == Path("runs/Qwen_Qwen2.5-0.5B-Instruct/eval_generated")
+
+
 # --- what is refused ----------------------------------------------------------------------------
 
 BAD = {
-    "--checkpoint /nowhere/tiny": "--checkpoint must be a run folder, a Hugging Face folder",
+    "--checkpoint /nowhere/tiny": "--checkpoint must be a run folder or a Hugging Face folder",
     "--checkpoint {run}x": "nearest is tiny",
     "--checkpoint {run}/..": "holds neither a run (config.yaml) nor a Hugging Face model",
     "--games generatd": "nearest is generated",

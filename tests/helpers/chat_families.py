@@ -44,6 +44,7 @@ _GEMMA4 = ("<bos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>
 _GRANITE = ("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>")
 _DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>")
 _THINK = ("<think>", "</think>")
+_GLM = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|endoftext|>")
 
 FAMILIES = {
     "qwen2.5": Family("qwen25", _CHATML),
@@ -71,22 +72,33 @@ FAMILIES = {
     "llama3.2 today": Family("llama32", _LLAMA, bos=_LLAMA[0], eos=_LLAMA[3]),
     "zephyr": Family("zephyr", ("<s>", "</s>"), bos="<s>", eos="</s>"),
     "olmo 2": Family("olmo2", ("<|endoftext|>",), bos="<|endoftext|>", eos="<|endoftext|>"),
+    "smollm3 without thinking": Family("smollm3", _CHATML, kwargs={"enable_thinking": False}),
+    "smollm3 thinking": Family("smollm3", _CHATML, added=_THINK),
+    "glm 4.5 without thinking": Family(
+        "glm45", _GLM, eos="<|endoftext|>", kwargs={"enable_thinking": False}
+    ),
     "mistral, word marks, merges spell its tokens": Family(
         "mistral", ("<s>", "</s>"), "<s>", "</s>", word_marks=True, spelt=True
     ),
 }
+# Their templates rewrite old turns, so each turn is rendered anew. With thinking off, if their
+# template can turn it off, they are extended as the families above.
+ANEW = {
+    "qwen3 thinking": Family("qwen3", _CHATML),
+    "qwen3 thinking, tags unflagged": Family("qwen3", _CHATML, added=_THINK),
+    "qwen3 thinking 2507": Family("qwen3_2507", _CHATML, added=_THINK),
+    "deepseek v3.1 thinking": Family(
+        "deepseek31", _DEEPSEEK, *_DEEPSEEK, kwargs={"thinking": True}, added=_THINK
+    ),
+    "nemotron nano 2": Family("nemotron", _CHATML, added=_THINK),
+    "glm 4.5 thinking": Family("glm45", _GLM, eos=_GLM[5], added=_THINK),
+}
 # Families that are refused, each with a word that its refusal must name.
 REFUSED = {
-    "qwen3 thinking": (Family("qwen3", _CHATML), "enable_thinking: false"),
-    "deepseek v3.1 thinking": (
-        Family("deepseek31", _DEEPSEEK, *_DEEPSEEK, kwargs={"thinking": True}),
-        "thinking: false",
-    ),
     "gemma 4 thinking": (
         Family("gemma4", _GEMMA4, "<bos>", "<turn|>", kwargs={"enable_thinking": True}),
         "enable_thinking: false",
     ),
-    "nemotron nano 2": (Family("nemotron", _CHATML, added=_THINK), "/no_think"),
     "llama 2": (Family("llama2", ("<s>", "</s>"), "<s>", "</s>"), "'</s>'"),
     "gpt-oss": (
         Family("gpt_oss", ("<|start|>", "<|end|>", "<|message|>", "<|channel|>")),
@@ -98,7 +110,7 @@ REFUSED = {
 @cache
 def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
     """The family's tokenizer, trained in a blink. Read it, do not change it."""
-    return make_tokenizer(FAMILIES[name])
+    return make_tokenizer((FAMILIES | ANEW)[name])
 
 
 def make_tokenizer(family: Family) -> PreTrainedTokenizerFast:

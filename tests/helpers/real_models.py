@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -23,3 +26,32 @@ def smollm2() -> Path:
         if place.is_file():
             return place
     pytest.skip(f"no {NAME} at {places[0]}: `make smollm2` fetches it")
+
+
+def two_steps(folder: Path, *overrides: str) -> list[str]:
+    """Words for train.py: SmolLM2 imitates four games in words, then takes two steps of self-play.
+
+    With error_credit turn a refused move has a gradient even if all games of a group fail.
+    """
+    root = Path(__file__).resolve().parents[2]
+    return [
+        *("--config", str(root / "configs" / "smollm2_tiny.yaml"), f"out={folder}"),
+        *(f"model.path={smollm2()}", "steps=2", "device=cpu", "algorithm.error_credit=turn"),
+        *("warm_start={num_games: 4, batch_size: 4, warmup_steps: 0}", "eval.final_games=2"),
+        *("rollout={instances: 1, group_size: 2, max_turns: 3, max_new_tokens: 16}", *overrides),
+    ]
+
+
+def check_two_steps(folder: Path) -> None:
+    """Both steps trained, engine and trainer agreed on every token, and weights moved."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    for line in lines:
+        assert line["num_trained_tokens"] > 0 and line["grad_norm"] > 0
+        assert line["mismatch_max"] < 1e-3
+    first, last = (
+        load_file(folder / name / "model.safetensors") for name in ("warm_start", "final")
+    )
+    assert first.keys() == last.keys()
+    moved = [name for name in first if not torch.equal(first[name], last[name])]
+    assert len(moved) > len(first) / 2

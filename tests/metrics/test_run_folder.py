@@ -33,9 +33,33 @@ def test_a_resumed_run_may_be_longer_but_not_have_other_settings(tmp_path: Path)
     open_run(tmp_path, load(Config, None, SCRATCH))
     open_run(tmp_path, load(Config, None, [*SCRATCH, "steps=999"]))
     assert load(Config, tmp_path / "config.yaml").steps == 999
+    (tmp_path / "held_out_before.json").write_text("{}")
     with pytest.raises(SettingsError, match=r"rollout\.group_size: 8 -> 4"):
         open_run(tmp_path, load(Config, None, [*SCRATCH, "rollout.group_size=4", "steps=5"]))
     assert load(Config, tmp_path / "config.yaml").steps == 999
+
+
+def test_a_start_that_trained_nothing_leaves_no_run_to_agree_with(tmp_path: Path) -> None:
+    """Out of memory at the first start: any setting may change, and what was prepared for the old
+    ones is made again."""
+    open_run(tmp_path, load(Config, None, SCRATCH))
+    (tmp_path / "tokenizer").mkdir()
+    open_run(tmp_path, load(Config, None, [*SCRATCH, "rollout.group_size=4"]))
+    assert load(Config, tmp_path / "config.yaml").rollout.group_size == 4
+    assert not (tmp_path / "tokenizer").exists()
+
+
+def test_memory_settings_may_change_until_a_step_is_saved(tmp_path: Path) -> None:
+    open_run(tmp_path, load(Config, None, SCRATCH))
+    (tmp_path / "warm_start").mkdir()
+    smaller = [*SCRATCH, "engine.mem_fraction=0.3", "optim.tokens_per_microbatch=4096"]
+    open_run(tmp_path, load(Config, None, smaller))
+    assert load(Config, tmp_path / "config.yaml").engine.mem_fraction == 0.3
+    with pytest.raises(SettingsError, match=r"optim\.lr"):
+        open_run(tmp_path, load(Config, None, [*smaller, "optim.lr=1"]))
+    (tmp_path / "checkpoints" / "step_000002").mkdir(parents=True)
+    with pytest.raises(SettingsError, match=r"engine\.mem_fraction: 0\.3 -> 0\.2"):
+        open_run(tmp_path, load(Config, None, [*smaller, "engine.mem_fraction=0.2"]))
 
 
 def test_a_folder_is_locked_until_the_file_is_closed(tmp_path: Path) -> None:

@@ -461,10 +461,11 @@ def test_eval_takes_a_model_by_its_name_on_the_hub(
     monkeypatch.chdir(tmp_path)
     words = ["--checkpoint", "org/name", "--games", "generated", "--num", "2"]
     words += ["--config", str(run / "given.yaml")]
-    assert evaluation.main(words) == 2, "without --out reports would go into the cache"
-    assert evaluation.main([*words, "--out", "report"]) == 0
-    page = json.loads((tmp_path / "report" / "evaluation.json").read_text())
-    assert page["checkpoint"] == "org/name"
+    cached = sorted(cache.rglob("*"))
+    assert evaluation.main(words) == 0
+    report = tmp_path / "runs" / "org_name" / "eval_generated"
+    assert json.loads((report / "evaluation.json").read_text())["checkpoint"] == "org/name"
+    assert sorted(cache.rglob("*")) == cached, "no report goes into the cache"
 
 
 def test_configs_that_help_texts_name_exist() -> None:

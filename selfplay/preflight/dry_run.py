@@ -1,0 +1,126 @@
+"""`train.py --dry-run`: the resolved settings, the first prompt and memory by phase, without a run.
+
+Reads the model's config and tokenizer, never its weights. Writes no files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, PretrainedConfig
+
+from selfplay.chat.rendering import Rendering
+from selfplay.config import Config, LoraConfig
+from selfplay.config.settings import SettingsError, dump
+from selfplay.data.instances import HELD_OUT, kept_back
+from selfplay.games import kit_of
+from selfplay.model.hub import local_folder
+from selfplay.model.policy import described_in, empty_model
+from selfplay.model.scratch import scratch_config
+from selfplay.preflight.memory import Shape, estimate, gpu_gib, remedy, shape_of, why_not
+from selfplay.preflight.run import read_rendering
+from selfplay.rollout.players import opening_ids
+
+_MOST_RANKS = 8  # GPUs of one host
+
+
+def dry_run(config: Config, *, gpu_gb: float | None) -> None:
+    """Print what a run with these settings would be. `gpu_gb` is the size that a GPU is sold with;
+    None takes the GPU of this machine, if there is one.
+
+    Raises SettingsError, with the settings that would make it fit, if the run does not fit.
+    """
+    print(dump(config))
+    rendering = read_rendering(config.model, config.game, seed=config.seed)
+    print(first_prompt(config, rendering))
+    described = _described(config)
+    shape = model_shape(config, described)
+    ranks = config.parallel.tp * (config.parallel.fsdp or 1)
+    of_them = "" if shape.trained == shape.parameters else f", {shape.trained:,} of them trained"
+    print(f"{described.model_type}: {shape.parameters:,} weights{of_them}, {ranks} GPU(s)")
+    total = _gib(gpu_gb)
+    if total is None:
+        print("no GPU here: give --gpu GB for its memory, as in --gpu 80")
+        return
+    liger = config.model.liger
+    print(estimate(config, shape, ranks=ranks, total=total, liger=liger).table())
+    why = why_not(config, shape, ranks=ranks, total=total, liger=liger)
+    if why is not None:
+        raise SettingsError(f"{why}; {_advice(config, described, total=total, ranks=ranks)}")
+    print("it fits")
+
+
+def first_prompt(config: Config, rendering: Rendering) -> str:
+    """The text and the number of tokens of the first held-out game's first prompt, then its ids."""
+    (instance,) = kept_back(HELD_OUT, num=1, game=config.game, data=config.data)
+    game = kit_of(config.game).new_game(instance, config.game)
+    seat = game.seat_to_move
+    assert seat is not None
+    ids = opening_ids(rendering, game.prompt(seat))
+    return (
+        f"first prompt, {len(ids)} tokens (seat {seat} of instance {instance.key}):\n"
+        f"{rendering.spelt(ids)}\ntokens: {' '.join(map(str, ids))}"
+    )
+
+
+def model_shape(config: Config, described: PretrainedConfig) -> Shape:
+    """The shape of the model; with adapters only they are trained."""
+    skeleton = empty_model(described, dtype=torch.float32)
+    parameters = sum(parameter.numel() for parameter in skeleton.parameters())
+    trained, lora = parameters, config.model.lora
+    if lora is not None:
+        trained = sum(
+            lora.rank * (module.in_features + module.out_features)
+            for name, module in skeleton.named_modules()
+            if isinstance(module, torch.nn.Linear) and name.rpartition(".")[2] in lora.targets
+        )
+        parameters += trained
+    return shape_of(described.get_text_config(), parameters=parameters, trained=trained)
+
+
+def _described(config: Config) -> PretrainedConfig:
+    if config.model.path is None:
+        assert config.model.scratch is not None
+        return scratch_config(config.model.scratch, vocab_size=config.model.scratch.vocab_size)
+    folder: Path = local_folder(config.model.path)
+    return AutoConfig.from_pretrained(described_in(folder))
+
+
+def _gib(gpu_gb: float | None) -> float | None:
+    """The memory of one GPU in GiB; None without a GPU."""
+    if gpu_gb is not None:
+        return gpu_gib(gpu_gb)
+    if not torch.cuda.is_available():
+        return None
+    return torch.cuda.get_device_properties(0).total_memory / 2**30
+
+
+def _advice(config: Config, described: PretrainedConfig, *, total: float, ranks: int) -> str:
+    """What would make the run fit: overrides, more GPUs, adapters."""
+    shape, liger = model_shape(config, described), config.model.liger
+    words = remedy(config, shape, ranks=ranks, total=total, liger=liger)
+    if words:
+        return f"it fits with {' '.join(words)}"
+    choices = []
+    more = ranks * 2
+    while more <= _MOST_RANKS:
+        fsdp = replace(config, parallel=replace(config.parallel, fsdp=more // config.parallel.tp))
+        words = remedy(fsdp, shape, ranks=more, total=total, liger=liger)
+        if words or why_not(fsdp, shape, ranks=more, total=total, liger=liger) is None:
+            choices.append(f"{more} such GPUs{' and ' if words else ''}{' '.join(words)}")
+            break
+        more *= 2
+    if config.model.lora is None:
+        adapted = replace(
+            config,
+            model=replace(config.model, lora=LoraConfig()),
+            optim=replace(config.optim, master_dtype="bfloat16"),
+        )
+        small = model_shape(adapted, described)
+        words = remedy(adapted, small, ranks=ranks, total=total, liger=liger)
+        if words or why_not(adapted, small, ranks=ranks, total=total, liger=liger) is None:
+            words = ["model.lora.rank=16", "optim.master_dtype=bfloat16", *words]
+            choices.append(f"adapters: {' '.join(words)}")
+    return f"it fits with {', or with '.join(choices)}" if choices else "use a smaller model"

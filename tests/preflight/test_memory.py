@@ -1,0 +1,152 @@
+"""Memory by phase: near what was measured, refused where it cannot fit, with settings that fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_run import TINY, tiny_model
+
+import train
+from bench.shapes import SHAPES, qwen2_config
+from selfplay.chat.rendering import make_rendering
+from selfplay.config import Config, load_config
+from selfplay.preflight.dry_run import model_shape
+from selfplay.preflight.memory import (
+    Shape,
+    cache_tokens,
+    estimate,
+    gpu_gib,
+    remedy,
+    why_not,
+)
+from selfplay.warm_start import scratch_tokenizer
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+H100, H200 = gpu_gib(80), gpu_gib(141)
+
+
+def shape_of_qwen(size: str, config: Config) -> Shape:
+    return model_shape(config, qwen2_config(size))
+
+
+# GiB of a pass of so many tokens before there are moments, measured on one H200 (docs/gpu.md).
+MEASURED = [
+    ("0.5B", 16_384, "none", True, 19.0),
+    ("0.5B", 32_768, "none", True, 34.0),
+    ("0.5B", 32_768, "none", False, 46.5),
+    ("7B", 16_384, "none", True, 113.1),
+    ("7B", 16_384, "full", True, 65.1),
+]
+
+
+@pytest.mark.parametrize(("size", "tokens", "checkpointing", "liger", "gib"), MEASURED)
+def test_a_pass_is_estimated_near_what_was_measured(
+    size: str, tokens: int, checkpointing: str, liger: bool, gib: float
+) -> None:
+    config = load_config(
+        None,
+        [
+            *("model.path=x", "model.dtype=bfloat16", f"optim.tokens_per_microbatch={tokens}"),
+            f"parallel.checkpointing={checkpointing}",
+        ],
+    )
+    shape = shape_of_qwen(size, config)
+    update = estimate(config, shape, ranks=1, total=H200, liger=liger).phases["update"]
+    passed = sum(update[part] for part in ("weights", "gradients", "activations", "logits"))
+    assert 0.95 * gib < passed < 1.2 * gib
+
+
+FITTING = [
+    ("qwen2.5_0.5b", "0.5B", 1, H100),
+    ("qwen2.5_1.5b", "1.5B", 1, H100),
+    ("qwen2.5_7b_lora", "7B", 1, H100),
+    ("qwen2.5_7b_1gpu", "7B", 1, H200),
+    ("qwen2.5_7b", "7B", 2, H200),
+    ("qwen2.5_7b", "7B", 8, H200),
+]
+
+
+@pytest.mark.parametrize(("name", "size", "ranks", "total"), FITTING)
+def test_shipped_configs_fit_where_they_say(name: str, size: str, ranks: int, total: float) -> None:
+    config = load_config(CONFIGS / f"{name}.yaml")
+    shape = shape_of_qwen(size, config)
+    assert why_not(config, shape, ranks=ranks, total=total, liger=True) is None
+
+
+def test_what_does_not_fit_gets_settings_with_which_it_fits() -> None:
+    config = load_config(CONFIGS / "qwen2.5_7b.yaml")
+    shape = shape_of_qwen("7B", config)
+    assert why_not(config, shape, ranks=1, total=H200, liger=True) is not None
+    words = remedy(config, shape, ranks=1, total=H200, liger=True)
+    assert words
+    mended = load_config(CONFIGS / "qwen2.5_7b.yaml", words)
+    assert why_not(mended, shape, ranks=1, total=H200, liger=True) is None
+    for word in words:  # none of them is needless
+        fewer = load_config(CONFIGS / "qwen2.5_7b.yaml", [w for w in words if w != word])
+        assert why_not(fewer, shape, ranks=1, total=H200, liger=True) is not None
+    assert remedy(config, shape, ranks=1, total=H100, liger=True) == []
+
+
+def test_a_cache_too_small_for_the_games_is_refused() -> None:
+    config = load_config(CONFIGS / "qwen2.5_7b_lora.yaml", ["engine.mem_fraction=0.2"])
+    shape = shape_of_qwen("7B", config)
+    assert cache_tokens(config.engine, shape, "bfloat16", total=H100) < 32_768
+    why = why_not(config, shape, ranks=1, total=H100, liger=True)
+    assert why is not None and why.startswith("engine.mem_fraction must leave a cache of")
+
+
+def test_static_memory_is_the_exact_sum_of_bytes() -> None:
+    """The table of docs/gpu.md: 113.5 GiB of masters, gradients and moments in fp32, 85.1 with
+    bf16 masters, for 7.62 billion weights."""
+    for dtype, gib in (("float32", 113.5), ("bfloat16", 85.1)):
+        words = ["model.path=x", "model.dtype=bfloat16", f"optim.master_dtype={dtype}"]
+        config = load_config(None, words)
+        shape = shape_of_qwen("7B", config)
+        update = estimate(config, shape, ranks=1, total=H200, liger=True).phases["update"]
+        static = sum(update[part] for part in ("weights", "gradients", "moments"))
+        assert static == pytest.approx(gib, abs=0.1)
+    assert set(SHAPES) >= {"0.5B", "1.5B", "7B"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    tokenizer = scratch_tokenizer(load_config(tmp_path / "tiny.yaml", ["out=x"]))
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_dry_run_prints_settings_prompt_and_memory_and_makes_nothing(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--config", str(tmp_path / "tiny.yaml"), f"out={tmp_path / 'run'}"]
+    words += [f"model.path={model}", "model.scratch=null", "engine.kind=sglang", "--dry-run"]
+    before = sorted(tmp_path.rglob("*"))
+    assert train.main([*words, "--gpu", "80"]) == 0
+    shown = capsys.readouterr().out
+    assert sorted(tmp_path.rglob("*")) == before
+    assert f"path: {model}" in shown and "max_game_tokens: 160" in shown
+    config = load_config(tmp_path / "tiny.yaml", [])
+    ids = [int(word) for word in shown.partition("\ntokens: ")[2].splitlines()[0].split()]
+    rendering = make_rendering(scratch_tokenizer(config))
+    assert f"first prompt, {len(ids)} tokens" in shown
+    assert rendering.spelt(ids) in shown and "<|im_start|>user" in shown
+    for phase in ("play", "update", "push"):
+        assert f"\n  {phase} " in shown
+    assert shown.rstrip().endswith("it fits")
+
+
+def test_a_dry_run_refuses_what_does_not_fit_in_one_line(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--config", str(tmp_path / "tiny.yaml"), f"out={tmp_path / 'run'}"]
+    words += [f"model.path={model}", "model.scratch=null", "engine.kind=sglang"]
+    words.append("rollout.max_game_tokens=200")
+    assert train.main([*words, "--dry-run", "--gpu", "2"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "GiB of a GPU with 2" in line or "engine.mem_fraction" in line
+    assert train.main([*words, "--gpu", "80"]) == 2
+    assert "--gpu is read with --dry-run alone" in capsys.readouterr().err

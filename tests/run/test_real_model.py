@@ -1,0 +1,16 @@
+"""Released weights take real steps: SmolLM2-135M-Instruct, its own tokenizer and template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from real_models import check_two_steps, two_steps
+
+import train
+
+
+@pytest.mark.slow
+def test_smollm2_takes_two_steps_on_the_transformers_engine(tmp_path: Path) -> None:
+    assert train.main(two_steps(tmp_path / "run")) == 0
+    check_two_steps(tmp_path / "run")
