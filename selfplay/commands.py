@@ -30,3 +30,8 @@ def publish() -> None:
 def serve() -> None:
     """`selfplay-serve …` is `python -m selfplay.serve …`."""
     runpy.run_module("selfplay.serve", run_name="__main__", alter_sys=True)
+
+
+def play() -> None:
+    """`selfplay-play …` is `python -m selfplay.play …`."""
+    runpy.run_module("selfplay.play", run_name="__main__", alter_sys=True)

@@ -83,7 +83,8 @@ def test_every_command_is_a_function(wheel: zipfile.ZipFile) -> None:
 
     (name,) = (name for name in wheel.namelist() if name.endswith("/entry_points.txt"))
     lines = [line for line in wheel.read(name).decode().splitlines() if " = " in line]
-    assert {"selfplay-train", "selfplay-eval"} <= {line.split(" = ")[0] for line in lines}
+    wanted = {f"selfplay-{name}" for name in ("train", "eval", "report", "play")}
+    assert wanted <= {line.split(" = ")[0] for line in lines}
     for line in lines:
         module, function = line.split(" = ")[1].split(":")
         assert module == "selfplay.commands" and callable(getattr(commands, function))

@@ -20,6 +20,8 @@ ONLY_IN = {
     "tensorboard": "selfplay.metrics",
     "httpx": "selfplay.engines.endpoint",
     "matplotlib": "selfplay.report.charts",
+    "starlette": "selfplay.play",
+    "uvicorn": "selfplay.play",
 }
 WITHOUT_TORCH = ("config", "games", "data", "rollout", "metrics", "report")
 

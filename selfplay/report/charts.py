@@ -151,7 +151,8 @@ def smoothed(points: Sequence[Point], *, share: float = 0.05) -> list[Point]:
 
 
 def _axes() -> tuple[Figure, Axes]:
-    figure = Figure(figsize=_INCHES, layout="constrained")
+    figure = Figure(figsize=_INCHES)
+    figure.subplots_adjust(left=0.1, right=0.99, bottom=0.1, top=0.97)
     axes = figure.add_subplot()
     axes.grid(axis="y", linewidth=0.6)
     axes.set_axisbelow(True)

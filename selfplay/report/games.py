@@ -117,12 +117,10 @@ def _turn(
     text = drop_reasoning(whole, tags) if tags or THINK_END in whole else whole
     thought = whole[: len(whole) - len(text)].strip()
     tokens = [[printable(piece), nats] for piece, nats in turn.get("tokens", ())]
+    named = {name: on_one_line(turn[name]) for name in ("action", "error_kind") if turn.get(name)}
     return {
-        **{
-            name: turn[name]
-            for name in ("seat", "action", "error_kind")
-            if turn.get(name) is not None
-        },
+        "seat": turn["seat"],
+        **named,
         "text": text.strip(),
         **({"thought": thought} if thought else {}),
         **({"error": printable(turn["error"])} if turn["error"] else {}),

@@ -121,7 +121,7 @@ function cycle(select) {
   refilter();
 }
 const keys = {
-  j: () => move(1), k: () => move(-1), ArrowDown: null, f: () => cycle(find("show")), o: () => cycle(find("order")),
+  j: () => move(1), k: () => move(-1), f: () => cycle(find("show")), o: () => cycle(find("order")),
   b: () => { const twin = games[state.current]?.twin; if (twin !== undefined) open(twin); },
   p: () => { const num = state.current < 0 ? 0 : proposalsOf(games[state.current]).length; if (num) { state.proposal = (state.proposal + 1) % num; draw(); } },
   t: () => find("game").classList.toggle("heatmap"),

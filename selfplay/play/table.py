@@ -1,0 +1,208 @@
+"""The table between a person and a running game: what the person sees, and the move they make.
+
+The game runs in its own thread and waits in `ask`; the page reads `state` and calls `give`. The
+person sees their own prompt, board and the public talk, nothing else, until the game is over.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+from dialop.game import Game
+from dialop.matching.board import MatchingView
+from dialop.matching.proposal import render_proposal
+from dialop.matching.roster import display_names
+from dialop.shown import printable
+from selfplay.chat.transcript import Transcript
+from selfplay.rollout.players import Move, Moving
+
+IDLE, YOURS, THEIRS, OVER = "idle", "yours", "theirs", "over"
+
+
+class NotNow(ValueError):
+    """A request that does not fit the game's moment, such as a move when another seat moves."""
+
+
+class Table:
+    """One person's table. All methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._moves: queue.Queue[str | None] = queue.Queue()
+        self._starts: queue.Queue[bool] = queue.Queue()
+        self._phase, self._number, self._version = IDLE, 0, 0
+        self._seat = 0
+        self._prompt: dict[str, str] = {}
+        self._view: Any = None
+        self._board: dict[str, Any] | None = None
+        self._talk: list[dict[str, Any]] = []
+        self._given: str | None = None
+        self._num_log = 0
+        self._result: dict[str, Any] | None = None
+
+    def state(self) -> dict[str, Any]:
+        """What the page shows, as plain values; `version` grows with every change."""
+        with self._lock:
+            sent = [] if self._given is None else [self._sent(self._given)]
+            return {
+                "version": self._version,
+                "phase": self._phase,
+                "game": self._number,
+                "seat": self._seat,
+                "prompt": self._prompt,
+                "board": self._board,
+                "talk": [*self._talk, *sent],
+                "result": self._result,
+            }
+
+    # --- the page's side
+
+    def start(self) -> None:
+        """Ask for the next game. Raises NotNow while one is played."""
+        with self._lock:
+            if self._phase not in (IDLE, OVER):
+                raise NotNow("a game is being played")
+            self._set(THEIRS)
+        self._starts.put(True)
+
+    def give(self, text: str) -> None:
+        """Make a move. Raises NotNow unless it is the person's."""
+        with self._lock:
+            if self._phase != YOURS:
+                raise NotNow("it is not your move")
+            self._given = text
+            self._set(THEIRS)
+        self._moves.put(text)
+
+    def leave(self) -> None:
+        """Give up the game at the person's move. Raises NotNow at another moment."""
+        with self._lock:
+            if self._phase != YOURS:
+                raise NotNow("a game can be left only at your move")
+            self._set(THEIRS)
+        self._moves.put(None)
+
+    def close(self) -> None:
+        """End the game's thread at its next question."""
+        self._starts.put(False)
+        self._moves.put(None)
+
+    def proposal_of(self, pairs: Any) -> str:
+        """A full assignment as a move. Raises ValueError unless `pairs` gives each reviewer and
+        each paper once, by their numbers."""
+        with self._lock:
+            view = self._view
+        if not isinstance(view, MatchingView):
+            raise ValueError("this game has no table to propose on")
+        valid = isinstance(pairs, list) and all(
+            isinstance(pair, list) and len(pair) == 2 and all(type(i) is int for i in pair)
+            for pair in pairs
+        )
+        for side in (0, 1):
+            valid = valid and sorted(pair[side] for pair in pairs) == list(range(view.size))
+        if not valid:
+            raise ValueError("pairs must give each reviewer and each paper once")
+        chosen = tuple((reviewer, paper) for reviewer, paper in pairs)
+        brief = view.options.brief
+        text = render_proposal(chosen, view.reviewers, papers=view.papers, brief=brief)
+        return f"[propose]\n{text}"
+
+    # --- the game's side
+
+    def wait_for_start(self) -> bool:
+        """Wait for the person to ask for a game; False when the table is closed."""
+        return self._starts.get()
+
+    def begin(self, game: Game, seat: int) -> None:
+        """Show the seat's first view of a new game."""
+        prompt = game.prompt(seat)
+        with self._lock:
+            self._number += 1
+            self._seat, self._given, self._num_log = seat, None, 0
+            self._talk, self._result = [], None
+            self._prompt = {"system": printable(prompt.system), "user": printable(prompt.user)}
+            self._see(game, "")
+            self._set(THEIRS)
+
+    def ask(self, game: Game, seat: int, observation: str) -> str | None:
+        """Show the game as the seat sees it and wait for the person's move; None if they leave."""
+        with self._lock:
+            self._see(game, observation)
+            self._set(YOURS)
+        return self._moves.get()
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Show how the game ended, with everything that was hidden."""
+        with self._lock:
+            self._result = result
+            self._set(OVER)
+
+    def _set(self, phase: str) -> None:
+        self._phase = phase
+        self._version += 1
+
+    def _sent(self, text: str) -> dict[str, Any]:
+        """A try of the person at a move, as the talk shows it."""
+        return {"seat": self._seat, "text": printable(text)}
+
+    def _see(self, game: Game, observation: str) -> None:
+        """Take over the seat's view. In matching the talk is the public log with the person's own
+        refused tries; in other games it is the texts that the seat reads and writes."""
+        view = self._view = game.view(self._seat)
+        if isinstance(view, MatchingView):
+            if self._given is not None and len(view.log) == self._num_log:
+                self._talk.append({**self._sent(self._given), "error": printable(observation)})
+            self._talk += [
+                {"seat": a.seat, "kind": a.kind, "text": printable(a.text), "pairs": a.pairs}
+                for a in view.log[self._num_log :]
+            ]
+            self._num_log = len(view.log)
+            self._board = drawn_view(view, answer_due=game.answer_due)
+        else:
+            self._board = None
+            if self._given is not None:
+                self._talk.append(self._sent(self._given))
+            if observation:
+                self._talk.append({"text": printable(observation)})
+        self._given = None
+
+
+def drawn_view(view: MatchingView, *, answer_due: bool) -> dict[str, Any]:
+    """A seat's own table and what it may do, as plain values."""
+    rows, columns = display_names(view.reviewers, view.papers, brief=True)
+    return {
+        "rows": rows,
+        "columns": columns,
+        "shown": view.displayed,
+        "unknown": view.public_unknown,
+        "messages": view.options.messages,
+        "answer_due": answer_due and view.to_move == view.seat,
+        "pending": view.pending,
+        "pending_seat": view.pending_seat,
+    }
+
+
+class SeatedPerson:
+    """A player whose moves come from a table."""
+
+    name = "person"
+    transcript: Transcript | None = None
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def move(self, game: Game, seat: int, observation: str) -> Moving:
+        text = self._table.ask(game, seat, observation)
+        if text is None:
+            return Move(text="", complete=False, num_tokens=0, void="the person left")
+        return Move(text=text, complete=True, num_tokens=0)
+        yield  # makes this a generator, though it never requests a completion
+
+    def refused(self) -> None:
+        """Nothing to do: the next question shows the error."""
+
+    def fork(self, *names: object) -> SeatedPerson:
+        """The same person at the same table."""
+        return self

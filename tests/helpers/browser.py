@@ -1,0 +1,40 @@
+"""A real browser for the pages' tests: headless Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from playwright.sync_api import Page, sync_playwright
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@contextmanager
+def open_page(address: str, **options: Any) -> Iterator[Page]:
+    """The page at an address, in a fresh profile without a network; `options` as in Playwright's
+    `new_context`. Ends in an error if the page's script had one, asked for another address, or
+    opened a dialog."""
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    troubles: list[str] = []
+    with sync_playwright() as playwright:
+        # Without an installed browser Playwright takes its own, or says how to get it.
+        chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        page = chromium.new_context(**options).new_page()
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on(
+            "console", lambda line: troubles.append(line.text) if line.type == "error" else None
+        )
+        page.on("dialog", lambda dialog: troubles.append(f"dialog {dialog.message}"))
+        home = address.split("?")[0]
+        page.on(
+            "request",
+            lambda ask: None if ask.url.startswith(home) else troubles.append(f"asked {ask.url}"),
+        )
+        page.goto(address)
+        yield page
+        chromium.close()
+    assert not troubles, troubles

@@ -1,0 +1,333 @@
+"""Playing against a person: what the page may ask, what the person sees, how games are kept."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from dialop_boards import BEST, FULL, SCALED, SMALL, WORST
+from run_folders import settings
+from tiny_run import finished
+
+from dialop.cli import main as dialop
+from dialop.matching.board import MatchingInstance
+from dialop.matching.game import MatchingGame
+from dialop.matching.recorded import instance_from_record, moves_from_record, record_of
+from dialop.matching.starts import read_recorded
+from dialop.matching.store import read_instances
+from selfplay.config import Config
+from selfplay.games import kit_of
+from selfplay.play.__main__ import bound, main, play_here
+from selfplay.play.games import Opponent, keep_game, play_one, result_of, seats_for_a_person
+from selfplay.play.server import MAX_BODY, MAX_MOVES, MAX_TEXT, TOKEN_HEADER, make_app
+from selfplay.play.table import NotNow, SeatedPerson, Table
+from selfplay.rollout.players import ScriptedPartner
+from selfplay.rollout.seating import scripted_partner
+
+TOKEN = "the-token"
+EVIL = "</script><script>alert(1)</script>\x1b[2J\u202e"
+
+
+def honest(config: Config) -> Opponent:
+    def sit(names: tuple[object, ...], seat: int) -> ScriptedPartner:
+        return scripted_partner("honest", names, seat, config.game)
+
+    return Opponent("scripted:honest", None, None, sit)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return settings(tmp_path / "run", "game.size=2", "game.scale=false", "game.max_value=10")
+
+
+class Running:
+    """A game and its server in threads, as the page's program runs them, with a client."""
+
+    def __init__(self, config: Config, instance: MatchingInstance, *, seat: int = 0) -> None:
+        self.table, self.episodes = Table(), []
+        self.thread = threading.Thread(target=self._play, args=(config, instance, seat))
+        socket = bound(0)
+        self.port = socket.getsockname()[1]
+        self.here = f"http://127.0.0.1:{self.port}"
+        app = make_app(self.table, token=TOKEN, port=self.port, opponent="scripted:honest")
+        self.server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        self.serving = threading.Thread(target=self.server.run, kwargs={"sockets": [socket]})
+        self.client = httpx.Client(base_url=self.here, timeout=20, trust_env=False)
+        self.thread.start()
+        self.serving.start()
+
+    def _play(self, config: Config, instance: MatchingInstance, seat: int) -> None:
+        if self.table.wait_for_start():
+            person, opponent = SeatedPerson(self.table), honest(config)
+            episode = play_one(
+                instance, person, seat, opponent, config=config, number=0, begin=self.table.begin
+            )
+            self.episodes.append(episode)
+            self.table.finish({} if episode is None else result_of(episode, opponent))
+
+    def post(self, path: str, body: Any, **headers: str) -> Any:
+        given = {TOKEN_HEADER: TOKEN, "origin": self.here, **headers}
+        content = body if isinstance(body, str | bytes) else json.dumps(body)
+        return self.client.post(path, content=content, headers=given)
+
+    def state(self) -> dict[str, Any]:
+        return self.client.get("/state", headers={TOKEN_HEADER: TOKEN}).json()
+
+    def wait(self, phase: str) -> dict[str, Any]:
+        for _ in range(500):
+            if self.table.state()["phase"] == phase:
+                return self.state()
+            threading.Event().wait(0.01)
+        raise AssertionError(f"never {phase}: {self.table.state()}")
+
+    def close(self) -> None:
+        self.table.close()
+        self.client.close()
+        self.server.should_exit = True
+        for thread in (self.thread, self.serving):
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def running(config: Config) -> Iterator[Running]:
+    game = Running(config, SMALL)
+    yield game
+    game.close()
+
+
+def test_a_whole_game_and_what_it_shows(running: Running) -> None:
+    assert running.post("/start", {}).status_code == 200
+    state = running.wait("yours")
+    # Seat 0 sees the diagonal alone, and nothing of the other table.
+    assert state["board"]["shown"] == [[3, None], [None, 9]] and state["result"] is None
+    assert "7" not in json.dumps(state["board"]["shown"])
+    assert running.post("/move", {"message": EVIL}).status_code == 200
+    for _ in range(6):
+        state = running.wait("yours")
+        if state["board"]["answer_due"]:
+            break
+        assert running.post("/move", {"message": "go on"}).status_code == 200
+    assert state["talk"][0]["text"].startswith("</script>") and "\x1b" not in json.dumps(state)
+    assert running.post("/move", {"message": "hm"}).status_code == 200, "refused by the game"
+    state = running.wait("yours")
+    assert "answer the proposal" in state["talk"][-1]["error"]
+    assert running.post("/move", {"answer": "accept"}).status_code == 200
+    game = running.wait("over")["result"]["game"]
+    assert game["board"]["values"] == [[3, 7], [1, 9]] and game["agreed"]
+    assert game["seats"][0]["player"] == "person" and game["num_errors"] == 1
+
+
+def test_a_proposal_is_a_full_assignment_or_none(running: Running) -> None:
+    running.post("/start", {})
+    running.wait("yours")
+    for pairs in (
+        [],
+        [[0, 0]],
+        [[0, 0], [0, 1]],
+        [[0, 0], [1, 2]],
+        [[0, 0], [True, 1]],
+        "x",
+        [[0]],
+    ):
+        answer = running.post("/move", {"pairs": pairs})
+        assert answer.status_code == 400 and "once" in answer.json()["error"]
+    assert running.state()["phase"] == "yours" and running.state()["talk"] == []
+    assert running.post("/move", {"pairs": [[1, 0], [0, 1]]}).status_code == 200
+    while (state := running.state())["phase"] == "theirs":
+        threading.Event().wait(0.2)
+    # An honest partner accepts or rejects it; either way the game took it as it was built.
+    if state["phase"] == "over":
+        proposed = state["result"]["game"]["turns"][0]["proposal"]["pairs"]
+    else:
+        proposed = state["talk"][0]["pairs"]
+    assert proposed == [[0, 1], [1, 0]]
+
+
+def test_only_the_page_of_this_start_is_answered(running: Running) -> None:
+    client = running.client
+    here = running.here
+    good = {TOKEN_HEADER: TOKEN, "origin": here}
+    assert client.get("/", params={"token": TOKEN}).status_code == 200
+    assert client.get("/").status_code == client.get("/state").status_code == 403
+    for headers, status in (
+        ({**good, TOKEN_HEADER: "the-tokem"}, 403),
+        ({**good, TOKEN_HEADER: "tokén"}, 403),
+        ({TOKEN_HEADER: TOKEN}, 403),
+        ({**good, "origin": "http://evil.example"}, 403),
+        ({**good, "origin": "null"}, 403),
+        ({**good, "origin": f"{here}0"}, 403),
+        ({**good, "host": "evil.example"}, 421),
+        ({**good, "host": f"evil.example:{running.port}"}, 421),
+    ):
+        sent = {name: value.encode() for name, value in headers.items()}
+        answer = client.post("/start", content="{}", headers=sent)
+        assert answer.status_code == status, headers
+    assert running.table.state()["phase"] == "idle"
+    assert client.get("/nothing").status_code == 404 and client.put("/start").status_code == 405
+    page = client.get("/", params={"token": TOKEN})
+    assert page.headers["x-frame-options"] == "DENY" and page.headers["cache-control"] == "no-store"
+    assert "default-src 'none'" in page.text and "unsafe-eval" not in page.text
+
+
+def test_sizes_and_rates_are_limited(running: Running) -> None:
+    running.post("/start", {})
+    running.wait("yours")
+    assert running.post("/move", {"message": "x" * (MAX_TEXT + 1)}).status_code == 400
+    assert running.post("/move", {"message": "x" * MAX_BODY}).status_code == 413
+    for body in ("no json", "[1]", "[" * 5000, b"\xff", {}, {"message": " "}, {"answer": "maybe"}):
+        assert running.post("/move", body).status_code == 400
+    statuses = [running.post("/move", {}).status_code for _ in range(MAX_MOVES)]
+    assert statuses[-1] == 429 and running.state()["phase"] == "yours"
+
+
+def test_a_person_who_leaves_ends_the_game_without_a_result(running: Running) -> None:
+    assert running.post("/move", {"message": "hi"}).status_code == 409
+    running.post("/start", {})
+    running.wait("yours")
+    assert running.post("/start", {}).status_code == 409
+    assert running.post("/move", {"leave": True}).status_code == 200
+    assert running.wait("over")["result"] == {} and running.episodes == [None]
+    with pytest.raises(NotNow):
+        running.table.leave()
+
+
+@pytest.mark.parametrize("board", [SMALL, SCALED])
+def test_a_kept_game_is_an_instance_and_a_recording(
+    board: MatchingInstance, config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Replayed by the command, read as an instance, and continued from any of its moves."""
+    first = board.first_seat
+    game = MatchingGame(board, FULL)
+    for seat, text in (
+        (first, f"[message] {EVIL}"),
+        (1 - first, WORST),
+        (first, "[reject]"),
+        (first, BEST),
+        (1 - first, "[accept]"),
+    ):
+        assert game.step(seat, text).error is None
+    log = game.view(0).log
+    record = json.loads(json.dumps(record_of(board, log)))
+    path = tmp_path / "played.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    assert dialop(["replay", str(path)]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert line["agrees"] and line["norm"] == 1.0 and line["score"] == 12
+    (again,) = read_instances(path)
+    same = ("size", "table", "masks", "scales", "first_seat", "best", "max_value", "reviewers")
+    assert all(getattr(again, name) == getattr(board, name) for name in same)
+    assert tuple(moves_from_record(record)) == log
+    (recorded,) = read_recorded(path)
+    assert recorded.begun(3, uniform=0.0).opening == log[:3]
+    assert instance_from_record(record, key="k").unknown == board.unknown
+
+
+def test_games_with_names_of_their_own_are_kept(tmp_path: Path) -> None:
+    board = MatchingInstance(
+        **{
+            **{name: getattr(SMALL, name) for name in ("key", "size", "table", "masks", "scales")},
+            **{name: getattr(SMALL, name) for name in ("first_seat", "best", "solo", "max_value")},
+            "reviewers": ("Zoë Ray", "Max Poe"),
+            "papers": ("Alpha: one", "Beta: two"),
+        }
+    )
+    game = MatchingGame(board, FULL)
+    assert game.step(0, "[propose]\nAlpha: Zoë Ray\nBeta: Max Poe").error is None
+    assert game.step(1, "[accept]").error is None
+    record = record_of(board, game.view(0).log)
+    assert tuple(moves_from_record(record)) == game.view(0).log
+    with pytest.raises(ValueError, match="reviewers"):
+        moves_from_record({**record, "reviewers": [1, 2]})
+
+
+class Talker(io.StringIO):
+    """A person at the terminal: tells all they see, accepts a proposal, leaves after one game."""
+
+    def __init__(self, screen: io.StringIO) -> None:
+        super().__init__()
+        self._screen, self._read = screen, 0
+
+    def readline(self, size: int | None = -1) -> str:
+        shown = self._screen.getvalue()
+        new, self._read = shown[self._read :], len(shown)
+        if "kept in" in new:
+            return ""
+        return (
+            "[accept]\n"
+            if "Partner: [propose]" in new
+            else "[message] Ava BLEU 3, Daniel Electra 9\n"
+        )
+
+
+def test_the_terminal_plays_the_same_game(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen, out = io.StringIO(), tmp_path / "games.jsonl"
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setattr("sys.stdin", Talker(screen))
+    assert play_here([SMALL], honest(config), config=config, seats=[0], out=out) == 0
+    assert dialop(["replay", str(out)]) == 0
+    monkeypatch.undo()
+    said = screen.getvalue()
+    assert "Both tables together" in said and "The best assignment is worth 12." in said
+    (record,) = [json.loads(line) for line in out.read_text().splitlines()]
+    assert record["players"] == ["person", "scripted:honest"] and record["proposal_reward"] == 12
+
+
+def test_a_game_of_another_kind_is_kept_whole(tmp_path: Path) -> None:
+    config = settings(tmp_path / "run", "game.name=collab", "rollout.partners=[scripted:user]")
+    opponent = Opponent("policy", None, None)
+    assert seats_for_a_person(config, opponent) == [0], "the policy can have only the other seat"
+    (task,) = kit_of(config.game).generate(
+        config.game, seed=0, start=0, num=1, processes=1, easy=True
+    )
+    sit = lambda names, seat: scripted_partner("ask", names, seat, config.game)  # noqa: E731
+    table = Table()
+    for _ in range(100):
+        table._moves.put("[message] It is 3.")
+    episode = play_one(
+        task,
+        SeatedPerson(table),
+        0,
+        Opponent("scripted:ask", None, None, sit),
+        config=config,
+        number=0,
+        begin=table.begin,
+    )
+    assert episode is not None
+    state = table.state()
+    assert state["board"] is None and any("text" in turn for turn in state["talk"])
+    keep_game(episode, tmp_path / "played.jsonl")
+    (line,) = (tmp_path / "played.jsonl").read_text().splitlines()
+    kept = json.loads(line)
+    assert kept["state"]["game"] == "collab" and kept["seats"][0]["player"] == "person"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--partner", "person"], "person"),
+        (["--partner", "scripted:nobody"], "nobody"),
+        (["--partner", "scripted:honest", "--port", "70000"], "--port"),
+        (["--partner", "scripted:honest", "--seat", "5"], "--seat"),
+        (["--partner", "scripted:honest", "--out", "games.txt"], "--out"),
+        (["--partner", "scripted:honest", "--games", "missing.jsonl"], "--games"),
+        (["--unknown"], "--unknown"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(path.name for path in finished().iterdir())
+    assert main(["--checkpoint", str(finished()), *words]) == 2
+    said = capsys.readouterr().err
+    assert told in said and said.count("\n") == 1
+    assert sorted(path.name for path in finished().iterdir()) == before
