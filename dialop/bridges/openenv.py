@@ -27,7 +27,7 @@ class Say(Action):
 
 
 class Heard(Observation):
-    """What the seat has read since its last try: at first its prompt, after a refused one the error.
+    """What the seat has read since its last try: first its prompt, after a refused one the error.
 
     `score_norm` is the game's score so far in [0, 1]. `reward` is that of the agent's own seat.
     """

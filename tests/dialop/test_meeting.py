@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-import train
 from dialop.checks import check_kit
 from dialop.kit import load_kit
 from selfplay.config import load_config
@@ -42,18 +40,3 @@ def test_its_settings_load_from_the_projects_folder(monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(ROOT)
     config = load_config(SETTINGS)
     assert config.game.rules() == load_kit(config.game.name).Options()
-
-
-@pytest.mark.slow
-def test_the_tutorials_run_learns_to_talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On five seeds the score ends above that before self-play, intervals apart."""
-    monkeypatch.chdir(ROOT)
-    for seed in range(5):
-        out = tmp_path / str(seed)
-        assert train.main(["--config", str(SETTINGS), f"out={out}", f"seed={seed}"]) == 0
-        before, after = (
-            json.loads((out / f"held_out_{stage}.json").read_text())["sampled"]
-            for stage in ("before", "after")
-        )
-        assert after["interval"][1] > before["interval"][2]
-        assert after["measures"]["messages"] > before["measures"]["messages"]
