@@ -90,7 +90,8 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
         ),
     ]
     for folder, page in results.evaluations.items():
-        what = f"{page['num_games']} games of {Path(str(page['games'])).name}, by `eval.py`:"
+        games = escaped(Path(str(page["games"])).name)
+        what = f"{page['num_games']} games of {games}, by `eval.py`:"
         parts += [f"### {escaped(folder)}", what, _table(page["rows"])]
     parts += [
         "## Settings",
