@@ -7,9 +7,10 @@ at a random moment of a stage, starts it again, and so on. At the end both folde
 same files, and weights, logs, games and evaluations must be the same bit for bit, except for times
 in seconds. Every stage is killed at least once if there are as many kills.
 
-A trainer runs in a process of its own that writes a mark when it enters and leaves a stage. A kill
-comes at a random moment inside the stage. A stage shorter than SHORT_S is killed when it begins or
-when it ends, where the trainer waits for the signal.
+A trainer runs in a process of its own, forked from one that has only imported its modules. It
+writes a mark when it enters and leaves a stage. A kill comes at a random moment inside the stage. A
+stage shorter than SHORT_S is killed when it begins or when it ends, where the trainer waits for the
+signal.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ import random
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import train
 
 ROOT = Path(__file__).resolve().parents[1]
 SHORT_S = 0.02
@@ -58,16 +61,13 @@ NOT_COMPARED = ("config.yaml", "code.txt", ".lock", ".metadata", "manifest.json"
 SETTINGS = (
     "model.scratch={width: 32, layers: 2, heads: 2, kv_heads: 2, mlp_width: 64,"
     " max_positions: 192, vocab_size: 400, tokenizer_games: 60}",
-    "warm_start.num_games=400",
-    "warm_start.batch_size=8",
-    "warm_start.save_every=40",
-    "warm_start.auxiliary_weight=0.1",
-    "rollout.instances=6",
-    "rollout.group_size=4",
-    "rollout.partners=[self,pool*2]",
+    "warm_start={num_games: 400, teachers: [solo, 'honest:tell=top'], batch_size: 8, epochs: 2,"
+    " warmup_steps: 10, lr: 6.0e-3, save_every: 40, auxiliary_weight: 0.1, auxiliary_games: 2}",
+    "rollout={instances: 3, group_size: 4, partners: [self, pool*2], max_turns: 4, max_retries: 1,"
+    " max_new_tokens: 24, max_game_tokens: 160}",
     "policy_pool.every=2",
     "data.prioritized_replay=0.5",
-    "eval={every: 2, num_games: 8, final_games: 16, drift_monitor: {action: warn}}",
+    "eval={every: 2, num_games: 4, final_games: 8, drift_monitor: {action: warn}}",
     "save_every=2",
     "log_games_every=5",
     "device=cpu",
@@ -154,7 +154,7 @@ class Trainer:
     def run_to_the_end(self) -> int:
         """Returns the exit status. Times the stages."""
         self._follow({}, None)
-        return self._process.wait()
+        return self._wait()
 
     def kill_in(self, stage: str, duration_s: float, rng: random.Random) -> str | None:
         """Kill at a random moment of the stage. Returns the stage in which the process died, None
@@ -167,8 +167,8 @@ class Trainer:
         reached = self._follow(goal, part)
         if reached:
             time.sleep(delay_s)
-            self._process.send_signal(signal.SIGKILL)
-        status = self._process.wait()
+            os.kill(self._pid, signal.SIGKILL)
+        status = self._wait()
         self._read_marks()
         return self._stack[-1] if self._stack else "between stages" if status < 0 else None
 
@@ -176,20 +176,37 @@ class Trainer:
         """Start, and read marks until the goal is reached (True) or the process ends. A later part
         of the run than the goal's counts as reached."""
         reading, writing = os.pipe()
-        command = [sys.executable, "-m", "bench.soak", "--child", str(writing), json.dumps(goal)]
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*command, *self._words], cwd=ROOT, pass_fds=[writing], stdout=log, stderr=log
-            )
+        self._began_s = time.monotonic()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(reading)
+            self._train(writing, goal)
         os.close(writing)
         self._marks, self._stack = os.fdopen(reading), list[str]()
-        self._began_s = time.monotonic()
         for line in self._marks:
             self._note(mark := json.loads(line))
             stage = mark["stage"]
             if goal and (mark["what"] == "goal" or STAGES[stage][0] > (part or 0)):
                 return True
         return False
+
+    def _train(self, marks: int, goal: dict[str, Any]) -> None:
+        """In the forked process: train, and end the process."""
+        status = 1
+        try:
+            with self.log.open("ab") as log:
+                for handle in (1, 2):
+                    os.dup2(log.fileno(), handle)
+            status = train_with_marks(marks, goal, self._words)
+        finally:
+            if sys.exc_info()[0] is not None:
+                traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def _wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
     def _read_marks(self) -> None:
         with self._marks:
@@ -206,8 +223,8 @@ class Trainer:
 
 
 def train_with_marks(marks: int, goal: dict[str, Any], words: Sequence[str]) -> int:
-    """The process that trains: every stage's function tells the file `marks` when it begins and
-    ends, and waits there to be killed if the goal says so."""
+    """Train with stages whose functions tell the file `marks` when they begin and end, and wait
+    there to be killed if the goal says so."""
 
     def tell(stage: str, what: str, seconds: float = 0.0) -> None:
         line = json.dumps({"stage": stage, "what": what, "seconds": seconds})
@@ -235,8 +252,6 @@ def train_with_marks(marks: int, goal: dict[str, Any], words: Sequence[str]) -> 
             return result
 
         return call
-
-    import train
 
     for stage, (_, module, name, _) in STAGES.items():
         *owners, name = name.split(".")
@@ -268,6 +283,4 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        sys.exit(train_with_marks(int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4:]))
     sys.exit(main())

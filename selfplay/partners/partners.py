@@ -123,9 +123,14 @@ class Partners:
         """
         if all(partner is SELF_PLAY for partner, _ in self._partners):
             return {}
-        games = [(*episode.players, episode.score) for episode in episodes]
+        games = [
+            (episode.instance, episode.index, (*episode.players, episode.score))
+            for episode in episodes
+        ]
         gathered = gather_objects((games, self._usage()), self._world)
-        all_games = [game for part, _ in gathered for game in part]
+        # Ratings depend on the order of the games, which must not depend on the number of ranks.
+        in_order = sorted(game for part, _ in gathered for game in part)
+        all_games = [game for _, _, game in in_order]
         self._ratings = update_ratings(
             self._ratings, all_games, step=self._config.policy_pool.rating_step
         )
