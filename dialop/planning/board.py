@@ -154,7 +154,10 @@ def instance_from_dict(data: dict[str, Any]) -> PlanningInstance:
         worst=int_of(data["worst"], "worst", low=-(10**9), high=10**9),
         mean=number_of(data["mean"], "mean", most=1e9),
         first_seat=int_of(data.get("first_seat", USER), "first_seat", low=0, high=1),
-        opening=tuple(action_from_dict(a) for a in data.get("opening", ())),
+        opening=tuple(
+            action_from_dict(a, slots=data["slots"], num_sites=len(names))
+            for a in _list(data.get("opening", ()), "opening")
+        ),
     )
     check_city(instance.sites, instance.preferences, slots=instance.slots)
     return instance
@@ -177,11 +180,21 @@ def plain_name(name: str) -> str:
     return " ".join("".join(c if c.isalnum() else " " for c in name.casefold()).split())
 
 
-def action_from_dict(data: dict[str, Any]) -> Action:
-    """A move from its plain JSON form."""
-    plan = data.get("plan")
-    plan = None if plan is None else tuple(plan)
-    return Action(data["seat"], data["kind"], data["text"], plan, data.get("result", ""))
+def action_from_dict(data: Any, *, slots: int, num_sites: int) -> Action:
+    """A move from its plain JSON form. Raises ValueError for an invalid one."""
+    _check_keys(data, Action, "a move", optional=("text", "plan", "result"))
+    kind, text, result = data["kind"], data.get("text", ""), data.get("result", "")
+    if kind not in KINDS:
+        raise ValueError(f"the kind of a move must be one of {', '.join(KINDS)}, got {short(kind)}")
+    if not isinstance(text, str) or not isinstance(result, str):
+        raise ValueError(f"text and result of a move must be text, got {short((text, result))}")
+    plan = None if data.get("plan") is None else tuple(_list(data["plan"], "the plan of a move"))
+    if (plan is None) == (kind == "propose") or (plan is not None and len(plan) != slots):
+        raise ValueError(f"a proposal, and no other move, has a plan of {slots}, got {short(plan)}")
+    for site in plan or ():
+        if site is not None:
+            int_of(site, "a site of a plan", low=0, high=num_sites - 1)
+    return Action(int_of(data["seat"], "a move's seat", low=0, high=1), kind, text, plan, result)
 
 
 def preference_from_dict(data: Any, where: str) -> Preference:

@@ -221,7 +221,11 @@ class PlanningGame(Game):
             raise ValueError(f'state["game"] must be "planning", got {state.get("game")!r}')
         game = cls(instance_from_dict(state["instance"]), PlanningOptions(**state["options"]))
         play = dict(state["play"])
-        play["log"] = [action_from_dict(action) for action in play["log"]]
+        instance = game.instance
+        play["log"] = [
+            action_from_dict(action, slots=instance.slots, num_sites=len(instance.sites))
+            for action in play["log"]
+        ]
         for name in ("pending", "agreed"):
             play[name] = None if play[name] is None else tuple(play[name])
         play["num_errors"] = list(play["num_errors"])

@@ -138,6 +138,12 @@ def test_instances_survive_a_file(tmp_path: Path) -> None:
         ('"name": "The Dive"', '"name": "a\\nb"', "printable text on one line"),
         ('"slots": 3', '"slots": 5', "slots must be a whole number from 1 to 3"),
         ('"weight": 4', '"weight": NaN', "not valid JSON"),
+        ('"opening": []', '"opening": [{"seat": 0, "kind": "sing"}]', "the kind of a move must be"),
+        (
+            '"opening": []',
+            '"opening": [{"seat": 1, "kind": "propose"}]',
+            "a proposal, and no other",
+        ),
     ],
 )
 def test_a_bad_row_is_refused_with_its_place(
