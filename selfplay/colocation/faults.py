@@ -36,7 +36,8 @@ def agreed(world: World) -> Iterator[None]:
         yield
     except EngineFault as error:
         fault = error
-    told = gather_objects(None if fault is None else str(fault), world)
+    leads = world.replica.leads  # the other ranks of a replica know only what its leader told them
+    told = gather_objects(str(fault) if fault is not None and leads else None, world)
     causes = {rank: cause for rank, cause in enumerate(told) if cause is not None}
     if causes:
         raise EnginesFailed(causes) from fault

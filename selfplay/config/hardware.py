@@ -162,7 +162,7 @@ class EngineConfig:
     timeout_s: float = key(
         600.0,
         "seconds to wait for the engine's answer to a generation or weight-sync request "
-        "before the run stops",
+        "before the engine is restarted",
         low=1.0,
         high=86400.0,
     )

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 from selfplay.config.player_spec import CHECKPOINT, SCRIPTED, parse_spec
+from selfplay.config.secrets import check_body
 from selfplay.config.settings import key
 
 WARM_START = "warm_start"
@@ -54,7 +55,7 @@ class EndpointConfig:
         None, "sampling temperature; null uses the server's default", low=0.0, high=100.0
     )
     body: dict[str, object] = key(
-        {}, "extra fields of the request's JSON, such as reasoning_effort: low"
+        {}, "extra fields of the request's JSON, such as reasoning_effort: low; never a key"
     )
     timeout_s: float = key(
         60.0, "seconds without data from the server before a request fails", low=0.01, high=86400.0
@@ -89,6 +90,7 @@ class EndpointConfig:
             json.dumps(self.body, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ValueError(f"endpoint.body must be valid JSON: {error}") from None
+        check_body(self.body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

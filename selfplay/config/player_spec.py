@@ -16,6 +16,8 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from selfplay.config.secrets import check_url
+
 SELF, SCRIPTED, CHECKPOINT, POOL, ENDPOINT, PERSON = (
     "self",
     "scripted",
@@ -58,6 +60,7 @@ def parse_spec(text: str, scripts: Sequence[str] = ()) -> Spec:
         ValueError: for invalid text. The message suggests the nearest valid spec; with `scripts`,
             the game's scripted players, it also recognises a bare script name.
     """
+    check_url(text)
     kind, colon, argument = text.strip().partition(":")
     if kind in _RENAMED:
         raise ValueError(f"partner {kind} is now {_RENAMED[kind]}")
@@ -88,6 +91,7 @@ def parse_shares(entries: Sequence[str]) -> list[tuple[Spec, float]]:
     """
     partners: list[tuple[Spec, float]] = []
     for entry in entries:
+        check_url(entry)
         text, star, share_text = entry.rpartition("*")
         try:
             share = float(share_text) if star else 1.0

@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import yaml
 
 from dialop.specs import nearest
+from selfplay.config.secrets import hidden, names_key
 from selfplay.config.tree import SettingsError, empty, load_tree, place, sources
 
 __all__ = [
@@ -335,7 +336,8 @@ def _construct(node: yaml.Node) -> Any:
 def _wrong(node: yaml.Node, name: str, rule: str, more: str = "") -> SettingsError:
     value = repr(node.value) if isinstance(node, yaml.ScalarNode) else _show(_construct(node))
     what = f"{place(node.start_mark)[:200]}: {name or 'settings'}"
-    return SettingsError(f"{what} {rule}, got {value[:200]}{more}")
+    value = "a value not shown here" if names_key(name) else hidden(value)[:200]
+    return SettingsError(f"{what} {rule}, got {value}{more}")
 
 
 def _unknown(

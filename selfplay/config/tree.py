@@ -12,6 +12,7 @@ from pathlib import Path
 
 import yaml
 
+from selfplay.config.secrets import hidden, names_key
 from selfplay.config.shipped import find_settings, nearest_settings
 
 _OVERRIDE = "override "  # prefix of a mark's name if the node comes from the command line
@@ -149,7 +150,8 @@ def override(text: str) -> yaml.MappingNode:
     """`a.b=value` as the tree of `a: {b: value}`; the value is read as YAML."""
     dotted, equals, value = text.partition("=")
     parts = dotted.strip().split(".")
-    name = f"{_OVERRIDE}{text!r}"
+    shown = f"{dotted}=…" if equals and names_key(dotted.strip()) else hidden(text)
+    name = f"{_OVERRIDE}{shown!r}"
     if not equals or not all(parts):
         raise SettingsError(f"{name}: must read key=value or section.key=value")
     leaf = _compose(value, name) or yaml.ScalarNode("tag:yaml.org,2002:null", "", _mark(name))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
 from selfplay.config.play import options_type
 from selfplay.config.player_spec import ENDPOINT, Spec, parse_shares, parse_spec
+from selfplay.config.secrets import check_absent
 from selfplay.config.settings import SettingsError, describe, read_value
 from selfplay.data.instances import TOKENIZER, generated, imitated_people
 from selfplay.engines.endpoint import check_address, endpoint_key
@@ -133,10 +135,17 @@ def check_folder(folder: Path, *, what: str) -> None:
 
 
 def check_endpoint(spec: Spec, endpoint: EndpointConfig, *, what: str) -> None:
-    """Raise SettingsError if the partner is an endpoint without a valid address or API key."""
+    """Raise SettingsError if the partner is an endpoint without a valid address or API key, or if
+    the key stands in the partner's text or in endpoint.body."""
     if spec.kind == ENDPOINT:
         check_address(spec.address[1], what=what)
-        endpoint_key(endpoint)
+        key = endpoint_key(endpoint)
+        if key:
+            try:
+                check_absent(key, spec.text, what=what)
+                check_absent(key, json.dumps(endpoint.body), what="endpoint.body")
+            except ValueError as error:
+                raise SettingsError(str(error)) from None
 
 
 def read_rendering(model: ModelConfig, game: GameConfig, *, seed: int) -> Rendering:
