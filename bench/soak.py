@@ -8,9 +8,8 @@ same files, and weights, logs, games and evaluations must be the same bit for bi
 in seconds. Every stage is killed at least once if there are as many kills.
 
 A trainer runs in a process of its own, forked from one that has only imported its modules. It
-writes a mark when it enters and leaves a stage. A kill comes at a random moment inside the stage. A
-stage shorter than SHORT_S is killed when it begins or when it ends, where the trainer waits for the
-signal.
+writes a mark when it enters and leaves a stage. A kill comes at a random moment of the stage. Where
+the stage is over before that, the trainer waits for the kill at its end.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from typing import Any
 import train
 
 ROOT = Path(__file__).resolve().parents[1]
-SHORT_S = 0.02
 WARM_START, LOOP, END = range(3)
 # A stage: the part of the run it belongs to, its function, and the latest of its calls in a process
 # at which it is killed. A run of 3 steps a kill outlasts the kills of its loop.
@@ -57,7 +55,7 @@ STAGES: dict[str, tuple[int, str, str, int]] = {
     "evaluation after": (END, "train", "held_out", 1),
     "export": (END, "train", "finish", 1),
 }
-NOT_COMPARED = ("config.yaml", "code.txt", ".lock", ".metadata", "manifest.json")
+NOT_COMPARED = ("report.html", "config.yaml", "code.txt", ".lock", ".metadata", "manifest.json")
 SETTINGS = (
     "model.scratch={width: 32, layers: 2, heads: 2, kv_heads: 2, mlp_width: 64,"
     " max_positions: 192, vocab_size: 400, tokenizer_games: 60}",
@@ -160,10 +158,8 @@ class Trainer:
         """Kill at a random moment of the stage. Returns the stage in which the process died, None
         if it ended before."""
         part, _, _, latest = STAGES[stage]
-        inside = duration_s >= SHORT_S
-        hold = None if inside else rng.choice(("begins", "ends"))
-        delay_s = rng.uniform(0.0, 0.8 * duration_s) if inside else 0.0
-        goal = {"stage": stage, "call": rng.randint(1, latest), "hold": hold}
+        delay_s = rng.uniform(0.0, duration_s)
+        goal = {"stage": stage, "call": rng.randint(1, latest)}
         reached = self._follow(goal, part)
         if reached:
             time.sleep(delay_s)
@@ -224,7 +220,7 @@ class Trainer:
 
 def train_with_marks(marks: int, goal: dict[str, Any], words: Sequence[str]) -> int:
     """Train with stages whose functions tell the file `marks` when they begin and end, and wait
-    there to be killed if the goal says so."""
+    to be killed at the end of the goal's call."""
 
     def tell(stage: str, what: str, seconds: float = 0.0) -> None:
         line = json.dumps({"stage": stage, "what": what, "seconds": seconds})
@@ -239,14 +235,11 @@ def train_with_marks(marks: int, goal: dict[str, Any], words: Sequence[str]) -> 
             calls += 1
             wanted = goal.get("stage") == stage and goal["call"] == calls
             tell(stage, "begins")
-            if wanted and goal["hold"] != "ends":
+            if wanted:
                 tell(stage, "goal")
-                if goal["hold"] == "begins":
-                    signal.pause()
             began_s = time.monotonic()
             result = function(*arguments, **options)
-            if wanted and goal["hold"] == "ends":
-                tell(stage, "goal")
+            if wanted:
                 signal.pause()
             tell(stage, "ends", time.monotonic() - began_s)
             return result
@@ -262,7 +255,8 @@ def train_with_marks(marks: int, goal: dict[str, Any], words: Sequence[str]) -> 
 
 def contents(folder: Path) -> dict[str, object]:
     """What must be the same, by file. Logs are without times in seconds. A state's `.metadata` is
-    left out, and the manifest with its hash: torch writes a random name into it."""
+    left out, and the manifest with its hash: torch writes a random name into it; the report, too:
+    it shows times and the folder's name."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
