@@ -37,6 +37,7 @@ from selfplay.learner.optimizer_step import optimizer_step
 from selfplay.learner.policy_update import update_policy
 from selfplay.learner.ppo import estimate_values, whitened, with_values
 from selfplay.learner.recompute import recompute_logprobs
+from selfplay.rollout.seating import check_players
 
 PPO = ("algorithm.method=ppo", "engine.max_mismatch=1")
 KINDS = ("head", "shared_head", "model")
@@ -270,7 +271,7 @@ def test_bad_combinations_are_refused_with_the_rule() -> None:
     beside = [scratch, game, "rollout.partners=[scripted:honest]", "rollout.group_size=2"]
     assert load_config(None, [*beside, "algorithm.method=ppo"]).rollout.group_size == 2
     with pytest.raises(SettingsError, match="group_size"):
-        load_config(None, beside)
+        check_players(load_config(None, beside))
     with pytest.raises(SettingsError, match=r"parallel\.tp"):
         load_config(None, [*alone, "parallel.tp=2"])
     with pytest.raises(SettingsError, match="critic"):

@@ -186,10 +186,12 @@ def ours(
     batches = micro_batches(samples, budget=100, device=CPU)
     assert len(batches) == 2
     tally = TokenMeans(learner.world)
+    settings_of, not_finite = UpdateSettings.of(config), list[str]()
     losses = [
-        part_loss(learner, part, b, settings=UpdateSettings.of(config), tally=tally)
+        part_loss(learner, part, b, settings=settings_of, tally=tally, not_finite=not_finite)
         for b in batches
     ]
+    assert not not_finite
     loss = torch.stack(losses).sum() / denominator(part, algorithm)
     names, parameters = zip(*model.named_parameters(), strict=True)
     return float(loss.detach()), dict(

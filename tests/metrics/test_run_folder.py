@@ -73,6 +73,7 @@ def test_a_folder_is_locked_until_the_file_is_closed(tmp_path: Path) -> None:
     hold_run(tmp_path / "run").close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ranks",
     [

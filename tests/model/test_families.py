@@ -185,11 +185,13 @@ def on_two_ranks(tp: int, names: list[str], folder: Path) -> dict[str, float | s
     return differences
 
 
+@pytest.mark.slow
 def test_families_read_in_shards_by_two_ranks(tmp_path: Path) -> None:
     differences = on_two_ranks(1, IN_SHARDS, tmp_path)
     assert all(isinstance(v, float) and v < BOUND for v in differences.values()), differences
 
 
+@pytest.mark.slow
 def test_families_that_are_divided_over_two_ranks(tmp_path: Path) -> None:
     """Families without tensor parallelism are refused by name."""
     differences = on_two_ranks(2, [*DIVIDED, "gpt_neox", "gemma3_text"], tmp_path)

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import eval as door
-from selfplay import checkpoint
+from selfplay.checkpoint import saving
 from selfplay.colocation import start as engine_start
 from selfplay.colocation import weight_sync as sync
 from selfplay.colocation.start import merged_folder
@@ -281,7 +281,7 @@ def test_adapters_alone_are_evaluated_by_any_engine(
         (own / "merged" / "the other's").touch()
 
     shutil.rmtree(own / "merged")
-    monkeypatch.setattr(checkpoint, "export", overtaken)
+    monkeypatch.setattr(saving, "export", overtaken)
     merged_there = merged_folder(own, init_world(device="cpu"), config_of().optim)
     (merged_there / "the other's").unlink()  # fails if it was overwritten
     assert sorted(own.glob(".merged*")) == []

@@ -374,6 +374,7 @@ def test_good_settings_reach_the_run(
         evaluation.main(["--checkpoint", "good", "--games", "generated", "--num", "2"])
 
 
+@pytest.mark.slow
 def test_an_unreachable_hub_is_refused_in_seconds(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(TINY)
     words = ["--config", "run.yaml", "out=fresh", "model={scratch: null, path: Nobody/nothing}"]

@@ -133,6 +133,7 @@ def fuzz(num: int, *, seed: int) -> None:
             raise
 
 
+@pytest.mark.slow
 def test_twenty_thousand_texts_raise_nothing() -> None:
     fuzz(20_000, seed=0)
 

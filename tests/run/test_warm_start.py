@@ -112,6 +112,7 @@ def test_too_few_transcripts_for_a_batch_are_refused(samples: list[Sample]) -> N
         warm_start_batches(samples, config_of("warm_start.batch_size=9").warm_start, seed=0)
 
 
+@pytest.mark.slow
 def test_workers_read_a_real_models_tokenizer_where_the_run_does(tmp_path: Path) -> None:
     """With a saved model and no tokenizer in the run folder, two processes play the same
     transcripts as one."""
