@@ -90,7 +90,7 @@ def test_only_this_machine_reaches_the_server(partner: str) -> None:
     ("words", "said"),
     [
         (["{run}", "--port", "80"], "--port must be from 1024 to 65535, got 80"),
-        (["{run}x"], "RUN must be a run folder or name"),
+        (["{run}x"], "RUN must be a run folder"),
         (["{run}", "engine.tp=2"], "unknown key engine.tp"),
     ],
 )
