@@ -31,6 +31,7 @@ from selfplay.config.settings import SettingsError
 from selfplay.distributed import World
 from selfplay.evaluation.evaluate import check_room
 from selfplay.evaluation.sources import find_config, find_games, find_partner
+from selfplay.games import kit_of
 from selfplay.partners.checkpoints import Source, find_source
 from selfplay.partners.partners import Partners
 from selfplay.play.games import (
@@ -203,7 +204,11 @@ def play_on_page(
     out: Path,
 ) -> int:
     """Serve the page until the program is stopped; games run in a thread of their own."""
-    table, token, port = Table(), secrets.token_urlsafe(24), sock.getsockname()[1]
+    table, token, port = (
+        Table(kit_of(config.game).ROLES),
+        secrets.token_urlsafe(24),
+        sock.getsockname()[1],
+    )
     app = make_app(table, token=token, port=port, opponent=opponent.name)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)

@@ -1,6 +1,6 @@
 // The page of play: asks for the state, shows the seat's view, sends moves.
 const token = document.querySelector("meta[name=play-token]").content;
-const play = { state: null, chosen: new Map(), picked: -1, drawn: -1 };
+const play = { state: null, chosen: new Map(), form: 0, picked: -1, drawn: -1 };
 
 async function call(path, body) {
   const options = { headers: { "x-play-token": token } };
@@ -29,44 +29,92 @@ function show(state) {
   play.state = state;
   if (state.version === play.drawn) return;
   play.drawn = state.version;
-  if (fresh) { play.chosen.clear(); play.picked = -1; }
+  if (fresh) { play.chosen.clear(); play.picked = -1; play.form = 0; find("words").value = ""; }
   const playing = state.game > 0 && state.phase !== "over" && state.phase !== "idle";
   find("welcome").hidden = playing;
   find("playing").hidden = !playing;
   find("ending").hidden = state.phase !== "over";
-  find("status").textContent = { idle: "", yours: "Your move", theirs: "Your partner is thinking …", over: "The game is over" }[state.phase];
+  find("status").textContent = { idle: "", yours: "Your move", theirs: `${partners(state)} thinking …`, over: "The game is over" }[state.phase];
+  // Where the seat's own part is short, what it needs is in the rules.
+  if (fresh && playing) document.querySelector(".rules").open = !state.board && state.prompt.user.length < 200;
   if (playing) drawPlaying(state);
   if (state.phase === "over") drawEnding(state);
 }
 
+const partners = (state) => (state.names.length > 2 ? "The others are" : "Your partner is");
+// A role names its seat; two equal players are you and your partner.
+const nameOf = (state, seat) => (seat === state.seat ? "you" : state.names.length === 2 && /\d$/.test(state.names[seat]) ? "your partner" : state.names[seat]);
+
 function drawPlaying(state) {
   const board = state.board, yours = state.phase === "yours", due = Boolean(board && board.answer_due);
   find("own").className = `panel view ${seatClass(state.seat)}`;
-  find("own").hidden = !board;
   find("builder").hidden = !board;
-  if (board) { drawBoard(state, yours && !due); drawBuilder(board, yours && !due); }
-  find("prompt").textContent = [state.prompt.system, state.prompt.user].filter(Boolean).join("\n\n");
-  document.querySelector(".rules").open = !board;
+  if (board) { drawBoard(state, yours && !due); drawBuilder(board, yours && !due); } else drawText(state);
+  find("prompt").textContent = (board ? [state.prompt.system, state.prompt.user] : [state.prompt.system]).filter(Boolean).join("\n\n");
+  document.querySelector(".rules").hidden = !find("prompt").textContent;
+  const waiting = yours ? null : make("p", { class: "waiting" }, `${partners(state)} thinking …`);
+  const rooms = state.rooms.map((name, room) => make("div", { class: "room" },
+    make("div", { class: "who seat" + room }, `Room of ${name}`, make("small", {}, `${state.rooms.filter((_, other) => other !== room).join(", ")} never reads it`)),
+    state.talk.filter((turn) => turn.room === undefined || turn.room === room).map((turn) => turnNode(state, turn))));
   const talk = find("talk");
-  talk.replaceChildren(...state.talk.map((turn) => turnNode(state, turn)), ...(yours ? [] : [make("p", { class: "waiting" }, "Your partner is thinking …")]));
-  talk.scrollTop = talk.scrollHeight;
-  find("answers").hidden = !due;
-  for (const id of ["accept", "reject"]) find(id).disabled = !(yours && due);
-  find("say").hidden = Boolean(board && (!board.messages || due));
-  find("words").placeholder = board ? "Say something to your partner" : "Your move, beginning with its [tag]";
-  find("send").disabled = !yours;
+  talk.classList.toggle("rooms", rooms.length > 0);
+  talk.replaceChildren(...(rooms.length ? rooms : state.talk.map((turn) => turnNode(state, turn))), ...(waiting ? [waiting] : []));
+  for (const box of rooms.length ? rooms : [talk]) box.scrollTop = box.scrollHeight;
+  drawForms(state);
   find("leave").disabled = !yours;
-  if (yours && !find("say").hidden && innerWidth > 760) find("words").focus();
 }
 
 function turnNode(state, turn) {
-  if (turn.seat === undefined) return make("div", { class: "turn" }, make("div", { class: "text" }, turn.text));
-  const mine = turn.seat === state.seat;
-  return make("div", { class: `turn ${seatClass(turn.seat)} ${turn.error ? "refused" : ""}` },
-    make("div", { class: "who" }, mine ? "you" : "your partner", turn.error ? make("span", { class: "tag wrong" }, "refused") : turn.kind ? make("span", { class: "tag" }, turn.kind) : null),
+  if (turn.seat === undefined) return make("div", { class: "turn" }, make("div", { class: "read" }, prose(turn.note)));
+  return make("div", { class: `turn ${seatClass(turn.seat)} ${turn.seat === state.seat ? "own" : ""} ${turn.error ? "refused" : ""}` },
+    make("div", { class: "who" }, nameOf(state, turn.seat), turn.error ? make("span", { class: "tag wrong" }, "refused") : turn.kind ? make("span", { class: "tag" }, turn.kind) : null),
     turn.text ? make("div", { class: "text" }, turn.text) : null,
+    turn.note ? make("div", { class: "read" }, prose(turn.note)) : null,
     turn.error ? make("div", { class: "told" }, turn.error) : null);
 }
+
+function drawText(state) {
+  find("own").replaceChildren(
+    make("div", { class: "who" }, `You are ${/\d$/.test(state.names[state.seat]) ? "" : "the "}${state.names[state.seat]}`, make("small", {}, "only you read this")),
+    make("pre", {}, prose(state.prompt.user)));
+}
+
+// The moves of the moment: a button, a text, or one choice of each list.
+function drawForms(state) {
+  const written = state.forms.filter((form) => !form.button), buttons = state.forms.filter((form) => form.button);
+  play.form = Math.min(play.form, Math.max(0, written.length - 1));
+  const form = written[play.form];
+  find("answers").replaceChildren(...buttons.map((one, i) => make("button", { type: "button", id: one.name.toLowerCase(), class: i ? "" : "big", on: { click: () => send(one.before) } }, one.name)));
+  find("say").hidden = !form;
+  if (!form) return;
+  find("tabs").replaceChildren(...(written.length < 2 ? [] : written.map((one, i) => make("button", {
+    type: "button", "aria-pressed": String(i === play.form), on: { click: () => { play.form = i; drawForms(state); } },
+  }, one.name))));
+  find("picks").replaceChildren(...form.choices.map(([name, options]) => make("label", {}, name, make("select", { on: { change: () => offer(form) } },
+    make("option", { value: "" }, "choose …"), options.map(([value, label]) => make("option", { value }, label))))));
+  find("send").textContent = { Search: "Search", Propose: "Propose" }[form.name] || "Send";
+  const words = find("words");
+  words.hidden = form.choices.length > 0;
+  words.placeholder = form.hint;
+  words.setAttribute("aria-label", form.hint || "your words");
+  if (form.start && !words.value) words.value = form.start;
+  else if (!form.start && written.some((one) => one.start === words.value)) words.value = "";
+  offer(form);
+  if (!words.hidden && innerWidth > 760) words.focus();
+}
+
+const picked = () => [...find("picks").querySelectorAll("select")].map((select) => select.value);
+
+// What is chosen in one list cannot be chosen in another, and only a full choice can be sent.
+function offer(form) {
+  const chosen = picked();
+  if (form.distinct) [...find("picks").querySelectorAll("select")].forEach((select, i) => {
+    for (const option of select.options) option.disabled = option.value !== "" && option.value !== "NULL" && chosen.some((value, other) => other !== i && value === option.value);
+  });
+  find("send").disabled = chosen.includes("");
+}
+
+const send = (text) => call("move", { text });
 
 // The own table is the builder: a cell gives its paper to its reviewer. A reviewer or a paper that
 // has a pair already loses it, so no two pairs can clash.
@@ -81,7 +129,7 @@ function drawBoard(state, building) {
     return make("button", { type: "button", class: look, style, title: named, "aria-label": named, "aria-pressed": String(mine), on: { click: () => choose(r, p) } }, shown);
   });
   find("own").replaceChildren(
-    make("div", { class: "who" }, "Your table", make("small", {}, `you are seat ${state.seat}`), board.unknown === null ? make("small", {}, "in your own units") : null),
+    make("div", { class: "who" }, "Your table", make("small", {}, `you are ${state.names[state.seat]}`), board.unknown === null ? make("small", {}, "in your own units") : null),
     table,
     make("p", { class: "key" }, board.pending ? "Framed: the proposal on the table." : "A dot: you do not see this value.", board.unknown === null ? "" : ` A value that nobody sees counts as ${board.unknown}.`));
 }
@@ -130,21 +178,20 @@ function drawEnding(state) {
   const game = result.game;
   find("heading").textContent = "How it ended";
   find("before").replaceChildren(make("span", { class: "big-score" }, game.agreed ? `${(100 * game.score_norm).toFixed(0)} % of what was possible` : "No agreement"),
-    make("br"), game.agreed ? "You agreed. Below is everything that was hidden." : `${{ turns: "The moves ran out.", retries: "Too many tries were refused.", tokens: "Your partner ran out of tokens." }[game.ended] || "The game ended."} Below is everything that was hidden.`);
+    make("br"), game.agreed ? "You agreed. Below is everything that was hidden." : `${{ turns: "The moves ran out.", retries: "Too many tries were refused.", tokens: "The policy ran out of tokens." }[game.ended] || "The game ended."} Below is everything that was hidden.`);
   const pick = (number) => { play.picked = number; find("ending").replaceChildren(...gamePanels(game, result.texts, number, pick)); };
   pick(proposalsOf(game).length - 1);
 }
 
 find("start").addEventListener("click", () => call("start", {}));
-find("accept").addEventListener("click", () => call("move", { answer: "accept" }));
-find("reject").addEventListener("click", () => call("move", { answer: "reject" }));
 find("leave").addEventListener("click", () => call("move", { leave: true }));
 find("say").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const words = find("words").value;
-  if (!words.trim() || find("send").disabled) return;
-  const plain = Boolean(play.state.board);
-  if (await call("move", plain ? { message: words } : { text: words })) find("words").value = "";
+  const form = play.state.forms.filter((one) => !one.button)[play.form], words = form && form.choices.length ? picked().join(", ") : find("words").value;
+  if (!form || !words.trim() || find("send").disabled) return;
+  find("send").disabled = true;
+  if (await send(form.before + words + form.after)) find("words").value = "";
+  else find("send").disabled = false;
 });
 find("words").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); find("say").requestSubmit(); }

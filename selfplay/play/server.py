@@ -138,7 +138,7 @@ def play_page(*, token: str, opponent: str) -> str:
         styles=[_REPORT / "page.css", _HERE / "play.css"],
         token=token,
         opponent=opponent,
-        max_text=MAX_TEXT,
+        max_text=MAX_TEXT - 100,  # of a person's words, without a move's tag
     )
 
 
@@ -159,21 +159,13 @@ async def read_body(request: Request) -> dict[str, Any]:
 
 
 def move_text(body: dict[str, Any], table: Table) -> str:
-    """The move that a request asks for, as the game reads it: {"message": text}, {"pairs": [[
-    reviewer, paper], …]}, {"answer": "accept" or "reject"} or {"text": the move itself}.
-
-    Raises ValueError for anything else.
-    """
+    """The move that a request asks for, as the game reads it: {"pairs": [[reviewer, paper], …]} or
+    {"text": the move itself}. Raises ValueError for anything else."""
     if "pairs" in body:
         return table.proposal_of(body["pairs"])
-    if body.get("answer") in ("accept", "reject"):
-        return f"[{body['answer']}]"
-    for name, form in (("message", "[message] {}"), ("text", "{}")):
-        text = body.get(name)
-        if isinstance(text, str):
-            if not text.strip():
-                raise ValueError("a move needs some text")
-            if len(text) > MAX_TEXT:
-                raise ValueError(f"a move has at most {MAX_TEXT} characters, got {len(text)}")
-            return form.format(text.strip())
-    raise ValueError("a move is a message, pairs, an answer or a text")
+    text = body.get("text")
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError("a move is pairs or some text")
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"a move has at most {MAX_TEXT} characters, got {len(text)}")
+    return text.strip()

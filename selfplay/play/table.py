@@ -1,21 +1,26 @@
 """The table between a person and a running game: what the person sees, and the move they make.
 
 The game runs in its own thread and waits in `ask`; the page reads `state` and calls `give`. The
-person sees their own prompt, board and the public talk, nothing else, until the game is over.
+person sees their own prompt, board and the talk of their own rooms, nothing else, until the game is
+over.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Sequence
 from typing import Any
 
+from dialop.collab.task import CollabView
 from dialop.game import Game
 from dialop.matching.board import MatchingView
 from dialop.matching.proposal import render_proposal
 from dialop.matching.roster import display_names
 from dialop.shown import printable
 from selfplay.chat.transcript import Transcript
+from selfplay.play.forms import forms_of, own_move, rooms_of, spoken
+from selfplay.report.games import seat_names
 from selfplay.rollout.players import Move, Moving
 
 IDLE, YOURS, THEIRS, OVER = "idle", "yours", "theirs", "over"
@@ -28,17 +33,22 @@ class NotNow(ValueError):
 class Table:
     """One person's table. All methods may be called from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, roles: Sequence[str]) -> None:
+        """`roles` are those of the game's seats."""
         self._lock = threading.Lock()
         self._moves: queue.Queue[str | None] = queue.Queue()
         self._starts: queue.Queue[bool] = queue.Queue()
         self._phase, self._number, self._version = IDLE, 0, 0
+        self._names = seat_names(roles)
         self._seat = 0
         self._prompt: dict[str, str] = {}
         self._view: Any = None
+        self._rooms: list[str] = []
         self._board: dict[str, Any] | None = None
+        self._forms: list[dict[str, Any]] = []
         self._talk: list[dict[str, Any]] = []
         self._given: str | None = None
+        self._refused = False
         self._num_log = 0
         self._result: dict[str, Any] | None = None
 
@@ -51,8 +61,11 @@ class Table:
                 "phase": self._phase,
                 "game": self._number,
                 "seat": self._seat,
+                "names": self._names,
+                "rooms": self._rooms,
                 "prompt": self._prompt,
                 "board": self._board,
+                "forms": self._forms if self._phase == YOURS else [],
                 "talk": [*self._talk, *sent],
                 "result": self._result,
             }
@@ -120,7 +133,7 @@ class Table:
         prompt = game.prompt(seat)
         with self._lock:
             self._number += 1
-            self._seat, self._given, self._num_log = seat, None, 0
+            self._seat, self._given, self._refused, self._num_log = seat, None, False, 0
             self._talk, self._result = [], None
             self._prompt = {"system": printable(prompt.system), "user": printable(prompt.user)}
             self._see(game, "")
@@ -132,6 +145,11 @@ class Table:
             self._see(game, observation)
             self._set(YOURS)
         return self._moves.get()
+
+    def refuse(self) -> None:
+        """Note that the game refused the person's move; the next question says why."""
+        with self._lock:
+            self._refused = True
 
     def finish(self, result: dict[str, Any]) -> None:
         """Show how the game ended, with everything that was hidden."""
@@ -145,28 +163,35 @@ class Table:
 
     def _sent(self, text: str) -> dict[str, Any]:
         """A try of the person at a move, as the talk shows it."""
-        return {"seat": self._seat, "text": printable(text)}
+        return {"seat": self._seat, **own_move(text, rooms=self._rooms)}
 
     def _see(self, game: Game, observation: str) -> None:
         """Take over the seat's view. In matching the talk is the public log with the person's own
         refused tries; in other games it is the texts that the seat reads and writes."""
         view = self._view = game.view(self._seat)
+        self._rooms, self._forms = rooms_of(view), forms_of(game, view)
+        own = [] if self._given is None else [self._sent(self._given)]
+        if own and self._refused:
+            own[0]["error"] = printable(observation)
+            observation = ""
         if isinstance(view, MatchingView):
-            if self._given is not None and len(view.log) == self._num_log:
-                self._talk.append({**self._sent(self._given), "error": printable(observation)})
-            self._talk += [
+            said = [
                 {"seat": a.seat, "kind": a.kind, "text": printable(a.text), "pairs": a.pairs}
                 for a in view.log[self._num_log :]
             ]
+            self._talk += [*(own if self._refused else []), *said]
             self._num_log = len(view.log)
             self._board = drawn_view(view, answer_due=game.answer_due)
         else:
             self._board = None
-            if self._given is not None:
-                self._talk.append(self._sent(self._given))
-            if observation:
-                self._talk.append({"text": printable(observation)})
-        self._given = None
+            if isinstance(view, CollabView):  # whose texts do not name who speaks
+                said = [{"seat": 1 - self._seat, "kind": "", "text": printable(observation)}]
+            else:
+                said = spoken(observation, self._names, rooms=self._rooms)
+            if own and said and "seat" not in said[0]:
+                own[0]["note"] = said.pop(0)["note"]  # a tool's answer, or what a move did
+            self._talk += [*own, *(entry for entry in said if entry.get("note") or entry["text"])]
+        self._given, self._refused = None, False
 
 
 def drawn_view(view: MatchingView, *, answer_due: bool) -> dict[str, Any]:
@@ -177,7 +202,6 @@ def drawn_view(view: MatchingView, *, answer_due: bool) -> dict[str, Any]:
         "columns": columns,
         "shown": view.displayed,
         "unknown": view.public_unknown,
-        "messages": view.options.messages,
         "answer_due": answer_due and view.to_move == view.seat,
         "pending": view.pending,
         "pending_seat": view.pending_seat,
@@ -201,7 +225,8 @@ class SeatedPerson:
         yield  # makes this a generator, though it never requests a completion
 
     def refused(self) -> None:
-        """Nothing to do: the next question shows the error."""
+        """The next question shows the error."""
+        self._table.refuse()
 
     def fork(self, *names: object) -> SeatedPerson:
         """The same person at the same table."""

@@ -1,20 +1,24 @@
-"""What the page draws of one game's own things: the tables and proposals of matching.
+"""What the page draws of one game's own things: the tables and proposals of matching, what each
+proposal of planning and mediation is worth.
 
 A game without a picture is shown by its texts alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from dialop.kit import load_kit
 from dialop.matching.board import KINDS, MatchingInstance, action_from_dict, instance_from_dict
 from dialop.matching.proposal import Pairs
 from dialop.matching.roster import display_names
 from dialop.matching.solve import best_pairs
 from dialop.matching.statements import stated_cells
+from dialop.mediation.score import pair_costs
+from dialop.planning.score import sheet_of
 
 
 def draw_matching(state: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -43,6 +47,31 @@ def draw_matching(state: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) 
             extra["stated"] = [[r, p, value, own[r][p] == value] for r, p, value in cells]
         drawn.append(extra)
     return {**drawn_tables(instance), "turns": drawn, "tags": list(KINDS)}
+
+
+def proposal_values(
+    name: str, state: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """One dict for each turn of a planning or mediation game. That of a full proposal has `worth`:
+    its points, and its place between the worst (0) and the best (1).
+
+    Raises as `draw_matching`.
+    """
+    instance = load_kit(name).restore(state).instance  # type: ignore[attr-defined]
+    num_legal = sum(turn["error"] is None for turn in turns)
+    log = state["play"]["log"]
+    legal: Iterator[Mapping[str, Any]] = iter(log[len(log) - num_legal :])
+    drawn: list[dict[str, Any]] = []
+    for turn in turns:
+        act = next(legal, {}) if turn["error"] is None else {}
+        points = None
+        if act.get("plan") and None not in act["plan"]:
+            points = sheet_of(instance.sites, instance.preferences, tuple(act["plan"])).total
+        elif act.get("flights"):
+            points = sum(costs.total for costs in pair_costs(instance, tuple(act["flights"])))
+        worth = None if points is None else [points, round(instance.norm(points), 4)]
+        drawn.append({"worth": worth} if worth else {})
+    return drawn
 
 
 def drawn_tables(instance: MatchingInstance) -> dict[str, Any]:

@@ -14,6 +14,7 @@ function make(tag, attributes = {}, ...children) {
   return node;
 }
 const seatClass = (seat) => `seat${seat % 5}`;
+const seatName = (game, seat) => game.seats[seat].role || `seat ${seat}`;
 const share = (value) => (typeof value === "number" ? value.toFixed(3) : "–");
 const short = (value) => (Number.isInteger(value) ? String(value) : Number(value.toPrecision(4)).toString());
 const signed = (value) => (value > 0 ? "+" : "") + value.toFixed(3);
@@ -39,6 +40,19 @@ function showTip(event, text) {
 const hideTip = () => { tip.hidden = true; };
 
 // --- one game
+// A text of a game; its lists with columns ("name|price") become tables.
+function prose(text) {
+  const parts = [];
+  for (const line of text.split("\n")) {
+    const cells = line.split("|").map((cell) => cell.trim()), last = parts.at(-1);
+    if (cells.length === 1) { if (typeof last === "string") parts[parts.length - 1] += `\n${line}`; else parts.push(line); }
+    else if (Array.isArray(last) && last[0].length === cells.length) last.push(cells);
+    else parts.push([cells]);
+  }
+  return parts.map((part) => (typeof part === "string" ? part
+    : make("div", { class: "list" }, make("table", {}, part.map((cells) => make("tr", {}, cells.map((cell) => make("td", {}, cell))))))));
+}
+
 const proposalsOf = (game) => game.turns.map((turn, number) => ({ ...turn.proposal, seat: turn.seat, number })).filter((turn) => turn.pairs);
 
 // The tables, the private views and the talk of a game; `picked` is the proposal on the table.
@@ -93,12 +107,12 @@ function views(game, texts) {
       const value = game.board.shown[number][r][p];
       return make("span", { class: `cell ${value === null ? "unseen" : "seen"}` }, value === null ? "·" : String(value));
     });
-    const raw = prompt.map((text) => make("pre", {}, text));
+    const raw = prompt.map((text) => make("pre", {}, prose(text)));
     return make("div", { class: `panel view ${seatClass(number)}` },
-      make("div", { class: "who" }, `seat ${number}`, make("small", {}, seat.player), game.board && game.board.scaled ? make("small", {}, "in its own units") : null),
+      make("div", { class: "who" }, seatName(game, number), make("small", {}, seat.player), game.board && game.board.scaled ? make("small", {}, "in its own units") : null),
       table || null,
       table ? make("details", {}, make("summary", {}, "what it reads first"), raw)
-        : texts[seat.system] ? [make("details", {}, make("summary", {}, "the rules it reads"), make("pre", {}, texts[seat.system])), make("pre", {}, texts[seat.user])] : raw);
+        : texts[seat.system] ? [make("details", {}, make("summary", {}, "the rules it reads"), make("pre", {}, texts[seat.system])), make("pre", {}, prose(texts[seat.user]))] : raw);
   });
 }
 
@@ -106,14 +120,15 @@ function talk(game, picked, pick) {
   const numbers = proposalsOf(game).map((one) => one.number);
   return make("div", { class: "panel" }, make("div", { class: "talk" }, game.turns.map((turn, number) => {
     const at = numbers.indexOf(number);
-    const body = turn.error ? turn.text : turn.text.replace(/^\s*\[[^\[\]\n]{0,40}\]\s*/, "");
+    const body = turn.error ? turn.text : turn.text.replace(/^\s*(?:\w{1,8}\s*:\s*)?\[[^\[\]\n]{0,40}\]\s*/, "");
     const node = make("div", { class: `turn ${seatClass(turn.seat)} ${turn.error ? "refused" : ""} ${at >= 0 ? "pick" : ""}` },
-      make("div", { class: "who" }, `seat ${turn.seat}`, turn.error ? make("span", { class: "tag wrong" }, `refused: ${(turn.error_kind || "error").replaceAll("_", " ")}`) : make("span", { class: "tag" }, turn.action)),
+      make("div", { class: "who" }, seatName(game, turn.seat), turn.error ? make("span", { class: "tag wrong" }, `refused: ${(turn.error_kind || "error").replaceAll("_", " ")}`) : make("span", { class: "tag" }, turn.action)),
       turn.thought ? make("div", { class: "thought" }, spelled(turn, turn.thought)) : null,
       body || turn.error ? make("div", { class: "text" }, body ? spelled(turn, body) : "(nothing)") : null,
       turn.error ? make("div", { class: "told" }, `It was told: ${turn.error}`) : null,
       turn.proposal ? make("div", { class: "note" }, "value ", make("b", {}, `${short(turn.proposal.value)} of ${short(game.board.best_value)}`),
         lossText(game.board, turn.proposal)) : null,
+      turn.worth ? make("div", { class: "note" }, "worth ", make("b", {}, `${short(turn.worth[0])} points`), `, ${share(turn.worth[1])} of the way from the worst to the best`) : null,
       (turn.stated || []).length ? make("div", { class: "note" }, "states ", turn.stated.map(([r, p, value, isTrue], i) => [i ? ", " : "",
         make("span", { class: isTrue ? "" : "wrong" }, `${game.board.rows[r]} ${game.board.columns[p]} ${value} ${isTrue ? "✓" : `✗ (own table: ${game.board.shown[turn.seat][r][p] ?? "unseen"})`}`)])) : null,
       readers(game, turn),
@@ -132,8 +147,8 @@ function lossText(board, proposal) {
 function readers(game, turn) {
   const own = turn.read[turn.seat], others = turn.read.map((text, seat) => [seat, text]).filter(([seat, text]) => seat !== turn.seat && text);
   const parts = [];
-  if (own) parts.push(make("div", { class: "read" }, `It reads: ${own}`));
-  if (game.seats.length > 2 && !turn.error) parts.push(make("div", { class: "note" }, others.length ? `read by seat ${others.map(([seat]) => seat).join(", ")}` : "read by nobody else"));
+  if (own) parts.push(make("div", { class: "read" }, "It reads: ", prose(own)));
+  if (game.seats.length > 2 && !turn.error) parts.push(make("div", { class: "note" }, others.length ? `read by ${others.map(([seat]) => seatName(game, seat)).join(", ")}` : "read by nobody else"));
   return parts;
 }
 

@@ -7,12 +7,14 @@ once.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dialop.kit import games, load_kit
 from dialop.shown import on_one_line, printable
 from dialop.tags import THINK_END, drop_reasoning
-from selfplay.report.boards import draw_matching
+from selfplay.report.boards import draw_matching, proposal_values
 from selfplay.report.run_files import RunFiles
 
 MAX_BYTES = 12_000_000  # of the viewer's data as JSON
@@ -74,11 +76,16 @@ def _in_order(runs: Sequence[RunFiles], texts: Texts) -> Iterator[dict[str, Any]
 def drawn_game(record: Mapping[str, Any], source: str, run: int, texts: Texts) -> dict[str, Any]:
     """One record of a game for the viewer. Private thoughts are split from the move's own text."""
     state, picture = record.get("state") or {}, {}
-    if state.get("game") == "matching":
-        try:
+    name = state.get("game")
+    try:
+        if name == "matching":
             picture = draw_matching(state, record["turns"])
-        except (LookupError, TypeError, ValueError):
-            picture = {}  # a record of another version: its texts are shown
+        elif name in ("mediation", "planning"):
+            picture = {"turns": proposal_values(name, state, record["turns"])}
+    except (LookupError, TypeError, ValueError):
+        picture = {}  # a record of another version: its texts are shown
+    roles = load_kit(name).ROLES if name in games() else ()
+    called = seat_names(roles) if len(set(roles)) > 1 else [None] * len(record["seats"])
     extras = picture.pop("turns", [{}] * len(record["turns"]))
     reasons = bool(state.get("options", {}).get("private_reasoning"))
     tags = tuple(sorted({turn["action"] for turn in record["turns"] if turn.get("action")}))
@@ -97,16 +104,23 @@ def drawn_game(record: Mapping[str, Any], source: str, run: int, texts: Texts) -
         "seats": [
             {
                 "player": on_one_line(str(seat["player"])),
+                **({"role": role} if role else {}),
                 "system": texts.number(seat["system"]),
                 "user": texts.number(seat["user"]),
             }
-            for seat in record["seats"]
+            for seat, role in zip(record["seats"], called, strict=True)
         ],
         "turns": turns,
         "num_errors": sum(bool(turn["error"]) for turn in record["turns"]),
         "num_false": sum(not true for *_, true in stated),
         **({"board": picture} if picture else {}),
     }
+
+
+def seat_names(roles: Sequence[str]) -> list[str]:
+    """What to call each seat: its role, with its number where others have the same."""
+    num = Counter(roles)
+    return [f"{role} {seat}" if num[role] > 1 else role for seat, role in enumerate(roles)]
 
 
 def _turn(
