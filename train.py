@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from selfplay.checkpoint import finish, save_checkpoint
 from selfplay.checkpoint.whole import REFUSALS
 from selfplay.colocation.handover import sleep_engine
-from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck
+from selfplay.colocation.sync_check import SyncCheck
 from selfplay.config import Config, load_config
 from selfplay.config.settings import SettingsError
 from selfplay.credit.advantages import compute_advantages, reward_samples
@@ -95,7 +95,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
                 reward=config.reward,
                 world=world,
             )
-            sync_check.listen(first_turns(episodes, NUM_TURNS))
+            sync_check.listen(first_turns(episodes, sync_check.num_turns))
         with watch("credit"):
             samples, credit_stats = reward_samples(
                 episodes, algorithm=config.algorithm, reward=config.reward

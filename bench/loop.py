@@ -32,7 +32,7 @@ from selfplay.colocation.handover import sleep_engine
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.restarts import Restarts
 from selfplay.colocation.start import load_engine
-from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck
+from selfplay.colocation.sync_check import SyncCheck
 from selfplay.config import Config, load_config
 from selfplay.credit.advantages import compute_advantages, reward_samples
 from selfplay.credit.sample import Sample
@@ -230,7 +230,7 @@ def run_steps(
             )
             episodes, rollout_stats = play_games(setups, engine, sampling=sampling, limits=limits)
             barrier(world)
-        check.listen(first_turns(episodes, NUM_TURNS))
+        check.listen(first_turns(episodes, check.num_turns))
         episodes = with_drawn_rewards(episodes, step)
         with watch("credit"):
             samples, credit_stats = reward_samples(

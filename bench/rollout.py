@@ -1,15 +1,19 @@
 """Measures two-seat games with turns of natural length against the same engine's plain batch.
 
 Games of 10 alternating turns on real 8x8 prompts in full words, shared by groups of 8. Weights are
-random; a turn ends by one of many stop tokens, so its length is geometric. The ceiling is one batch
-of the engine with as many prompts of that length, in the same run. Requires a GPU and SGLang.
+random, so each turn's length is drawn from a geometric distribution and given to the engine as the
+request's limit. The ceiling is one batch of as many prompts and new tokens, the best of all
+variants of the run. Requires a GPU and SGLang; with `--shape tiny --device cpu` the CPU engine.
 
-    python -m bench.rollout                                  0.5B, 512 games, three mean lengths
-    python -m bench.rollout --set 'engine.server_args={enable_mixed_chunk: true}'
+    python -m bench.rollout                                         0.5B, 512 games, three means
+    python -m bench.rollout --variants "" "burst_share=0.125" "processes=4; burst_share=0.125"
+    python -m bench.rollout --config configs/smollm2_4x4.yaml       a real model with its own games
 
-Prints a JSON line a case: sampled tokens/s, turns/s, shares of the ceiling over the whole step and
-in its middle (from 20 to 60 % of the turns), cached prompt tokens, and how busy the scheduler's
-process, the trainer's process and the GPU are.
+A variant is `key=value; …` of the section `engine`. Prints a JSON line a case: sampled tokens/s
+and turns/s over the whole step, the step's share of the ceiling, that of its middle (from 20 to
+60 % of the turns), the share of prompt tokens that were cached, and who is busy: CPU seconds a
+second of each scheduler, of the driver (games, rendering) and of the front (SGLang's part of the
+trainer's process), and the GPU's mean utilisation.
 """
 
 from __future__ import annotations
@@ -17,13 +21,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -32,32 +38,35 @@ from typing import Any
 import torch
 
 from bench import loop
-from bench.shapes import SHAPES, random_model
+from bench.shapes import SHAPES, qwen2_config, random_model
 from dialop.game import Game, Outcome, Prompt, Step
-from selfplay.chat.rendering import make_rendering
+from selfplay.chat.rendering import Rendering, make_rendering
+from selfplay.colocation.start import load_engine
 from selfplay.colocation.weight_sync import push
-from selfplay.config import Config
+from selfplay.config import Config, load_config
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, close_world, init_world
-from selfplay.engines.base import Request, Sampling
+from selfplay.engines.base import Ask, Completion, Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.games import kit_of
+from selfplay.model.hub import local_folder
 from selfplay.rollout.driver import play_games
-from selfplay.rollout.episode import GameSetup, Limits
+from selfplay.rollout.episode import GameSetup, Limits, limits_of
 from selfplay.rollout.players import PolicyPlayer
+from selfplay.rollout.seating import self_play_games
 from selfplay.setup import make_tokenizer
 
-TURNS, GROUP, FIRST_STOP = 10, 8, 50_000
+TURNS, GROUP = 10, 8
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Talk(Game):
-    """Every text is a message to the other seat; over after TURNS turns. `ends` notes the times."""
+    """Every text is a message to the other seat; over after TURNS turns."""
 
     num_seats = 2
 
-    def __init__(self, inner: Game, ends: list[float]) -> None:
-        self._inner, self._ends, self._num = inner, ends, 0
+    def __init__(self, inner: Game) -> None:
+        self._inner, self._num = inner, 0
 
     @property
     def seat_to_move(self) -> int | None:
@@ -68,13 +77,12 @@ class Talk(Game):
 
     def step(self, seat: int, text: str) -> Step:
         self._num += 1
-        self._ends.append(time.perf_counter())
         observations = ["", ""]
         observations[1 - seat] = f"Partner: {text[:200]}"
         return Step(seat, "message", None, None, tuple(observations))
 
     def clone(self) -> Game:
-        twin = Talk(self._inner, self._ends)
+        twin = Talk(self._inner)
         twin._num = self._num
         return twin
 
@@ -88,37 +96,90 @@ class Talk(Game):
         return {}
 
 
+class Watched:
+    """The engine, with the times at which turns end and the seconds that the driver works.
+
+    With `mean` each turn's length is drawn from a geometric distribution and the turn counts as
+    ended by a stop token.
+    """
+
+    streaming = True
+
+    def __init__(self, engine: SGLangEngine, mean: int | None) -> None:
+        self._engine, self._mean = engine, mean
+        self.version = engine.version
+        self.ends: list[float] = []
+        self.driver_s = 0.0
+
+    def stream(
+        self, tasks: Iterable[Callable[[Ask], Awaitable[Any]]], sampling: Sampling
+    ) -> list[Any]:
+        def watched(task: Callable[[Ask], Awaitable[Any]]) -> Callable[[Ask], Awaitable[Any]]:
+            async def play(ask: Ask) -> Any:
+                since = time.perf_counter()
+
+                async def asked(request: Request) -> Completion:
+                    # Between an answer and the next request of a game only the driver runs.
+                    nonlocal since
+                    self.driver_s += time.perf_counter() - since
+                    if self._mean is None:
+                        completion = await ask(request)
+                    else:
+                        draw = 1.0 - random.Random(request.seed).random()
+                        length = 1 + int(math.log(draw) / math.log(1.0 - 1.0 / self._mean))
+                        limit = min(length, 4 * self._mean, request.max_new_tokens)
+                        completion = await ask(dataclasses.replace(request, max_new_tokens=limit))
+                        completion = dataclasses.replace(completion, finish="stop")
+                    since = time.perf_counter()
+                    self.ends.append(since)
+                    return completion
+
+                return await task(asked)
+
+            return play
+
+        return self._engine.stream([watched(task) for task in tasks], sampling)
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--shape", choices=SHAPES, default="0.5B")
+    parser.add_argument("--config", help="a config with a real model, instead of a shape")
     parser.add_argument("--games", nargs="+", type=int, default=[512])
     parser.add_argument("--means", nargs="+", type=int, default=[10, 45, 150], help="tokens a turn")
-    parser.add_argument("--bursts", nargs="+", type=float, default=[0.0], help="engine.burst_share")
+    parser.add_argument("--variants", nargs="+", default=[""], help="key=value; … of engine")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--mem-fraction", type=float, default=0.6)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--set", nargs="*", default=[], help="settings, key=value")
+    parser.add_argument("--profile", type=Path, help="py-spy's raw profile of the first scheduler")
+    parser.add_argument("--out", type=Path, help="append the JSON lines to this file, too")
     return parser.parse_args()
 
 
 @contextmanager
-def busy(engine: SGLangEngine) -> Iterator[dict[str, float]]:
-    """Fills the dict with CPU seconds per second of the trainer's process and of the engine's
-    busiest child, and the GPU's mean utilisation."""
+def busy(engine: SGLangEngine, watched: Watched) -> Iterator[dict[str, object]]:
+    """Fills the dict with who is busy inside the block."""
     pids = [process.pid for process in engine._loop.processes if process.pid]
-    figures: dict[str, float] = {}
-    command = "nvidia-smi --query-gpu=utilization.gpu --format=csv,noheader,nounits -lms 200 -i 0"
-    watcher = subprocess.Popen(command.split(), stdout=subprocess.PIPE, text=True)
+    figures: dict[str, object] = {}
+    watcher = None
+    if engine.device == "cuda":
+        command = "nvidia-smi --query-gpu=utilization.gpu --format=csv,noheader,nounits -lms 200"
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+        watcher = subprocess.Popen([*command.split(), "-i", gpu], stdout=subprocess.PIPE, text=True)
     before, start = [cpu_s(pid) for pid in pids], time.perf_counter()
     own = time.process_time()
     yield figures
     wall = time.perf_counter() - start
-    watcher.terminate()
-    samples = [float(line) for line in watcher.communicate()[0].split() if line.isdigit()]
-    used = [cpu_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
-    figures["scheduler_busy"] = max(used) / wall
-    figures["trainer_busy"] = (time.process_time() - own) / wall
-    figures["gpu_busy"] = fmean(samples) / 100 if samples else float("nan")
+    used = sorted((cpu_s(pid) - b for pid, b in zip(pids, before, strict=True)), reverse=True)
+    figures["schedulers_busy"] = [round(s / wall, 2) for s in used[: engine.num_ranks]]
+    figures["front_busy"] = round((time.process_time() - own - watched.driver_s) / wall, 2)
+    figures["driver_busy"] = round(watched.driver_s / wall, 2)
+    if watcher is not None:
+        watcher.terminate()
+        samples = [float(line) for line in watcher.communicate()[0].split() if line.isdigit()]
+        figures["gpu_busy"] = round(fmean(samples) / 100, 2) if samples else None
 
 
 def cpu_s(pid: int) -> float:
@@ -138,97 +199,203 @@ def plain(engine: SGLangEngine, games: int, prompt: int, new: int, seed: int) ->
     return sum(len(c.ids) for c in completions) / (time.perf_counter() - start)
 
 
+def talks(
+    config: Config, rendering: Rendering, games: int, mean: int, repeat: int
+) -> list[GameSetup]:
+    """Games of TURNS turns on fresh instances, GROUP of each."""
+    kit = kit_of(config.game)
+    return [
+        GameSetup(
+            Talk(kit.new_game(instance, config.game)),
+            tuple(
+                PolicyPlayer(
+                    rendering,
+                    seed_names=(repeat, instance.key, i, seat),
+                    max_new_tokens=4 * mean,
+                    max_game_tokens=config.rollout.max_game_tokens,
+                )
+                for seat in (0, 1)
+            ),
+            instance.key,
+            i,
+        )
+        for instance in TrainStream(config).step(repeat, range(games // GROUP))
+        for i in range(GROUP)
+    ]
+
+
+def own_games(config: Config, rendering: Rendering, games: int, repeat: int) -> list[GameSetup]:
+    """The config's own self-play games."""
+    return self_play_games(
+        TrainStream(config).step(repeat, range(games // config.rollout.group_size)),
+        step=repeat,
+        game=config.game,
+        rollout=config.rollout,
+        seed=config.seed,
+        rendering=rendering,
+    )
+
+
+class Bench:
+    """One run: a config, its rendering, and how engines are started."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path, world: World) -> None:
+        self.options, self.folder, self.world = options, folder, world
+        self.ceilings: dict[tuple[int, int], float] = {}
+        self.model = None
+        if options.config is None:
+            self.model = random_model(
+                options.shape, world, master=torch.bfloat16, liger=False, checkpointing="none"
+            )
+
+    def config(self, words: Sequence[str]) -> Config:
+        options = self.options
+        common = [f"engine.{word}" for word in words] + options.set
+        if options.config is not None:
+            return load_config(
+                options.config,
+                [
+                    f"out={self.folder}",
+                    f"engine.attention={options.attention}",
+                    f"engine.mem_fraction={options.mem_fraction}",
+                    f"engine.max_batch={max(options.games)}",
+                    *common,
+                ],
+            )
+        sys.argv = ["loop", "--shape", options.shape, "--attention", options.attention]
+        sys.argv += ["--mem-fraction", str(options.mem_fraction), "--set"]
+        sys.argv += ["rollout.max_game_tokens=6000", *common]
+        base = loop.arguments()
+        base.games = max(options.games)
+        return loop.settings(base, self.folder, 1)
+
+    def start(self, config: Config, cleanup: ExitStack) -> SGLangEngine:
+        if self.model is None:
+            assert config.model.path is not None
+            weights, load_format = local_folder(config.model.path), "auto"
+        else:
+            weights, load_format = self.folder / "config", "dummy"
+            qwen2_config(self.options.shape).save_pretrained(weights)
+        engine = load_engine(config, weights, self.world, cleanup=cleanup, load_format=load_format)
+        assert isinstance(engine, SGLangEngine)
+        if self.model is not None:
+            push(self.model, engine, version=1, dtype=engine.dtype)
+        return engine
+
+    def rows(self, engine: SGLangEngine, config: Config, variant: str) -> Iterator[dict[str, Any]]:
+        rendering = make_rendering(make_tokenizer(config, self.folder, self.world))
+        for games in self.options.games:
+            if self.model is None:
+                for repeat in range(self.options.repeats + 1):  # the first one warms up
+                    setups = own_games(config, rendering, games, repeat)
+                    row = self.measure(engine, config, rendering, setups, None, repeat)
+                    if repeat:
+                        yield {"config": self.options.config, "engine": variant, **row}
+                continue
+            for mean in self.options.means:
+                first = talks(config, rendering, GROUP, mean, 0)[0].game.prompt(0)
+                prompt = len(rendering.first(system=first.system, user=first.user))
+                best = [plain(engine, games, prompt, TURNS * mean // 2, seed) for seed in range(2)]
+                key = (games, mean)
+                self.ceilings[key] = max(self.ceilings.get(key, 0.0), *best)
+                few = talks(config, rendering, max(GROUP, games // 8), mean, 99)
+                play_games(few, Watched(engine, 4), sampling=sampling_of(rendering), limits=LIMITS)
+                for repeat in range(self.options.repeats):
+                    setups = talks(config, rendering, games, mean, repeat)
+                    row = self.measure(engine, config, rendering, setups, mean, repeat)
+                    ceiling = self.ceilings[key]
+                    yield {
+                        "shape": self.options.shape,
+                        "engine": variant,
+                        **row,
+                        "plain_per_s": round(max(best)),
+                        "ceiling_per_s": round(ceiling),
+                        "share": round(row["tokens_per_s"] / ceiling, 3),
+                        "share_in_the_middle": round(row["middle_per_s"] / ceiling, 3),
+                    }
+
+    def measure(
+        self,
+        engine: SGLangEngine,
+        config: Config,
+        rendering: Rendering,
+        setups: Sequence[GameSetup],
+        mean: int | None,
+        repeat: int,
+    ) -> dict[str, Any]:
+        watched, served = Watched(engine, mean), dataclasses.replace(engine.served)
+        limits = LIMITS if mean else limits_of(config.rollout)
+        start = time.perf_counter()
+        with busy(engine, watched) as figures, self.profiled(engine):
+            _, stats = play_games(
+                setups,
+                watched,  # type: ignore[arg-type]
+                sampling=sampling_of(rendering),
+                limits=limits,
+            )
+        ends = sorted(watched.ends)
+        wall = ends[-1] - start
+        per_turn = stats.num_generated_tokens / len(ends)
+        middle = len(ends) * 2 // 5 / (ends[len(ends) * 3 // 5] - ends[len(ends) // 5])
+        prompts = engine.served.num_prompt_tokens - served.num_prompt_tokens
+        return {
+            "games": len(setups),
+            "mean_tokens": round(per_turn, 1),
+            "step_s": round(wall, 2),
+            "tokens_per_s": round(stats.num_generated_tokens / wall),
+            "turns_per_s": round(len(ends) / wall),
+            "middle_per_s": round(middle * per_turn),
+            "cached": round(
+                (engine.served.num_cached_tokens - served.num_cached_tokens) / prompts, 3
+            ),
+            **figures,
+        }
+
+    @contextmanager
+    def profiled(self, engine: SGLangEngine) -> Iterator[None]:
+        """Record the busiest scheduler's stacks inside the first block, if asked to; it slows."""
+        path, self.options.profile = self.options.profile, None
+        program = shutil.which("py-spy")
+        if path is None or program is None:
+            yield
+            return
+        pid = max((p.pid or 0 for p in engine._loop.processes), key=cpu_s)
+        words = f"record -r 50 -d 600 -f raw -o {path} --pid {pid}".split()
+        with subprocess.Popen([program, *words]) as recorder:
+            yield
+            recorder.send_signal(2)
+
+
+LIMITS = Limits(TURNS, max_retries=50)
+
+
+def sampling_of(rendering: Rendering) -> Sampling:
+    return Sampling(temperature=1.0, stop_ids=rendering.stop_ids)
+
+
 def main() -> None:
     options = arguments()
-    argv = ["loop", "--shape", options.shape, "--attention", options.attention]
-    sys.argv = [*argv, "--mem-fraction", str(options.mem_fraction), "--set"]
-    sys.argv += ["rollout.max_game_tokens=6000", *options.set]
-    base = loop.arguments()
-    base.games = max(options.games)
-    world = init_world(1)
-    with ExitStack() as cleanup:
-        folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory()))
-        config = loop.settings(base, folder, 1)
-        engine = loop.start_engine(options.shape, config, world, folder, cleanup)
-        assert engine is not None
-        model = random_model(
-            options.shape, world, master=torch.bfloat16, liger=False, checkpointing="none"
-        )
-        push(model, engine, version=1, dtype=engine.dtype)
-        del model
-        for mean in options.means:
-            for games in options.games:
-                for row in cases(engine, config, folder, world, games, mean, options):
-                    print(json.dumps(row), flush=True)
+    world = init_world(1, device="cpu" if options.device == "cpu" else None)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as last:
+        bench = Bench(options, Path(folder), world)
+        running, engine = None, None
+        for variant in options.variants:
+            config = bench.config([word.strip() for word in variant.split(";") if word.strip()])
+            same = dataclasses.replace(config.engine, burst_share=0.0, burst_after_s=0.5)
+            if engine is None or same != running:
+                last.close()
+                engine, running = bench.start(config, last), same
+            for bursts in engine.bursts:
+                bursts.share, bursts.after_s = (
+                    config.engine.burst_share,
+                    config.engine.burst_after_s,
+                )
+            for row in bench.rows(engine, config, variant):
+                print(json.dumps(row), flush=True)
+                if options.out is not None:
+                    with options.out.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
     close_world(world)
-
-
-def cases(
-    engine: SGLangEngine,
-    config: Config,
-    folder: Path,
-    world: World,
-    games: int,
-    mean: int,
-    options: argparse.Namespace,
-) -> Iterator[dict[str, object]]:
-    rendering = make_rendering(make_tokenizer(config, folder, world))
-    vocab = SHAPES[options.shape][5]
-    stops = range(FIRST_STOP, FIRST_STOP + vocab // mean)
-    sampling = Sampling(temperature=1.0, stop_ids=(*rendering.stop_ids, *stops))
-    kit = kit_of(config.game)
-    instances = TrainStream(config).step(0, range(games // GROUP))
-    first = kit.new_game(instances[0], config.game).prompt(0)
-    prompt = len(rendering.first(system=first.system, user=first.user))
-    ceiling = max(plain(engine, games, prompt, TURNS * mean // 2, seed) for seed in range(2))
-    for share in options.bursts:
-        engine.bursts.share = share
-        for repeat in range(options.repeats + 1):  # the first one warms up
-            ends: list[float] = []
-            setups = [
-                GameSetup(
-                    Talk(kit.new_game(instance, config.game), ends),
-                    tuple(
-                        PolicyPlayer(
-                            rendering,
-                            seed_names=(repeat, instance.key, i, seat),
-                            max_new_tokens=4 * mean,
-                            max_game_tokens=config.rollout.max_game_tokens,
-                        )
-                        for seat in (0, 1)
-                    ),
-                    instance.key,
-                    i,
-                )
-                for instance in instances
-                for i in range(GROUP)
-            ]
-            served, start = dataclasses.replace(engine.served), time.perf_counter()
-            with busy(engine) as figures:
-                _, stats = play_games(
-                    setups, engine, sampling=sampling, limits=Limits(TURNS, max_retries=50)
-                )
-            if not repeat:
-                continue
-            wall = max(ends) - start
-            low, high = sorted(ends)[len(ends) // 5], sorted(ends)[3 * len(ends) // 5]
-            per_turn = stats.num_generated_tokens / stats.num_turns
-            middle = 0.4 * len(ends) / (high - low) * per_turn
-            cached = engine.served.num_cached_tokens - served.num_cached_tokens
-            prompts = engine.served.num_prompt_tokens - served.num_prompt_tokens
-            yield {
-                "shape": options.shape,
-                "games": games,
-                "mean_tokens": round(per_turn, 1),
-                "burst_share": share,
-                "tokens_per_s": round(stats.num_generated_tokens / wall),
-                "turns_per_s": round(stats.num_turns / wall),
-                "ceiling_tokens_per_s": round(ceiling),
-                "share": round(stats.num_generated_tokens / wall / ceiling, 3),
-                "share_in_the_middle": round(middle / ceiling, 3),
-                "cached": round(cached / prompts, 3),
-                **{name: round(value, 2) for name, value in figures.items()},
-            }
 
 
 if __name__ == "__main__":

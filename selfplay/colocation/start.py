@@ -45,6 +45,7 @@ def load_engine(
     engine = SGLangEngine(
         str(weights),
         tp_size=world.replica.size,
+        processes=config.engine.processes,
         mem_fraction=config.engine.mem_fraction,
         attention_backend=config.engine.attention,
         dtype=config.model.dtype,

@@ -12,6 +12,7 @@ Log-prob mismatches in nats a token. Knows no games.
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import compress
@@ -35,7 +36,6 @@ from selfplay.metrics.ending import Ending
 
 # A turn: all ids up to its end, and a mask with 1 for each id that the policy sampled in it.
 Turn = tuple[Sequence[int], Sequence[int]]
-NUM_TURNS = FIRST + MORE + MORE
 
 
 class ScoringEngine(Engine, Protocol):
@@ -49,7 +49,8 @@ class SyncCheck:
 
     Off with the hf engine, which reads the policy's own parameters or a copy that is compared bit
     for bit, and with `parallel.offload_parameters`, because offloaded parameters cannot score.
-    Every rank calls each method. `turns` are those of this rank, NUM_TURNS if there are as many.
+    Every rank calls each method. `turns` are those of this rank, `num_turns` if there are as many.
+    Each of an engine's processes scores its own turns and is compared like an engine.
     """
 
     def __init__(
@@ -64,6 +65,8 @@ class SyncCheck:
         self._restarts, self._ending = restarts, ending
         self._learner, self._engine, self._config = learner, engine, config
         self._off = config.engine.kind == "hf" or config.parallel.offload_parameters
+        self._num_processes = config.engine.processes
+        self.num_turns = (FIRST + MORE + MORE) * self._num_processes
         self._floor = NoiseFloor()
         self._turns: Sequence[Turn] = ()
         self._measured = False
@@ -82,18 +85,18 @@ class SyncCheck:
         """
         if self._off or self._ending.trouble is not None:
             return {}
-        turns = self._turns
-        first = self._mismatches(turns[:FIRST])
+        turns, num = self._turns, self._num_processes
+        first = self._mismatches(turns[: FIRST * num])
         if not first:
             return {}
         of_all = [mismatch for of_engine in first.values() for mismatch in of_engine]
         metrics = {"sync_check_mismatch": sum(of_all) / len(of_all)}
         suspected = self._floor.suspects(first, fewest=1)
-        second = self._mismatches(turns[FIRST:][:MORE]) if suspected else {}
+        second = self._mismatches(turns[FIRST * num :][: MORE * num]) if suspected else {}
         if self._floor.suspects(second, fewest=MORE):
             with self._ending.put_off():
                 try:
-                    self._push_again(turns[-MORE:], version)
+                    self._push_again(turns[-MORE * num :], version)
                 except EnginesFailed:
                     self._restarts.push(version)
             return metrics | {"num_suspected": 1.0}
@@ -126,8 +129,8 @@ class SyncCheck:
             self._floor.add(of_engine)
 
     def _mismatches(self, turns: Sequence[Turn]) -> dict[int, list[float]]:
-        """The turns' mismatches by the rank whose engine scored them, the same on every rank.
-        Engine and trainer score at the same time."""
+        """The turns' mismatches by the process that scored them, numbered over the ranks' engines,
+        the same on every rank. Engine and trainer score at the same time."""
         world = self._learner.world
         samples = [
             Sample(f"{world.rank}/{place}", list(ids), [0, *mask[1:]], [], [])
@@ -146,11 +149,12 @@ class SyncCheck:
                     by_engine[sample.name] = list(compress(logprobs, sample.mask[1:]))
         parts = gather_objects((by_engine, by_trainer), world)
         trainers = {name: logprobs for _, part in parts for name, logprobs in part.items()}
-        return {
-            rank: [turn_mismatch(logprobs, trainers[name]) for name, logprobs in part.items()]
-            for rank, (part, _) in enumerate(parts)
-            if part
-        }
+        mismatches: dict[int, list[float]] = defaultdict(list)
+        for rank, (part, _) in enumerate(parts):
+            for place, (name, logprobs) in enumerate(part.items()):
+                process = rank * self._num_processes + place % self._num_processes
+                mismatches[process].append(turn_mismatch(logprobs, trainers[name]))
+        return mismatches
 
     @contextmanager
     def _heard(self) -> Iterator[None]:

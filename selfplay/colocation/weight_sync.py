@@ -109,7 +109,7 @@ def push(
             partial(engine.begin_bucket, names=names, version=version)
             if engine is not None and not faults
             else None,
-            num_engine_ranks=engine.tp_size if engine is not None else 0,
+            num_engine_ranks=engine.num_ranks if engine is not None else 0,
             payload=_push_payload(flat_N, names, sizes),
             group=group,
         )
@@ -194,8 +194,8 @@ class _Loading:
         self._wait: Callable[[], None] | None = None
         self._fault: str | None = None
         if group is None:
-            # One trainer rank may lead an engine of several GPUs; each engine rank opens its own
-            # handle.
+            # One trainer rank may lead an engine of several GPUs or processes; each of its ranks
+            # opens its own handle.
             payloads = [payload(rank) for rank in range(num_engine_ranks)]
         else:
             leads = dist.get_rank(group) == 0
@@ -257,7 +257,7 @@ def compare(
     shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}
     if device is None:
         device = next(iter(weights.values())).base.device
-    num_slots = engine.tp_size if engine is not None and group is None else 1
+    num_slots = engine.num_ranks if engine is not None and group is None else 1
     counts = torch.zeros(2, dtype=torch.int64)
     faults: list[str] = []
     for bucket in sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes):

@@ -133,6 +133,14 @@ class EngineConfig:
         low=1,
         high=1_024,
     )
+    processes: int = key(
+        1,
+        "SGLang engines on one GPU, for a small model: each has a scheduler on a CPU core of its "
+        "own, a copy of the weights and an equal part of engine.mem_fraction, engine.max_batch and "
+        "the games; above 1 only with engine.tp_size=1",
+        low=1,
+        high=16,
+    )
     attention: str = key(
         "auto", "SGLang attention backend", choices=("auto", "fa3", "flashinfer", "triton")
     )
@@ -174,6 +182,13 @@ class EngineConfig:
         low=0.0,
         high=1000.0,
     )
+
+    def check(self) -> None:
+        if self.processes > 1 and self.tp_size > 1:
+            raise ValueError(
+                f"engine.processes must be 1 with engine.tp_size {self.tp_size}, got "
+                f"{self.processes}: several engines share one GPU only"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,6 +102,7 @@ def estimate(config: Config, shape: Shape, *, ranks: int, total: float, liger: b
     if config.algorithm.method == "ppo" and config.critic.kind == "model":
         critic = (2 * master + 8) * shape.parameters / ranks / GIB
     gathered = 0.0 if ranks == 1 else 3 * _BYTES[config.model.dtype] * _layer(shape) / GIB
+    asleep = ASLEEP * engine.processes if engine.kind == "sglang" else 0.0
     own = engine_parts(engine, shape, config.model.dtype, total=total)
     in_play = {
         "context": CONTEXT,
@@ -122,7 +123,7 @@ def estimate(config: Config, shape: Shape, *, ranks: int, total: float, liger: b
         "activations": 1.1 * activations(shape, tokens, parallel, liger=liger),
         "logits": _LOGPROB * tokens * max(shape.vocabulary / 152_000, 0.1),
         "gathered layers": gathered,
-        "engine asleep": ASLEEP if engine.kind == "sglang" else 0.0,
+        "engine asleep": asleep,
     }
     push = {
         "context": CONTEXT,
@@ -130,7 +131,7 @@ def estimate(config: Config, shape: Shape, *, ranks: int, total: float, liger: b
         "moments": 0.0 if parallel.offload_optimizer else moments,
         "buckets": 2 * min(BUCKET, _BYTES[config.model.dtype] * shape.parameters / GIB),
         "engine's weights": own.get("engine's weights", 0.0),
-        "engine asleep": ASLEEP if engine.kind == "sglang" else 0.0,
+        "engine asleep": asleep,
     }
     phases = {"play": in_play, "update": update, "push": push}
     if config.model.lora is not None and config.warm_start.imitates:
@@ -148,12 +149,12 @@ def engine_parts(
     transformers engine uses the trainer's weights."""
     if engine.kind != "sglang":
         return {}
-    weights = _BYTES[dtype] * shape.parameters / engine.tp_size / GIB
+    weights = engine.processes * _BYTES[dtype] * shape.parameters / engine.tp_size / GIB
     share = engine.mem_fraction * (total - CONTEXT)
     return {
         "engine's weights": weights,
         "engine's cache": max(0.0, share - weights),
-        "engine's graphs": ASLEEP,
+        "engine's graphs": ASLEEP * engine.processes,
     }
 
 

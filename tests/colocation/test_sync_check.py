@@ -29,7 +29,7 @@ from selfplay.colocation.noise_floor import (
 )
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.restarts import Restarts
-from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck, Turn
+from selfplay.colocation.sync_check import SyncCheck, Turn
 from selfplay.credit.sample import Sample
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.mismatch import EngineDisagrees
@@ -159,7 +159,7 @@ def test_equal_weights_in_bf16_are_never_suspected() -> None:
     """50 steps of the model's own turns, packed for the trainer, one at a time for the engine."""
     check, learner, ending = checked(tiny_model())
     for step in range(1, 51):
-        check.listen(spoken(learner.model, NUM_TURNS, seed=step))
+        check.listen(spoken(learner.model, check.num_turns, seed=step))
         assert check.after_push(version=step)["num_suspected"] == 0.0
     assert ending.trouble is None
 
@@ -182,7 +182,7 @@ def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothi
             check._engine = Scorer(learner.model)  # type: ignore[assignment]
 
     monkeypatch.setattr("selfplay.colocation.sync_check.deliver_again", push_again)
-    check.listen(spoken(learner.model, NUM_TURNS, seed=1))
+    check.listen(spoken(learner.model, check.num_turns, seed=1))
     metrics = check.after_push(version=7)
     assert metrics["num_suspected"] == 1.0 and pushes == [7]
     assert capsys.readouterr().err

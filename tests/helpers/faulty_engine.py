@@ -34,7 +34,7 @@ def wait_for_nothing() -> None:
         tokenizer_manager=manager, loop=asyncio.new_event_loop(), shutdown=lambda: None
     )
     signals: Any = SimpleNamespace(take=lambda on_death: None, restore=lambda: None)
-    started: Any = SimpleNamespace(engine=front, processes=())
+    started: Any = SimpleNamespace(engines=(front,), processes=())
     loop = EngineLoop(started, signals, timeout_s=TIMEOUT_S)
     try:
         loop.run(loop.awaiting_answer(asyncio.Event().wait()), what="generation")

@@ -68,7 +68,7 @@ def main(folder: str, out: str) -> None:
     say(f"counted {rank}", num=after.num_elements)
     if wide is not None:
         say("wide", stale=stale, fresh=mismatches(wide, reference), version=wide.version)
-        wide._loop.engine.save_sharded_model(path=out, pattern=None, max_size=None)
+        wide._loop.engines[0].save_sharded_model(path=out, pattern=None, max_size=None)
         torch.save(dict(reference.named_parameters()), pathlib.Path(out) / "reference.pt")
 
     extra = torch.nn.Module()

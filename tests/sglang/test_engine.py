@@ -15,7 +15,7 @@ from selfplay.colocation import weight_sync as sync
 from selfplay.colocation.noise_floor import FIRST
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.restarts import Restarts
-from selfplay.colocation.sync_check import NUM_TURNS, SyncCheck
+from selfplay.colocation.sync_check import SyncCheck
 from selfplay.config import LoraConfig, load_config
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
@@ -62,7 +62,9 @@ def test_scoring_gives_the_full_softmax_s_logprobs_and_returns_at_once(
     texts = [PROMPT, PROMPT[:2], PROMPT[5:25]]
     engine.generate([Request(PROMPT, 4, 0)], PLAIN)
     answers = engine.begin_scoring(texts)
-    assert len(engine._manager.rid_to_state) == 3  # the engine has the texts; no call waits
+    assert (
+        len(engine._loop.managers[0].rid_to_state) == 3
+    )  # the engine has the texts; no call waits
     with torch.no_grad():
         logits = [policy(torch.tensor([text])).logits[0].log_softmax(-1) for text in texts]
     for text, logprobs_TV, scored in zip(texts, logits, answers(), strict=True):
@@ -139,7 +141,7 @@ def test_a_failing_game_ends_the_others_and_leaves_the_engine_idle(
 
     with pytest.raises(KeyError, match="game 7"):
         engine.stream([long, fails, long], Sampling(1.0, ()))
-    assert not engine._manager.rid_to_state
+    assert not engine._loop.managers[0].rid_to_state
     assert engine.generate([Request(PROMPT, 2, 0)], PLAIN)[0].ids
 
 
@@ -193,7 +195,7 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
     folder = tiny.save(tmp_path)
     config = load_config(None, ["engine.kind=sglang", f"model.path={folder}", "model.scratch=null"])
     learner = make_learner(config, pathlib.Path(folder), init_world(device="cpu"), reference=False)
-    prompts = [[*range(10 + n, 50 + n)] for n in range(NUM_TURNS)]
+    prompts = [[*range(10 + n, 50 + n)] for n in range(36)]
     answers = engine.generate([Request(prompt, 12, 0) for prompt in prompts], PLAIN)
     turns = [
         ([*prompt, *completion.ids], [0] * len(prompt) + [1] * len(completion.ids))
@@ -227,7 +229,7 @@ def test_every_tensor_of_the_engine_equals_the_trainers_bit_for_bit(
 ) -> None:
     other = tiny.moved(policy, seed=2)
     sync.push(other, engine, version=engine.version + 1, dtype=torch.float32)
-    engine._loop.engine.save_sharded_model(path=str(tmp_path), pattern=None, max_size=None)
+    engine._loop.engines[0].save_sharded_model(path=str(tmp_path), pattern=None, max_size=None)
     [file] = tmp_path.glob("*.safetensors")
     held = load_file(file)
     wanted = dict(

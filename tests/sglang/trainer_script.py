@@ -89,7 +89,7 @@ def crash_while_asked(folder: str) -> None:
     engine = build(folder)
 
     async def game(ask: object) -> None:
-        if not engine._loop.manager.rid_to_state:
+        if not engine._loop.managers[0].rid_to_state:
             os.kill(scheduler(engine), signal.SIGKILL)
         await ask(REQUEST)
 

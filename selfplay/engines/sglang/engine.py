@@ -1,8 +1,10 @@
 """The SGLang engine: continuous batching in child processes of the trainer, replaceable weights.
 
 The trainer's process holds SGLang's front end; one scheduler process for each tensor-parallel rank
-does the work. All asynchronous code runs on the engine's one event loop. Sizes in tokens unless a
-name says bytes, times in seconds. Knows no games and no rewards.
+does the work. A scheduler is bound to one core, so an engine of a small model may have `processes`,
+each with its own copy of the weights, its cache and its games. All asynchronous code runs on one
+event loop. Sizes in tokens unless a name says bytes, times in seconds. Knows no games and no
+rewards.
 
 Reproducibility: with `deterministic=True` a completion depends only on its prompt, its seed and the
 weights. Otherwise `Request.seed` is ignored: each scheduler draws from one generator, seeded by
@@ -13,6 +15,8 @@ be repeated token for token.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -23,7 +27,7 @@ from selfplay.distributed import gather_flat
 from selfplay.engines.base import Ask, Completion, EngineFault, Request, Sampling
 from selfplay.engines.sglang import compare, launch, processes, weights
 from selfplay.engines.sglang.event_loop import EngineLoop
-from selfplay.engines.sglang.requests import Asker, Bursts, Served, readable
+from selfplay.engines.sglang.requests import Asker, Bursts, Places, Served, readable
 
 TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
 FLUSH_TIMEOUT_S = 60.0  # longest wait for the scheduler to become idle before a flush
@@ -39,6 +43,7 @@ class SGLangEngine:
         model_path: str,
         *,
         tp_size: int = 1,
+        processes: int = 1,
         mem_fraction: float = 0.7,
         attention_backend: str = "auto",
         dtype: str = "bfloat16",
@@ -59,9 +64,12 @@ class SGLangEngine:
         """Start the engine; blocks until it has answered one request.
 
         model_path: a local folder with config.json and, unless `load_format` is "dummy", weights.
+        processes: SGLang engines on the same GPU, which share the games and `mem_fraction`; above 1
+        only with `tp_size` 1.
         mem_fraction: share of the currently free GPU memory for weights and cache.
         attention_backend: "auto" picks by hardware, see `launch.pick_attention_backend`.
-        max_total_tokens: size of the cache; None derives it from the memory.
+        max_running_requests, max_total_tokens: of all processes together; None derives the size of
+        the cache from the memory.
         base_gpu_id: the engine's first visible GPU; it uses `tp_size` consecutive ones.
         timeout_s: how long a call may wait without any answer from the engine.
         load_format: "dummy" starts with random weights; requests are refused until a push.
@@ -69,13 +77,14 @@ class SGLangEngine:
         server_args: further arguments of SGLang's server, which win over ours.
 
         Raises RuntimeError outside the main thread or when a child process dies during the start,
-        ValueError for `deterministic` on a CPU.
+        ValueError for `deterministic` on a CPU and for memory that leaves no cache.
         """
         if attention_backend == "auto":
             attention_backend = launch.pick_attention_backend(device, deterministic=deterministic)
         if device == "cpu" and max_total_tokens is None:
             max_total_tokens = 65_536
         self.tp_size, self.dtype, self.device = tp_size, getattr(torch, dtype), device
+        self.num_processes, self.num_ranks = processes, processes * tp_size
         self.attention_backend = attention_backend
         self.deterministic = deterministic
         self.version = 0
@@ -83,6 +92,20 @@ class SGLangEngine:
         expected = launch.expected_parameters(model_path)
         self.weights = weights.Ledger(expected, complete=load_format != "dummy")
         self._released: set[str] = set()
+        if processes > 1:
+            # Games of one prompt stay together, so a process may get more than its even share.
+            max_running_requests = math.ceil(1.25 * max_running_requests / processes)
+            if max_total_tokens is not None:
+                max_total_tokens //= processes
+            else:
+                free, _ = torch.cuda.mem_get_info(base_gpu_id)
+                max_total_tokens = launch.cache_tokens(
+                    model_path,
+                    expected,
+                    share_bytes=mem_fraction * free / processes,
+                    itemsize=self.dtype.itemsize,
+                )
+                mem_fraction = (1 + mem_fraction) / 2  # the size of the cache is given
         self._timeout_s, self._num_starts = timeout_s, 0
         self._arguments = launch.engine_arguments(
             model_path,
@@ -100,43 +123,65 @@ class SGLangEngine:
             memory_saver=self.can_sleep,
             load_format=load_format,
         ) | dict(server_args or {})
-        self.bursts = Bursts(burst_share, after_s=burst_after_s)
+        self.bursts = [Bursts(burst_share, after_s=burst_after_s) for _ in range(processes)]
         self._start()
 
     def _start(self) -> None:
-        # A restarted engine draws from a stream of its own.
-        seed = (self._arguments["random_seed"] + 7919 * self._num_starts) % 2**31
+        # Each process draws from a stream of its own, and so does a restarted one.
+        seed, port = self._arguments["random_seed"] + 7919 * self._num_starts, launch.free_port()
         self._num_starts += 1
         signals = processes.Signals()
         started = launch.launch(
-            self._arguments | {"nccl_port": launch.free_port(), "random_seed": seed}
+            [
+                self._arguments
+                | {"nccl_port": port + place, "random_seed": (seed + 104_729 * place) % 2**31}
+                for place in range(self.num_processes)
+            ]
         )
         self._loop = EngineLoop(started, signals, timeout_s=self._timeout_s)
-        self._manager = self._loop.manager
-        self._asker = Asker(self._loop, self.bursts)
+        self.served = Served()
+        self._askers = [
+            Asker(self._loop, place, bursts, self.served)
+            for place, bursts in enumerate(self.bursts)
+        ]
         self.start_s = self._warm_up(started, patience_s=max(self._timeout_s, 600.0))
-        self._asker.served = Served()
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.start_s.items())
         print(
-            f"engine up: {parts}; attention {self.attention_backend}, tp {self.tp_size}",
+            f"engine up: {parts}; attention {self.attention_backend}, tp {self.tp_size}, "
+            f"processes {self.num_processes}",
             flush=True,
         )
 
     def _warm_up(self, started: launch.Started, *, patience_s: float) -> dict[str, float]:
         """Answer one request, which compiles kernels; return seconds for each part of the start."""
         began_s = time.perf_counter()
-        answer = self._answer(Request([1, 2, 3, 4], 2, 0), Sampling(1.0, ()))
-        self._loop.run(answer, what="the first answer", timeout_s=patience_s)
+        first = Request([1, 2, 3, 4], 2, 0)
+
+        async def every() -> None:
+            for asker in self._askers:
+                await self._answer(asker, first, Sampling(1.0, ()))
+
+        self._loop.run(every(), what="the first answer", timeout_s=patience_s)
+        self._on_all(self._freeze, what="the start")
         return {
             "import": started.import_s,
             "processes and weights": started.launch_s,
             "first answer": time.perf_counter() - began_s,
         }
 
-    @property
-    def served(self) -> Served:
-        """Running request and token counts since the start."""
-        return self._asker.served
+    async def _freeze(self, manager: Any) -> None:
+        from sglang.srt.managers.io_struct import FreezeGCReq
+
+        # Half a million objects live as long as the scheduler: its garbage collector skips them.
+        manager._dispatch_to_scheduler(FreezeGCReq())
+
+    def _on_all(self, call: Callable[[Any], Awaitable[Any]], *, what: str) -> list[Any]:
+        """The answers of every process's front to one control call, made at the same time."""
+
+        async def every() -> list[Any]:
+            return await asyncio.gather(*map(call, self._loop.managers))
+
+        return self._loop.control(every(), what=what)
 
     # Generation
 
@@ -161,11 +206,21 @@ class SGLangEngine:
         """
         self._check_awake()
 
-        async def ask(request: Request) -> Completion:
-            return await self._answer(request, sampling)
+        places = Places(self.num_processes)
+
+        def asking() -> Ask:
+            asker: Asker | None = None
+
+            async def ask(request: Request) -> Completion:
+                nonlocal asker
+                if asker is None:  # a game stays with the process of its first request
+                    asker = self._askers[places.of(request.prompt_ids)]
+                return await self._answer(asker, request, sampling)
+
+            return ask
 
         async def play() -> list[Any]:
-            games = [asyncio.ensure_future(task(ask)) for task in tasks]
+            games = [asyncio.ensure_future(task(asking())) for task in tasks]
             try:
                 return await asyncio.gather(*games)
             finally:
@@ -180,14 +235,15 @@ class SGLangEngine:
         """Request the log-prob of each token of these texts given the tokens before it.
 
         Returns at once, while the engine works. The returned function waits for the answers: one
-        list for each text, one entry shorter than the text, in nats at temperature 1. Both raise
-        like `stream`.
+        list for each text, one entry shorter than the text, in nats at temperature 1. Process
+        `n % num_processes` scores text n. Both raise like `stream`.
         """
         self._check_awake()
 
-        async def score(ids: Sequence[int]) -> list[float]:
+        async def score(place: int, ids: Sequence[int]) -> list[float]:
             parameters = {"max_new_tokens": 1, "temperature": 1.0}
-            answer = await self._asker.ask(ids, parameters, version=self.version, score=True)
+            asker = self._askers[place % self.num_processes]
+            answer = await asker.ask(ids, parameters, version=self.version, score=True)
             with readable():
                 entries = answer["meta_info"]["input_token_logprobs"][1:]
                 logprobs = [float(entry[0]) for entry in entries]
@@ -196,7 +252,7 @@ class SGLangEngine:
             return logprobs
 
         async def every() -> list[list[float]]:
-            return await asyncio.gather(*map(score, texts))
+            return await asyncio.gather(*map(score, itertools.count(), texts))
 
         return self._loop.begin(every(), what="scoring")
 
@@ -206,7 +262,7 @@ class SGLangEngine:
         if not self.weights.complete:
             raise RuntimeError("the engine holds no valid weights: push them first")
 
-    async def _answer(self, request: Request, sampling: Sampling) -> Completion:
+    async def _answer(self, asker: Asker, request: Request, sampling: Sampling) -> Completion:
         parameters = {
             "max_new_tokens": request.max_new_tokens,
             "temperature": sampling.temperature,
@@ -216,7 +272,7 @@ class SGLangEngine:
         }
         if self.deterministic:  # SGLang's default seed is 42: a group's games would be identical
             parameters["sampling_seed"] = request.seed % 2**63
-        answer = await self._asker.ask(request.prompt_ids, parameters, version=self.version)
+        answer = await asker.ask(request.prompt_ids, parameters, version=self.version)
         with readable():
             meta = answer["meta_info"]
             return Completion(
@@ -246,7 +302,7 @@ class SGLangEngine:
             flat_N = gather_flat([named[n] for n in names], dtype=self.dtype, device=device)
             if flat_N.is_cuda:  # the engine may open the buffer only when its values are final
                 torch.cuda.current_stream(device).synchronize()
-            payloads = [weights.serialise(flat_N, names, sizes) for _ in range(self.tp_size)]
+            payloads = [weights.serialise(flat_N, names, sizes) for _ in range(self.num_ranks)]
             self.begin_bucket(payloads, names=names, version=version)()
             del flat_N
             weights.collect(device)
@@ -256,9 +312,10 @@ class SGLangEngine:
     ) -> Callable[[], None]:
         """Start loading one bucket and return at once.
 
-        `payloads` has one payload of `weights.serialise` for each rank, in order. The returned
-        function waits until the engine has read the bucket. Only then may the next bucket begin or
-        this one's buffer be freed. The engine refuses requests until a push is complete.
+        `payloads` has one payload of `weights.serialise` for each rank of each process, in order.
+        The returned function waits until the engine has read the bucket. Only then may the next
+        bucket begin or this one's buffer be freed. The engine refuses requests until a push is
+        complete.
         """
         last = self.weights.expect(names)
         flush = last and "kv_cache" not in self._released
@@ -296,18 +353,23 @@ class SGLangEngine:
 
         if "weights" in self._released:
             raise RuntimeError("the engine's weights sleep: wake them before a push")
-        if len(payloads) != self.tp_size:
-            raise ValueError(f"a bucket needs {self.tp_size} payloads, got {len(payloads)}")
-        request = UpdateWeightsFromTensorReqInput(
-            serialized_named_tensors=list(payloads), **options
-        )
-        updating = self._manager.update_weights_from_tensor(request, None)
-        result = self._loop.begin(self._loop.awaiting_answer(updating), what="a weight push")
+        if len(payloads) != self.num_ranks:
+            raise ValueError(f"a bucket needs {self.num_ranks} payloads, got {len(payloads)}")
+        updating = []
+        for place, manager in enumerate(self._loop.managers):
+            part = list(payloads[place * self.tp_size :][: self.tp_size])
+            request = UpdateWeightsFromTensorReqInput(serialized_named_tensors=part, **options)
+            updating.append(manager.update_weights_from_tensor(request, None))
+
+        async def send() -> list[tuple[bool, str]]:
+            return await asyncio.gather(*updating)
+
+        result = self._loop.begin(self._loop.awaiting_answer(send()), what="a weight push")
 
         def wait() -> None:
-            success, message = result()
-            if not success:
-                raise EngineFault(f"the engine refused a bucket: {message}")
+            for success, message in result():
+                if not success:
+                    raise EngineFault(f"the engine refused a bucket: {message}")
 
         return wait
 
@@ -315,11 +377,15 @@ class SGLangEngine:
         """The engine's hash of each parameter and buffer, one dict for each rank. CUDA only."""
         from sglang.srt.managers.io_struct import CheckWeightsReqInput
 
-        checked = self._manager.check_weights(CheckWeightsReqInput(action="checksum"))
-        success, message, ranks, _ = self._loop.control(checked, what="a weight check")
-        if not success or ranks is None:
-            raise RuntimeError(f"the engine could not hash its weights: {message}")
-        return [rank["checksums"] for rank in ranks]
+        request = CheckWeightsReqInput(action="checksum")
+        hashes = []
+        for success, message, ranks, _ in self._on_all(
+            lambda manager: manager.check_weights(request), what="a weight check"
+        ):
+            if not success or ranks is None:
+                raise RuntimeError(f"the engine could not hash its weights: {message}")
+            hashes += [rank["checksums"] for rank in ranks]
+        return hashes
 
     # Memory
 
@@ -332,10 +398,8 @@ class SGLangEngine:
             return
         from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
 
-        released = self._manager.release_memory_occupation(
-            ReleaseMemoryOccupationReqInput(tags=list(TAGS)), None
-        )
-        self._loop.control(released, what="going to sleep")
+        request = ReleaseMemoryOccupationReqInput(tags=list(TAGS))
+        self._on_all(lambda m: m.release_memory_occupation(request, None), what="going to sleep")
         self._released = set(TAGS)
         self.weights.lose()
 
@@ -350,18 +414,16 @@ class SGLangEngine:
             return
         from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
 
-        resumed = self._manager.resume_memory_occupation(
-            ResumeMemoryOccupationReqInput(tags=[what]), None
-        )
-        self._loop.control(resumed, what=f"waking {what}")
+        request = ResumeMemoryOccupationReqInput(tags=[what])
+        self._on_all(lambda m: m.resume_memory_occupation(request, None), what=f"waking {what}")
         self._released.discard(what)
         if what == "kv_cache":
             self._flush_cache("flushing the prefix cache")
 
     def _flush_cache(self, what: str) -> None:
         """Empty the prefix cache once the scheduler is idle. `what` names the call in errors."""
-        flushed = self._manager.flush_cache(timeout_s=FLUSH_TIMEOUT_S)
-        if not self._loop.control(flushed, what=what).success:
+        answers = self._on_all(lambda m: m.flush_cache(timeout_s=FLUSH_TIMEOUT_S), what=what)
+        if not all(answer.success for answer in answers):
             raise EngineFault("the engine could not flush its prefix cache")
 
     def restart(self) -> None:

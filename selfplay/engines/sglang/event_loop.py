@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 
 class EngineLoop:
-    """Runs coroutines on SGLang's own event loop; a call on any other loop would hang."""
+    """Runs coroutines on the one event loop of all SGLang fronts; a call on another would hang."""
 
     def __init__(self, started: Started, signals: processes.Signals, *, timeout_s: float) -> None:
-        self.engine, self.processes = started.engine, started.processes
-        self.manager = started.engine.tokenizer_manager
+        self.engines, self.processes = started.engines, started.processes
+        self.managers = tuple(engine.tokenizer_manager for engine in started.engines)
         self.timeout_s = timeout_s
-        self._loop = started.engine.loop
+        self._loop = started.engines[0].loop
         self._signals, self._closed = signals, False
         self._dead: str | None = None
         self._death = asyncio.Event()
@@ -41,7 +41,8 @@ class EngineLoop:
 
     async def _free_signals(self) -> None:
         # SGLang installs its signal handlers when its receiving task starts, so start that first.
-        self.manager.auto_create_handle_loop()
+        for manager in self.managers:
+            manager.auto_create_handle_loop()
         for number in (signal.SIGTERM, signal.SIGQUIT):
             self._loop.remove_signal_handler(number)
 
@@ -134,7 +135,9 @@ class EngineLoop:
     async def drain(self, *, limit_s: float = 10.0) -> None:
         """Wait until the engine has dropped aborted requests; it must be idle before it sleeps."""
         until_s = time.perf_counter() + limit_s
-        while self.manager.rid_to_state and self._dead is None and time.perf_counter() < until_s:
+        while self._dead is None and time.perf_counter() < until_s:
+            if not any(manager.rid_to_state for manager in self.managers):
+                return
             await asyncio.sleep(0.005)
 
     def close(self) -> None:
@@ -143,14 +146,16 @@ class EngineLoop:
             return
         self._closed = True
         atexit.unregister(self.close)
-        atexit.unregister(self.engine.shutdown)
-        if self.manager._subprocess_watchdog is not None:  # it would report the kills below
-            self.manager._subprocess_watchdog.stop()
+        for engine in self.engines:
+            atexit.unregister(engine.shutdown)
+            if engine.tokenizer_manager._subprocess_watchdog is not None:
+                engine.tokenizer_manager._subprocess_watchdog.stop()  # it would report the kills
         processes.kill(self.processes)
         self._signals.restore()
         if not self._loop.is_running():
             self._loop.run_until_complete(self._cancel_tasks())
-            self._loop.close()
+            for engine in self.engines:
+                engine.loop.close()
 
     async def _cancel_tasks(self) -> None:
         tasks = asyncio.all_tasks(self._loop) - {asyncio.current_task()}

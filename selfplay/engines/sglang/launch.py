@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,9 @@ CHILD_ENVIRONMENT: dict[str, str | None] = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     # This version cannot save CUDA graphs while the engine sleeps; they stay in memory.
     "SGLANG_MEMORY_SAVER_CUDA_GRAPH": None,
+    # A request that does not stream is answered once; by default every 50 of its tokens cost the
+    # scheduler and the trainer's process a message.
+    "SGLANG_FORCE_STREAM_INTERVAL": "1000000",
     # `Completion.logprobs` are log-probs after the temperature.
     "SGLANG_RETURN_ORIGINAL_LOGPROB": None,
     # Each process would print progress bars and warnings about missing hardware.
@@ -49,9 +52,9 @@ FIRST_PORT, NUM_PORTS = 20_000, 750
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A running engine, the processes it started and the seconds each part took."""
+    """Running SGLang engines, the processes they started and the seconds each part took."""
 
-    engine: Any
+    engines: tuple[Any, ...]
     processes: tuple[multiprocessing.process.BaseProcess, ...]
     import_s: float
     launch_s: float
@@ -77,7 +80,8 @@ def pick_attention_backend(device: str, *, deterministic: bool = False) -> str:
 
 
 def free_port() -> int:
-    """A rendezvous port for an engine's ranks that no other engine on this host should pick.
+    """The first of 16 rendezvous ports, one for each SGLang engine of this process, that no other
+    process on this host should pick.
 
     SGLang picks a port that is free at the moment and binds it seconds later, when another rank or
     run may have picked the same one. Here the search starts at a port derived from this process's
@@ -182,8 +186,8 @@ def child_environment(device: str, tp_size: int) -> Iterator[None]:
         root.setLevel(level)
 
 
-def launch(arguments: dict[str, Any]) -> Started:
-    """Import SGLang, start its processes and load the weights.
+def launch(every: Sequence[dict[str, Any]]) -> Started:
+    """Import SGLang; start one engine for each dict of arguments, all loading at the same time.
 
     Raises RuntimeError outside the main thread and when a child process dies.
     """
@@ -192,7 +196,7 @@ def launch(arguments: dict[str, Any]) -> Started:
             "an engine must start in the main thread: its children end when that thread ends"
         )
     began_s = time.perf_counter()
-    if arguments["device"] == "cpu":
+    if every[0]["device"] == "cpu":
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"  # read when sglang is imported
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as PYTHONWARNINGS does in the children
@@ -205,16 +209,35 @@ def launch(arguments: dict[str, Any]) -> Started:
         run_scheduler_process_func = processes.ChildOf(parent_pid, processes.run_scheduler)
         run_detokenizer_process_func = processes.ChildOf(parent_pid, processes.run_detokenizer)
 
+        @classmethod
+        def _launch_scheduler_processes(cls, *words: Any, **named: Any) -> Any:
+            """Start the next engine before SGLang waits for this one, in the same thread."""
+            result, schedulers = super()._launch_scheduler_processes(*words, **named)
+            wait = result.wait_for_ready
+
+            def wait_for_ready() -> None:
+                start_next()
+                wait()
+
+            result.wait_for_ready = wait_for_ready
+            return result, schedulers
+
         def shutdown(self) -> None:
             """Do nothing: SGLang would SIGKILL every child of this process, not only its own."""
+
+    waiting, engines = list(every), []
+
+    def start_next() -> None:
+        if waiting:
+            engines.append(GuardedEngine(**waiting.pop(0)))
 
     before = set(multiprocessing.active_children())
     # This logger warns only about the custom SIGQUIT handler, which we pass on purpose.
     logging.getLogger("sglang.srt.entrypoints.engine").setLevel(logging.CRITICAL)
     complete = False
     try:
-        with child_environment(arguments["device"], arguments["tp_size"]):
-            engine = GuardedEngine(**arguments)
+        with child_environment(every[0]["device"], every[0]["tp_size"]):
+            start_next()
         complete = True
     finally:
         children = tuple(set(multiprocessing.active_children()) - before)
@@ -224,7 +247,9 @@ def launch(arguments: dict[str, Any]) -> Started:
     # saves 0.3 s in each full garbage collection and 1.7 s at exit.
     gc.collect()
     gc.freeze()
-    return Started(engine, children, imported_s - began_s, time.perf_counter() - imported_s)
+    engines.reverse()  # the last one to begin is the first to be complete
+    launch_s = time.perf_counter() - imported_s
+    return Started(tuple(engines), children, imported_s - began_s, launch_s)
 
 
 def expected_parameters(model_path: str) -> dict[str, torch.Size]:
@@ -239,3 +264,28 @@ def expected_parameters(model_path: str) -> dict[str, torch.Size]:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def cache_tokens(
+    model_path: str, parameters: Mapping[str, torch.Size], *, share_bytes: float, itemsize: int
+) -> int:
+    """How many tokens fit the cache of an engine whose weights and cache may take `share_bytes`.
+
+    SGLang itself derives this from the memory that is free while it starts, which engines that
+    start at the same time change for each other. Raises ValueError if nothing is left for a cache.
+    """
+    from transformers import AutoConfig
+
+    text = AutoConfig.from_pretrained(model_path).get_text_config()
+    heads = text.num_attention_heads
+    head = getattr(text, "head_dim", None) or text.hidden_size // heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    token_bytes = 2 * text.num_hidden_layers * kv_heads * head * itemsize
+    weight_bytes = sum(shape.numel() for shape in parameters.values()) * itemsize
+    num = int((share_bytes - weight_bytes) / token_bytes)
+    if num < 1:
+        raise ValueError(
+            f"engine.mem_fraction must leave each of engine.processes more than its weights, "
+            f"{weight_bytes / 2**30:.1f} GiB, got {share_bytes / 2**30:.1f} GiB each"
+        )
+    return num

@@ -72,13 +72,29 @@ class Bursts:
                 future.set_result(None)
 
 
-class Asker:
-    """Sends requests on the engine's event loop and counts requests and tokens."""
+class Places:
+    """Gives each game the process that plays it: games with the same first prompt share one, so
+    that the prompt is computed once, and a new prompt goes where the fewest games are."""
 
-    def __init__(self, loop: EngineLoop, bursts: Bursts) -> None:
-        self._loop, self._bursts = loop, bursts
-        self._context_length = int(loop.manager.model_config.context_len)
-        self.served = Served()
+    def __init__(self, num: int) -> None:
+        self._num_games = [0] * num
+        self._by_prompt: dict[tuple[int, ...], int] = {}
+
+    def of(self, prompt_ids: Sequence[int]) -> int:
+        """The process of a game whose first request has this prompt."""
+        fewest = self._num_games.index(min(self._num_games))
+        place = self._by_prompt.setdefault(tuple(prompt_ids), fewest)
+        self._num_games[place] += 1
+        return place
+
+
+class Asker:
+    """Sends requests to one of the engine's processes; counts requests and tokens in `served`."""
+
+    def __init__(self, loop: EngineLoop, process: int, bursts: Bursts, served: Served) -> None:
+        self._loop, self._bursts, self.served = loop, bursts, served
+        self._engine, self._manager = loop.engines[process], loop.managers[process]
+        self._context_length = int(self._manager.model_config.context_len)
 
     async def ask(
         self,
@@ -110,7 +126,7 @@ class Asker:
                 if not score:
                     await stack.enter_async_context(self._bursts.slot())
                 stack.enter_context(self._loop.pending_answer())
-                answer: Mapping[str, Any] = await self._loop.engine.async_generate(
+                answer: Mapping[str, Any] = await self._engine.async_generate(
                     input_ids=list(ids),
                     sampling_params=dict(parameters),
                     return_logprob=True,
@@ -118,7 +134,7 @@ class Asker:
                     rid=rid,
                 )
         except asyncio.CancelledError:
-            self._loop.manager.abort_request(rid)
+            self._manager.abort_request(rid)
             raise
         except ValueError:  # the request itself is invalid
             raise
