@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -85,8 +86,10 @@ def follow(record: dict[str, Any], instance: MatchingInstance, config: Config) -
 
 
 def _written(thought: str, view: MatchingView) -> np.ndarray | None:
-    """The table [reviewer, paper] in a private text, None if a cell is missing."""
-    cells = {(reviewer, paper): level for reviewer, paper, level in stated_cells(thought, view)}
+    """The table [reviewer, paper] in a private text, None if a cell is missing. A level may stand
+    after the value that it comes from (`476=8`)."""
+    lines = re.sub(r"\S+=", "", thought)
+    cells = {(reviewer, paper): level for reviewer, paper, level in stated_cells(lines, view)}
     if len(cells) < view.size**2:
         return None
     return np.array([[cells[r, p] for p in range(view.size)] for r in range(view.size)], float)

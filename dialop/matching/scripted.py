@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dialop.game import Lesson
 from dialop.matching import wording
@@ -19,12 +20,15 @@ from dialop.matching.board import MatchingView
 from dialop.matching.pooling import (
     Cells,
     best_plan,
+    highest_first,
     levels,
     own_cells,
+    partner_top,
     plan_value,
     pooled_table,
     stated_by,
     straying_plan,
+    swaps,
     value_range,
 )
 from dialop.specs import number, parse_spec, unknown
@@ -32,7 +36,7 @@ from dialop.specs import number, parse_spec, unknown
 T = TypeVar("T", bound=str)
 Tell = Literal["all", "top", "rows"]
 Reply = Literal["propose", "tell"]
-Think = Literal["no", "levels", "trial"]
+Think = Literal["no", "levels", "trial", "swaps"]
 NAMES = ("random", "solo", "honest")
 _OPTIONS = {
     "random": ("slip",),
@@ -41,7 +45,7 @@ _OPTIONS = {
 }
 TELLS: tuple[Tell, ...] = ("all", "top", "rows")
 REPLIES: tuple[Reply, ...] = ("propose", "tell")
-THINKS: tuple[Think, ...] = ("no", "levels", "trial")
+THINKS: tuple[Think, ...] = ("no", "levels", "trial", "swaps")
 
 _MAX_REJECTIONS = 2
 # A proposal that is worse than the own plan by at most this share counts as equally good, because
@@ -60,9 +64,11 @@ class ScriptedPlayer:
     - `reply`: what it does if the partner states cells first: propose at once ("propose") or state
       its own cells too ("tell").
     - `think`: what it writes in private before a proposal: nothing ("no"), its estimate of the
-      table in levels 0 to 9 ("levels"), or that table and a trial plan ("trial").
+      table in levels 0 to 9 ("levels"), that table and a trial plan ("trial"), or the way there in
+      small steps ("swaps"): each level beside the value that it comes from, a plan chosen highest
+      level first, and the swaps of two papers that improve it.
     - `stray`: the probability that a line of the trial plan has a random free reviewer. The lines
-      after it continue with the best remaining plan.
+      after it continue with the best remaining plan, or swaps repair it.
     - `slip`: the probability that it first sends a malformed move and then repairs it.
     """
 
@@ -104,7 +110,7 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     """Build a player from a spec such as "honest:tell=top,slip=0.05".
 
     The name is "random", "solo" or "honest". Options: tell=all|top|rows and reply=propose|tell
-    (honest only), think=no|levels|trial and stray=0..1 (solo and honest), slip=0..1 (all).
+    (honest only), think=no|levels|trial|swaps and stray=0..1 (solo and honest), slip=0..1 (all).
 
     Raises:
         ValueError: for an unknown name, option or value; names the valid ones.
@@ -115,8 +121,8 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     slip = number("slip", values.get("slip", "0"), low=0, high=1)
     think = _choice("think", values.get("think", "no"), THINKS)
     stray = number("stray", values.get("stray", "0"), low=0, high=1)
-    if stray and think != "trial":
-        raise ValueError(f"stray needs think=trial, got think={think}")
+    if stray and think not in ("trial", "swaps"):
+        raise ValueError(f"stray needs think=trial or think=swaps, got think={think}")
     return ScriptedPlayer(name, seed, tell, reply, slip, think, stray)
 
 
@@ -125,7 +131,7 @@ def _act_random(player: ScriptedPlayer, view: MatchingView, rng: np.random.Gener
         return Lesson(wording.answer("accept"))
     papers = rng.permutation(view.size)
     pairs = tuple(sorted(enumerate(map(int, papers)), key=lambda pair: pair[1]))
-    return Lesson(wording.proposal(pairs, view, rng=rng))
+    return Lesson(wording.proposal(pairs, view))
 
 
 def _act_solo(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> Lesson:
@@ -152,12 +158,14 @@ def _proposal(
 ) -> Lesson:
     """Propose the best plan of the estimated table. The private text that `player.think` asks for
     comes before the move."""
-    table_RP = pooled_table(view, stated)
-    move = wording.proposal(best_plan(table_RP), view, rng=rng)
+    table_RP, top = pooled_table(view, stated), value_range(view, stated)
     if player.think == "no":
-        return Lesson(move)
-    thought = wording.thoughts(levels(table_RP, value_range(view, stated)), view)
-    detours = []
+        return Lesson(wording.proposal(best_plan(table_RP), view))
+    levels_RP = levels(table_RP, top)
+    if player.think == "swaps":
+        return _small_steps(player, view, stated, levels_RP, rng=rng)
+    move = wording.proposal(best_plan(table_RP), view)
+    thought, detours = wording.thoughts(levels_RP, view), []
     if player.think == "trial":
         pairs, strays = straying_plan(table_RP, stray=player.stray, rng=rng)
         for line, strayed in zip(wording.trial(pairs, view), strays, strict=True):
@@ -166,6 +174,32 @@ def _proposal(
                 detours.append((start, len(thought) + len(line)))
             thought += f"{line}\n"
     return Lesson(thought + move, tuple(detours))
+
+
+def _small_steps(
+    player: ScriptedPlayer,
+    view: MatchingView,
+    stated: Cells,
+    levels_RP: NDArray[np.int_],
+    *,
+    rng: np.random.Generator,
+) -> Lesson:
+    """Propose the plan that is chosen highest level first and then improved by swaps; all of it is
+    written as private text."""
+    tops = value_range(view, stated), partner_top(view, stated)
+    thought = wording.estimate(levels_RP, view, stated, tops=tops) + "Highest first:\n"
+    pairs, strays = highest_first(levels_RP, stray=player.stray, rng=rng)
+    detours = []
+    for line, strayed in zip(wording.choices(pairs, levels_RP, view), strays, strict=True):
+        if strayed:
+            detours.append((len(thought), len(thought) + len(line)))
+        thought += f"{line}\n"
+    plan = {paper: reviewer for reviewer, paper in pairs}
+    for swap in swaps(levels_RP, pairs):
+        thought += "\n".join(["Better:", *wording.choices(swap, levels_RP, view)]) + "\n"
+        plan |= {paper: reviewer for reviewer, paper in swap}
+    final = tuple((plan[paper], paper) for paper in sorted(plan))
+    return Lesson(thought + wording.proposal(final, view), tuple(detours))
 
 
 def _accepts(view: MatchingView, stated: Cells) -> bool:

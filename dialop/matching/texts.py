@@ -91,7 +91,10 @@ def grid(
 
 
 def cell_lines(
-    displayed: Sequence[Sequence[int | None]], reviewers: Sequence[str], *, papers: Sequence[str]
+    displayed: Sequence[Sequence[int | str | None]],
+    reviewers: Sequence[str],
+    *,
+    papers: Sequence[str],
 ) -> str:
     """The brief style's table: one line per cell, such as `Ava BLEU 3`, with `?` if unseen."""
     names, titles = display_names(reviewers, papers, brief=True)

@@ -36,7 +36,6 @@ _CLOSERS = (
 )
 _NOTHING = ("I see nothing useful here.", "My table is empty.", "All my cells are hidden.")
 _NOTHING_BRIEF = "none"
-_BULLETS = ("", "- ", "* ", "&emsp; - ")
 
 
 def answer(kind: str) -> str:
@@ -44,25 +43,11 @@ def answer(kind: str) -> str:
     return f"[{kind}]"
 
 
-def proposal(pairs: Pairs, view: MatchingView, *, rng: np.random.Generator) -> str:
-    """A proposal move with its lines in the order of `pairs`.
-
-    In the full style, bullets, full or first names, and newlines or `<br/>` vary at random.
-    """
-
-    def render(brief: bool) -> str:
-        people, papers = view.reviewers, view.papers
-        return render_proposal(pairs, people, papers=papers, brief=brief, as_given=True)
-
-    if view.options.brief:
-        return "[propose]\n" + render(True)
-    bullet = _BULLETS[rng.integers(len(_BULLETS))]
-    short = bool(rng.random() < 0.3)
-    header = [] if short else ["Proposal:"]
-    lines = render(short).splitlines()
-    lines = header + [bullet + line for line in lines[len(header) :]]
-    line_end = "<br/>" if bullet == _BULLETS[-1] else "\n"
-    return f"[propose]\n{line_end.join(lines)}"
+def proposal(pairs: Pairs, view: MatchingView) -> str:
+    """A proposal move in the form that the rules show, its lines in the order of `pairs`."""
+    people, papers, brief = view.reviewers, view.papers, view.options.brief
+    text = render_proposal(pairs, people, papers=papers, brief=brief, as_given=True)
+    return f"[propose]\n{text}"
 
 
 def message(cells: Mapping[Cell, int], view: MatchingView, *, rng: np.random.Generator) -> str:
@@ -84,6 +69,43 @@ def message(cells: Mapping[Cell, int], view: MatchingView, *, rng: np.random.Gen
 def thoughts(table_RP: NDArray[np.int_], view: MatchingView) -> str:
     """A full table as private lines before a move, in the wording of the brief style's table."""
     return cell_lines(table_RP.tolist(), view.reviewers, papers=view.papers) + "\n"
+
+
+def estimate(
+    table_RP: NDArray[np.int_],
+    view: MatchingView,
+    stated: Mapping[Cell, int],
+    *,
+    tops: tuple[float, float],
+) -> str:
+    """A table of levels as private lines that show where each level comes from: `Ava BLEU 476=8`,
+    `theirs 476=8` for a stated value, `?=5` for a cell that neither seat has named.
+
+    `tops` are the upper ends of both seats' values, each in its own units; they head the lines,
+    rounded to tens.
+    """
+    rows = []
+    for r, row in enumerate(view.displayed):
+        cells = [
+            str(own) if own is not None else _heard(stated.get((r, p))) for p, own in enumerate(row)
+        ]
+        rows.append([f"{cell}={table_RP[r, p]}" for p, cell in enumerate(cells)])
+    mine, theirs = (10 * round(top / 10) for top in tops)
+    heard = f", theirs at {theirs}" if stated else ""
+    return (
+        f"Mine end at {mine}{heard}:\n"
+        + cell_lines(rows, view.reviewers, papers=view.papers)
+        + "\n"
+    )
+
+
+def _heard(value: int | None) -> str:
+    return "?" if value is None else f"theirs {value}"
+
+
+def choices(pairs: Pairs, table_RP: NDArray[np.int_], view: MatchingView) -> list[str]:
+    """One private line for each chosen pair, with its level: `Ava BLEU 8`."""
+    return [_flat({pair: int(table_RP[pair])}, view, False) for pair in pairs]
 
 
 def trial(pairs: Pairs, view: MatchingView) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
@@ -16,12 +16,15 @@ from dialop.matching.pooling import (
     best_plan,
     estimate_ratio,
     estimate_top,
+    highest_first,
     plan_value,
     straying_plan,
+    swaps,
 )
 from dialop.matching.scripted import ScriptedPlayer, make_scripted
 
 TINY = MatchingRecipe(size=2, p_observed=0.5, scale=False, max_value=10, keep="exactly_one")
+FULL_THINKING = MatchingOptions(private_reasoning=True)
 MAX_TURNS = 30
 
 
@@ -222,9 +225,57 @@ def test_a_tried_plan_stands_before_the_proposal_and_its_strays_are_detours() ->
     assert tried == {("Ava", "Daniel"), ("Daniel", "Ava")}
 
 
+def test_a_plan_chosen_highest_first_is_improved_until_no_swap_helps() -> None:
+    rng, num_swaps, num_strays = np.random.default_rng(5), 0, 0
+    for number in range(40):
+        table = rng.integers(0, 10, (4, 4))
+        pairs, strays = highest_first(table, stray=0.5 * (number % 2), rng=rng)
+        open_cells = set(np.ndindex(4, 4))
+        for (r, p), strayed in zip(pairs, strays, strict=True):
+            assert strayed or table[r, p] == max(table[cell] for cell in open_cells)
+            open_cells -= {(a, b) for a, b in open_cells if a == r or b == p}
+        assert not open_cells and len(pairs) == 4
+        plan, value = {p: r for r, p in pairs}, plan_value(table, pairs)
+        for swap in swaps(table, pairs):
+            plan |= {p: r for r, p in swap}
+            better = plan_value(table, tuple((r, p) for p, r in plan.items()))
+            assert sorted(plan.values()) == [0, 1, 2, 3] and better > value
+            value, num_swaps = better, num_swaps + 1
+        for p, q in combinations(range(4), 2):
+            assert table[plan[q], p] + table[plan[p], q] <= table[plan[p], p] + table[plan[q], q]
+        num_strays += sum(strays)
+    assert num_swaps >= 10 and 20 <= num_strays <= 60  # 80 picks, half of them at random
+
+
+def test_small_steps_show_each_level_beside_its_value() -> None:
+    game = MatchingGame(SMALL, MatchingOptions(brief=True, private_reasoning=True))
+    play(game, (0, "[message] Ava BLEU 3, Daniel Electra 9"))
+    small = make_scripted("honest:think=swaps", seed=0).lesson(game.view(1))
+    assert small.detours == ()
+    assert small.text == (
+        "Mine end at 10, theirs at 10:\nAva BLEU theirs 3=3\nAva Electra 7=7\nDaniel BLEU 1=1\n"
+        f"Daniel Electra theirs 9=9\nHighest first:\nDaniel Electra 9\nAva BLEU 3\n{BEST}"
+    )
+    # Hidden scales: cells that no one has named say so.
+    scaled = make_scripted("solo:think=swaps", seed=0).act(
+        MatchingGame(SCALED, FULL_THINKING).view(1)
+    )
+    assert scaled.startswith("Mine end at 40:\nAva BLEU ?=5\nAva Electra 28=6\nDaniel BLEU 4=0\n")
+    # A stray pick is a detour, and a swap repairs it.
+    texts = []
+    for seed in range(8):
+        stray = make_scripted("honest:think=swaps,stray=1", seed=seed).lesson(game.view(1))
+        texts.append(stray.text)
+        assert [stray.text[a:b] for a, b in stray.detours] == stray.text.partition("first:\n")[
+            2
+        ].splitlines()[:2]
+        assert stray.text.endswith(BEST)
+    assert sum("Better:\nAva BLEU 3\nDaniel Electra 9\n" in text for text in texts) in range(1, 8)
+
+
 def test_full_wording_varies_with_the_seed_and_only_with_it(eights: list[MatchingInstance]) -> None:
     view = MatchingGame(eights[0], FULL).view(eights[0].first_seat)
-    for spec in ("honest", "solo", "random"):
+    for spec in ("honest", "random"):
         players = [make_scripted(spec, seed=seed) for seed in range(20)]
         texts = [player.act(view) for player in players]
         assert len(set(texts)) >= 5
@@ -257,8 +308,8 @@ def test_specs() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("solo:think=all", "unknown think 'all': choose one of no, levels, trial"),
-        ("solo:think=levels,stray=0.1", "stray needs think=trial.*got think=levels"),
+        ("solo:think=all", "unknown think 'all': choose one of no, levels, trial, swaps"),
+        ("solo:think=levels,stray=0.1", "stray needs think=trial or .*got think=levels"),
         ("honset", "unknown scripted player 'honset'.*random, solo, honest; nearest is honest"),
         ("", "unknown scripted player ''.*random, solo, honest"),
         ("solo:tell=all", "unknown option of solo 'tell': choose one of think, stray, slip"),
