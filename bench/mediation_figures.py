@@ -22,7 +22,7 @@ from dialop.mediation.records import MediationInstance, MediationOptions
 from dialop.mediation.scripted import make_scripted
 from dialop.mediation.search import with_references
 
-TINY = MediationRecipe(keep_flights=3, events=3, p_shared=0.0, max_price_pref=0, max_arrival_pref=0)
+TINY = MediationRecipe(keep_flights=4, events=3, p_shared=0.0, max_price_pref=0, max_arrival_pref=0)
 TEAMS = (
     ("random", True),
     ("solo", True),

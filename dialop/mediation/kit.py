@@ -171,7 +171,7 @@ def described(instances: Sequence[MediationInstance], options: Options) -> dict[
 def phrases(
     instances: Sequence[MediationInstance], options: Options, *, split_lines: bool
 ) -> list[str]:
-    """Tags, recipients, ids and costs of the brief style; none in the full style.
+    """Tags, recipients and costs of the brief style; none in the full style.
 
     `split_lines` is ignored: the parts of a line are separate tokens.
     """
@@ -179,7 +179,7 @@ def phrases(
         return []
     users = [user for instance in instances for user in instance.users]
     most_cost = max(int(-calendar_costs(user).min()) for user in users)
-    return texts.brief_phrases(max(len(user.flights) for user in users), most_cost)
+    return texts.brief_phrases(most_cost)
 
 
 make_script = scripted.make_scripted

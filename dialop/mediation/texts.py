@@ -254,10 +254,10 @@ def booked(*, brief: bool) -> str:
     return "" if brief else "Both users accepted. The flights are booked."
 
 
-def brief_phrases(num_flights: int, most_cost: int) -> list[str]:
+def brief_phrases(most_cost: int) -> list[str]:
     """Phrases that the brief style repeats; a tokenizer trained for it can make each one token.
 
-    `num_flights` is the most flights of a user, `most_cost` the largest calendar cost.
+    `most_cost` is the largest calendar cost. Ids are digits, in lists as in proposals.
     """
     return [
         *(f"[{tag}]" for tag in ("message", "accept", "reject", "off")),
@@ -270,8 +270,7 @@ def brief_phrases(num_flights: int, most_cost: int) -> list[str]:
         "Agent:",
         "You:",
         " Your move.",
-        *(f"{i} " for i in range(num_flights)),
-        *(f"-{cost}" for cost in range(1, most_cost + 1)),
+        *(f" -{cost}" for cost in range(1, most_cost + 1)),
     ]
 
 

@@ -115,7 +115,7 @@ def described(instances: Sequence[PlanningInstance], options: Options) -> dict[s
 def phrases(
     instances: Sequence[PlanningInstance], options: Options, *, split_lines: bool
 ) -> Sequence[str]:
-    """Tags, names, features and sentences of the brief style; () in the full style.
+    """Tags, names, features, sentences and cells of the brief style; () in the full style.
 
     `split_lines` is ignored: no move of this game has several lines.
     """
@@ -123,4 +123,8 @@ def phrases(
         return ()
     names = sorted({name for instance in instances for name in instance.names})
     features = sorted({f for i in instances for site in i.sites for f in site.features})
-    return [*texts.brief_phrases(names, features or COMMON), ASK, GREETING]
+    found = [*texts.brief_phrases(names, features or COMMON), ASK, GREETING]
+    if not options.simple:
+        prices = sorted({site.price for i in instances for site in i.sites})
+        found += texts.brief_tables(prices)
+    return list(dict.fromkeys(found))

@@ -12,11 +12,12 @@ from typing import Literal
 import numpy as np
 
 from dialop.game import Lesson
-from dialop.planning.board import AGENT, USER, PlanningView, Sheet
+from dialop.planning.board import AGENT, USER, PlanningView, Sheet, Site
 from dialop.planning.estimate import (
     TOTAL_LABEL,
     TRAVEL_LABEL,
     best_plan,
+    estimated_sites,
     facts_of,
     fields_of,
     told_preferences,
@@ -24,19 +25,22 @@ from dialop.planning.estimate import (
 )
 from dialop.planning.preferences import Preference
 from dialop.planning.proposal import render_plan
+from dialop.planning.score import site_points
 from dialop.specs import number, parse_spec, unknown
 
 Tell = Literal["all", "one", "asked"]
 By = Literal["table", "filter"]
+Think = Literal["no", "points"]
 TELLS: tuple[Tell, ...] = ("all", "one", "asked")
 BYS: tuple[By, ...] = ("table", "filter")
+THINKS: tuple[Think, ...] = ("no", "points")
 USERS = ("teller", "silent")
 AGENTS = ("searcher", "guesser")
 NAMES = (*AGENTS, *USERS)
 _OPTIONS = {
     "teller": ("tell", "rounds", "slip"),
     "silent": ("slip",),
-    "searcher": ("by", "slip"),
+    "searcher": ("by", "legs", "think", "slip"),
     "guesser": ("slip",),
 }
 
@@ -44,7 +48,7 @@ ASK = "What would you like?"
 GREETING = "Hello!"
 _OPENERS = ("Hi! ", "I would like this: ", "My wishes are: ", "")
 _GO_ON = "Please make a plan."
-_MAX_DISTANCE_QUERIES = 4
+_MAX_LEGS = 4
 _PATIENCE = 3  # proposals that a teller sees at most after its rounds
 
 
@@ -54,11 +58,14 @@ class ScriptedPlayer:
 
     - teller: a user who tells its preferences: all in one message ("all"), one in each message
       ("one"), or all once it is asked ("asked"). It rejects the first `rounds` full plans, telling
-      their score sheets, and then accepts the best that it has seen.
+      their score sheets, and then accepts the best that it has seen. Without messages it rejects
+      at most `rounds` plans, those of a total below 0.
     - silent: a user who tells nothing and accepts any plan.
     - searcher: an agent who asks if it has been told nothing, searches for what it was told, and
       proposes its best plan. It searches for all sites with the fields that matter ("table"), or
-      for the sites that meet all preferences, then fewer of them ("filter").
+      for the sites that meet all preferences, then fewer of them ("filter"). It looks up distances
+      at most `legs` times for each proposal. `think`: before its first move after the table it
+      writes in private how many preferences each site meets, less those it goes against ("points").
     - guesser: an agent who proposes random sites.
     - `slip`: the probability that it first sends a malformed move and then repairs it.
     """
@@ -68,6 +75,8 @@ class ScriptedPlayer:
     tell: Tell = "all"
     rounds: int = 0
     by: By = "table"
+    legs: int = _MAX_LEGS
+    think: Think = "no"
     slip: float = 0.0
 
     @property
@@ -86,6 +95,8 @@ class ScriptedPlayer:
                 f"{self.name} plays seat {self.seat}, but the view is of seat {view.seat} and seat "
                 f"{view.to_move} is to move"
             )
+        if self.think != "no" and not view.options.private_reasoning:
+            raise ValueError(f"think={self.think} needs a game with private_reasoning")
         rng = np.random.default_rng((self.seed, len(view.log)))
         text = _MOVES[self.name](self, view, rng)
         if self.slip and not view.num_errors_this_turn and rng.random() < self.slip:
@@ -102,27 +113,37 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     """Build a player from a spec such as "teller:tell=one,rounds=2" or "searcher:slip=0.05".
 
     The name is "teller", "silent" (users), "searcher" or "guesser" (agents). Options:
-    tell=all|one|asked and rounds=0..20 (teller), by=table|filter (searcher), slip=0..1 (all).
+    tell=all|one|asked and rounds=0..20 (teller), by=table|filter, legs=0..20 and think=no|points
+    (searcher), slip=0..1 (all).
 
     Raises:
         ValueError: for an unknown name, option or value; names the valid ones.
     """
     name, values = parse_spec(spec, _OPTIONS)
     tell, by = values.get("tell", "all"), values.get("by", "table")
-    for option, value, valid in (("tell", tell, TELLS), ("by", by, BYS)):
+    think = values.get("think", "no")
+    for option, value, valid in (("tell", tell, TELLS), ("by", by, BYS), ("think", think, THINKS)):
         if value not in valid:
             raise ValueError(unknown(option, value, valid))
-    rounds = number("rounds", values.get("rounds", "0"), low=0, high=20)
-    if rounds != int(rounds):
-        raise ValueError(f"rounds must be a whole number, got {rounds:g}")
+    if think != "no" and by != "table":
+        raise ValueError(f"think={think} needs by=table")
     return ScriptedPlayer(
         name,
         seed,
         tell=next(t for t in TELLS if t == tell),
-        rounds=int(rounds),
+        rounds=_whole("rounds", values.get("rounds", "0")),
         by=next(b for b in BYS if b == by),
+        legs=_whole("legs", values.get("legs", str(_MAX_LEGS))),
+        think=next(t for t in THINKS if t == think),
         slip=number("slip", values.get("slip", "0"), low=0, high=1),
     )
+
+
+def _whole(option: str, value: str) -> int:
+    read = number(option, value, low=0, high=20)
+    if read != int(read):
+        raise ValueError(f"{option} must be a whole number, got {read:g}")
+    return int(read)
 
 
 def _teller(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generator) -> str:
@@ -161,13 +182,28 @@ def _searcher(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generat
         if fields and not all(facts.knows(name, fields) for name in view.names):
             return f"[tool] Search(fields=[{', '.join(fields)}])"
     plan = best_plan(view)
+    move = f"[propose] {render_plan(plan, view.names)}"
+    proposals = sum(a.kind == "propose" for a in view.log)
+    queries = sum(a.kind == "tool" and "distance_to" in a.text for a in view.log)
     if view.options.search and any(p.kind == "distance" for p in told):
-        queries = sum(a.kind == "tool" and "distance_to" in a.text for a in view.log)
-        proposals = 1 + sum(a.kind == "propose" for a in view.log)
         legs = unknown_legs(view, plan)
-        if legs and queries < _MAX_DISTANCE_QUERIES * proposals:
-            return f"[tool] Search(sort_by=[distance_to({view.names[legs[0]]})])"
-    return f"[propose] {render_plan(plan, view.names)}"
+        if legs and queries < player.legs * (1 + proposals):
+            move = f"[tool] Search(sort_by=[distance_to({view.names[legs[0]]})])"
+    if player.think == "points" and not queries and not proposals:
+        sites = estimated_sites(view.names, facts_of(view.log))
+        return "".join(f"{site.name}|{_worth(site, told)}\n" for site in sites) + move
+    return move
+
+
+def _worth(site: Site, told: tuple[Preference, ...]) -> int:
+    """How many of the told preferences a site meets, less those that it goes against."""
+    alone = [
+        (p.kind == "category" and site.category == p.name)
+        + (p.kind == "sites" and site.name in p.sites)
+        - (p.kind == "budget" and site.price > p.budget)
+        for p in told
+    ]
+    return site_points(site, told) + sum(alone)
 
 
 def _guesser(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generator) -> str:
@@ -205,12 +241,15 @@ def _condition(p: Preference, slots: int) -> str:
 
 
 def _accepts(player: ScriptedPlayer, view: PlanningView) -> bool:
-    """Whether a teller accepts: after its rounds, the best full plan that it has seen."""
+    """Whether a teller accepts: after its rounds, the best full plan that it has seen; without
+    messages, a plan of a total of at least 0, and any plan after its rounds."""
     plans = [action.plan for action in view.log if action.plan is not None]
     totals = [
         sheet.total for plan, sheet in zip(plans, view.sheets, strict=True) if None not in plan
     ]
-    if not view.options.messages or len(totals) > player.rounds + _PATIENCE:
+    if not view.options.messages:
+        return len(totals) > player.rounds or totals[-1] >= 0
+    if len(totals) > player.rounds + _PATIENCE:
         return True
     return len(totals) > player.rounds and totals[-1] == max(totals)
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from dialop.planning.board import AGENT, USER, Action, Plan, PlanningInstance, Sheet
 from dialop.planning.city import CATEGORIES, FEATURES
-from dialop.planning.preferences import TEMPLATES, Preference
+from dialop.planning.preferences import TEMPLATES, TRAVEL, Preference
 from dialop.planning.score import tenths
+from dialop.planning.search import ABSENT
 from dialop.tags import indent_further
 
 _NUMBER_WORDS = (
@@ -218,3 +219,21 @@ def brief_phrases(names: Sequence[str], features: Sequence[str]) -> list[str]:
         *names,
         *(template.text for template in TEMPLATES if template.name in features),
     ]
+
+
+def brief_tables(prices: Sequence[int]) -> list[str]:
+    """Further phrases for cities of all features.
+
+    Each cell of a table of search results or of private points is one token, so that its place in
+    the line tells its column. Values and the starts of sentences are tokens of their own.
+    """
+    values = {_shown(value) for feature in FEATURES.values() for value in feature.values}
+    numbers = {f"{n / 10:g}" for n in range(100)} | {str(n) for n in range(-10, 10)}
+    words = {value for value in values if value.isalpha()} | set(CATEGORIES)
+    cells = {*values, *map(str, prices), *CATEGORIES, *numbers, ABSENT}
+    starts = (
+        *("don't like", "like", "go to at least one ", "keep budget below $", TRAVEL),
+        *("heard good things about ", "definitely want to go to ", "price"),
+        "Search(sort_by=[distance_to(",
+    )
+    return [*starts, *sorted(words), *sorted(f"|{cell}" for cell in cells)]

@@ -12,6 +12,8 @@ COLUMNS = (
     ("turns", "turns", "tries at a move, including refused ones"),
     ("messages", "messages", "legal messages"),
     ("words", "words", "words in messages"),
+    ("statements", "statements", "facts stated in a wording that scripted players can parse"),
+    ("searches", "searches", "answered tool calls"),
     ("errors", "errors", "refused moves"),
     ("honesty", "honesty", "share of stated cell values that are true in the speaker's own table"),
     ("questions", "questions", "messages that ask something"),

@@ -62,7 +62,7 @@ def test_phrases_are_found_in_the_texts_of_the_brief_style() -> None:
         texts += [game.prompt(each).user for each in range(3)]
     whole = "\n".join(texts)
     # Some costs did not occur; the scripted agent asks nobody who has told, and restores nothing.
-    rare = ("-", "0: [message]", "1: [message]", "Agent:", "You:")
+    rare = (" -", "0: [message]", "1: [message]", "Agent:", "You:")
     assert [p for p in phrases if p not in whole and not p.startswith(rare)] == []
     assert KIT.phrases(instances, replace(options, brief=False), split_lines=False) == []
 

@@ -120,6 +120,43 @@ def test_an_agent_learns_from_its_searches_and_from_told_scores() -> None:
     assert len(set(best_plan(game.view(1)))) == 3
 
 
+def test_an_agent_thinks_once_and_looks_up_as_many_distances_as_allowed() -> None:
+    options = PlanningOptions(brief=True, private_reasoning=True)
+    for instance in CITIES[:5]:
+        game = played(instance, "teller", "searcher:legs=1,think=points", options)
+        plain = played(instance, "teller", "searcher:legs=1")
+        moves = [(a.kind, a.text) for a in game.view(1).log if a.seat == 1]
+        assert moves == [(a.kind, a.text) for a in plain.view(1).log if a.seat == 1]
+        assert sum("distance_to" in text for _, text in moves) <= 1
+        assert not any("|" in text for _, text in moves)
+
+
+def test_the_points_that_an_agent_writes_are_met_less_violated_preferences() -> None:
+    game = new_game(options=PlanningOptions(private_reasoning=True))
+    play(
+        game, (0, "[message] check out live music!; keep budget below $20; go to at least one bar")
+    )
+    thinker = make_scripted("searcher:think=points", seed=0)
+    play(game, (1, thinker.act(game.view(1))))
+    *lines, move = thinker.act(game.view(1)).splitlines()
+    points = dict(line.split("|") for line in lines)
+    # The Dive is a bar with live music at $30.
+    assert list(points) == list(game.instance.names) and points["The Dive"] == "1"
+    assert move.startswith("[propose] ")
+    plain = play(new_game(), (0, "[message] check out live music!"))
+    with pytest.raises(ValueError, match="needs a game with private_reasoning"):
+        thinker.act(plain.view(1))
+
+
+def test_without_messages_a_user_rejects_plans_below_zero_up_to_its_rounds() -> None:
+    game = PlanningGame(HAND, SILENT)
+    user, agent = make_scripted("teller:rounds=9", seed=1), make_scripted("guesser", seed=2)
+    while (seat := game.seat_to_move) is not None:
+        game.step(seat, (user, agent)[seat].act(game.view(seat)))
+    totals = [sheet.total for sheet in game.view(0).sheets]
+    assert all(total < 0 for total in totals[:-1]) and (totals[-1] >= 0 or len(totals) == 10)
+
+
 def test_what_is_stated_falsely_is_counted() -> None:
     game = play(
         new_game(),
@@ -144,6 +181,9 @@ def test_what_is_stated_falsely_is_counted() -> None:
         ("teller:tell=al", "nearest is all"),
         ("searcher:by=map", "unknown by 'map'"),
         ("teller:rounds=0.5", "rounds must be a whole number"),
+        ("searcher:legs=0.5", "legs must be a whole number"),
+        ("searcher:think=point", "nearest is points"),
+        ("searcher:by=filter,think=points", "think=points needs by=table"),
         ("teller:rounds=-1", "rounds must be a number from 0 to 20"),
         ("guesser:slip=2", "slip must be a number from 0 to 1"),
     ],
