@@ -30,9 +30,13 @@ from selfplay.metrics.run_folder import write_atomically
 CURVES = (
     ("eval_score", "score", "Score on held-out games"),
     ("eval_messages", "messages", "Messages a held-out game"),
+    ("eval_searches", "searches", "Searches a held-out game"),
 )
 # Further measures of the table. A game has some of them.
-MEASURES = ("messages", "words", "errors", "honesty", "questions", "interactivity")
+MEASURES = (
+    *("messages", "words", "statements", "searches"),
+    *("errors", "honesty", "questions", "interactivity"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +90,12 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def held_to(config: Config) -> Config:
-    """The settings that decide which held-out games a run plays; the others have defaults."""
-    game = replace(config.game, messages=True)
+    """The settings that decide which held-out games a run plays; the others have defaults. What a
+    control may not use does not count."""
+    options = config.game.options
+    allowed = {name: True for name in ("messages", "search") if hasattr(options, name)}
+    options = replace(options, **allowed) if allowed else options
+    game = replace(config.game, messages=True, options=options)
     return Config(game=game, eval=replace(Config().eval, final_games=config.eval.final_games))
 
 
@@ -157,6 +165,8 @@ def write_curves(runs: Sequence[Run], folder: Path, *, name: str) -> list[str]:
     shown = []
     for metric, word, title in CURVES:
         rows = {run.label: curve_rows(run) for run in runs}
+        if not any(metric in line for lines in rows.values() for line in lines):
+            continue
         path = folder / f"{name}_{word}.svg"
         write_atomically(path, learning_curve_svg(rows, y=metric, title=title))
         shown.append(f"![{title}]({path.as_posix()})")
