@@ -27,11 +27,18 @@ KINDS = ("dies", "hangs", "few", *GARBAGE)
 
 def wait_for_nothing() -> None:
     """A call on a real event loop of an engine whose answer never comes."""
+    socket = SimpleNamespace(context=SimpleNamespace(destroy=lambda linger: None))
     manager = SimpleNamespace(
-        auto_create_handle_loop=lambda: None, rid_to_state={}, _subprocess_watchdog=None
+        auto_create_handle_loop=lambda: None,
+        rid_to_state={},
+        recv_from_detokenizer=socket,
+        _subprocess_watchdog=None,
     )
     front = SimpleNamespace(
-        tokenizer_manager=manager, loop=asyncio.new_event_loop(), shutdown=lambda: None
+        tokenizer_manager=manager,
+        loop=asyncio.new_event_loop(),
+        shutdown=lambda: None,
+        send_to_rpc=socket,
     )
     signals: Any = SimpleNamespace(take=lambda on_death: None, restore=lambda: None)
     started: Any = SimpleNamespace(engines=(front,), processes=())

@@ -90,10 +90,10 @@ def test_a_crash_in_training_fails_the_next_call_and_sigterm_works_in_a_collecti
     process.communicate(timeout=60)
 
 
-def test_a_crash_during_a_request_and_a_failed_start_raise_at_once(
+def test_a_crash_during_a_request_and_a_failed_start_raise_at_once_and_a_stopped_one_is_closed(
     model: str, start: Start
 ) -> None:
-    process = start("crash while asked", "broken", model)
+    process = start("crash while asked", "stopped", "broken", model)
     output, _ = process.communicate(timeout=400)
     reports = processes.marks(output)
     assert process.returncode == 0, output
@@ -101,6 +101,7 @@ def test_a_crash_during_a_request_and_a_failed_start_raise_at_once(
         r"died during generation: pid \d+ with exit code -9", reports["crash while asked"]["error"]
     )
     assert reports["crash while asked"]["after_s"] < 15
+    assert reports["stopped"]["after_s"] < 15
     assert "died during initialization" in reports["broken"]["error"]
 
 

@@ -5,6 +5,7 @@ Usage: `trainer_script.py CASE … MODEL_FOLDER`.
 
 from __future__ import annotations
 
+import gc
 import os
 import pathlib
 import signal
@@ -101,6 +102,19 @@ def crash_while_asked(folder: str) -> None:
     engine.close()
 
 
+def stopped(folder: str) -> None:
+    """A stopped engine is closed with requests that it never read, and then is garbage."""
+    engine = build(folder, timeout_s=1.0)
+    os.kill(scheduler(engine), signal.SIGSTOP)
+    refused(engine)
+    began_s = time.perf_counter()
+    engine.close()
+    del engine
+    gc.unfreeze()  # as a later start's collection may find it
+    gc.collect()
+    say("stopped", after_s=time.perf_counter() - began_s)
+
+
 def broken(folder: str) -> None:
     """The weight file is truncated: an exception, where SGLang alone would SIGKILL the trainer."""
     weights = pathlib.Path(folder) / "model.safetensors"
@@ -123,6 +137,7 @@ CASES = {
     "hang": hang,
     "crash": crash,
     "crash while asked": crash_while_asked,
+    "stopped": stopped,
     "broken": broken,
     "plain": plain,
 }
