@@ -58,6 +58,7 @@ from selfplay.evaluation.sources import (
     usual_partner,
 )
 from selfplay.games import kit_of
+from selfplay.metrics.ending import RunEnds
 from selfplay.model.policy import described_in
 from selfplay.partners.checkpoints import Source, find_source, nearest
 from selfplay.partners.partners import Partners
@@ -267,7 +268,7 @@ def cross_play(args: argparse.Namespace) -> int:
             world=world,
             facts=facts,
         )
-    except AllVoid as error:
+    except (AllVoid, RunEnds) as error:
         return refused("eval.py", error, status=1)
     if world.rank == 0:
         print(f"\n{matrix_text(matrix)}")
@@ -331,7 +332,7 @@ def one_policy(args: argparse.Namespace) -> int:
                     partner=partners.for_step(0)[0][0],
                 ),
             )
-    except AllVoid as error:
+    except (AllVoid, RunEnds) as error:
         return refused("eval.py", error, status=1)
     if page is not None:
         print(games_text(page.rows))

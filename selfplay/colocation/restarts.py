@@ -18,6 +18,7 @@ from selfplay.colocation.faults import EngineLost, EnginesFailed, agreed
 from selfplay.colocation.handover import sleep_engine, sync_and_wake
 from selfplay.colocation.offload import Offload
 from selfplay.config import EngineConfig
+from selfplay.distributed import World
 from selfplay.engines.base import Engine, EngineFault
 from selfplay.learner.learner import Learner
 
@@ -61,16 +62,12 @@ class Restarts:
         made again on every rank. An attempt that keeps what it has (`rollout.driver.Kept`) asks
         nothing twice. Raises like `push`.
         """
-        for number in range(1, MAX_FAILURES + 1):
-            try:
-                with agreed(self._learner.world):
-                    answer = attempt()
-            except EnginesFailed as failed:
-                self._mend(failed, number)
-                self.push(self._version)
-            else:
-                return answer
-        raise AssertionError("_mend raises after the last attempt")
+
+        def mend(failed: EnginesFailed, number: int) -> None:
+            self._mend(failed, number)
+            self.push(self._version)
+
+        return _asking(attempt, mend, self._learner.world)
 
     def take_num(self) -> float:
         """Restarts of all ranks' engines since the last call."""
@@ -80,26 +77,66 @@ class Restarts:
     def _mend(self, failed: EnginesFailed, number: int) -> None:
         """Restart the failed engines after the `number`-th failure in a row; all engines sleep and
         nothing is offloaded afterwards. Raises EngineLost after the last one."""
-        world, lost = self._learner.world, number == MAX_FAILURES
-        if world.rank == 0:
-            end = "" if lost else ": it is restarted"
-            text = f"engine failure {number} of {MAX_FAILURES} in a row, {failed}{end}"
-            print(text, file=sys.stderr, flush=True)
-        if self._engine is not None and world.rank in failed.causes:
-            if lost:
-                self._engine.close()  # frees its memory, which saving may need
-            else:
-                self._restart(self._engine)
-        self._num += 0 if lost else len(failed.causes)
+        world = self._learner.world
+        self._num += _restart(self._engine, failed, number, world)
         sleep_engine(self._engine, self._offload, world)
-        if lost:
-            raise EngineLost(f"an engine failed {number} times in a row, last {failed}")
+        _check_not_last(failed, number)
 
-    def _restart(self, engine: Engine) -> None:
-        if self._learner.world.device.type == "cuda":
-            gc.collect()
-            torch.cuda.empty_cache()  # the engine takes its share of what is free
+
+class FolderRestarts:
+    """Keeps engines alive whose weights stay those of their folders. Every rank must call."""
+
+    def __init__(self, engine: Engine | None, world: World) -> None:
+        self._engine, self._world = engine, world
+
+    def asking(self, attempt: Callable[[], T]) -> T:
+        """As `Restarts.asking`; a restarted engine reads its folder again."""
+
+        def mend(failed: EnginesFailed, number: int) -> None:
+            _restart(self._engine, failed, number, self._world)
+            _check_not_last(failed, number)
+
+        return _asking(attempt, mend, self._world)
+
+
+def _asking(
+    attempt: Callable[[], T], mend: Callable[[EnginesFailed, int], None], world: World
+) -> T:
+    """Attempt until no rank's engine fails; `mend` raises after the last failure in a row."""
+    for number in range(1, MAX_FAILURES + 1):
         try:
-            engine.restart()
-        except EngineFault as error:  # the next push finds it gone, which is its next failure
-            print(f"engine restart: {error}", file=sys.stderr, flush=True)
+            with agreed(world):
+                answer = attempt()
+        except EnginesFailed as failed:
+            mend(failed, number)
+        else:
+            return answer
+    raise AssertionError("mend raises after the last attempt")
+
+
+def _restart(engine: Engine | None, failed: EnginesFailed, number: int, world: World) -> int:
+    """Say what failed and restart this rank's engine if it did; returns the number of restarts on
+    all ranks. After the last failure in a row the engine is closed instead."""
+    last = number == MAX_FAILURES
+    if world.rank == 0:
+        end = "" if last else ": it is restarted"
+        text = f"engine failure {number} of {MAX_FAILURES} in a row, {failed}{end}"
+        print(text, file=sys.stderr, flush=True)
+    if engine is not None and world.rank in failed.causes:
+        if last:
+            engine.close()  # frees its memory, which saving may need
+        else:
+            if world.device.type == "cuda":
+                gc.collect()
+                torch.cuda.empty_cache()  # the engine takes its share of what is free
+            try:
+                engine.restart()
+            except EngineFault as error:  # the next call finds it gone, which is its next failure
+                print(f"engine restart: {error}", file=sys.stderr, flush=True)
+    return 0 if last else len(failed.causes)
+
+
+def _check_not_last(failed: EnginesFailed, number: int) -> None:
+    """Raise EngineLost after the last failure in a row."""
+    if number == MAX_FAILURES:
+        raise EngineLost(f"an engine failed {number} times in a row, last {failed}")

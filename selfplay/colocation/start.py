@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer
 
 from selfplay.checkpoint import export_once
+from selfplay.colocation.faults import EngineLost
 from selfplay.config import Config, OptimConfig
 from selfplay.distributed import World, barrier
 from selfplay.engines.base import Engine
@@ -29,7 +31,7 @@ def load_engine(
     """An engine with the weights of this folder; None on a rank that shares another rank's engine.
 
     `cleanup` closes it. With `load_format` "dummy" SGLang starts with random weights, which the
-    first push replaces; the folder then needs only a config.
+    first push replaces; the folder then needs only a config. Raises EngineLost if none starts.
     """
     if config.engine.kind == "hf":
         # Sharded parameters cannot generate, so each rank's engine has a full copy.
@@ -42,7 +44,8 @@ def load_engine(
         gc.collect()  # free the warm start's memory before the engine takes its share
         torch.cuda.empty_cache()
     local_replica = world.local_rank // world.replica.size
-    engine = SGLangEngine(
+    start = partial(
+        SGLangEngine,
         str(weights),
         tp_size=world.replica.size,
         processes=config.engine.processes,
@@ -62,6 +65,10 @@ def load_engine(
         burst_after_s=config.engine.burst_after_s,
         server_args=config.engine.server_args,
     )
+    try:
+        engine = start()
+    except (RuntimeError, OSError) as error:  # a child has printed its own traceback
+        raise EngineLost(f"the engine does not start: {error}") from error
     cleanup.callback(engine.close)
     return engine
 

@@ -115,7 +115,7 @@ class Engine(Protocol):
         ...
 
     def restart(self) -> None:
-        """End the engine and start it again. Its weights are void until the next push.
+        """End the engine and start it again. It has none or its first weights until the next push.
 
         Raises EngineFault if it does not start.
         """

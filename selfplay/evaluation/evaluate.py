@@ -14,7 +14,7 @@ from typing import Any
 
 from dialop.game import Instance
 from selfplay.chat.rendering import Rendering
-from selfplay.colocation.restarts import Restarts
+from selfplay.colocation.restarts import FolderRestarts, Restarts
 from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.distributed import World, gather_objects
 from selfplay.engines.base import Engine, Sampling
@@ -55,7 +55,7 @@ class Evaluation:
 class EvaluationContext:
     """What held-out games need: the engine, the policy's partner, the ranks that share the games,
     and the settings of game and rollout. `max_batch` is the engine's largest batch, in games.
-    `restarts` restarts an engine that fails; None lets its EngineFault end the evaluation."""
+    `restarts` restarts an engine that fails."""
 
     engine: Engine | None
     partner: Partner
@@ -64,7 +64,7 @@ class EvaluationContext:
     game: GameConfig
     rollout: RolloutConfig
     max_batch: int
-    restarts: Restarts | None = None
+    restarts: Restarts | FolderRestarts
 
     @classmethod
     def of(
@@ -75,9 +75,10 @@ class EvaluationContext:
         rendering: Rendering,
         world: World,
         partner: Partner = SELF_PLAY,
-        restarts: Restarts | None = None,
+        restarts: Restarts | FolderRestarts | None = None,
     ) -> EvaluationContext:
-        """The context from a run's settings."""
+        """The context from a run's settings. Without `restarts` a failed engine starts again with
+        the weights of its folder."""
         return cls(
             engine,
             partner,
@@ -86,7 +87,7 @@ class EvaluationContext:
             config.game,
             config.rollout,
             config.engine.max_batch,
-            restarts,
+            restarts or FolderRestarts(engine, world),
         )
 
 
@@ -186,7 +187,7 @@ def play_instances(
         return PlayedGames(games, num_void)
 
     with progress(len(share), "evaluation", rank=bar_rank) as bar:
-        return attempt() if context.restarts is None else context.restarts.asking(attempt)
+        return context.restarts.asking(attempt)
 
 
 def evaluate_scripted(

@@ -3,6 +3,7 @@ three times in a row ends the run after a save."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from small_updates import config_of, learner_of
 from test_rollout import GAMES, LIMITS, SAMPLING, hand_setups, prepared
 from tiny_run import begin_warm, finished, metrics_of, run_tiny, tiny_model
 
+import eval as evaluation
 from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import checkpoints
 from selfplay.colocation.faults import EngineLost
@@ -215,3 +217,62 @@ def test_the_third_failure_in_a_row_ends_the_run_after_a_save(
     assert run_tiny(folder, *QUICK) == 0
     assert texts_of(folder) == texts_of(finished(*QUICK))
     assert without_restarts(folder) == without_restarts(finished(*QUICK))
+
+
+# --- eval.py -------------------------------------------------------------------------------------
+
+
+def evaluate_with(faults: Faults, out: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Play a finished run's greedy games with these faults."""
+    monkeypatch.setattr("selfplay.colocation.start.HFEngine", FaultyHF)
+    monkeypatch.setattr(FaultyHF, "faults", faults)
+    run = str(finished(*QUICK))
+    words = ["--checkpoint", run, "--games", "generated", "--temperature", "0", "--out", str(out)]
+    return evaluation.main(words)
+
+
+def test_an_evaluation_with_faults_says_what_one_without_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults = Faults({("generate", 2): "dies", ("generate", 3): "nan"})
+    assert evaluate_with(faults, tmp_path / "out", monkeypatch) == 0
+    assert faults.num_restarts == 2
+    assert "engine failure 2 of 3 in a row, rank 0" in capsys.readouterr().err
+    page = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    straight = json.loads((finished(*QUICK) / "held_out_after.json").read_text())
+    assert page["rows"]["policy, greedy"]["scores"] == straight["greedy"]["scores"]
+
+
+def test_an_engine_that_stays_lost_ends_an_evaluation_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults = Faults({("generate", number): "dies" for number in range(2, 99)})
+    assert evaluate_with(faults, tmp_path / "out", monkeypatch) == 1
+    *told, last = capsys.readouterr().err.strip().splitlines()
+    assert last.startswith("eval.py: an engine failed 3 times in a row") and DEATH in last
+    assert not any("Traceback" in line for line in told)
+    assert not (tmp_path / "out" / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize("program", ["train.py", "eval.py"])
+def test_an_engine_that_does_not_start_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    program: str,
+) -> None:
+    def start(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Rank 0 scheduler died during initialization (exit code: -9).")
+
+    monkeypatch.setattr("selfplay.colocation.start.SGLangEngine", start)
+    monkeypatch.setattr("selfplay.preflight.run.check_machine", lambda *_: None)
+    monkeypatch.setattr("eval.check_machine", lambda *_: None)
+    if program == "train.py":
+        begin_warm(tmp_path / "run", *QUICK)
+        status = run_tiny(tmp_path / "run", *QUICK, "engine.kind=sglang")
+    else:
+        words = ["--checkpoint", str(finished(*QUICK)), "--games", "generated"]
+        status = evaluation.main([*words, "--out", str(tmp_path), "engine.kind=sglang"])
+    assert status == 1
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith(f"{program}: the engine does not start: Rank 0 scheduler died")

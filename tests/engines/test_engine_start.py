@@ -50,6 +50,22 @@ def test_a_cpu_engine_has_no_graphs_to_capture() -> None:
     assert "cuda_graph_max_bs_decode" not in arguments
 
 
+def test_a_restarted_engine_has_the_first_ones_memory_beside_the_trainer() -> None:
+    """70 of 100 GiB at first; with 80 free the same 70 are a larger share. The cache's size in
+    tokens is the limit, so that the hundredth for CUDA itself makes it no larger."""
+    first = engine_arguments("folder", device="cuda", **OPTIONS)
+    again = launch.with_cache(first, 123_456, 70 * 2.0**30, free_bytes=80 * 2**30)
+    assert again["mem_fraction_static"] == pytest.approx(70 / 80 + 0.01)
+    assert again["max_total_tokens"] == 123_456
+    changed = ("mem_fraction_static", "max_total_tokens")
+    assert {**again, **{n: first.get(n) for n in changed}} == {
+        **first,
+        **{n: first.get(n) for n in changed},
+    }
+    tight = launch.with_cache(first, 123_456, 70 * 2.0**30, free_bytes=71 * 2**30)
+    assert tight["mem_fraction_static"] == 0.95
+
+
 def test_the_deterministic_mode_is_for_gpus() -> None:
     """No CPU attention of SGLang is batch-invariant."""
     options = {**OPTIONS, "deterministic": True}

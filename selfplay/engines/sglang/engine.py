@@ -90,7 +90,10 @@ class SGLangEngine:
         self.version = 0
         self.can_sleep = memory_saver and device == "cuda"
         expected = launch.expected_parameters(model_path)
-        self.weights = weights.Ledger(expected, complete=load_format != "dummy")
+        self._holds_folder = load_format != "dummy"
+        self.weights = weights.Ledger(expected, complete=self._holds_folder)
+        self.cache_tokens = 0
+        self._budget_bytes = 0.0
         self._released: set[str] = set()
         if processes > 1:
             # Games of one prompt stay together, so a process may get more than its even share.
@@ -130,14 +133,24 @@ class SGLangEngine:
         # Each process draws from a stream of its own, and so does a restarted one.
         seed, port = self._arguments["random_seed"] + 7919 * self._num_starts, launch.free_port()
         self._num_starts += 1
+        arguments = self._arguments
+        if self.device == "cuda":
+            free_bytes = torch.cuda.mem_get_info(arguments["base_gpu_id"])[0]
+            if self.cache_tokens:
+                arguments = launch.with_cache(
+                    arguments, self.cache_tokens, self._budget_bytes, free_bytes=free_bytes
+                )
+            else:
+                self._budget_bytes = arguments["mem_fraction_static"] * free_bytes
         signals = processes.Signals()
         started = launch.launch(
             [
-                self._arguments
+                arguments
                 | {"nccl_port": port + place, "random_seed": (seed + 104_729 * place) % 2**31}
                 for place in range(self.num_processes)
             ]
         )
+        self.cache_tokens = self.cache_tokens or started.cache_tokens
         self._loop = EngineLoop(started, signals, timeout_s=self._timeout_s)
         self.served = Served()
         self._askers = [
@@ -148,7 +161,7 @@ class SGLangEngine:
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.start_s.items())
         print(
             f"engine up: {parts}; attention {self.attention_backend}, tp {self.tp_size}, "
-            f"processes {self.num_processes}",
+            f"processes {self.num_processes}, cache of {started.cache_tokens} tokens",
             flush=True,
         )
 
@@ -429,10 +442,11 @@ class SGLangEngine:
     def restart(self) -> None:
         """Kill the engine's processes and start others, from the same folder.
 
-        The engine refuses requests until the next push is complete. Raises EngineFault if it does
-        not start; later calls raise it, too.
+        It holds that folder's weights, and its cache is as large as the first one's, though the
+        trainer's state lies beside it now. Raises EngineFault if it does not start; later calls
+        raise it, too.
         """
-        self.weights.lose()
+        self.weights = weights.Ledger(self.weights.expected, complete=self._holds_folder)
         self.version, self._released = 0, set()
         try:
             self.close()

@@ -59,6 +59,11 @@ class Started:
     import_s: float
     launch_s: float
 
+    @property
+    def cache_tokens(self) -> int:
+        """The size of each process's KV cache."""
+        return int(self.engines[0]._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"])
+
 
 def pick_attention_backend(device: str, *, deterministic: bool = False) -> str:
     """The first attention backend that runs here of fa3, flashinfer, triton; torch_native on CPU.
@@ -155,6 +160,19 @@ def engine_arguments(
         arguments["disable_prefill_cuda_graph"] = True  # wrong outputs, open bug: sglang #37606
         arguments["cuda_graph_max_bs_decode"] = max_running_requests
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def with_cache(
+    arguments: Mapping[str, Any], cache_tokens: int, budget_bytes: float, *, free_bytes: int
+) -> dict[str, Any]:
+    """The arguments of a restart that gives weights and cache as much memory as the first start.
+
+    The first start had nothing beside it and took `budget_bytes`, a share of all memory. Of the
+    `free_bytes` beside the trainer the same bytes are a larger share. A hundredth more makes up for
+    what CUDA itself takes; `cache_tokens`, the first cache's size, is then the limit.
+    """
+    share = min(0.95, budget_bytes / free_bytes + 0.01)
+    return {**arguments, "mem_fraction_static": share, "max_total_tokens": cache_tokens}
 
 
 @contextlib.contextmanager
