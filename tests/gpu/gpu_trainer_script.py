@@ -35,12 +35,6 @@ def alone(folder: str) -> None:
         torch.randn(1024, 1024, device="cuda") @ torch.randn(1024, 1024, device="cuda")
 
 
-def used_bytes() -> int:
-    torch.cuda.synchronize()
-    free, total = torch.cuda.mem_get_info()
-    return total - free
-
-
 def ranks(folder: str, tp: int, end: str) -> None:
     world = init_world(tp, engine_tp=2, device="cuda")
     group, engine = world.replica.group, None
@@ -54,8 +48,8 @@ def ranks(folder: str, tp: int, end: str) -> None:
     for version in range(1, NUM_PUSHES + 1):
         sync.push(policy, engine, version=version, group=group)
         if version == NUM_PUSHES // 10:
-            before = used_bytes()
-    grown = used_bytes() - before
+            before = small.used_bytes()
+    grown = small.used_bytes() - before
     if engine is not None:
         engine.wake("kv_cache")
         wanted, held = sync.checksum(reference, tp_size=2), engine.fingerprints()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
+import psutil
+import pynvml
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
@@ -35,6 +38,18 @@ CONFIG = Qwen2Config(
     bos_token_id=None,
     architectures=["Qwen2ForCausalLM"],
 )
+
+
+def used_bytes(family: Iterable[psutil.Process] | None = None) -> int:
+    """What these processes hold of all GPUs; of None this one and its children. Other processes may
+    use the GPUs too."""
+    torch.cuda.synchronize()
+    me = psutil.Process()
+    pids = {p.pid for p in (family or [me, *me.children(recursive=True)])}
+    pynvml.nvmlInit()
+    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    running = [p for handle in handles for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    return sum(p.usedGpuMemory for p in running if p.pid in pids)
 
 
 def save_config(folder: pathlib.Path) -> str:

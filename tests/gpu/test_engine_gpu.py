@@ -38,13 +38,6 @@ def model(engine: SGLangEngine) -> PreTrainedModel:
     return small.build(torch.device("cuda"))
 
 
-def used_bytes(device: int = 0) -> int:
-    """What all processes together hold of this GPU."""
-    torch.cuda.synchronize(device)
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free
-
-
 def push(model: PreTrainedModel, engine: SGLangEngine) -> None:
     sync.push(model, engine, version=engine.version + 1)
 
@@ -89,10 +82,10 @@ def test_fp32_masters_arrive_rounded_to_bf16(engine: SGLangEngine, model: PreTra
 def test_sleep_gives_memory_back_and_waking_needs_a_push(
     engine: SGLangEngine, model: PreTrainedModel
 ) -> None:
-    awake = used_bytes()
+    awake = small.used_bytes()
     for _ in range(5):
         engine.sleep()
-        asleep = used_bytes()
+        asleep = small.used_bytes()
         with pytest.raises(RuntimeError, match="the engine sleeps"):
             engine.generate([Request(small.PROMPTS[0], 4, 0)], small.PLAIN)
         engine.wake("weights")
@@ -100,7 +93,7 @@ def test_sleep_gives_memory_back_and_waking_needs_a_push(
         engine.wake("kv_cache")
         assert small.differences(model, engine).abs().mean() < 0.03
     assert awake - asleep > 10 * GIB
-    assert abs(used_bytes() - awake) < 512 * MIB
+    assert abs(small.used_bytes() - awake) < 512 * MIB
 
 
 def test_waking_twice_or_out_of_order_does_not_kill_the_process(
@@ -121,25 +114,24 @@ def test_waking_twice_or_out_of_order_does_not_kill_the_process(
 def test_two_hundred_pushes_hold_memory_flat(engine: SGLangEngine, model: PreTrainedModel) -> None:
     for _ in range(20):
         push(model, engine)
-    after_a_tenth = used_bytes()
+    after_a_tenth = small.used_bytes()
     for _ in range(180):
         push(model, engine)
-    assert used_bytes() - after_a_tenth < 64 * MIB
+    assert small.used_bytes() - after_a_tenth < 64 * MIB
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_trainer_leaves_no_process_and_no_memory(folder: str, number: int) -> None:
-    before = used_bytes()
     process = processes.start(HERE / "gpu_trainer_script.py", folder, path=(HERE,))
     processes.read_until(process, "MARK training")
     everyone = processes.tree(process)
-    assert used_bytes() - before > GIB
+    assert small.used_bytes(everyone) > GIB
     process.send_signal(number)
     began_s = time.perf_counter()
     assert processes.seconds_until_gone(everyone) < 10
-    while used_bytes() - before > 256 * MIB and time.perf_counter() - began_s < 10:
+    while small.used_bytes(everyone) and time.perf_counter() - began_s < 10:
         time.sleep(0.1)
-    assert used_bytes() - before < 256 * MIB
+    assert small.used_bytes(everyone) == 0
     process.communicate(timeout=10)
 
 
@@ -155,7 +147,6 @@ def test_shards_arrive_exactly_in_wide_engines_and_one_rank_s_end_ends_all(
 ) -> None:
     """Engines two GPUs wide, every tensor compared by hash; then rank 1 fails, or is killed, while
     the others wait for it."""
-    before = [used_bytes(device) for device in range(num)]
     process = processes.start(
         HERE / "gpu_trainer_script.py", folder, str(tp), end, torchrun=num, path=(HERE,)
     )
@@ -171,7 +162,7 @@ def test_shards_arrive_exactly_in_wide_engines_and_one_rank_s_end_ends_all(
         assert said["grown"] < 64 * MIB
     process.communicate(timeout=30)
     assert process.returncode != 0
-    assert all(used_bytes(device) - before[device] < 256 * MIB for device in range(num))
+    assert small.used_bytes(everyone) == 0
 
 
 def test_deterministic_mode_repeats_a_seed_in_any_batch_and_tells_seeds_apart(folder: str) -> None:

@@ -1,4 +1,4 @@
-"""Run by test_train.py: train.py, whose scheduler gets a SIGKILL in the second step's games."""
+"""train.py, whose scheduler gets a SIGKILL in the second step's games, once some have ended."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ import train
 from selfplay.engines.sglang.requests import Asker
 from selfplay.rollout import driver
 
-STEP, TURN = 1, 40  # the version of the weights, and the number of the request in that step
+STEP, NUM_ENDED = 1, 3  # the version of the weights, and how many of that step's games have ended
 
 
-def kill_in_play() -> None:
-    ask, play, num = Asker.ask, train.play_games, [0]
+def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
+    ask, play = Asker.ask, train.play_games
+    games: list[driver.Kept] = []  # of each rollout
 
     async def asked(self: Asker, *words: Any, version: int, **named: Any) -> Any:
-        num[0] += version == STEP
-        if num[0] == TURN and version == STEP:
-            num[0] += 1
+        if version == STEP and len(games) == STEP + 1 and len(games[-1].games) >= NUM_ENDED:
+            games.append(driver.Kept())
             (pid,) = (p.pid for p in self._loop.processes if "scheduler" in title(p.pid))
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
             say("killed", pid=pid)
         return await ask(self, *words, version=version, **named)
 
     def played(setups: Any, engine: Any, *, kept: driver.Kept, **named: Any) -> Any:
         if kept.games or kept.total_s:
             say("played again", games=len(setups) - len(kept.games))
+        else:
+            games.append(kept)
         return play(setups, engine, kept=kept, **named)
 
     Asker.ask = asked  # type: ignore[method-assign]

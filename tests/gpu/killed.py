@@ -1,0 +1,56 @@
+"""train.py, killed on a GPU: `killed.py play|stop|push WORDS`.
+
+"play" and "stop" send SIGKILL or SIGSTOP to the engine's scheduler in the second step's games, with
+a fifth of the GPU held by the trainer, which the first start of the engine did not see. "push" ends
+the trainer itself with SIGKILL while the engine reads the second step's weights.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import killed_in_play
+import torch
+from processes import say
+
+import train
+from selfplay.engines.sglang.engine import SGLangEngine
+
+
+def hold_memory() -> None:
+    play, held = train.play_games, []
+
+    def played(*words: Any, **named: Any) -> Any:
+        if not held:
+            num_bytes = torch.cuda.mem_get_info()[1] // 5
+            held.append(torch.empty(num_bytes, dtype=torch.uint8, device="cuda"))
+            say("held", bytes=num_bytes)
+        return play(*words, **named)
+
+    train.play_games = played
+
+
+def kill_in_push() -> None:
+    begin = SGLangEngine.begin_bucket
+
+    def begun(self: SGLangEngine, *words: Any, version: int, **named: Any) -> Any:
+        wait = begin(self, *words, version=version, **named)
+        if version == 2:
+            say("killed", version=version)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return wait
+
+    SGLangEngine.begin_bucket = begun  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    how, *words = sys.argv[1:]
+    if how == "push":
+        kill_in_push()
+    else:
+        killed_in_play.kill_in_play(signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+        hold_memory()
+    sys.exit(train.main(words))

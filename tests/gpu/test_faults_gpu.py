@@ -1,0 +1,104 @@
+"""Runs of train.py on GPUs that lose their engine, their trainer, or a GPU, and end as they should.
+
+Every wait has a limit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+import small
+from test_train_gpu import CONFIG, ROOT
+
+HERE = Path(__file__).resolve().parent
+LIMIT_S = 400.0  # three engine starts with room to spare
+GIB = 2**30
+
+
+def start(folder: Path, *words: str, killed: str = "", torchrun: int = 0) -> Any:
+    """train.py, or killed.py with this way to end, in that run folder."""
+    config = folder.parent / "run.yaml"
+    config.write_text(CONFIG)
+    script = HERE / "killed.py" if killed else ROOT / "train.py"
+    settings = ["--config", str(config), f"out={folder}", "save_every=1", *words]
+    path = (HERE, ROOT / "tests" / "sglang")
+    how = [killed] if killed else []
+    return processes.start(script, *how, *settings, torchrun=torchrun, path=path)
+
+
+def run(folder: Path, *words: str, torchrun: int = 0) -> str:
+    """What a run printed that ends with status 0."""
+    process = start(folder, *words, torchrun=torchrun)
+    said, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, said[-6000:]
+    return said
+
+
+def steps_of(folder: Path, num_steps: int) -> list[dict[str, Any]]:
+    """The run's metrics: each step once, its games complete, engine and trainer agreed."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, num_steps + 1))
+    for line in lines:
+        assert line["num_games"] == 8 * 4
+        assert line["mismatch_mean"] < 0.03
+        assert line["num_trained_tokens"] > 0
+    return lines
+
+
+@pytest.mark.parametrize("how", ["play", "stop"])
+def test_an_engine_that_dies_or_hangs_in_play_is_restarted_with_as_large_a_cache(
+    how: str, tmp_path: Path
+) -> None:
+    """Games that had ended are not played again. The trainer holds a fifth of the GPU that was free
+    when the engine first started; the cache would lose as much."""
+    folder = tmp_path / "run"
+    process = start(folder, "steps=3", "engine.timeout_s=15", killed=how)
+    said, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, said[-6000:]
+    marks = processes.marks(said)
+    assert "killed" in marks and marks["held"]["bytes"] > 10 * GIB
+    assert 0 < marks["played again"]["games"] < 8 * 4
+    first, again = (int(num) for num in re.findall(r"cache of (\d+) tokens", said))
+    print(f"cache of {first} tokens, then {again}")
+    assert 0.98 * first < again <= first
+    lines = steps_of(folder, 3)
+    assert [line["num_engine_restarts"] for line in lines] == [0, 1, 0]
+    cause = {"play": "engine died during generation", "stop": "no answer within 15 s"}[how]
+    assert re.search(rf"engine failure 1 of 3 in a row, rank 0: the .*{cause}", said)
+
+
+def test_a_trainer_killed_in_a_push_leaves_nothing_and_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(folder, "steps=3", killed="push")
+    processes.read_until(process, "engine up")
+    everyone = processes.tree(process)
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == -signal.SIGKILL
+    assert len(everyone) >= 3
+    assert processes.seconds_until_gone(everyone) < 10
+    began_s = time.perf_counter()
+    while small.used_bytes(everyone) and time.perf_counter() - began_s < 10:
+        time.sleep(0.1)
+    assert small.used_bytes(everyone) == 0
+    assert [step.name for step in sorted((folder / "checkpoints").iterdir())] == ["step_000001"]
+    said = run(folder, "steps=3")
+    assert said.count("engine up") == 1
+    steps_of(folder, 3)
+    assert (folder / "final" / "config.json").exists()
+
+
+@pytest.mark.two_gpus
+def test_a_run_goes_on_over_two_gpus_one_and_two_with_split_layers(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    wide = ("parallel.tp=2", "engine.tp_size=2")
+    for num_steps, num_gpus, words in ((1, 2, ()), (2, 0, ()), (3, 2, wide), (4, 2, ())):
+        run(folder, f"steps={num_steps}", *words, torchrun=num_gpus)
+        assert steps_of(folder, num_steps)[-1]["sync_check_mismatch"] < 0.03
+        assert (folder / "checkpoints" / f"step_{num_steps:06d}" / "progress.json").exists()
