@@ -62,7 +62,9 @@ class Started:
     @property
     def cache_tokens(self) -> int:
         """The size of each process's KV cache."""
-        return int(self.engines[0]._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"])
+        return int(
+            self.engines[0]._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"]
+        )
 
 
 def pick_attention_backend(device: str, *, deterministic: bool = False) -> str:
