@@ -263,6 +263,7 @@ def launch(every: Sequence[dict[str, Any]]) -> Started:
         children = tuple(set(multiprocessing.active_children()) - before)
         if not complete:
             processes.kill(children)
+            gc.freeze()  # collected before its open sockets, a context would wait for ever
     # SGLang's modules create half a million objects that live as long as the process. Freezing them
     # saves 0.3 s in each full garbage collection and 1.7 s at exit.
     gc.collect()
