@@ -13,6 +13,8 @@ import pytest
 from chat_families import tokenizer_of
 from collab_tasks import LETTER, NUMBER
 from dialop_boards import BEST, SMALL, WORST
+from mediation_games import SMALL as CALENDARS
+from planning_cities import HAND as CITY
 from scripted_engine import StreamEngine, WaveEngine
 from test_partners import boards, config_of
 
@@ -26,6 +28,15 @@ from dialop.matching.board import MatchingOptions
 from dialop.matching.game import MatchingGame
 from dialop.matching.proposal import parse_proposal
 from dialop.matching.statements import count_true, stated_cells
+from dialop.mediation import moves
+from dialop.mediation.game import MediationGame
+from dialop.mediation.records import MediationOptions
+from dialop.mediation.statements import read_statements
+from dialop.planning.board import PlanningOptions
+from dialop.planning.game import PlanningGame
+from dialop.planning.preferences import told_in
+from dialop.planning.proposal import parse_plan
+from dialop.planning.search import parse_query
 from dialop.tags import drop_reasoning, split_move
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.engines.base import Completion, Request, Sampling
@@ -45,10 +56,17 @@ PIECES = (
     *(": ", ":", "\n", "\r\n", "\t", " ", "- ", "1. ", "**", ", ", " and ", " is ", "3", "87", "?"),
     *("\\boxed{", "\\frac{", "\\frac12", "}", "{", "$", "%", "/", "^", "\\circ", "\\text{", "```"),
     *("```python\n", '{"interactivity": ', "0.5}", '"', "'", "n't", "\u017f", "\u0130", "\u2028"),
+    *("[tool] ", "Search(", "fields=[name", "filters=[", "price < 20", ")", "Saul's", "NULL"),
+    *("all: ", "user 0: ", "id 1", " costs ", "(3) 5/6 10:00 AM - 5/6 12:00 PM", "0 -4", "0: "),
     *("\ud800", "\x00", "\x1b[2J", "\u202e", "\u0301", "\u0316", "\ufdfa", "\U0001f600", "\u0663"),
 )
 OPTIONS = [
-    (MatchingOptions(brief=brief, private_reasoning=thinks), CollabOptions(brief, thinks))
+    (
+        MatchingOptions(brief=brief, private_reasoning=thinks),
+        CollabOptions(brief, thinks),
+        PlanningOptions(brief=brief, private_reasoning=thinks),
+        MediationOptions(brief=brief, private_reasoning=thinks),
+    )
     for brief in (False, True)
     for thinks in (False, True)
 ]
@@ -64,13 +82,16 @@ def text_of(rng: random.Random) -> str:
     return "".join(pieces)
 
 
-def proposal(text: str) -> None:
-    """Parse as a proposal, which may be refused."""
-    for brief in (False, True):
+def refusable(read: Callable[[str], object]) -> Callable[[str], None]:
+    """A parser of moves, which may refuse."""
+
+    def parse(text: str) -> None:
         try:
-            parse_proposal(text, SMALL.reviewers, papers=SMALL.papers, brief=brief)
+            read(text)
         except PlayerError:
-            continue
+            return
+
+    return parse
 
 
 def row(text: str) -> None:
@@ -85,13 +106,30 @@ def statements(text: str) -> None:
     assert all(0 <= value < 10**6 for _, _, value in stated_cells(text, SMALL))
 
 
+NAMES = [site.name for site in CITY.sites]
+
+
 def marks(text: str) -> None:
     assert read_mark(text) is None or 0.0 <= (read_mark(text) or 0.0) <= 1.0
 
 
 # Every function that parses text of a model or a person.
 READERS: dict[str, Callable[[str], object]] = {
-    "proposal": proposal,
+    **{
+        f"proposal, brief {brief}": refusable(
+            lambda text, brief=brief: parse_proposal(
+                text, SMALL.reviewers, papers=SMALL.papers, brief=brief
+            )
+        )
+        for brief in (False, True)
+    },
+    "plan": refusable(lambda text: parse_plan(text, NAMES, slots=3)),
+    "query": refusable(lambda text: parse_query(text, NAMES)),
+    "told": told_in,
+    "flights": refusable(lambda text: moves.parse_proposal(text, (3, 2))),
+    "recipient": moves.split_recipient,
+    "agent's reasoning": moves.drop_agent_reasoning,
+    "costs": lambda text: [read_statements(text, brief) for brief in (False, True)],
     "row": row,
     "statements": statements,
     "tag": split_move,
@@ -111,14 +149,14 @@ READERS: dict[str, Callable[[str], object]] = {
 
 
 def fuzz(num: int, *, seed: int) -> None:
-    """Pass every text to every parser, and as a move to games of both kinds."""
+    """Pass every text to every parser, and as a move to every game."""
     rng = random.Random(seed)
     for number in range(num):
         text = text_of(rng)
         try:
             for read in READERS.values():
                 read(text)
-            matching, collab = OPTIONS[number % 4]
+            matching, collab, planning, mediation = OPTIONS[number % 4]
             game = MatchingGame(SMALL, matching)
             game.step(0, text)
             step = game.step(game.seat_to_move or 0, text)
@@ -128,6 +166,9 @@ def fuzz(num: int, *, seed: int) -> None:
             talk.step(ASSISTANT, text)
             talk.step(USER, text)
             assert 0.0 <= talk.outcome().score <= 1.0
+            for other in (PlanningGame(CITY, planning), MediationGame(CALENDARS, mediation)):
+                for seat in range(other.num_seats):
+                    other.step(seat, text)
         except Exception as error:
             error.add_note(f"seed {seed}, text {number}: {text!r:.500}")
             raise
@@ -175,6 +216,13 @@ LONG = (
     ("[message] ", "\t", ""),
     ("", "My number is 1", ""),
     ("", "a. ", ""),
+    ("[", "Saul's, ", "]"),
+    ("Search(", "fields=[", ")"),
+    ("", "user 0: ", ""),
+    ("", "id 1 costs ", ""),
+    ("", "(1) 5/6 ", ""),
+    ("all", " ", "x"),
+    ("0 ", "\t", "x"),
 )
 
 
