@@ -8,9 +8,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import open_page
+from chat_server import Answer, chat_server
 from playwright.sync_api import Page, expect
 from tiny_run import finished
 
@@ -128,3 +130,65 @@ def test_a_game_with_the_policy(tmp_path: Path) -> None:
         expect(page.locator("#status")).to_have_text("The game is over")
         expect(page.locator("#ending .view")).to_have_count(2)
     assert out.read_text().count("\n") == 1
+
+
+def bare(folder: Path, game: str) -> tuple[str, str]:
+    """Settings of another game than the run's; only a partner that needs no weights fits them."""
+    path = folder / "settings.yaml"
+    path.write_text(f"game: {{name: {game}}}\nmodel: {{path: x}}\n")
+    return "--config", str(path)
+
+
+def test_a_travel_agent_with_a_chat_model(tmp_path: Path) -> None:
+    """The endpoint is the user: it tells, and accepts a full plan that the lists have built."""
+
+    def user(body: dict[str, Any], number: int) -> Answer:
+        due = "[propose]" in body["messages"][-1]["content"]
+        return Answer("[accept]" if due else f"[message] Parks.\n{EVIL}")
+
+    out = tmp_path / "played.jsonl"
+    with chat_server(user) as server:
+        partner = f"endpoint:chat@{server.url}"
+        words = (*bare(tmp_path, "planning"), "--partner", partner, "--seat", "1")
+        with started(out, *words) as address, open_page(address) as page:
+            page.click("#start")
+            our_turn(page)
+            expect(page.locator("#talk .turn.seat0 .text")).to_contain_text("onerror=alert(1)")
+            assert "\x1b" not in page.locator("#talk").inner_text()
+            page.click("#tabs button:has-text('Search')")
+            page.click("#send")
+            expect(page.locator("#talk .turn.own .list td").first).to_have_text("name")
+            our_turn(page)
+            page.click("#tabs button:has-text('Propose')")
+            lists = page.locator("#picks select")
+            expect(page.locator("#send")).to_be_disabled()
+            lists.nth(0).select_option(index=1)
+            lists.nth(1).select_option(index=2)
+            assert lists.nth(2).locator("option").nth(1).is_disabled(), "no site twice"
+            lists.nth(2).select_option(index=3)
+            page.click("#send")
+            expect(page.locator("#status")).to_have_text("The game is over")
+            expect(page.locator("#ending .view .who").nth(1)).to_contain_text("agent")
+            expect(page.locator("#ending .note b").first).to_contain_text("points")
+    assert out.read_text().count("\n") == 1 and len(server.bodies) == 2
+
+
+def test_an_agent_in_two_private_rooms(tmp_path: Path) -> None:
+    words = (*bare(tmp_path, "mediation"), "--partner", "scripted:honest", "--seat", "2")
+    with started(tmp_path / "played.jsonl", *words) as address, open_page(address) as page:
+        page.click("#start")
+        our_turn(page)
+        rooms = page.locator("#talk .room")
+        expect(rooms).to_have_count(2)
+        page.click("#tabs button:has-text('To user 1')")
+        page.fill("#words", "Which day is free?")
+        page.press("#words", "Enter")
+        expect(rooms.nth(1)).to_contain_text("Which day is free?")
+        assert "Which day" not in rooms.nth(0).inner_text()
+        our_turn(page)
+        page.click("#tabs button:has-text('Propose')")
+        for place in (0, 1):
+            page.locator("#picks select").nth(place).select_option(index=1)
+        page.click("#send")
+        our_turn(page)
+        assert page.locator("#talk .turn.refused").count() == 0
