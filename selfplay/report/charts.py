@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -143,11 +144,11 @@ def thinned(points: Sequence[Any]) -> list[Any]:
 def smoothed(points: Sequence[Point], *, share: float = 0.05) -> list[Point]:
     """The mean over a centred window of `share` of the points, at least 5 of them."""
     half = max(5, math.ceil(share * len(points))) // 2
-    result = []
-    for i, (x, _) in enumerate(points):
-        window = points[max(0, i - half) : i + half + 1]
-        result.append((x, sum(y for _, y in window) / len(window)))
-    return result
+    sums = np.cumsum([0.0, *(y for _, y in points)])
+    places = np.arange(len(points))
+    first, end = np.maximum(0, places - half), np.minimum(len(points), places + half + 1)
+    means = (sums[end] - sums[first]) / (end - first)
+    return [(x, float(mean)) for (x, _), mean in zip(points, means, strict=True)]
 
 
 def _axes() -> tuple[Figure, Axes]:

@@ -58,7 +58,7 @@ const proposalsOf = (game) => game.turns.map((turn, number) => ({ ...turn.propos
 // The tables, the private views and the talk of a game; `picked` is the proposal on the table.
 function gamePanels(game, texts, picked, pick) {
   const panels = views(game, texts);
-  if (!game.board) return [make("div", { class: "views" }, panels), talk(game, picked, pick)];
+  if (!game.board) return [make("div", { class: "views texts" }, panels), talk(game, picked, pick)];
   const both = pooled(game, picked, pick);
   const tables = game.board.columns.length <= 4
     ? [make("div", { class: "views small" }, panels[0], both, panels.slice(1))]
@@ -74,7 +74,7 @@ function grid(board, cellOf, corner) {
     cells.push(make("span", { class: "name row", title: name }, name));
     board.columns.forEach((_, p) => cells.push(cellOf(r, p)));
   });
-  return make("div", { class: "grid", style: { "grid-template-columns": `minmax(3.4rem, auto) repeat(${size}, minmax(${size > 4 ? 2.3 : 2.6}rem, 6rem))` } }, cells);
+  return make("div", { class: "grid", style: { "grid-template-columns": `minmax(3.2rem, auto) repeat(${size}, minmax(${size > 4 ? 1.8 : 2.6}rem, 6rem))` } }, cells);
 }
 
 function pooled(game, picked, pick) {

@@ -60,7 +60,8 @@ function refilter(keep) {
       make("b", {}, share(game.score_norm)),
       make("span", {},
         game.change ? make("em", { class: game.change > 0 ? "up" : "down" }, `${signed(game.change)} `) : null,
-        game.source === "training" ? `step ${game.step}` : sourceOf(game),
+        [source === "all" && game.source !== "training" ? sourceOf(game) : null, game.source === "training" ? `step ${game.step}` : null,
+          `${game.turns.length} turns`].filter(Boolean).join(", "),
         game.num_errors ? make("em", { class: "wrong" }, ` ${game.num_errors} ✗`) : null,
         game.num_false ? make("em", { class: "wrong" }, ` ${game.num_false} false`) : null));
   }));
@@ -136,7 +137,7 @@ if (find("list")) {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") event.target.blur();
     if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
-    const act = keys[event.key];
+    const act = keys[event.key] || (event.target.id === "list" && { ArrowDown: keys.j, ArrowUp: keys.k }[event.key]);
     if (act) { event.preventDefault(); hideTip(); act(); }
   });
   refilter();

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,20 +79,36 @@ def read_run(folder: Path) -> RunFiles:
 
 def changed_settings(config: Config) -> list[tuple[str, str, str]]:
     """(dotted key, default, value) of each setting that differs from its default."""
-    default, given = (dict(_flat(yaml.safe_load(dump(c)), "")) for c in (Config(), config))
     return [
-        (name, default.get(name, "none"), given.get(name, "none"))
-        for name in {**given, **default}
-        if default.get(name) != given.get(name) and (given.get(name, "none") != "none")
+        (name, _shown(default), _shown(given))
+        for name, default, given in _changed(config, Config(), "")
     ]
 
 
-def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from _flat(item, f"{name}.{key}" if name else key)
-    else:
-        yield name, "none" if value is None else json.dumps(value, ensure_ascii=False).strip('"')
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    return yaml.safe_dump(value, default_flow_style=True, width=1e9).split("\n")[0]
+
+
+def _changed(given: Any, default: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
+    """A section that is absent by default is compared with the defaults of its kind, and named
+    itself where it holds just those."""
+    if is_dataclass(given) and not isinstance(given, type):
+        home = default if type(default) is type(given) else type(given)()
+        parts = [
+            part
+            for entry in fields(given)
+            for part in _changed(
+                getattr(given, entry.name), getattr(home, entry.name), f"{name}.{entry.name}"
+            )
+        ]
+        own_game = name == ".game.options"
+        yield from parts or (
+            [(name[1:], None, "with its defaults")] if default is None and not own_game else []
+        )
+    elif given != default:
+        yield name[1:], yaml.safe_load(dump(default)), yaml.safe_load(dump(given))
 
 
 def _config(path: Path, problems: list[str]) -> Config | None:

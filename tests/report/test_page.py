@@ -17,12 +17,16 @@ from tiny_run import RUNS, finished
 
 from dialop.matching.generate import MatchingRecipe, generate_many
 from dialop.matching.solve import best_pairs
+from selfplay.config import load_config
+from selfplay.evaluation.evaluate import evaluate_scripted
+from selfplay.games import kit_of
 from selfplay.report import page
 from selfplay.report.__main__ import main
 from selfplay.report.boards import draw_matching, drawn_proposal
-from selfplay.report.games import Texts, drawn_game, safe_json, viewer_data
+from selfplay.report.charts import smoothed
+from selfplay.report.games import Texts, drawn_game, safe_json, seat_names, viewer_data
 from selfplay.report.page import page_html, paired_change, refresh_report, scores_table
-from selfplay.report.run_files import MAX_TRAINING_GAMES, read_run
+from selfplay.report.run_files import MAX_TRAINING_GAMES, changed_settings, read_run
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e"
 
@@ -254,3 +258,40 @@ def test_a_finished_run_has_its_page(tmp_path: Path) -> None:
             assert turn["text"] in "".join(piece for piece, _ in turn["tokens"])
             assert all(nats <= 0 for _, nats in turn["tokens"])
     assert sum("tokens" in turn for turn in turns) > len(turns) / 2
+
+
+def test_settings_are_those_that_differ(tmp_path: Path) -> None:
+    """A section that is absent by default shows what differs from its own defaults, or itself."""
+    words = ["steps=7", "model.scratch.width=32", "model.lora={}", "rollout.max_game_tokens=512"]
+    shown = changed_settings(load_config(None, words))
+    assert shown == [
+        ("steps", "100", "7"),
+        ("model.scratch.width", "96", "32"),
+        ("model.lora", "none", "with its defaults"),
+        ("rollout.max_game_tokens", "4096", "512"),
+    ]
+
+
+def test_a_thick_line_is_the_mean_of_a_window() -> None:
+    points = [(float(step), float(step**2 % 7)) for step in range(300)]
+    for place, (step, mean) in enumerate(smoothed(points)):
+        window = [y for _, y in points[max(0, place - 7) : place + 8]]
+        assert step == place and mean == pytest.approx(sum(window) / len(window))
+
+
+@pytest.mark.parametrize("name", ["planning", "mediation"])
+def test_a_proposal_shows_what_it_is_worth(name: str) -> None:
+    """The agreed proposal's points are the game's score; seats are called by their roles."""
+    config = load_config(None, ["model.path=x", f"game.name={name}"])
+    kit = kit_of(config.game)
+    instances = kit.generate(config.game, seed=5, start=0, num=4, processes=1, easy=False)
+    row = evaluate_scripted(
+        instances, spec=kit.BASELINES[0], game=config.game, rollout=config.rollout
+    )
+    for record in row.games:
+        record = json.loads(json.dumps(record))
+        game = drawn_game(record, "training", 0, Texts())
+        worth = [turn["worth"] for turn in game["turns"] if "worth" in turn]
+        assert game["agreed"] and worth[-1][1] == pytest.approx(record["score_norm"], abs=1e-4)
+        assert len(worth) == sum(turn.get("action") == "propose" for turn in game["turns"])
+        assert [seat["role"] for seat in game["seats"]] == seat_names(kit.ROLES)
