@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dialop.matching.roster import display_names
 from dialop.tags import indent_further, indent_lookalikes
 
-_RULES = """\
+RULES = """\
 You and a partner assign {size} reviewers to {size} papers, one reviewer to each paper. Every \
 reviewer-paper pair has a hidden value; your shared score is the total value of the agreed \
 assignment, divided by the best possible total. Without an agreement both of you score zero.
@@ -71,7 +71,7 @@ def rules(
     """
     names, titles = display_names(reviewers, papers, brief=False)
     lines = [f"{title}: {name}" for title, name in zip(titles, reversed(names), strict=True)]
-    return _RULES.format(
+    return RULES.format(
         size=len(papers),
         scale_rule=_SCALED if unknown is None else _UNSCALED.format(unknown=unknown),
         message_rule=_MESSAGE_RULE if messages else "",
