@@ -12,7 +12,7 @@ Prints a table and example games, and writes them to `evaluation.json` and `eval
 settings are those of the checkpoint's run or of --config, else the defaults, which are the full
 matching game; key=value words override them.
 With --partners every checkpoint plays with itself, with the other checkpoints and with each
-partner, in both seats; the matrix goes to `crossplay.json` and `crossplay.md`.
+partner, in both seats, and the report begins with the matrix.
 Under `torchrun --nproc-per-node 2 -- eval.py …` the games are spread over the ranks (without the
 two dashes torchrun takes --num for its own option).
 """
@@ -22,46 +22,37 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import record
 from transformers import AutoConfig
 
 from selfplay.chat.rendering import Rendering
-from selfplay.colocation.start import load_engine
 from selfplay.config import Config
 from selfplay.config.player_spec import PERSON
 from selfplay.config.settings import SettingsError, dump
 from selfplay.data.instances import GENERATED
 from selfplay.distributed import World, close_world
-from selfplay.evaluation.crossplay import MatrixPolicy, play_matrix
-from selfplay.evaluation.crossplay_report import matrix_text, write_matrix
-from selfplay.evaluation.crossplay_sources import find_cross_play, split_list
-from selfplay.evaluation.evaluate import (
-    AllVoid,
-    EvaluationContext,
-    check_room,
-    evaluate,
-    evaluate_people,
-    evaluate_scripted,
-)
-from selfplay.evaluation.report import Page, errors_text, games_text, table_text, write_page
-from selfplay.evaluation.sources import (
+from selfplay.evaluation.evaluate import AllVoid, check_room, evaluate_people, evaluate_scripted
+from selfplay.evaluation.matrix import MatrixPolicy, play_matches
+from selfplay.evaluation.question import (
     Games,
+    Question,
+    cross_play,
     find_config,
     find_games,
-    find_partner,
     find_start,
     imitated_boards,
-    report_folder,
-    usual_partner,
+    one_policy,
+    split_list,
 )
+from selfplay.evaluation.report import Report, report_text, write_report
 from selfplay.games import kit_of
 from selfplay.metrics.ending import RunEnds
+from selfplay.metrics.run_folder import write_atomically
 from selfplay.model.policy import described_in
-from selfplay.partners.checkpoints import Source, find_source, nearest
-from selfplay.partners.partners import Partners
+from selfplay.partners.checkpoints import Source, nearest
 from selfplay.preflight.run import (
     Words,
     check_endpoint,
@@ -109,51 +100,6 @@ def find_rendering(source: Source, config: Config, *, games: Games, world: World
         max_positions=positions,
     )
     return rendering
-
-
-def row_name(partner: str, temperature: float, *, usual: float) -> str:
-    """The name of a row, such as "policy" (sampling as in training), "policy, greedy" or "policy
-    with scripted:honest, temperature 0.7"."""
-    pair = "policy" if partner == "self" else f"policy with {partner}"
-    if temperature == usual:
-        return pair
-    return f"{pair}, temperature {temperature:g}" if temperature else f"{pair}, greedy"
-
-
-def play_all(
-    args: argparse.Namespace,
-    config: Config,
-    source: Source,
-    *,
-    games: Games,
-    context: EvaluationContext,
-) -> Page | None:
-    """Play every row of the page; None on ranks other than 0."""
-    rows = {}
-    for temperature in args.temperature:
-        name = row_name(args.partner, temperature, usual=config.rollout.temperature)
-        rows[name] = evaluate(games.instances, context, temperature=temperature)
-    if context.world.rank:
-        return None
-    if games.records:
-        rows["people"] = evaluate_people(games.records, games.instances, config.game)
-    for spec in kit_of(config.game).BASELINES:
-        rows[spec] = evaluate_scripted(
-            games.instances, spec=spec, game=config.game, rollout=config.rollout
-        )
-    facts = {
-        "checkpoint": str(args.checkpoint),
-        "weights": str(source.weights),
-        "games": args.games,
-        "num_games": len(games.instances),
-        **kit_of(config.game).described(games.instances, config.game),
-        "partner": args.partner,
-        "temperatures": args.temperature,
-        "engine": config.engine.kind,
-    }
-    if args.start != "0":
-        facts["start"] = args.start
-    return Page(title=f"Evaluation of {args.checkpoint}", facts=facts, rows=rows)
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -216,131 +162,101 @@ def check_temperatures(temperatures: Sequence[float]) -> None:
         )
 
 
-def cross_play(args: argparse.Namespace) -> int:
-    """Play the matrix of --partners; rank 0 prints and writes it."""
-    try:
-        if args.partner or len(args.temperature or []) > 1:
-            raise ValueError("--partners needs no --partner and at most one --temperature")
-        check_temperatures(args.temperature or [])
-        setup = find_cross_play(
-            args.checkpoint, args.partners, given=args.config, overrides=args.overrides
+def read_question(args: argparse.Namespace) -> Question:
+    """Who plays whom. Raises ValueError for players or settings that cannot be used here."""
+    temperatures = args.temperature or []
+    check_temperatures(temperatures)
+    if not args.partners:
+        question = one_policy(
+            *args.checkpoint,
+            partner=args.partner,
+            games=args.games,
+            temperatures=temperatures,
+            given=args.config,
+            overrides=args.overrides,
         )
-        if args.out is None and setup.home is None:
-            raise ValueError("--out is needed: none of the players lies in a folder to write to")
-        args.out = args.out or Path(f"{setup.home}/crossplay_{Path(args.games).stem}")
-        config = setup.config
-        check_folder(args.out, what="--out")
-        check_machine(config.device, config.engine)
-        for player in setup.players:
-            check_endpoint(player.spec, config.endpoint, what="--partners")
-        world = open_world(config)
-        own_sources = [player.source for player in setup.players if player.source is not None]
-        games = games_of(args, config, own_sources)
-        policies = {}
-        for player in setup.players:
-            if player.source is not None:
-                own = find_config(player.source, setup.settings, args.overrides)
-                rendering = find_rendering(player.source, own, games=games, world=world)
-                policies[player.label] = MatrixPolicy(own, rendering)
-        args.out.mkdir(parents=True, exist_ok=True)
-    except (SettingsError, ValueError, OSError) as error:
-        return refused("eval.py", error)
-    weights = {p.label: str(p.source.weights) for p in setup.players if p.source}
-    for label, folder in weights.items() if world.rank == 0 else ():
-        print(f"weights: {folder} ({label})")
-    temperature = args.temperature[0] if args.temperature else config.rollout.temperature
+    elif args.partner or len(temperatures) > 1:
+        raise ValueError("--partners needs no --partner and at most one --temperature")
+    else:
+        question = cross_play(
+            args.checkpoint,
+            args.partners,
+            games=args.games,
+            out=args.out,
+            temperatures=temperatures,
+            given=args.config,
+            overrides=args.overrides,
+        )
+    config = question.config
+    check_folder(args.out or question.out, what="--out")
+    check_machine(config.device, config.engine)
+    for player in question.players:
+        check_endpoint(
+            player.spec, config.endpoint, what="--partners" if args.partners else "--partner"
+        )
+    return question
+
+
+def facts_of(args: argparse.Namespace, question: Question, games: Games) -> dict[str, Any]:
+    """What the report says above its tables."""
+    weights = {p.label: str(p.source.weights) for p in question.players if p.source}
     facts = {
         "games": args.games,
         "num_games": len(games.instances),
-        **kit_of(config.game).described(games.instances, config.game),
-        "temperature": temperature,
-        "players": weights,
+        **kit_of(question.config.game).described(games.instances, question.config.game),
+        "temperatures": sorted({match.temperature for match in question.matches}, reverse=True),
+        "engine": question.config.engine.kind,
     }
-    try:
-        matrix = play_matrix(
-            setup.players,
-            setup.rows,
-            instances=games.instances,
-            policies=policies,
-            game=config.game,
-            rollout=config.rollout,
-            temperature=temperature,
-            world=world,
-            facts=facts,
-        )
-    except (AllVoid, RunEnds) as error:
-        return refused("eval.py", error, status=1)
-    if world.rank == 0:
-        print(f"\n{matrix_text(matrix)}")
-        for path in write_matrix(matrix, args.out):
-            print(path)
-    close_world(world)
-    return 0
+    if args.start != "0":
+        facts["start"] = args.start
+    if question.rows:
+        return {"players": weights, **facts}
+    partner = question.matches[0].other.spec.text
+    (own,) = weights.values()
+    return {"checkpoint": str(args.checkpoint[0]), "weights": own, "partner": partner, **facts}
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Returns the exit status: 2 for bad arguments, which are found before weights are loaded."""
     try:
         args = read_arguments(words)
-    except ValueError as error:
-        return refused("eval.py", error)
-    return cross_play(args) if args.partners else one_policy(args)
-
-
-def one_policy(args: argparse.Namespace) -> int:
-    """Play one policy with itself or one partner, and the baselines on the same instances."""
-    try:
-        (args.checkpoint,) = args.checkpoint
-        source = find_source(args.checkpoint)
-        config = find_config(source, args.config, args.overrides)
-        args.partner = args.partner or usual_partner(config.game, config.rollout)
-        played = args.config or source.settings or source.home
-        spec = find_partner(args.partner, config.game, played=played, overrides=args.overrides)
-        args.temperature = args.temperature or [config.rollout.temperature]
-        check_temperatures(args.temperature)
-        args.out = args.out or report_folder(source, args.games, args.partner)
-        check_folder(args.out, what="--out")
-        check_machine(config.device, config.engine)
-        check_endpoint(spec, config.endpoint, what="--partner")
+        question = read_question(args)
+        config, out = question.config, args.out or question.out
         world = open_world(config)
-        if args.num is None and spec.kind == PERSON:
-            args.num = 1
-        games = games_of(args, config, [source])
-        rendering = find_rendering(source, config, games=games, world=world)
-        if spec.kind == PERSON and world.world_size > 1:
+        person = any(player.spec.kind == PERSON for player in question.players)
+        if person and world.world_size > 1:
             raise ValueError("--partner person needs one process, which the terminal belongs to")
-        if world.rank == 0:
-            print(f"weights: {source.weights}")
-        partners = Partners([(spec, 1.0)], config, rendering=rendering, world=world)
-        args.out.mkdir(parents=True, exist_ok=True)
+        if args.num is None and person:
+            args.num = 1
+        sources = {p.label: p.source for p in question.players if p.source is not None}
+        games = games_of(args, config, list(sources.values()))
+        policies = {}
+        for label, source in sources.items():
+            own = find_config(source, question.settings, args.overrides)
+            rendering = find_rendering(source, own, games=games, world=world)
+            policies[label] = MatrixPolicy(own, rendering)
+            if world.rank == 0:
+                print(f"weights: {source.weights}" + (f" ({label})" if question.rows else ""))
     except (SettingsError, ValueError, OSError) as error:
         return refused("eval.py", error)
     try:
-        with ExitStack() as cleanup:
-            cleanup.callback(partners.close)
-            engine = load_engine(config, source.weights, world, cleanup=cleanup)
-            page = play_all(
-                args,
-                config,
-                source,
-                games=games,
-                context=EvaluationContext.of(
-                    config,
-                    partners.beside(engine),
-                    rendering=rendering,
-                    world=world,
-                    partner=partners.for_step(0)[0][0],
-                ),
+        rows = play_matches(question, instances=games.instances, policies=policies, world=world)
+    except (SettingsError, AllVoid, RunEnds) as error:
+        return refused("eval.py", error, status=2 if isinstance(error, SettingsError) else 1)
+    if world.rank == 0:
+        if games.records:
+            rows["people"] = evaluate_people(games.records, games.instances, config.game)
+        for spec in kit_of(config.game).BASELINES:
+            rows[spec] = evaluate_scripted(
+                games.instances, spec=spec, game=config.game, rollout=config.rollout
             )
-    except (AllVoid, RunEnds) as error:
-        return refused("eval.py", error, status=1)
-    if page is not None:
-        print(games_text(page.rows))
-        print(table_text(page.rows))
-        print(f"\nerrors per game by kind\n{errors_text(page.rows) or 'none'}\n")
-        (args.out / "config.yaml").write_text(dump(config), encoding="utf-8")
-        for path in write_page(page, args.out):
-            print(path)
+        title = "Cross-play" if question.rows else f"Evaluation of {args.checkpoint[0]}"
+        matrix = (question.rows, question.columns) if question.rows else None
+        report = Report(title, facts_of(args, question, games), rows, matrix)
+        print(report_text(report))
+        paths = write_report(report, out)
+        write_atomically(out / "config.yaml", dump(config))
+        print(*paths, sep="\n")
     close_world(world)
     return 0
 

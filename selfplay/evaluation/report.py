@@ -1,4 +1,4 @@
-"""Reports of an evaluation: a table for the terminal, a Markdown page, a JSON file.
+"""Reports of an evaluation: tables for the terminal, a Markdown page, a JSON file.
 
 Means are per game; scores are shares of the best possible value. Plays no games.
 """
@@ -6,28 +6,51 @@ Means are per game; scores are shares of the best possible value. Plays no games
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+from tabulate import tabulate
 
 from dialop.shown import escaped, fenced, on_one_line
 from selfplay.evaluation.drawings import game_text
 from selfplay.evaluation.evaluate import Evaluation
-from selfplay.metrics.bootstrap import show_interval
+from selfplay.evaluation.question import pair_name
+from selfplay.metrics.bootstrap import bootstrap_interval, show_interval
 from selfplay.metrics.columns import columns_of
 from selfplay.metrics.run_folder import write_atomically
 
 _ERRORS = "errors_"
+_HOW_TO_READ = (
+    "Score of the row's player with the column's, with a 95 % interval over games. The row's "
+    "player has seat 0 in the upper line, seat 1 in the lower one, and both seats with itself."
+)
+_LOST = (
+    "Lost to each other: the mean of the two self-play scores minus the mean of the two cross-play "
+    "scores, paired by instance. Above 0 each player does better with itself than with the other."
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """One evaluation: its facts, and a row for each pair of players on the same instances."""
+class Report:
+    """One evaluation: its facts, and a row for each pair of players on the same instances.
+
+    `matrix` holds the labels of the rows and of the columns of a cross-play matrix, whose cells are
+    the rows named by `pair_name`; None for a single policy.
+    """
 
     title: str
     facts: dict[str, Any]
     rows: dict[str, Evaluation]
+    matrix: tuple[Sequence[str], Sequence[str]] | None = None
+
+    def cells(self) -> dict[tuple[str, str], Evaluation]:
+        """The matrix: the row of each (player in seat 0, player in seat 1)."""
+        rows, columns = self.matrix or ((), ())
+        pairs = [pair for r in rows for c in columns for pair in ((r, c), (c, r))]
+        return {pair: self.rows[pair_name(*pair)] for pair in pairs}
 
 
 def columns(rows: Mapping[str, Evaluation]) -> list[tuple[str, str, str]]:
@@ -35,26 +58,97 @@ def columns(rows: Mapping[str, Evaluation]) -> list[tuple[str, str, str]]:
     return columns_of(row.measures for row in rows.values())
 
 
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, style: str = "pipe") -> str:
+    """Cells as a table: "pipe" is Markdown's, "plain" lines up in a terminal. The first column is
+    text, the others are numbers."""
+    sides = ("left", *["right"] * (len(head) - 1))
+    return tabulate(rows, head, tablefmt=style, disable_numparse=True, colalign=sides)
+
+
 def table_text(rows: Mapping[str, Evaluation]) -> str:
     """One line per pair for a terminal: score with its 95 % interval, then means per game."""
-    rows = {on_one_line(name): row for name, row in rows.items()}
-    width = max(len(name) for name in rows)
-    head = f"{'':{width}}  {'score [95 %]':22}"
-    lines = [head + "".join(f"{heading:>11}" for _, heading, _ in columns(rows))]
-    for name, row in rows.items():
-        cells = "".join(f"{_cell(row, measure):>11}" for measure, _, _ in columns(rows))
-        lines.append(f"{name:{width}}  {show_interval(row.interval):22}{cells}")
-    return "\n".join(line.rstrip() for line in lines)
+    return table(*_measures({on_one_line(name): row for name, row in rows.items()}), style="plain")
 
 
-def games_text(rows: Mapping[str, Evaluation]) -> str:
-    """The best, typical and worst game of every policy's row, for a terminal."""
-    return "\n".join(
-        f"=== {on_one_line(name)}: {label} game\n{game_text(record)}"
+def _measures(rows: Mapping[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
+    """The head and the cells of the table; a dash for what was not measured."""
+    shown = columns(rows)
+    cells = [
+        [
+            name,
+            show_interval(row.interval),
+            *(f"{row.measures[m]:.3f}" if m in row.measures else "-" for m, _, _ in shown),
+        ]
         for name, row in rows.items()
-        if name.startswith("policy")
-        for label, record in row.examples.items()
-    )
+    ]
+    return ["", "score [95 %]", *(heading for _, heading, _ in shown)], cells
+
+
+def lost_together(report: Report) -> dict[tuple[str, str], tuple[float, float, float]]:
+    """Self-play score minus cross-play score of each two players, as (mean, low, high) over
+    instances.
+
+    An instance gives (s_aa + s_bb) / 2 - (s_ab + s_ba) / 2 (Hu et al. 2020, "Other-Play"), where
+    s_ab is the score with a in seat 0. Pairs without both self-play cells are left out, and pairs
+    whose four cells lack an instance because of a void game.
+    """
+    intervals, cells = {}, report.cells()
+    with_self_play = [one for one, other in cells if one == other]
+    for one, other in combinations(with_self_play, 2):
+        pairs = [(one, one), (other, other), (one, other), (other, one)]
+        if not all(pair in cells for pair in pairs):
+            continue
+        scores = [cells[pair].scores for pair in pairs]
+        if len({len(row) for row in scores}) == 1:
+            losses = [(aa + bb - ab - ba) / 2 for aa, bb, ab, ba in zip(*scores, strict=True)]
+            intervals[one, other] = bootstrap_interval(losses, seed=0)
+    return intervals
+
+
+def matrix_text(report: Report, *, style: str = "plain") -> str:
+    """The matrix, two lines per row, then the loss of each pair; "" for a single policy."""
+    if report.matrix is None:
+        return ""
+    (rows, columns), cells = report.matrix, report.cells()
+    shown = on_one_line if style == "plain" else escaped
+
+    def cell(row: str, column: str, seat: int) -> str:
+        if seat == 1 and row == column:  # self-play stands in the line of seat 0 only
+            return ""
+        return show_interval(cells[(row, column) if seat == 0 else (column, row)].interval)
+
+    lines = [
+        [shown(row) if seat == 0 else "", str(seat), *(cell(row, c, seat) for c in columns)]
+        for row in rows
+        for seat in (0, 1)
+    ]
+    parts = [table(["", "seat", *map(shown, columns)], lines, style=style), _HOW_TO_READ]
+    if lost := lost_together(report):
+        pairs = [
+            [shown(f"{one} and {other}"), show_interval(loss)]
+            for (one, other), loss in lost.items()
+        ]
+        parts += [_LOST, table(["pair", "lost [95 %]"], pairs, style=style)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _examples(report: Report) -> Iterator[tuple[str, str, str]]:
+    """The row, the label and the text of the best, the typical and the worst game of a single
+    policy's rows; a matrix shows none."""
+    for name, row in report.rows.items():
+        if report.matrix is None and name.startswith("policy"):
+            for label, record in row.examples.items():
+                yield name, label, game_text(record)
+
+
+def report_text(report: Report) -> str:
+    """The report for a terminal: games, the matrix, the table, errors by kind."""
+    games = [
+        f"=== {on_one_line(name)}: {label} game\n{text}" for name, label, text in _examples(report)
+    ]
+    errors = f"\nerrors per game by kind\n{errors_text(report.rows) or 'none'}\n"
+    parts = [*games, matrix_text(report), table_text(report.rows), errors]
+    return "\n".join(part for part in parts if part)
 
 
 def errors_text(rows: Mapping[str, Evaluation]) -> str:
@@ -65,62 +159,59 @@ def errors_text(rows: Mapping[str, Evaluation]) -> str:
     return "\n".join(lines)
 
 
-def markdown(page: Page) -> str:
-    """The page: facts, table, its legend, errors by kind, example games."""
-    lines = [f"# {escaped(page.title)}", ""]
-    lines += [f"- {name}: {escaped(str(value))}" for name, value in page.facts.items()]
-    lines += ["", *_markdown_table(page.rows), ""]
-    legend = "; ".join(f"*{heading}* {meaning}" for _, heading, meaning in columns(page.rows))
-    lines += [
+def markdown(report: Report) -> str:
+    """The page: facts, the matrix, the table with its legend, errors by kind, example games."""
+    parts = [f"# {escaped(report.title)}"]
+    parts += ["\n".join(f"- {name}: {escaped(str(value))}" for name, value in report.facts.items())]
+    if matrix := matrix_text(report, style="pipe"):
+        parts += [matrix.rstrip()]
+    legend = "; ".join(f"*{heading}* {meaning}" for _, heading, meaning in columns(report.rows))
+    parts += [
+        table(*_measures({escaped(name): row for name, row in report.rows.items()})),
         "Score: mean share of the best possible value, 0 without an agreement, with a bootstrap "
-        f"95 % interval over games. Means per game: {legend}."
+        f"95 % interval over games. Means per game: {legend}.",
     ]
-    if errors := errors_text(page.rows):
-        lines += ["", "## Errors per game by kind", ""]
-        lines += [f"- {escaped(line)}" for line in errors.split("\n")]
-    for name, row in page.rows.items():
-        if name.startswith("policy"):
-            for label, record in row.examples.items():
-                lines += ["", f"## {label.capitalize()} game of {escaped(name)}", ""]
-                lines += [fenced(game_text(record))]
-    return "\n".join(lines) + "\n"
+    if errors := errors_text(report.rows):
+        lines = [f"- {escaped(line)}" for line in errors.split("\n")]
+        parts += ["## Errors per game by kind", "\n".join(lines)]
+    for name, label, text in _examples(report):
+        parts += [f"## {label.capitalize()} game of {escaped(name)}", fenced(text)]
+    return "\n\n".join(parts) + "\n"
 
 
-def as_json(page: Page) -> dict[str, Any]:
-    """The page as plain values; a row's scores are in the order of the instances."""
-    return {**page.facts, "rows": rows_json(page.rows)}
+def as_json(report: Report) -> dict[str, Any]:
+    """The report as plain values; a row's scores are in the order of the instances. Rows of a
+    matrix hold three games each, those of a single policy the first ones, too."""
+    rows = rows_json(report.rows)
+    if report.matrix is None:
+        return {**report.facts, "rows": rows}
+    matrix = {
+        "rows": list(report.matrix[0]),
+        "columns": list(report.matrix[1]),
+        "cells": [
+            {"seat_0": one, "seat_1": other, "row": pair_name(one, other)}
+            for one, other in report.cells()
+        ],
+        "lost_together": [
+            {"players": list(pair), "interval": list(interval)}
+            for pair, interval in lost_together(report).items()
+        ],
+    }
+    rows = {name: {**row, "games": []} for name, row in rows.items()}
+    return {**report.facts, "rows": rows, "matrix": matrix}
 
 
 def rows_json(rows: Mapping[str, Evaluation]) -> dict[str, Any]:
     return {name: asdict(row) for name, row in rows.items()}
 
 
-def write_page(page: Page, folder: Path) -> list[Path]:
+def write_report(report: Report, folder: Path) -> list[Path]:
     """Write `evaluation.json` and `evaluation.md` into the folder, making it if needed."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "evaluation.json", folder / "evaluation.md"]
-    write_atomically(paths[0], json.dumps(as_json(page), indent=1) + "\n")
-    write_atomically(paths[1], markdown(page))
+    write_atomically(paths[0], json.dumps(as_json(report), indent=1) + "\n")
+    write_atomically(paths[1], markdown(report))
     return paths
-
-
-def _markdown_table(rows: Mapping[str, Evaluation]) -> list[str]:
-    headings = ["", "score [95 %]", *(heading for _, heading, _ in columns(rows))]
-    lines = [table_row(headings), table_row(["---", *["--:"] * (len(headings) - 1)])]
-    for name, row in rows.items():
-        cells = [_cell(row, measure) for measure, _, _ in columns(rows)]
-        lines.append(table_row([escaped(name), show_interval(row.interval), *cells]))
-    return lines
-
-
-def table_row(cells: Sequence[str]) -> str:
-    """A row of a Markdown table."""
-    return f"| {' | '.join(cells)} |"
-
-
-def _cell(row: Evaluation, measure: str) -> str:
-    """A mean with three decimals; a dash if it was not measured."""
-    return f"{row.measures[measure]:.3f}" if measure in row.measures else "-"
 
 
 def _kinds(row: Evaluation) -> str:

@@ -30,7 +30,7 @@ from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, PERSON, SCRIPTED, 
 from selfplay.config.settings import SettingsError
 from selfplay.distributed import World
 from selfplay.evaluation.evaluate import check_room
-from selfplay.evaluation.sources import find_config, find_games, find_partner
+from selfplay.evaluation.question import ITSELF, find_config, find_games, find_partner
 from selfplay.games import kit_of
 from selfplay.partners.checkpoints import Source, find_source
 from selfplay.partners.partners import Partners
@@ -114,7 +114,7 @@ def main(words: Sequence[str] | None = None) -> int:
             config = find_config(source, args.config, args.overrides)
             played = args.config or source.settings or source.home
             # The policy is welcome in every game here: the person takes a seat that it leaves.
-            spec = Spec(SELF, "", SELF)
+            spec = ITSELF
             if args.partner != SELF:
                 spec = find_partner(
                     args.partner, config.game, played=played, overrides=args.overrides

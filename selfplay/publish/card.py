@@ -19,7 +19,7 @@ from dialop.shown import escaped, fenced
 from selfplay.config import Config, load_config
 from selfplay.config.settings import SettingsError, difference
 from selfplay.evaluation.drawings import game_text
-from selfplay.evaluation.report import table_row
+from selfplay.evaluation.report import table
 from selfplay.metrics.bootstrap import show_interval
 from selfplay.metrics.columns import COLUMNS
 from selfplay.model.hub import is_hub_name
@@ -141,12 +141,15 @@ def _table(rows: Rows) -> str:
     headings = {measure: heading for measure, heading, _ in COLUMNS}
     shown = [m for m in _SHOWN if any(m in row["measures"] for row in rows.values())]
     head = ["", "score [95 %]", *(headings[measure] for measure in shown)]
-    lines = [table_row(head), table_row(["---", *["--:"] * (len(head) - 1)])]
-    for name, row in rows.items():
-        measures = row["measures"]
-        cells = [f"{measures[m]:.3f}" if m in measures else "-" for m in shown]
-        lines.append(table_row([escaped(name), show_interval(tuple(row["interval"])), *cells]))
-    return "\n".join(lines)
+    cells = [
+        [
+            escaped(name),
+            show_interval(tuple(row["interval"])),
+            *(f"{row['measures'][m]:.3f}" if m in row["measures"] else "-" for m in shown),
+        ]
+        for name, row in rows.items()
+    ]
+    return table(head, cells)
 
 
 def _settings(config: Config) -> list[str]:

@@ -95,7 +95,7 @@ def page_html(runs: Sequence[RunFiles]) -> str:
         table=scores_table(runs),
         errors=errors_table(runs),
         times=[(run.name, times_table(run)) for run in runs],
-        crossplay=[matrix for run in runs for matrix in map(crossplay_table, run.crossplay)],
+        crossplay=[table for run in runs for table in map(crossplay_table, run.crossplay)],
         settings=settings_table(runs),
         num_games=len(games["games"]),
         num_left_out=games["num_left_out"],
@@ -343,9 +343,13 @@ def times_table(run: RunFiles) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def crossplay_table(matrix: dict[str, Any]) -> dict[str, Any]:
-    """A matrix of cross-play: each row's player in seat 0, then in seat 1."""
-    cells = {(cell["seat_0"], cell["seat_1"]): cell["interval"] for cell in matrix["cells"]}
+def crossplay_table(page: dict[str, Any]) -> dict[str, Any]:
+    """The matrix of an evaluation: each row's player in seat 0, then in seat 1."""
+    matrix = page["matrix"]
+    cells = {
+        (cell["seat_0"], cell["seat_1"]): page["rows"][cell["row"]]["interval"]
+        for cell in matrix["cells"]
+    }
     means = [interval[0] for interval in cells.values()]
     low, high = min(means, default=0.0), max(means, default=1.0)
 
@@ -362,10 +366,10 @@ def crossplay_table(matrix: dict[str, Any]) -> dict[str, Any]:
 
     return {
         "columns": matrix["columns"],
-        "games": matrix.get("games", ""),
+        "games": page.get("games", ""),
         "rows": [
             (row, seat, [cell(*((row, c) if seat == 0 else (c, row))) for c in matrix["columns"]])
-            for row in matrix.get("rows", [])
+            for row in matrix["rows"]
             for seat in (0, 1)
         ],
     }

@@ -68,9 +68,9 @@ def read_run(folder: Path) -> RunFiles:
         steps=[line for line in _lines(folder / "metrics.jsonl", problems) if "step" in line],
         rows=list(_rows(folder, problems)),
         crossplay=[
-            matrix
-            for path in sorted(folder.glob("crossplay*/crossplay.json"))
-            if (matrix := _json(path, problems)) and {"cells", "columns"} <= matrix.keys()
+            page
+            for path in sorted(folder.glob("crossplay*/evaluation.json"))
+            if {"rows", "matrix"} <= (page := _json(path, problems)).keys()
         ],
         games=list(_spread(folder / "games.jsonl", problems)),
         problems=problems,

@@ -21,10 +21,10 @@ from dialop.shown import on_one_line, printable
 from selfplay.config import EndpointConfig
 from selfplay.engines.base import Message, Request
 from selfplay.engines.endpoint import Endpoint
-from selfplay.evaluation.crossplay_report import Matrix, matrix_markdown, matrix_text
 from selfplay.evaluation.drawings import game_text, learning_curve_svg
 from selfplay.evaluation.evaluate import Evaluation
-from selfplay.evaluation.report import Page, errors_text, games_text, markdown, table_text
+from selfplay.evaluation.question import pair_name
+from selfplay.evaluation.report import Report, markdown, matrix_text, report_text
 from selfplay.rollout.text_players import PersonPlayer
 
 # Clear the screen (also in 8 bits), overwrite the line, reverse the text, ring a bell, set a title.
@@ -65,9 +65,8 @@ def test_a_game_is_shown_and_draws_no_rule_of_its_own() -> None:
 
 def test_an_evaluation_page_is_forged_by_nothing_in_it() -> None:
     name = f"policy with {EVIL}"
-    page = Page(EVIL, {"partner": EVIL, "checkpoint": EVIL}, {name: row()})
-    for text in (table_text(page.rows), games_text(page.rows), errors_text(page.rows)):
-        assert not steers(text)
+    page = Report(EVIL, {"partner": EVIL, "checkpoint": EVIL}, {name: row()})
+    assert not steers(report_text(page))
     written = markdown(page)
     assert not steers(written)
     outside = re.sub(r"^(`{3,})text\n.*?^\1$", "", written, flags=re.DOTALL | re.MULTILINE)
@@ -75,18 +74,20 @@ def test_an_evaluation_page_is_forged_by_nothing_in_it() -> None:
     headings = re.findall(r"^#+ .*", outside, re.MULTILINE)
     assert len(headings) == 3 and not re.search("^# Title", outside, re.MULTILINE)
     # Column heads, rule and one row: a bar in the text does not add a cell.
-    table = [line for line in outside.splitlines() if line.startswith("| ")]
+    table = [line for line in outside.splitlines() if line.startswith("|")]
     bars = [len(re.findall(r"(?<!\\)\|", line)) for line in table]
     assert len(table) == 3 and len(set(bars)) == 1
 
 
 def test_a_matrix_is_forged_by_no_name() -> None:
     names = (EVIL, "scripted:honest")
-    matrix = Matrix({"games": EVIL}, names, names, {(a, b): row() for a in names for b in names})
-    assert not steers(matrix_text(matrix)) and not steers(matrix_markdown(matrix))
-    table = [line for line in matrix_markdown(matrix).splitlines() if line.startswith("| ")]
+    rows = {pair_name(a, b): row() for a in names for b in names}
+    report = Report("t", {"games": EVIL}, rows, (names, names))
+    page = markdown(report)
+    assert not steers(matrix_text(report)) and not steers(page)
+    table = [line for line in page.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {5, 3}
-    assert not re.search(r"(?<!\\)<|^#+ Title|^```", matrix_markdown(matrix), re.MULTILINE)
+    assert not re.search(r"(?<!\\)<|^#+ Title|^```", page, re.MULTILINE)
 
 
 def test_a_chart_stays_a_chart() -> None:

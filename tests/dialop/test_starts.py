@@ -27,7 +27,7 @@ from selfplay.config import Config, load_config
 from selfplay.config.settings import SettingsError
 from selfplay.data.stream import TrainStream
 from selfplay.engines.base import Completion, Request, Sampling
-from selfplay.evaluation.sources import find_games, find_start
+from selfplay.evaluation.question import find_games, find_start
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Limits
 from selfplay.rollout.seating import self_play_games

@@ -12,9 +12,9 @@ import pytest
 from tiny_run import run_warm, write_tiny
 
 from eval import main as run_eval
-from selfplay.evaluation.crossplay_report import Matrix, lost_together, matrix_markdown, matrix_text
-from selfplay.evaluation.crossplay_sources import split_list
 from selfplay.evaluation.evaluate import Evaluation
+from selfplay.evaluation.question import pair_name, split_list
+from selfplay.evaluation.report import Report, lost_together, markdown, matrix_text
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def played(out: Path) -> tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]]:
-    page: dict[str, Any] = json.loads((out / "crossplay.json").read_text(encoding="utf-8"))
-    return page, {(cell["seat_0"], cell["seat_1"]): cell for cell in page["cells"]}
+    """The matrix, and the row of each pair of seats."""
+    page = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
+    cells = page["matrix"]["cells"]
+    return page["matrix"], {(c["seat_0"], c["seat_1"]): page["rows"][c["row"]] for c in cells}
 
 
 def cell(*scores: float) -> Evaluation:
@@ -57,8 +59,8 @@ def test_scripted_players_score_as_their_rules_imply(
     names = ["scripted:honest", "scripted:solo", "scripted:random"]
     words = ["--partners", ",".join(names), "--games", "generated", "--num", "40"]
     assert run_eval([*words, "--config", str(config), "--out", str(tmp_path)]) == 0
-    page, cells = played(tmp_path)
-    assert page["rows"] == page["columns"] == names
+    matrix, cells = played(tmp_path)
+    assert matrix["rows"] == matrix["columns"] == names
     assert set(cells) == {(one, other) for one in names for other in names}
     honest, solo, random = ({n: cells[row, n]["interval"][0] for n in names} for row in names)
     assert honest["scripted:honest"] == 1.0
@@ -69,7 +71,8 @@ def test_scripted_players_score_as_their_rules_imply(
             assert seats == [one, other]
     assert cells["scripted:honest", "scripted:random"] != cells["scripted:random", names[0]]
     shown = capsys.readouterr().out
-    assert "scripted:honest seat 0 1.000 [1.000, 1.000]" in shown
+    line = next(line for line in shown.splitlines() if line.startswith("scripted:honest "))
+    assert line.split()[1:4] == ["0", "1.000", "[1.000,"]
     assert "Lost to each other" in shown
 
 
@@ -83,9 +86,9 @@ def test_policies_play_in_both_seats_on_the_games_of_a_plain_evaluation(
     rows = ["--checkpoint", str(runs / "a"), "--checkpoint", str(runs / "b")]
     partners = ["--partners", f"{runs / 'twin'},scripted:honest", "--out", str(tmp_path)]
     assert run_eval([*rows, *partners, *games]) == 0
-    page, cells = played(tmp_path)
-    assert page["rows"] == ["a", "b"]
-    assert page["columns"] == ["a", "b", "twin", "scripted:honest"]
+    matrix, cells = played(tmp_path)
+    assert matrix["rows"] == ["a", "b"]
+    assert matrix["columns"] == ["a", "b", "twin", "scripted:honest"]
     # Partners have columns only: they do not play with each other.
     assert len(cells) == 2 + 2 + 2 * 2 * 2
     assert ("twin", "twin") not in cells and ("twin", "scripted:honest") not in cells
@@ -120,15 +123,16 @@ def test_the_loss_of_a_pair_by_hand() -> None:
         ("b", "c"): cell(0.0, 0.0),
         ("c", "b"): cell(0.0, 0.0),
     }
-    matrix = Matrix({"games": "by hand"}, ("a", "b"), ("a", "b", "c"), cells)
+    rows = {pair_name(*pair): row for pair, row in cells.items()}
+    report = Report("t", {"games": "by hand"}, rows, (("a", "b"), ("a", "b", "c")))
     # (1 + 1 - 0 - 1) / 2 and (1 + 0 - 0 - 0) / 2; c never played with itself.
-    assert lost_together(matrix) == {("a", "b"): (0.5, 0.5, 0.5)}
-    upper, lower = matrix_text(matrix).splitlines()[1:3]
-    assert upper.split()[:3] == ["a", "seat", "0"] and lower.split()[:2] == ["seat", "1"]
+    assert lost_together(report) == {("a", "b"): (0.5, 0.5, 0.5)}
+    upper, lower = matrix_text(report).splitlines()[1:3]
+    assert upper.split()[:2] == ["a", "0"] and lower.split()[:1] == ["1"]
     # A row's means: with itself once, then with b and c in each seat.
     assert [word for word in upper.split() if "." in word][::3] == ["1.000", "0.000", "0.500"]
     assert [word for word in lower.split() if "." in word][::3] == ["0.500", "0.250"]
-    page = matrix_markdown(matrix)
+    page = re.sub(" +", " ", markdown(report))
     assert "| a | 0 | 1.000 [1.000, 1.000] | 0.000 [0.000, 0.000] | 0.500 [0.500, 0.500] |" in page
     assert "| a and b | 0.500 [0.500, 0.500] |" in page
 

@@ -25,8 +25,8 @@ from selfplay.distributed import init_world
 from selfplay.engines.hf import HFEngine
 from selfplay.evaluation.evaluate import evaluate_people, evaluate_scripted, example_places
 from selfplay.evaluation.held_out import EvaluationContext, held_out
-from selfplay.evaluation.report import Page, fenced, markdown, rows_json, table_text
-from selfplay.evaluation.sources import find_config, find_games, report_folder
+from selfplay.evaluation.question import find_config, find_games, report_folder
+from selfplay.evaluation.report import Report, fenced, markdown, rows_json, table_text
 from selfplay.model.policy import export, scratch_model
 from selfplay.partners.checkpoints import Source, find_source
 from selfplay.setup import make_learner, make_tokenizer
@@ -316,9 +316,9 @@ def test_the_page_shows_every_pair_and_its_games() -> None:
     }
     table = table_text(rows).splitlines()
     assert len({len(line) for line in table}) == 1, "columns must line up"
-    page = markdown(Page(title="A page", facts={"games": "a_b"}, rows=rows))
+    page = markdown(Report(title="A page", facts={"games": "a_b"}, rows=rows))
     assert "- games: a\\_b" in page
-    assert page.count("\n| ") == 4
+    assert page.count("\n|") == 4
     assert "## Typical game of policy" in page and "game of solo" not in page
     assert fenced("a ``` b") == "````text\na ``` b\n````"
 

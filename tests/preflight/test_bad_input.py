@@ -66,8 +66,7 @@ def check_refused(
 
     # These would start after all checks have passed.
     monkeypatch.setattr(train, "train", started)
-    monkeypatch.setattr(evaluation, "load_engine", started)
-    monkeypatch.setattr(evaluation, "play_matrix", started)
+    monkeypatch.setattr(evaluation, "play_matches", started)
     # The same messages on a machine with a GPU and SGLang.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     find = importlib.util.find_spec

@@ -15,7 +15,7 @@ from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, load_config
 from selfplay.config.settings import SettingsError
 from selfplay.data.instances import imitated_people
-from selfplay.evaluation.sources import find_games, imitated_boards
+from selfplay.evaluation.question import find_games, imitated_boards
 from selfplay.games import kit_of
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.partners.checkpoints import Source

@@ -52,6 +52,7 @@ def test_each_row_of_a_matrix_has_its_own_engine_and_partners_have_none(
     settings = ["engine.kind=sglang", "engine.max_cache_tokens=16384", "--out", str(out)]
     assert evaluation.main([*rows, *words, *settings]) == 0
     assert capfd.readouterr().out.count("engine up") == 2
-    cells = json.loads((out / "crossplay.json").read_text())["cells"]
+    page = json.loads((out / "evaluation.json").read_text())
+    cells = [page["rows"][cell["row"]] for cell in page["matrix"]["cells"]]
     assert len(cells) == 2 + 2 + 2 * 2
     assert all(cell["scores"] == greedy["scores"] for cell in cells)

@@ -1,0 +1,86 @@
+"""Plays the matches of an evaluation: every player with every other, in both seats, on the same
+instances and with the same seeds. A single policy is a matrix of one row.
+
+Policies that trained apart understand each other only in the language they share. A language that a
+pair made up for itself shows as self-play scores above cross-play scores. At most two models are in
+memory at a time: the one whose matches are played and one partner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from selfplay.chat.rendering import Rendering
+from selfplay.colocation.start import load_engine
+from selfplay.config import Config
+from selfplay.distributed import World
+from selfplay.evaluation.evaluate import Evaluation, EvaluationContext, evaluate, evaluate_scripted
+from selfplay.evaluation.question import ITSELF, Match, Question
+from selfplay.partners.partners import Partners
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixPolicy:
+    """What a policy of the matrix needs to play: settings that name its weights, and the rendering
+    with its tokenizer and chat template."""
+
+    config: Config
+    rendering: Rendering
+
+
+def play_matches(
+    question: Question,
+    *,
+    instances: Sequence[Any],
+    policies: Mapping[str, MatrixPolicy],
+    world: World,
+) -> dict[str, Evaluation]:
+    """Play every match; the result has the matches' names. Every rank must call.
+
+    `policies` holds the players with weights by label.
+
+    Raises:
+        AllVoid: if all games of a match are void.
+        RunEnds: if an engine fails three times in a row.
+        SettingsError: for a partner whose weights or API key cannot be used.
+    """
+    rows: dict[str, Evaluation] = {}
+    for one, own in groupby(question.matches, key=lambda match: match.one):
+        if one.source is None:
+            rows |= {match.name: _scripted(match, question.config, instances) for match in own}
+            continue
+        config, rendering = policies[one.label].config, policies[one.label].rendering
+        with ExitStack() as cleanup:
+            engine = load_engine(config, one.source.weights, world, cleanup=cleanup)
+            for other, matches in groupby(own, key=lambda match: match.other):
+                spec = ITSELF if other == one else other.spec
+                # The partner's model is freed before the next one is loaded.
+                with closing(
+                    Partners([(spec, 1.0)], config, rendering=rendering, world=world)
+                ) as partners:
+                    context = EvaluationContext.of(
+                        config,
+                        partners.beside(engine),
+                        rendering=rendering,
+                        world=world,
+                        partner=partners.for_step(0)[0][0],
+                    )
+                    for match in matches:
+                        rows[match.name] = evaluate(
+                            instances, context, temperature=match.temperature, seat=match.seat
+                        )
+                        if world.rank == 0:
+                            print(f"played: {match.name}", flush=True)
+    return rows
+
+
+def _scripted(match: Match, config: Config, instances: Sequence[Any]) -> Evaluation:
+    specs = (match.one.spec.argument, match.other.spec.argument)
+    first, second = specs[::-1] if match.seat == 1 else specs
+    return evaluate_scripted(
+        instances, spec=first, other=second, game=config.game, rollout=config.rollout
+    )

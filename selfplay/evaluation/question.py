@@ -1,0 +1,422 @@
+"""Reads the question of an evaluation: who plays whom, with which settings, which games.
+
+Every mistake is a ValueError that names the argument, the rule, the value and the nearest valid
+choice. Loads no weights.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dialop.kit import Entries
+from dialop.rows import read_records
+from dialop.specs import nearest
+from dialop.starts import checked_entries
+from selfplay.config import (
+    Config,
+    DataConfig,
+    EvalConfig,
+    GameConfig,
+    RolloutConfig,
+    load_config,
+)
+from selfplay.config.play import MAX_GAMES
+from selfplay.config.player_spec import (
+    CHECKPOINT,
+    ENDPOINT,
+    PERSON,
+    POOL,
+    SCRIPTED,
+    SELF,
+    Spec,
+    parse_shares,
+)
+from selfplay.data.instances import GENERATED, HELD_OUT, begun, kept_back
+from selfplay.games import kit_of
+from selfplay.metrics.run_folder import IMITATED_BOARDS
+from selfplay.partners.checkpoints import (
+    ONE_PROCESS,
+    Source,
+    check_same_game,
+    find_source,
+    neighbours,
+    part_of_run,
+)
+from selfplay.rollout.seating import chosen_seats, read_spec
+
+# Policies come first: of two players the first one's engine runs the games.
+_RANK = (CHECKPOINT, SCRIPTED, ENDPOINT)
+ITSELF = Spec(SELF, "", SELF)
+
+
+@dataclass(frozen=True, slots=True)
+class Games:
+    """The instances to play. `records` are people's games on the same instances; may be empty."""
+
+    instances: Sequence[Any]
+    records: Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixPlayer:
+    """A player of the matrix. `label` is its name there; `source` is None without weights."""
+
+    label: str
+    spec: Spec
+    source: Source | None
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """`one` plays `other` on every instance. `one` has `seat`; None takes the seats in turn.
+    `temperature` 0 is greedy. `name` is the row of the report."""
+
+    name: str
+    one: MatrixPlayer
+    other: MatrixPlayer
+    seat: int | None
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What eval.py was asked. The matches of a player follow each other, so that its weights are
+    loaded once.
+
+    `config` holds the settings of the game, read from the file `settings` (None: the defaults).
+    `rows` and `columns` are the labels of a cross-play matrix; a single policy has none.
+    """
+
+    config: Config
+    settings: Path | None
+    matches: list[Match]
+    out: Path
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+    @property
+    def players(self) -> list[MatrixPlayer]:
+        """Each player once, those with weights first."""
+        return list(dict.fromkeys(p for match in self.matches for p in (match.one, match.other)))
+
+
+def one_policy(
+    checkpoint: Path,
+    *,
+    partner: str | None,
+    games: str,
+    temperatures: Sequence[float],
+    given: Path | None,
+    overrides: Sequence[str],
+) -> Question:
+    """A policy with itself or with --partner: a matrix of one row, its seats taken in turn.
+
+    Raises SettingsError or ValueError for what cannot be used.
+    """
+    source = find_source(checkpoint)
+    config = find_config(source, given, overrides)
+    text = partner or usual_partner(config.game, config.rollout)
+    played = given or source.settings or source.home
+    spec = find_partner(text, config.game, played=played, overrides=overrides)
+    usual = config.rollout.temperature
+    policy = MatrixPlayer("policy", ITSELF, source)
+    other = policy if spec.kind == SELF else MatrixPlayer(text, spec, None)
+    matches = [
+        Match(row_name(text, t, usual=usual), policy, other, None, t)
+        for t in temperatures or [usual]
+    ]
+    return Question(config, given or source.settings, matches, report_folder(source, games, text))
+
+
+def cross_play(
+    checkpoints: Sequence[Path],
+    partners: Sequence[str],
+    *,
+    games: str,
+    out: Path | None,
+    temperatures: Sequence[float],
+    given: Path | None,
+    overrides: Sequence[str],
+) -> Question:
+    """The matrix of --checkpoint and --partners. Without --checkpoint the partners are the rows,
+    too. The settings are those of the file `given`, or else of the first run.
+
+    Raises:
+        SettingsError, ValueError: for players or settings that cannot be used.
+    """
+    rows = [str(path) for path in checkpoints] or list(partners)
+    entries = [*rows, *(partners if checkpoints else [])]
+    what = "--checkpoint and --partners" if checkpoints else "--partners"
+    sources = sources_of(entries, what=what)
+    policies = [source for source in sources if source is not None]
+    path = given or next((s.settings for s in policies if s.settings is not None), None)
+    if path is None:
+        raise ValueError(
+            "--config is needed: none of the players lies in a run, so nothing says which game to "
+            "play; give a file such as configs/tiny.yaml"
+        )
+    config = load_config(path, [*ONE_PROCESS, *overrides])
+    for source in policies:
+        check_same_game(source, config.game, what=what, played=path, overrides=overrides)
+    named = read_players(entries, sources, config.game, what=what)
+    players = sorted(dict.fromkeys(named), key=lambda player: _RANK.index(player.spec.kind))
+    row_players = [player for player in players if player in named[: len(rows)]]
+    row_kinds = {player.spec.kind for player in row_players}
+    with_endpoint = any(player.spec.kind == ENDPOINT for player in players)
+    if ENDPOINT in row_kinds or (SCRIPTED in row_kinds and with_endpoint):
+        raise ValueError(
+            "--partners: an endpoint can be met by folders alone, give these with --checkpoint"
+        )
+    home = next((source.home for source in policies if source.hub is None), None)
+    if out is None and home is None:
+        raise ValueError("--out is needed: none of the players lies in a folder to write to")
+    (temperature,) = temperatures or [config.rollout.temperature]
+    matches = []
+    for number, one in enumerate(players):
+        for other in players[number:]:
+            if one not in row_players and other not in row_players:
+                continue
+            seats = (None,) if one == other else (0, 1)
+            matches += [
+                Match(pair_name(*in_seats(one, other, seat)), one, other, seat, temperature)
+                for seat in seats
+            ]
+    labels = tuple(player.label for player in row_players)
+    return Question(
+        config,
+        path,
+        matches,
+        Path(f"{home}/crossplay_{Path(games).stem}"),
+        labels,
+        (*labels, *(player.label for player in players if player not in row_players)),
+    )
+
+
+def in_seats(one: MatrixPlayer, other: MatrixPlayer, seat: int | None) -> tuple[str, str]:
+    """The labels of the players of seat 0 and of seat 1, where `one` has `seat`."""
+    return (other.label, one.label) if seat == 1 else (one.label, other.label)
+
+
+def pair_name(first: str, second: str) -> str:
+    """The row of a cell of the matrix, with `first` in seat 0."""
+    return first if first == second else f"{first} with {second}"
+
+
+def row_name(partner: str, temperature: float, *, usual: float) -> str:
+    """The name of a row, such as "policy" (sampling as in training), "policy, greedy" or "policy
+    with scripted:honest, temperature 0.7"."""
+    pair = "policy" if partner == SELF else f"policy with {partner}"
+    if temperature == usual:
+        return pair
+    return f"{pair}, temperature {temperature:g}" if temperature else f"{pair}, greedy"
+
+
+def find_config(source: Source, given: Path | None, overrides: Sequence[str]) -> Config:
+    """The settings of --config (`given`), else of the run, else the defaults (the full matching
+    game), with the policy's folder as the model.
+
+    Raises:
+        SettingsError, ValueError: for settings that cannot be used.
+    """
+    path = given or source.settings
+    policy = (f"model.path={json.dumps(str(source.weights))}", "model.scratch=null")
+    return load_config(path, [*ONE_PROCESS, *overrides, *policy])
+
+
+def find_games(
+    games: str,
+    num: int | None,
+    *,
+    game: GameConfig,
+    data: DataConfig,
+    eval_settings: EvalConfig,
+    start: Entries | None = None,
+    imitated: Collection[str] = (),
+) -> Games:
+    """The first `num` instances of the held-out stream or of a file.
+
+    `num` None means `eval.final_games` of the stream or all of the file. With `start` the instances
+    begin with people's recorded first moves. Instances of a file whose digest is in `imitated` are
+    left out.
+
+    Raises:
+        ValueError: for a missing or empty file or more games than it holds.
+        OSError: for a file that cannot be read.
+    """
+    if num is not None and not 1 <= num <= MAX_GAMES:
+        raise ValueError(f"--num must be at least 1 and at most {MAX_GAMES}, got {num}")
+    if games == GENERATED and start:
+        raise ValueError("--start needs --games FILE.jsonl with recorded games, got generated")
+    if games == GENERATED:
+        num = num or eval_settings.final_games
+        return Games(kept_back(HELD_OUT, num=num, game=game, data=data), [])
+    path = Path(games)
+    if not path.is_file():
+        files = neighbours(path, lambda other: other.suffix in (".parquet", ".jsonl"))
+        raise ValueError(
+            f"--games must be '{GENERATED}' or a .parquet or .jsonl file, got {games}"
+            + nearest(path.name, [GENERATED, *files])
+        )
+    try:
+        instances = kit_of(game).read(path, game)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--games: {error}") from None
+    if not instances:
+        raise ValueError(f"--games: {path} holds no games")
+    kit = kit_of(game)
+    places = [i for i, one in enumerate(instances) if kit.digest(one) not in imitated]
+    left_out = len(instances) - len(places)
+    if not places:
+        raise ValueError(
+            f"--games: the policy's warm start imitated all {left_out} games of {path}"
+        )
+    if num is not None and num > len(places):
+        besides = f" that its warm start did not imitate ({left_out} were)" if left_out else ""
+        raise ValueError(
+            f"--num must be at most {len(places)}, the games in {path}{besides}, got {num}"
+        )
+    places = places[:num]
+    records = list(read_records(path)) if path.suffix == ".jsonl" and kit.PLAYED_BY_PEOPLE else []
+    if start:
+        recorded = kit.read_recorded(path)
+        chosen = [begun(recorded[i], start, "evaluation", i) for i in places]
+    else:
+        chosen = [instances[i] for i in places]
+    return Games(chosen, [records[i] for i in places] if records else [])
+
+
+def imitated_boards(sources: Sequence[Source]) -> set[str]:
+    """The digests of the recorded boards that the warm starts of these policies imitated."""
+    files = {source.home / IMITATED_BOARDS for source in sources if source.hub is None}
+    return {digest for file in files if file.is_file() for digest in json.loads(file.read_text())}
+
+
+def find_start(text: str) -> Entries:
+    """The value of --start. Raises ValueError for an invalid one."""
+    try:
+        value: object = float(text) if "." in text else int(text)
+    except ValueError:
+        value = text
+    try:
+        return checked_entries(value)
+    except ValueError as error:
+        raise ValueError(f"--start: {error}") from None
+
+
+def find_partner(
+    partner: str, game: GameConfig, *, played: Path | str, overrides: Sequence[str]
+) -> Spec:
+    """The partner that --partner names. Raises ValueError for one that cannot play here.
+
+    `played` names where `game` was read from.
+    """
+    spec = read_spec(partner, game, what="--partner")
+    if spec.kind == CHECKPOINT:
+        what = f"--partner {spec.text}"
+        source = find_source(Path(spec.argument), what=what)
+        check_same_game(source, game, what=what, played=played, overrides=overrides)
+    if spec.kind == POOL:
+        raise ValueError(
+            "--partner must name one policy, got pool; nearest is "
+            "checkpoint:RUN/policy_pool/step_000020"
+        )
+    return spec
+
+
+def usual_partner(game: GameConfig, rollout: RolloutConfig) -> str:
+    """The default partner of an evaluation: the policy itself, or the first training partner where
+    the policy does not play all seats."""
+    if chosen_seats(game, rollout) is None:
+        return SELF
+    return parse_shares(rollout.partners)[0][0].text
+
+
+def report_folder(source: Source, games: str, partner: str) -> Path:
+    """RUN/eval_NAME, where NAME joins the part of the run (unless it is final/), the games and the
+    partner (unless it is self). Weights from the hub or a .gguf file have runs/MODEL as RUN."""
+    words = ["eval", Path(games).stem]
+    if part := part_of_run(source):
+        words.insert(1, part)
+    if partner != SELF:
+        words.append(re.sub(r"[^\w.-]+", "_", partner))
+    home = source.home
+    if source.hub is not None:
+        home = Path("runs") / re.sub(r"[^\w.-]+", "_", source.hub)
+    return home / "_".join(words)
+
+
+def split_list(text: str) -> list[str]:
+    """The entries of a comma-separated list. A comma inside a script's options, as in
+    scripted:honest:tell=top,slip=0.1, does not split."""
+    entries: list[str] = []
+    for part in text.split(","):
+        if entries and re.fullmatch(r"\w+=[^/]*", part.strip()):
+            entries[-1] += f",{part.strip()}"
+        else:
+            entries.append(part.strip())
+    return [entry for entry in entries if entry]
+
+
+def sources_of(entries: Sequence[str], *, what: str) -> list[Source | None]:
+    """The policy on disk of each entry, None for an entry that names no folder.
+
+    Raises:
+        ValueError: for a path that does not exist, with the nearest folder that does.
+    """
+    sources = []
+    for entry in entries:
+        path = Path(entry.removeprefix(f"{CHECKPOINT}:"))
+        looks_like_path = "/" in entry and "://" not in entry
+        has_weights = path.is_dir() or entry.startswith(f"{CHECKPOINT}:") or looks_like_path
+        sources.append(find_source(path, what=what) if has_weights else None)
+    return sources
+
+
+def read_players(
+    entries: Sequence[str], sources: Sequence[Source | None], game: GameConfig, *, what: str
+) -> list[MatrixPlayer]:
+    """The players that these entries name; equal ones may repeat. `sources` holds each entry's
+    policy on disk.
+
+    Raises:
+        ValueError, SettingsError: for an entry that is no player, or cannot play in a matrix.
+    """
+    kit = kit_of(game)
+    if len(kit.ROLES) != 2 or len(kit.POLICY_SEATS) != 2:
+        raise ValueError(
+            f"{what}: the policy must be able to play each of 2 seats, got game.name {game.name}"
+        )
+    labels = _labels([source for source in sources if source is not None])
+    players = []
+    for entry, source in zip(entries, sources, strict=True):
+        if source is not None:
+            weights = str(source.weights)
+            spec = Spec(CHECKPOINT, weights, f"{CHECKPOINT}:{weights}")
+            players.append(MatrixPlayer(labels[source.weights], spec, source))
+            continue
+        spec = read_spec(entry, game, what=what)
+        if spec.kind in (SELF, POOL, PERSON):
+            raise ValueError(
+                f"{what} must name folders, scripted players and endpoints, got {entry!r}; "
+                "with itself every player plays anyway"
+            )
+        players.append(MatrixPlayer(spec.text, spec, None))
+    return players
+
+
+def _labels(sources: Sequence[Source]) -> dict[Path, str]:
+    """A short name of each policy by its weights: RUN or RUN/PART, or the full path where two
+    policies would share a name."""
+    names = {}
+    for source in sources:
+        part = part_of_run(source)
+        names[source.weights] = f"{source.home.name}/{part}" if part else source.home.name
+    return {
+        weights: name if list(names.values()).count(name) == 1 else str(weights)
+        for weights, name in names.items()
+    }
