@@ -27,7 +27,7 @@ from selfplay.distributed import gather_flat
 from selfplay.engines.base import Ask, Completion, EngineFault, Request, Sampling
 from selfplay.engines.sglang import compare, launch, processes, weights
 from selfplay.engines.sglang.event_loop import EngineLoop
-from selfplay.engines.sglang.requests import Asker, Bursts, Places, Served, readable
+from selfplay.engines.sglang.requests import Asker, Bursts, Places, Served
 
 TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
 FLUSH_TIMEOUT_S = 60.0  # longest wait for the scheduler to become idle before a flush
@@ -257,9 +257,7 @@ class SGLangEngine:
             parameters = {"max_new_tokens": 1, "temperature": 1.0}
             asker = self._askers[place % self.num_processes]
             answer = await asker.ask(ids, parameters, version=self.version, score=True)
-            with readable():
-                entries = answer["meta_info"]["input_token_logprobs"][1:]
-                logprobs = [float(entry[0]) for entry in entries]
+            logprobs = [x for x in answer.prompt_logprobs[1:] if x is not None]
             if len(logprobs) != len(ids) - 1:
                 raise EngineFault(f"the engine scored {len(logprobs)} of {len(ids) - 1} tokens")
             return logprobs
@@ -286,14 +284,7 @@ class SGLangEngine:
         if self.deterministic:  # SGLang's default seed is 42: a group's games would be identical
             parameters["sampling_seed"] = request.seed % 2**63
         answer = await asker.ask(request.prompt_ids, parameters, version=self.version)
-        with readable():
-            meta = answer["meta_info"]
-            return Completion(
-                ids=[int(i) for i in answer["output_ids"]],
-                logprobs=[float(entry[0]) for entry in meta["output_token_logprobs"]],
-                finish=meta["finish_reason"]["type"],
-                version=self.version,
-            )
+        return Completion(answer.ids, answer.logprobs, answer.finish, self.version)
 
     # Weights
 

@@ -6,13 +6,14 @@ Sizes in tokens, times in seconds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from selfplay.engines.base import EngineFault
 from selfplay.engines.sglang.event_loop import EngineLoop
+from selfplay.engines.sglang.line import Answer, Line
 
 
 @dataclass(slots=True)
@@ -40,7 +41,7 @@ class Bursts:
         self._timer: asyncio.TimerHandle | None = None
         self._num_running = 0
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
         """Wait for the next burst; inside the block the request is in the engine."""
         if self.share:
@@ -93,7 +94,8 @@ class Asker:
 
     def __init__(self, loop: EngineLoop, process: int, bursts: Bursts, served: Served) -> None:
         self._loop, self._bursts, self.served = loop, bursts, served
-        self._engine, self._manager = loop.engines[process], loop.managers[process]
+        self._manager = loop.managers[process]
+        self._line = Line(self._manager)
         self._context_length = int(self._manager.model_config.context_len)
 
     async def ask(
@@ -103,15 +105,14 @@ class Asker:
         *,
         version: int,
         score: bool = False,
-    ) -> Mapping[str, Any]:
-        """SGLang's answer to these prompt ids, with the log-probs of its new tokens.
+    ) -> Answer:
+        """The engine's answer to these prompt ids.
 
         With `score` the answer also has the log-probs of the prompt ids; SGLang then bypasses the
         prefix cache and computes all of them.
 
         Raises ValueError for a request that does not fit the context, EngineFault when the engine
-        aborts the request, answers with weights of another version than `version`, or with a reply
-        that cannot be read.
+        aborts the request or answers with weights of another version than `version`.
         """
         num_new = parameters["max_new_tokens"]
         if len(ids) + num_new > self._context_length:
@@ -121,44 +122,27 @@ class Asker:
             )
         rid = f"turn-{self.served.num_requests}"
         self.served.num_requests += 1
-        try:
-            async with AsyncExitStack() as stack:
-                if not score:
-                    await stack.enter_async_context(self._bursts.slot())
-                stack.enter_context(self._loop.pending_answer())
-                answer: Mapping[str, Any] = await self._engine.async_generate(
-                    input_ids=list(ids),
-                    sampling_params=dict(parameters),
-                    return_logprob=True,
-                    logprob_start_len=0 if score else -1,
-                    rid=rid,
-                )
-        except asyncio.CancelledError:
-            self._manager.abort_request(rid)
-            raise
-        except ValueError:  # the request itself is invalid
-            raise
-        except Exception as error:
-            raise EngineFault(f"the engine failed in a request: {error!r}") from error
-        with readable():
-            meta = answer["meta_info"]
-            if meta["finish_reason"]["type"] not in ("stop", "length"):
-                raise EngineFault(f"the engine ended a request with {meta['finish_reason']}")
-            if meta["weight_version"] != str(version):
-                raise EngineFault(
-                    f"the engine's weights have version {meta['weight_version']}, expected "
-                    f"{version}"
-                )
-            self.served.num_prompt_tokens += meta["prompt_tokens"]
-            self.served.num_cached_tokens += meta["cached_tokens"]
-            self.served.num_new_tokens += len(answer["output_ids"])
+        slot = contextlib.nullcontext() if score else self._bursts.slot()
+        async with slot:
+            with self._loop.pending_answer(), failures():
+                answer = await self._line.ask(rid, ids, parameters, score=score)
+        if answer.finish not in ("stop", "length"):
+            raise EngineFault(f"the engine ended a request with {answer.finish}")
+        held = self._manager.config_value("weight_version")
+        if held != str(version):
+            raise EngineFault(f"the engine's weights have version {held}, expected {version}")
+        self.served.num_prompt_tokens += answer.num_prompt
+        self.served.num_cached_tokens += answer.num_cached
+        self.served.num_new_tokens += len(answer.ids)
         return answer
 
 
-@contextmanager
-def readable() -> Iterator[None]:
-    """Turn an error of reading the engine's reply into an EngineFault."""
+@contextlib.contextmanager
+def failures() -> Iterator[None]:
+    """Turn an error of the engine's front into an EngineFault; an invalid request's stays."""
     try:
         yield
-    except (LookupError, TypeError, ValueError) as error:
-        raise EngineFault(f"the engine's reply cannot be read: {error!r}") from error
+    except (ValueError, EngineFault):
+        raise
+    except Exception as error:
+        raise EngineFault(f"the engine failed in a request: {error!r}") from error

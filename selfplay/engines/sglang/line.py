@@ -1,0 +1,157 @@
+"""A line to one SGLang process: sends token requests past SGLang's front and takes their answers.
+
+SGLang's own front (`Engine.async_generate`) serves strings, images, streams and sessions; its
+Python costs a trainer about as much for each turn as the game does. Token requests need none of
+it. Requests of one moment travel in one message. Control calls and the socket stay the front's.
+Written for SGLang 0.5.17. Sizes in tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from selfplay.engines.base import EngineFault
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """New ids with their log-probs, in nats; the prompt's log-probs if they were asked for, whose
+    first is None; why the answer ended, and how many of the prompt's tokens were cached."""
+
+    ids: list[int]
+    logprobs: list[float]
+    prompt_logprobs: list[float | None]
+    finish: str
+    num_prompt: int
+    num_cached: int
+
+
+@dataclass(slots=True)
+class _Waiting:
+    answer: asyncio.Future[Answer]
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: list[float | None] = field(default_factory=list)
+
+
+class Line:
+    """The requests of one process that wait for an answer are `manager.rid_to_state`, as those of
+    SGLang's front would be."""
+
+    def __init__(self, manager: Any) -> None:
+        """`manager` is the TokenizerManager of the process's front."""
+        import zmq
+        from sglang.srt.managers.io_struct import AbortReq
+
+        self._manager = manager
+        self._vocabulary = int(manager.model_config.vocab_size)
+        self._waiting: dict[str, _Waiting] = manager.rid_to_state
+        self._unsent: list[Any] = []
+        # The front's socket of asyncio makes a future for each send; a plain one sends at once.
+        self._socket = zmq.Socket.shadow(manager.send_to_scheduler.underlying)
+        manager._handle_batch_output = self._take
+        manager._result_dispatcher._mapping[AbortReq] = self._take_abort
+
+    async def ask(
+        self, rid: str, ids: Sequence[int], parameters: Mapping[str, Any], *, score: bool
+    ) -> Answer:
+        """Send a request and wait for its answer; `rid` is its name, new each time.
+
+        If the waiting is cancelled, the process drops the request. Raises ValueError for ids that
+        are not in the vocabulary and for parameters that SGLang refuses.
+        """
+        from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
+
+        if not ids or min(ids) < 0 or max(ids) >= self._vocabulary:
+            raise ValueError(f"a prompt must have ids from 0 to {self._vocabulary - 1}")
+        sampling = self._manager.sampling_params_class(**parameters)
+        sampling.normalize(None)
+        sampling.verify(self._vocabulary)
+        request = TokenizedGenerateReqInput(
+            rid=rid,
+            input_text=None,
+            input_ids=array("q", ids),
+            input_embeds=None,
+            mm_inputs=None,
+            token_type_ids=None,
+            sampling_params=sampling,
+            return_logprob=True,
+            logprob_start_len=0 if score else -1,
+            top_logprobs_num=0,
+            token_ids_logprob=None,
+            stream=False,
+        )
+        loop = asyncio.get_running_loop()
+        waiting = self._waiting[rid] = _Waiting(loop.create_future())
+        if not self._unsent:
+            loop.call_soon(self._send)
+        self._unsent.append(request)
+        try:
+            return await waiting.answer
+        except asyncio.CancelledError:
+            if rid in self._waiting:
+                self._send()
+                self._dispatch(AbortReq(rid=rid))
+            raise
+
+    def _send(self) -> None:
+        from sglang.srt.managers.io_struct import BatchTokenizedGenerateReqInput
+
+        if self._unsent:
+            unsent, self._unsent = self._unsent, []
+            self._dispatch(BatchTokenizedGenerateReqInput(batch=unsent))
+
+    def _dispatch(self, message: Any) -> None:
+        import zmq
+        from sglang.srt.managers.io_struct import sock_send
+
+        # The queue has no bound: a send fails only if the process is gone, which its event loop
+        # reports; a blocking send would wait for ever.
+        with contextlib.suppress(zmq.Again):
+            sock_send(self._socket, message, flags=zmq.NOBLOCK)
+
+    async def _take(self, output: Any) -> None:
+        """Take a message of the process, which has parts of answers or whole ones."""
+        for place, rid in enumerate(output.rids):
+            waiting = self._waiting.get(rid)
+            if waiting is None:
+                continue
+            try:
+                waiting.ids.extend(output.output_ids[place])
+                waiting.logprobs.extend(output.output_token_logprobs_val[place])
+                waiting.prompt_logprobs.extend(output.input_token_logprobs_val[place] or ())
+                reason = output.finished_reasons[place]
+                counts = output.prompt_tokens[place], output.cached_tokens[place]
+                finish = None if reason is None else reason["type"]
+            except (LookupError, TypeError) as error:  # SGLang would end the trainer
+                fault = EngineFault(f"the engine's reply cannot be read: {error!r}")
+                del self._waiting[rid]
+                if not waiting.answer.done():
+                    waiting.answer.set_exception(fault)
+                continue
+            if finish is not None:
+                self._end(rid, finish, num_prompt=counts[0], num_cached=counts[1])
+
+    def _take_abort(self, message: Any) -> None:
+        """The process dropped a request that it had not begun."""
+        if message.rid in self._waiting:
+            self._end(message.rid, "abort", num_prompt=0, num_cached=0)
+
+    def _end(self, rid: str, finish: str, *, num_prompt: int, num_cached: int) -> None:
+        waiting = self._waiting.pop(rid)
+        if not waiting.answer.done():
+            waiting.answer.set_result(
+                Answer(
+                    waiting.ids,
+                    waiting.logprobs,
+                    waiting.prompt_logprobs,
+                    finish,
+                    num_prompt,
+                    num_cached,
+                )
+            )
