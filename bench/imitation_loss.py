@@ -1,14 +1,17 @@
 """Shows where a policy trained by imitation fails on matching games.
 
     python -m bench.imitation_loss runs/a/warm_start runs/b/warm_start --num 256
+    python -m bench.imitation_loss --train configs/scratch_h200.yaml --every 100 seed=11
 
-Each folder of weights must lie in its run's folder. The games are generated, held-out ones in the
-brief style. For each folder this prints one line each of:
+Each folder of weights must lie in its run's folder. With --train the warm start of these settings
+is made first, without an engine and without self-play. The games are generated, held-out ones in
+the brief style. For each folder this prints one line each of:
 
 - loss: nats per token on the teachers' games, and nats per line by kind of line: message, private
   table, trial plan and proposal (first, middle, last line), answer;
 - taken: the probability that each line of a plan gives to reviewers that are already taken, after
-  the teachers' own lines and after lines with random reviewers;
+  the teachers' own lines and after lines with random reviewers; with --train also the mean over
+  lines, every so many optimizer steps;
 - play: the first proposals in self-play, sampled and greedy: the share of legal ones, the line in
   which an illegal one first repeats a reviewer, and the value of legal ones as a share of the best;
   then the games' agreement and score.
@@ -23,16 +26,19 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel
 
 from dialop.matching.game import MatchingInstance
 from dialop.matching.roster import display_names
 from selfplay.chat.rendering import Rendering, make_rendering
+from selfplay.checkpoint import export_atomically
 from selfplay.config import Config, load_config
 from selfplay.credit.advantages import imitation_samples
 from selfplay.credit.sample import Sample, trained_stretches
@@ -40,27 +46,38 @@ from selfplay.data.instances import HELD_OUT, generated
 from selfplay.engines.base import Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.learner.batch import micro_batches
+from selfplay.metrics.run_folder import hold_run, open_run
 from selfplay.model.policy import hidden_states, load_model
 from selfplay.rollout.driver import play_games, play_scripted
 from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.seating import SELF_PLAY, evaluation_games, teacher_games
+from selfplay.setup import first_weights, make_learner, make_tokenizer, open_world
+from selfplay.warm_start import warm_start
 
 BUDGET = 65_536  # packed tokens per forward pass
 NUM_PROBES = 128  # plans that are tested for taken reviewers
+NUM_WATCHED = 24  # instances whose plans are tested during training
 TAG = "[propose]\n"
 
 
+@dataclass(frozen=True, slots=True)
 class Examined:
-    """One folder's model with its settings, tokenizer and chat template."""
+    """A model with its run's settings and chat template."""
 
-    def __init__(self, weights: Path, *, device: str) -> None:
-        self.config = load_config(weights.parent / "config.yaml", ["engine.kind=hf"])
-        self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(weights)
-        self.rendering: Rendering = make_rendering(self.tokenizer)
-        self.model: PreTrainedModel = load_model(
-            str(weights), device=device, dtype=torch.float32
-        ).eval()
-        self.device = torch.device(device)
+    config: Config
+    rendering: Rendering
+    model: PreTrainedModel
+
+    @classmethod
+    def load(cls, weights: Path, *, device: str) -> Examined:
+        config = load_config(weights.parent / "config.yaml", ["engine.kind=hf"])
+        rendering = make_rendering(AutoTokenizer.from_pretrained(weights))
+        model = load_model(str(weights), device=device, dtype=torch.float32)
+        return cls(config, rendering, model.eval())
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
 
     @torch.no_grad()
     def logprobs(self, samples: Sequence[Sample]) -> Iterator[tuple[Sample, torch.Tensor]]:
@@ -89,7 +106,7 @@ def kinds(text: str) -> Iterator[tuple[str, int, int]]:
         if match[0] == TAG.strip():
             yield "tag", *match.span()
             continue
-        number[kind] += 1
+        number[kind] = number[kind] % max(size, 1) + 1
         position = {1: "first", size: "last"}.get(number[kind], "middle")
         yield f"{kind} {position}" if kind in ("trial", "plan") else kind, *match.span()
 
@@ -121,8 +138,8 @@ def losses(examined: Examined, samples: Sequence[Sample]) -> dict[str, float]:
 def taken(
     examined: Examined, samples: Sequence[Sample], instance: MatchingInstance, *, part: str
 ) -> dict[str, list[float]]:
-    """The mean probability of taken reviewers for each line of the plans of one part (`trial` or
-    `plan`), after the teachers' lines and after random ones."""
+    """The mean probability of taken reviewers for each line of the plans of one part (`trial`, the
+    first trial plan, or `plan`), after the teachers' lines and after random ones."""
     names, titles = display_names(instance.reviewers, instance.papers, brief=True)
     draw = random.Random(0)
     probes: dict[str, list[tuple[Sample, list[str]]]] = {"teachers": [], "random": []}
@@ -131,30 +148,28 @@ def taken(
             thought, tag, plan = text.partition(TAG)
             if not tag or len(probes["random"]) >= NUM_PROBES:
                 continue
-            table = "".join(re.findall(r"^[^\n:]*\n", thought, re.MULTILINE))
-            given = thought[len(table) :] if part == "trial" else plan
+            table = "".join(re.findall(r"^[^\n:]+\n", thought, re.MULTILINE))
+            before, given = (
+                (table, thought[len(table) :]) if part == "trial" else (thought + tag, plan)
+            )
             if not given:
                 return {}
-            own = [line.rpartition(": ")[2] for line in given.strip().split("\n")]
+            own = [line.rpartition(": ")[2] for line in given.strip().split("\n")[: len(titles)]]
             for kind, chosen in (("teachers", own), ("random", draw.sample(names, len(names)))):
                 lines = "\n".join(f"{t}: {n}" for t, n in zip(titles, chosen, strict=True))
-                move = f"{table}{lines}\n{TAG}{plan}" if part == "trial" else thought + tag + lines
+                move = before + lines
                 ids = sample.ids[:start] + examined.rendering.action_ids(move)
                 mask = [0] * start + [1] * (len(ids) - start)
                 name = f"{kind} {len(probes[kind])}"
                 probe = Sample(name, ids, mask, [0.0] * len(ids), [0.0] * len(ids))
-                probes[kind].append((probe, [move, *chosen]))
+                probes[kind].append((probe, [move, before, *chosen]))
     shares: dict[str, list[float]] = {}
     for kind, probes_of_kind in probes.items():
         texts = {probe.name: words for probe, words in probes_of_kind}
         by_line: list[list[float]] = [[] for _ in titles]
         for probe, logprobs_MV in examined.logprobs([probe for probe, _ in probes_of_kind]):
-            move, *chosen = texts[probe.name]
-            at = (
-                move.rindex(TAG) + len(TAG)
-                if part == "plan"
-                else len(move.split(titles[0] + ": ")[0])
-            )
+            move, before, *chosen = texts[probe.name]
+            at = len(before)
             for line, (title, name) in enumerate(zip(titles, chosen, strict=True)):
                 end = at + len(f"{title}: {name}")
                 [(_, last)] = examined.rendering.token_ranges(move, [(end - 1, end)])
@@ -212,28 +227,61 @@ def _value(text: str, episode: Episode, instances: Sequence[Any]) -> float:
     return float(total / instance.best)
 
 
-def teachers_games(config: Config, rendering: Rendering, instances: Sequence[Any]) -> list[Sample]:
-    """The teachers' transcripts of these instances as samples, without slips and detours."""
+def clean_games(
+    config: Config, rendering: Rendering, *, num: int
+) -> tuple[list[MatchingInstance], list[Sample]]:
+    """Held-out instances and the teachers' transcripts of them, without slips and detours."""
+    instances = generated(HELD_OUT, game=config.game, seed=config.seed, start=0, num=num)
     setups = teacher_games(
         instances,
-        teachers=config.warm_start.teachers,
+        teachers=[re.sub(r",(slip|stray)=[\d.]+", "", t) for t in config.warm_start.teachers],
         game=config.game,
         seed=config.seed,
         rendering=rendering,
     )
-    return imitation_samples(play_scripted(setups, limits=limits_of(config.rollout)))
+    return instances, imitation_samples(play_scripted(setups, limits=limits_of(config.rollout)))
+
+
+def train(config: Config, *, every: int) -> Path:
+    """Make the warm start of these settings in their run folder; returns the folder of its weights.
+
+    Prints the mean probability of taken reviewers after random lines, over the lines after the
+    first, every `every` optimizer steps.
+    """
+    folder, without = Path(config.out), replace(config.warm_start, num_games=0)
+    with ExitStack() as cleanup:
+        cleanup.callback(hold_run(folder).close)
+        world = open_world(config)
+        open_run(folder, config)
+        tokenizer = make_tokenizer(config, folder, world)
+        rendering = make_rendering(tokenizer)
+        start = first_weights(
+            replace(config, warm_start=without), folder, tokenizer, rendering, world
+        )
+        learner = make_learner(config, start, world, reference=False)
+        examined = Examined(config, rendering, learner.model)
+        instances, samples = clean_games(config, rendering, num=NUM_WATCHED)
+
+        def measure(step: int) -> None:
+            if step % every == 0:
+                shares = [
+                    taken(examined, samples, instances[0], part=part).get("random", [])[1:]
+                    for part in ("trial", "plan")
+                ]
+                trial, plan = (float(np.mean(share)) if share else None for share in shares)
+                print(json.dumps({"step": step, "trial": trial, "plan": plan}), flush=True)
+
+        warm_start(learner, config, rendering, folder=folder, after_step=measure)
+        export_atomically(learner.model, tokenizer, folder / "warm_start", world=world)
+    return folder / "warm_start"
 
 
 def examine(
     weights: Path, *, num: int, device: str, temperatures: Sequence[float]
 ) -> dict[str, Any]:
     """All figures of one folder."""
-    examined = Examined(weights, device=device)
-    teachers = [re.sub(r",(slip|stray)=[\d.]+", "", t) for t in examined.config.warm_start.teachers]
-    words = [f"warm_start.teachers={json.dumps(teachers)}", "engine.kind=hf"]
-    clean = load_config(weights.parent / "config.yaml", words)
-    instances = generated(HELD_OUT, game=clean.game, seed=clean.seed, start=0, num=num)
-    samples = teachers_games(clean, examined.rendering, instances)
+    examined = Examined.load(weights, device=device)
+    instances, samples = clean_games(examined.config, examined.rendering, num=num)
     figures: dict[str, Any] = {"weights": str(weights), "loss": losses(examined, samples)}
     for part in ("trial", "plan"):
         figures[f"taken in {part}"] = taken(examined, samples, instances[0], part=part)
@@ -246,13 +294,19 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("weights", type=Path, nargs="+", help="folders such as RUN/warm_start")
+    parser.add_argument("weights", nargs="*", help="folders such as RUN/warm_start, or key=value")
+    parser.add_argument("--train", type=Path, metavar="CONFIG", help="make this warm start first")
+    parser.add_argument("--every", type=int, default=100, help="optimizer steps between two lines")
     parser.add_argument("--num", type=int, default=256, help="number of held-out instances")
     parser.add_argument("--temperature", type=float, action="append", help="default: 1 and 0")
     parser.add_argument("--out", type=Path, help="append each folder's figures to this .jsonl file")
     args = parser.parse_args(words)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    for weights in args.weights:
+    if args.train is None:
+        folders = [Path(weights) for weights in args.weights]
+    else:
+        folders = [train(load_config(args.train, args.weights), every=args.every)]
+    for weights in folders:
         if not (weights.parent / "config.yaml").exists():
             sys.exit(f"bench.imitation_loss: {weights} must lie in a run's folder with config.yaml")
         temperatures = [1.0, 0.0] if args.temperature is None else args.temperature

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -144,9 +144,10 @@ def _play(settings: TeacherSettings, rendering: Rendering, *, start: int, num: i
         processes=settings.data.processes,
         easy=settings.warm_start.keep == "all",
     )
+    warm = settings.warm_start
     setups = teacher_games(
         instances,
-        teachers=settings.warm_start.teachers,
+        teachers=warm.first_teachers if start < warm.first_games else warm.teachers,
         game=settings.game,
         seed=settings.seed,
         rendering=rendering,
@@ -188,21 +189,27 @@ def _fitting(samples: Sequence[Sample], whose: str, *, limit: int) -> list[Sampl
 
 def kept_samples(
     config: Config, rendering: Rendering, *, folder: Path, world: World
-) -> list[Sample]:
-    """The transcripts of all the warm start's games, as `teacher_samples` gives them.
+) -> list[list[Sample]]:
+    """The transcripts of the warm start's first games and those of the others, as `teacher_samples`
+    gives them; a list without games is left out.
 
     The games are played in parts, which the ranks share and keep in the run's `folder` as they are
     played. A part that is there is not played again. With `data.processes` above 1 each rank has as
     many processes, with one thread each. Every rank must call.
     """
     settings, processes = TeacherSettings.of(config), config.data.processes
-    num_games = config.warm_start.num_games
+    num_games, num_first = config.warm_start.num_games, config.warm_start.first_games
     size = min(MOST_OF_A_PART, -(-num_games // (4 * processes)))
     kept = progress_folder(folder)
-    parts = [
-        (kept / f"games_{start:08d}", start, min(size, num_games - start))
-        for start in range(0, num_games, size)
+    stages = [
+        [
+            (kept / f"games_{start:08d}", start, min(size, end - start))
+            for start in range(begin, end, size)
+        ]
+        for begin, end in ((0, num_first), (num_first, num_games))
+        if begin < end
     ]
+    parts = [part for stage in stages for part in stage]
     own = [part for part in parts[world.rank :: world.world_size] if damage(part[0]) is not None]
     if processes == 1:
         for part, start, num in own:
@@ -220,8 +227,13 @@ def kept_samples(
             for (part, _, _), samples in zip(own, pool.map(_play_job, jobs), strict=True):
                 _keep(samples, part)
     barrier(world)
-    samples = [sample for part, _, _ in parts for sample in _kept(part)]
-    return _fitting(samples, "the teachers' games", limit=config.rollout.max_game_tokens)
+    limit = config.rollout.max_game_tokens
+    return [
+        _fitting(
+            [s for part, _, _ in stage for s in _kept(part)], "the teachers' games", limit=limit
+        )
+        for stage in stages
+    ]
 
 
 def _play_job(
@@ -265,41 +277,48 @@ def _kept(folder: Path) -> list[Sample]:
 
 
 def warm_start_batches(
-    samples: Sequence[Sample], warm: WarmStartConfig, *, seed: int
+    stages: Sequence[Sequence[Sample]], warm: WarmStartConfig, *, seed: int
 ) -> list[list[Sample]]:
-    """The samples of each optimizer step: `epochs` passes in seeded random order, each without a
-    short last batch."""
+    """The samples of each optimizer step: of each stage, one after the other, `epochs` passes in
+    seeded random order, each without a short last batch."""
     size = warm.batch_size
-    if len(samples) < size:
-        raise SettingsError(
-            f"warm_start.batch_size must be at most {len(samples)} transcripts, got {size}"
-        )
     batches = []
-    for epoch in range(warm.epochs):
-        order = list(samples)
-        random.Random(named_seed(seed, "warm start", epoch)).shuffle(order)
-        for start in range(0, len(order) - size + 1, size):
-            batches.append(order[start : start + size])
+    for samples in stages:
+        if len(samples) < size:
+            raise SettingsError(
+                f"warm_start.batch_size must be at most {len(samples)} transcripts, got {size}"
+            )
+        for epoch in range(warm.epochs):
+            order = list(samples)
+            random.Random(named_seed(seed, "warm start", epoch)).shuffle(order)
+            for start in range(0, len(order) - size + 1, size):
+                batches.append(order[start : start + size])
     return batches
 
 
 def warm_start(
-    learner: Learner, config: Config, rendering: Rendering, *, folder: Path
+    learner: Learner,
+    config: Config,
+    rendering: Rendering,
+    *,
+    folder: Path,
+    after_step: Callable[[int], None] | None = None,
 ) -> dict[str, float]:
     """Train the learner, in place, to imitate the teachers. Each rank takes its share of a batch.
 
     Writes `warm_start.jsonl` to the run's `folder`, and to `progress_folder` what a restart goes on
-    with: the games, and a checkpoint every `warm_start.save_every` optimizer steps. Returns the
-    metrics averaged over the last LOG_EVERY optimizer steps.
+    with: the games, and a checkpoint every `warm_start.save_every` optimizer steps. `after_step`
+    gets the number of finished steps after each. Returns the metrics averaged over the last
+    LOG_EVERY optimizer steps.
     """
     warm, world, settings = config.warm_start, learner.world, UpdateSettings.of(config)
-    samples = []
-    if warm.num_games > 0:
-        samples = kept_samples(config, rendering, folder=folder, world=world)
+    stages = kept_samples(config, rendering, folder=folder, world=world)
     if warm.recorded is not None:
         teachers = TeacherSettings.of(config)
-        samples += _people(teachers, rendering, folder=folder, rank=world.rank)
-    batches = warm_start_batches(samples, warm, seed=config.seed)
+        people = _people(teachers, rendering, folder=folder, rank=world.rank)
+        last = stages.pop() if warm.num_games > warm.first_games else []
+        stages.append(last + people)
+    batches = warm_start_batches(stages, warm, seed=config.seed)
     kept = progress_folder(folder)
     first, state = resume(kept, learner)
     log = StepLog(folder / "warm_start.jsonl", after_step=first or None, rank=world.rank)
@@ -316,6 +335,8 @@ def warm_start(
             final_share=0.05,
         )
         recent.append(optimizer_step(learner, [part], lr=lr, settings=settings))
+        if after_step is not None:
+            after_step(step + 1)
         if (step + 1) % LOG_EVERY == 0 or step + 1 == len(batches):
             means = {name: sum(m[name] for m in recent) / len(recent) for name in recent[-1]}
             log.append({"step": step + 1, **means})

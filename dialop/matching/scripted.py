@@ -39,13 +39,14 @@ Reply = Literal["propose", "tell"]
 Think = Literal["no", "levels", "trial", "swaps"]
 NAMES = ("random", "solo", "honest")
 _OPTIONS = {
-    "random": ("slip",),
-    "solo": ("think", "stray", "slip"),
-    "honest": ("tell", "reply", "think", "stray", "slip"),
+    "random": ("think", "trials", "slip"),
+    "solo": ("think", "trials", "stray", "slip"),
+    "honest": ("tell", "reply", "think", "trials", "stray", "slip"),
 }
 TELLS: tuple[Tell, ...] = ("all", "top", "rows")
 REPLIES: tuple[Reply, ...] = ("propose", "tell")
 THINKS: tuple[Think, ...] = ("no", "levels", "trial", "swaps")
+MOST_TRIALS = 8
 
 _MAX_REJECTIONS = 2
 # A proposal that is worse than the own plan by at most this share counts as equally good, because
@@ -64,10 +65,12 @@ class ScriptedPlayer:
     - `reply`: what it does if the partner states cells first: propose at once ("propose") or state
       its own cells too ("tell").
     - `think`: what it writes in private before a proposal: nothing ("no"), its estimate of the
-      table in levels 0 to 9 ("levels"), that table and a trial plan ("trial"), or the way there in
+      table in levels 0 to 9 ("levels"), that table and trial plans ("trial"), or the way there in
       small steps ("swaps"): each level beside the value that it comes from, a plan chosen highest
-      level first, and the swaps of two papers that improve it.
-    - `stray`: the probability that a line of the trial plan has a random free reviewer. The lines
+      level first, and the swaps of two papers that improve it. A random player has no estimate; it
+      writes random trial plans alone.
+    - `trials`: the number of trial plans, with an empty line between two.
+    - `stray`: the probability that a line of a trial plan has a random free reviewer. The lines
       after it continue with the best remaining plan, or swaps repair it.
     - `slip`: the probability that it first sends a malformed move and then repairs it.
     """
@@ -79,6 +82,7 @@ class ScriptedPlayer:
     slip: float = 0.0
     think: Think = "no"
     stray: float = 0.0
+    trials: int = 1
 
     def act(self, view: MatchingView) -> str:
         """The player's next move as text. `view` must belong to the seat to move."""
@@ -110,7 +114,8 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     """Build a player from a spec such as "honest:tell=top,slip=0.05".
 
     The name is "random", "solo" or "honest". Options: tell=all|top|rows and reply=propose|tell
-    (honest only), think=no|levels|trial|swaps and stray=0..1 (solo and honest), slip=0..1 (all).
+    (honest only), think=no|levels|trial|swaps (random: no|trial), trials=1..8, slip=0..1 (all),
+    and stray=0..1 (solo and honest).
 
     Raises:
         ValueError: for an unknown name, option or value; names the valid ones.
@@ -119,19 +124,27 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     tell = _choice("tell", values.get("tell", "all"), TELLS)
     reply = _choice("reply", values.get("reply", "propose"), REPLIES)
     slip = number("slip", values.get("slip", "0"), low=0, high=1)
-    think = _choice("think", values.get("think", "no"), THINKS)
+    thinks = THINKS if name != "random" else (THINKS[0], THINKS[2])
+    think = _choice("think", values.get("think", "no"), thinks)
     stray = number("stray", values.get("stray", "0"), low=0, high=1)
+    trials = number("trials", values.get("trials", "1"), low=1, high=MOST_TRIALS)
+    if trials != int(trials):
+        raise ValueError(f"trials must be a whole number, got {trials:g}")
+    if trials > 1 and think != "trial":
+        raise ValueError(f"trials needs think=trial, got think={think}")
     if stray and think not in ("trial", "swaps"):
         raise ValueError(f"stray needs think=trial or think=swaps, got think={think}")
-    return ScriptedPlayer(name, seed, tell, reply, slip, think, stray)
+    return ScriptedPlayer(name, seed, tell, reply, slip, think, stray, int(trials))
 
 
 def _act_random(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> Lesson:
     if view.pending is not None:
         return Lesson(wording.answer("accept"))
-    papers = rng.permutation(view.size)
-    pairs = tuple(sorted(enumerate(map(int, papers)), key=lambda pair: pair[1]))
-    return Lesson(wording.proposal(pairs, view))
+    num_tried = player.trials if player.think == "trial" else 0
+    plans = [enumerate(map(int, rng.permutation(view.size))) for _ in range(num_tried + 1)]
+    *tried, pairs = (tuple(sorted(plan, key=lambda pair: pair[1])) for plan in plans)
+    thought = "\n".join(wording.trial(plan, view) for plan in tried)
+    return Lesson(thought + wording.proposal(pairs, view))
 
 
 def _act_solo(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> Lesson:
@@ -166,13 +179,15 @@ def _proposal(
         return _small_steps(player, view, stated, levels_RP, rng=rng)
     move = wording.proposal(best_plan(table_RP), view)
     thought, detours = wording.thoughts(levels_RP, view), []
-    if player.think == "trial":
+    for number_tried in range(player.trials if player.think == "trial" else 0):
+        thought += "\n" if number_tried else ""
         pairs, strays = straying_plan(table_RP, stray=player.stray, rng=rng)
-        for line, strayed in zip(wording.trial(pairs, view), strays, strict=True):
+        lines = wording.trial(pairs, view).splitlines(keepends=True)
+        for line, strayed in zip(lines, strays, strict=True):
             if strayed:
                 start = len(thought) + line.rindex(" ") + 1
-                detours.append((start, len(thought) + len(line)))
-            thought += f"{line}\n"
+                detours.append((start, len(thought) + len(line) - 1))
+            thought += line
     return Lesson(thought + move, tuple(detours))
 
 

@@ -108,10 +108,10 @@ def choices(pairs: Pairs, table_RP: NDArray[np.int_], view: MatchingView) -> lis
     return [_flat({pair: int(table_RP[pair])}, view, False) for pair in pairs]
 
 
-def trial(pairs: Pairs, view: MatchingView) -> list[str]:
+def trial(pairs: Pairs, view: MatchingView) -> str:
     """The private lines of a trial plan, in the wording of the brief style's proposals."""
-    text = render_proposal(pairs, view.reviewers, papers=view.papers, brief=True, as_given=True)
-    return text.splitlines()
+    lines = render_proposal(pairs, view.reviewers, papers=view.papers, brief=True, as_given=True)
+    return f"{lines}\n"
 
 
 def malformed(text: str, *, rng: np.random.Generator) -> str:

@@ -21,6 +21,14 @@ class WarmStartConfig:
         ("honest",),
         "scripted players as 'name:option=value*weight'; each seat samples one by weight",
     )
+    first_games: int = key(
+        0,
+        "games, of the num_games, that first_teachers play; all passes over them come before the "
+        "other games, as a first lesson on less than the full game",
+        low=0,
+        high=10_000_000,
+    )
+    first_teachers: tuple[str, ...] = key((), "the teachers of the first games")
     recorded: str | None = key(
         None,
         "a .jsonl of recorded human games to imitate as well, both seats of each; evaluations "
@@ -77,6 +85,18 @@ class WarmStartConfig:
     def imitates(self) -> bool:
         """Whether there is a warm start."""
         return self.num_games > 0 or self.recorded is not None
+
+    def check(self) -> None:
+        if (self.first_games > 0) != bool(self.first_teachers):
+            raise ValueError(
+                "warm_start.first_teachers must be given with warm_start.first_games and not "
+                f"without, got {list(self.first_teachers)} with {self.first_games} first games"
+            )
+        if self.first_games > self.num_games:
+            raise ValueError(
+                "warm_start.first_games must be at most warm_start.num_games, "
+                f"{self.num_games}, got {self.first_games}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -172,8 +172,11 @@ def teacher_games(
 def check_players(config: Config) -> None:
     """Raises SettingsError for a teacher or scripted partner that does not exist, and for seats or
     groups that do not fit the game."""
-    if config.warm_start.num_games or config.warm_start.auxiliary_weight or config.model.scratch:
-        teacher_mixture(config.warm_start.teachers, config.game)
+    warm = config.warm_start
+    if warm.num_games or warm.auxiliary_weight or config.model.scratch:
+        teacher_mixture(warm.teachers, config.game)
+    if warm.first_games:
+        teacher_mixture(warm.first_teachers, config.game, key="warm_start.first_teachers")
     rollout, game = config.rollout, config.game
     seats = chosen_seats(game, rollout)
     specs = [
@@ -265,8 +268,13 @@ def read_spec(
     return spec
 
 
-def teacher_mixture(teachers: Sequence[str], game: GameConfig) -> tuple[list[str], list[float]]:
-    """Specs and weights of "spec*weight" teachers; the weight defaults to 1."""
+def teacher_mixture(
+    teachers: Sequence[str], game: GameConfig, *, key: str = "warm_start.teachers"
+) -> tuple[list[str], list[float]]:
+    """Specs and weights of "spec*weight" teachers; the weight defaults to 1.
+
+    Raises SettingsError, which names `key`, for a teacher that does not exist or cannot teach.
+    """
     kit = kit_of(game)
     specs, weights = [], []
     for entry in teachers:
@@ -275,24 +283,20 @@ def teacher_mixture(teachers: Sequence[str], game: GameConfig) -> tuple[list[str
             weights.append(float(weight) if weight else 1.0)
         except ValueError:
             raise SettingsError(
-                f"warm_start.teachers: the weight in {entry!r} must be a number, as in 'solo*0.5'"
+                f"{key}: the weight in {entry!r} must be a number, as in 'solo*0.5'"
             ) from None
         if not 0 <= weights[-1] <= MAX_WEIGHT:
-            raise SettingsError(
-                f"warm_start.teachers: the weight in {entry!r} must be from 0 to {MAX_WEIGHT:g}"
-            )
+            raise SettingsError(f"{key}: the weight in {entry!r} must be from 0 to {MAX_WEIGHT:g}")
         try:
             kit.make_script(spec, seed=0)
         except ValueError as error:
-            raise SettingsError(f"warm_start.teachers: {error}") from None
+            raise SettingsError(f"{key}: {error}") from None
         specs.append(spec)
     if sum(weights) <= 0:
-        raise SettingsError(f"warm_start.teachers needs one positive weight, got {list(teachers)}")
+        raise SettingsError(f"{key} needs one positive weight, got {list(teachers)}")
     if not any(kit.seated(spec)[seat] == spec for spec in specs for seat in kit.POLICY_SEATS):
         seats = ", ".join(map(str, kit.POLICY_SEATS))
-        raise SettingsError(
-            f"warm_start.teachers must play seat {seats}, the policy's, got {list(teachers)}"
-        )
+        raise SettingsError(f"{key} must play seat {seats}, the policy's, got {list(teachers)}")
     return specs, weights
 
 

@@ -159,6 +159,30 @@ def test_the_loss_of_a_player_that_knows_nothing_is_that_of_uniform_tokens(
     assert found["play at 1"]["games"] == 6 and found["play at 1"]["score"] == 0.0
 
 
+def test_a_warm_start_is_trained_and_watched_for_taken_reviewers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a learning rate of 0 the random weights know nothing: on 3 lines (1/3 + 2/3) / 2."""
+    config = tmp_path / "config.yaml"
+    words = ["warm_start.lr=0", "threads=1", f"out={tmp_path / 'run'}"]
+    config.write_text(
+        "model: {scratch: {tokenizer_games: 20, width: 32, layers: 1, heads: 2, kv_heads: 2,"
+        " init_range: 0.001, split_lines: true}}\n"
+        "game: {size: 3, brief: true, private_reasoning: true}\n"
+        "rollout: {max_new_tokens: 8, max_game_tokens: 400}\n"
+        "warm_start: {num_games: 16, keep: all, batch_size: 8, first_games: 8, teachers:"
+        " ['honest:think=trial,trials=2'], first_teachers: ['random:think=trial,trials=2']}\n"
+    )
+    imitation_loss.main(["--train", str(config), "--every", "2", "--num", "4", *words])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    measured = [json.loads(line) for line in lines]
+    assert [row["step"] for row in measured] == [2, 4]
+    for row in measured:
+        assert row["trial"] == pytest.approx(0.5, abs=0.01)
+        assert row["plan"] == pytest.approx(0.5, abs=0.01)
+    assert (tmp_path / "run" / "warm_start" / "config.json").exists()
+
+
 @pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not() -> None:
     """Six SIGKILLs; `make soak` has 25, in every stage."""

@@ -273,6 +273,39 @@ def test_small_steps_show_each_level_beside_its_value() -> None:
     assert sum("Better:\nAva BLEU 3\nDaniel Electra 9\n" in text for text in texts) in range(1, 8)
 
 
+def test_several_plans_are_tried_one_after_another_each_with_its_own_strays() -> None:
+    board = generate_many(MatchingRecipe(size=4), seed=3, num=1)[0]
+    options = MatchingOptions(brief=True, private_reasoning=True)
+    view = MatchingGame(board, options).view(board.first_seat)
+    lesson = make_scripted("solo:think=trial,trials=3,stray=0.5", seed=1).lesson(view)
+    thought, _, proposal = lesson.text.partition("[propose]\n")
+    own = make_scripted("solo:think=levels", seed=1).act(view)
+    assert lesson.text.startswith(own.partition("[propose]")[0]) and own.endswith(proposal)
+    tried = thought[len(own.partition("[propose]")[0]) :].split("\n\n")
+    assert len(tried) == 3 and all(len(plan.split()) == 8 for plan in tried)
+    names = {line.split(": ")[1] for line in proposal.split("\n")}
+    assert all(
+        {line.split(": ")[1] for line in plan.strip().split("\n")} == names for plan in tried
+    )
+    strayed = [lesson.text[start:end] for start, end in lesson.detours]
+    assert 2 <= len(strayed) <= 10 and set(strayed) <= names
+    assert all(lesson.text[start - 2 : start] == ": " for start, _ in lesson.detours)
+
+
+def test_random_tries_random_plans_without_a_table() -> None:
+    view = MatchingGame(SMALL, MatchingOptions(brief=True, private_reasoning=True)).view(0)
+    plans, seen = {"BLEU: Ava\nElectra: Daniel", "BLEU: Daniel\nElectra: Ava"}, set()
+    for seed in range(16):
+        lesson = make_scripted("random:think=trial,trials=2", seed=seed).lesson(view)
+        thought, _, proposal = lesson.text.partition("[propose]\n")
+        moves = (*thought.removesuffix("\n").split("\n\n"), proposal)
+        assert len(moves) == 3 and set(moves) <= plans and lesson.detours == ()
+        seen.add(moves)
+    assert len(seen) > 4
+    unthinking = make_scripted("random", seed=3)
+    assert unthinking.act(view).startswith("[propose]")
+
+
 def test_full_wording_varies_with_the_seed_and_only_with_it(eights: list[MatchingInstance]) -> None:
     view = MatchingGame(eights[0], FULL).view(eights[0].first_seat)
     for spec in ("honest", "random"):
@@ -310,9 +343,14 @@ def test_specs() -> None:
     [
         ("solo:think=all", "unknown think 'all': choose one of no, levels, trial, swaps"),
         ("solo:think=levels,stray=0.1", "stray needs think=trial or .*got think=levels"),
+        ("solo:think=all", "unknown think 'all': choose one of no, levels, trial"),
+        ("solo:think=levels,trials=2", "trials needs think=trial.*got think=levels"),
+        ("solo:think=trial,trials=1.5", "trials must be a whole number, got 1.5"),
+        ("solo:think=trial,trials=9", "trials must be a number from 1 to 8, got '9'"),
+        ("random:think=levels", "unknown think 'levels': choose one of no, trial"),
         ("honset", "unknown scripted player 'honset'.*random, solo, honest; nearest is honest"),
         ("", "unknown scripted player ''.*random, solo, honest"),
-        ("solo:tell=all", "unknown option of solo 'tell': choose one of think, stray, slip"),
+        ("solo:tell=all", "unknown option of solo 'tell': choose one of think, trials, stray"),
         ("honest:tel=all", "unknown option of honest 'tel'.*nearest is tell"),
         ("honest:tell=most", "unknown tell 'most': choose one of all, top, rows"),
         ("honest:reply=", "unknown reply '': choose one of propose, tell"),

@@ -21,9 +21,11 @@ from selfplay.config.settings import SettingsError
 from selfplay.credit.sample import Sample
 from selfplay.distributed import init_world
 from selfplay.model.policy import export, scratch_model
+from selfplay.rollout.seating import check_players
 from selfplay.setup import first_weights, make_tokenizer, mend
 from selfplay.warm_start import (
     TeacherSettings,
+    kept_samples,
     scratch_tokenizer,
     teacher_samples,
     warm_start_batches,
@@ -53,15 +55,68 @@ def samples() -> list[Sample]:
 
 def test_a_pass_holds_every_transcript_once_in_its_own_order(samples: list[Sample]) -> None:
     warm = config_of().warm_start
-    batches = warm_start_batches(samples, warm, seed=0)
+    batches = warm_start_batches([samples], warm, seed=0)
     assert [len(batch) for batch in batches] == [4, 4, 4, 4]
     first, second = (
         [sample.name for batch in batches[start : start + 2] for sample in batch]
         for start in (0, 2)
     )
     assert first != second and set(first) == set(second) == {sample.name for sample in samples}
-    assert batches == warm_start_batches(samples, warm, seed=0)
-    assert batches != warm_start_batches(samples, warm, seed=1)
+    assert batches == warm_start_batches([samples], warm, seed=0)
+    assert batches != warm_start_batches([samples], warm, seed=1)
+
+
+def test_the_first_games_come_first_in_every_batch_and_pass(samples: list[Sample]) -> None:
+    first, others = samples[:3], samples[3:]
+    config = config_of("warm_start={batch_size: 2, epochs: 2}")
+    batches = warm_start_batches([first, others], config.warm_start, seed=0)
+    early, late = ({sample.name for sample in batch} for batch in (first, others))
+    names = [{sample.name for sample in batch} for batch in batches]
+    assert len(names) == 2 + 4  # a pass over three transcripts leaves one out, one over five too
+    assert all(batch <= early for batch in names[:2])
+    assert all(batch <= late for batch in names[2:])
+    assert names[4:] != names[2:4]
+
+
+def test_the_first_teachers_play_the_first_games_and_no_others(tmp_path: Path) -> None:
+    """Their tried plans and proposals are random and imitated in every line."""
+    config = config_of(
+        "game={size: 3, private_reasoning: true}",
+        "warm_start={num_games: 30, first_games: 11, first_teachers: ['random:think=trial']}",
+        f"out={tmp_path}",
+    )
+    world = init_world(device="cpu")
+    rendering = make_rendering(make_tokenizer(config, tmp_path, world), template_kwargs={})
+    first, others = kept_samples(config, rendering, folder=tmp_path, world=world)
+    assert (len(first), len(others)) == (22, 38)
+    texts = [rendering.decode([i for i, m in zip(s.ids, s.mask, strict=True) if m]) for s in first]
+    plans = [text.partition("[propose]\n")[::2] for text in texts if "[propose]" in text]
+    assert len(plans) == 11 and len({plan for plan, _ in plans}) > 3
+    for tried, proposed in plans:
+        for plan in (tried, proposed.replace("<|im_end|>", "")):
+            reviewers = [line.split(": ")[1] for line in plan.strip().split("\n")]
+            assert sorted(reviewers) == ["Ava", "Daniel", "Sofia"]
+    heard = ["Partner:\nAva" in rendering.decode(s.ids) for s in (*first, *others)]
+    assert not any(heard[:22]) and any(heard[22:])  # the first teachers say nothing
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("first_games: 2", r"first_teachers must be given with.*got \[\] with 2 first games"),
+        ("first_teachers: [solo]", r"and not without, got \['solo'\] with 0 first games"),
+        ("first_games: 5, first_teachers: [solo]", r"first_games must be at most.*4, got 5"),
+    ],
+)
+def test_first_games_and_their_teachers_go_together(words: str, error: str) -> None:
+    with pytest.raises(SettingsError, match=error):
+        config_of(f"warm_start={{{words}}}")
+
+
+def test_an_unknown_first_teacher_is_named_with_its_key() -> None:
+    config = config_of("warm_start={first_games: 2, first_teachers: [sole]}")
+    with pytest.raises(SettingsError, match=r"warm_start.first_teachers: .*nearest is solo"):
+        check_players(config)
 
 
 def test_a_reviewer_is_the_same_token_on_every_line() -> None:
@@ -103,13 +158,14 @@ def test_no_batch_is_short(samples: list[Sample]) -> None:
     for size, lengths in ((3, [3, 3]), (5, [5]), (8, [8])):
         config = config_of(f"warm_start.batch_size={size}", "warm_start.epochs=1")
         assert [
-            len(batch) for batch in warm_start_batches(samples, config.warm_start, seed=config.seed)
+            len(batch)
+            for batch in warm_start_batches([samples], config.warm_start, seed=config.seed)
         ] == lengths
 
 
 def test_too_few_transcripts_for_a_batch_are_refused(samples: list[Sample]) -> None:
     with pytest.raises(SettingsError, match="batch_size must be at most 8 transcripts, got 9"):
-        warm_start_batches(samples, config_of("warm_start.batch_size=9").warm_start, seed=0)
+        warm_start_batches([samples], config_of("warm_start.batch_size=9").warm_start, seed=0)
 
 
 @pytest.mark.slow
@@ -170,9 +226,11 @@ def stop_at(call: int, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def warm_up(run: Path, *overrides: str) -> Path:
-    """The warm start of a run of 41 games: five parts, 20 imitation steps, a checkpoint each 4."""
+    """The warm start of a run of 41 games, the first 12 by other teachers: five parts, 20 imitation
+    steps, a checkpoint each 4."""
     run.mkdir(exist_ok=True)
-    games = "warm_start={num_games: 41, keep: all, batch_size: 8, epochs: 2, save_every: 4}"
+    games = "warm_start={num_games: 41, keep: all, batch_size: 8, epochs: 2, save_every: 4,"
+    games += " first_games: 12, first_teachers: [solo]}"
     shape = "model.scratch={tokenizer_games: 20, width: 32, layers: 2, heads: 2, kv_heads: 2}"
     config = config_of(games, shape, f"out={run}", "threads=1", *overrides)
     world = init_world(device="cpu")
