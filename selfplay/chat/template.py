@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import Any
 
 from jinja2 import Environment
-from jinja2.exceptions import TemplateError
+from jinja2.exceptions import TemplateError, UndefinedError
 from transformers import PreTrainedTokenizerFast
 
 CHATML = (
@@ -115,6 +115,8 @@ class Template:
         merged: dict[str, Any] = {**self.kwargs, **kwargs}
         try:
             return self.tokenizer.apply_chat_template(talk, add_generation_prompt=True, **merged)
+        except UndefinedError as error:
+            raise TemplateError(f"the chat template fails: {error}") from error
         except TemplateError:
             raise
         except Exception as error:

@@ -1,0 +1,28 @@
+"""The bench of public templates says of our stand-ins what their own tests say."""
+
+from __future__ import annotations
+
+import pytest
+from chat_families import TEMPLATES
+
+from bench.chat_templates import main, outcome
+
+EXPECTED = {
+    "qwen25": "extended",
+    "qwen3": "turn by turn",
+    "glm45": "turn by turn",
+    "llama2": "refused: the chat template writes ' '",
+    "gpt_oss": "refused: ",
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_outcome_is_that_of_the_template(name: str) -> None:
+    assert outcome((TEMPLATES / f"{name}.jinja").read_text(), {}).startswith(EXPECTED[name])
+
+
+def test_nothing_is_taken_that_is_not_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    main([str(TEMPLATES), "--names"])
+    said = capsys.readouterr().out
+    assert "WRONG" not in said
+    assert "qwen25" in said and "the same as another" not in said
