@@ -2,6 +2,7 @@
 
     python -m bench.loop --shape 0.5B                                          one GPU
     torchrun --nproc-per-node 4 -m bench.loop --shape 7B --tp 2 --fsdp 2       a 2 x 2 mesh
+    python -m bench.loop --shape 7B --config configs/qwen2.5_7b_lora.yaml      a shipped config
     python -m bench.loop --dry-run [--engine sglang]                           a tiny shape on a CPU
 
 The stages are those of train.py, on 8x8 games in the full style. A policy with random weights never
@@ -23,10 +24,12 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from bench.memory import Peaks, lone_pushes, nap
-from bench.shapes import SHAPES, qwen2_config, random_model
+from bench.shapes import SHAPES, qwen2_config, random_model, save_random
+from selfplay import setup
 from selfplay.chat.rendering import make_rendering
 from selfplay.colocation.handover import sleep_engine
 from selfplay.colocation.offload import Offload
@@ -46,6 +49,7 @@ from selfplay.distributed import (
     close_world,
     gather_objects,
     init_world,
+    on_first_rank,
 )
 from selfplay.engines.base import Engine, Sampling
 from selfplay.engines.hf import HFEngine
@@ -82,6 +86,9 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=SHAPES, default="0.5B")
+    parser.add_argument(
+        "--config", type=Path, default=None, help="settings, adapters and reference of this file"
+    )
     parser.add_argument("--tp", type=int, default=1, help="tensor parallel ranks of the update")
     parser.add_argument("--fsdp", type=int, default=None, help="FSDP ranks of the update")
     parser.add_argument("--engine-tp", type=int, default=None, help="default: same as --tp")
@@ -124,11 +131,13 @@ def settings(options: argparse.Namespace, folder: Path, num_ranks: int) -> Confi
         "engine.mem_fraction": options.mem_fraction,
         "parallel.checkpointing": options.checkpointing,
     }
+    own = ["engine.mem_fraction=0.3", f"parallel.tp={options.tp}", *(LONE_7B if lone_7b else [])]
     return load_config(
-        None,
+        options.config,
         [
             f"out={folder}",
             f"model.dtype={'float32' if options.dry_run else 'bfloat16'}",
+            "model.path=null",
             "model.scratch={vocab_size: 8000, tokenizer_games: 40, max_positions: 8192}",
             "game.keep=all",
             "warm_start.keep=all",
@@ -138,12 +147,10 @@ def settings(options: argparse.Namespace, folder: Path, num_ranks: int) -> Confi
             f"rollout.max_new_tokens={options.turn_tokens}",
             f"engine.kind={options.engine}",
             f"engine.max_batch={max(64, options.games * engine_tp)}",  # CUDA graphs only up to this
-            "engine.mem_fraction=0.3",
             f"engine.attention={options.attention}",
             f"engine.tp_size={engine_tp}",
             "engine.max_mismatch=0.5",  # random weights give large logits, imprecise in bf16
-            f"parallel.tp={options.tp}",
-            *(LONE_7B if lone_7b else []),
+            *(own if options.config is None else []),
             *(f"{key}={value}" for key, value in optional.items() if value is not None),
             *options.set,
         ],
@@ -164,8 +171,19 @@ def start_engine(
     return engine
 
 
-def make_learner(shape: str, config: Config, world: World) -> Learner:
-    """A learner for the shape, with random weights on the mesh and an optimizer."""
+def make_learner(
+    options: argparse.Namespace, config: Config, world: World, *, folder: Path
+) -> Learner:
+    """A learner for the shape, with random weights on the mesh and an optimizer.
+
+    With a shipped config it is made as a run makes it, with adapters and the reference, from random
+    weights written to `folder`.
+    """
+    shape = options.shape
+    if options.config is not None:
+        weights = folder / "weights"
+        on_first_rank(partial(save_random, shape, weights, world.device), world)
+        return setup.make_learner(config, weights, world, reference=config.algorithm.kl > 0)
     liger = config.model.liger and world.device.type == "cuda" and liger_is_here()
     model = random_model(
         shape,
@@ -300,7 +318,7 @@ def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> di
     }
     peaks = Peaks(world.device)
     if options.engine == "hf":
-        learner = make_learner(options.shape, config, world)
+        learner = make_learner(options, config, world, folder=folder)
         engine: Engine | None = HFEngine(learner.model, max_batch=config.engine.max_batch)
     else:
         engine = start_engine(options.shape, config, world, folder, cleanup)
@@ -308,7 +326,7 @@ def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> di
             row |= {f"start {part}": seconds for part, seconds in engine.start_s.items()}
         row |= {f"nap {name}": seconds for name, seconds in nap(engine, world).items()}
         peaks.look("engine asleep")
-        learner = make_learner(options.shape, config, world)
+        learner = make_learner(options, config, world, folder=folder)
     steps, pushes = run_steps(options, config, learner, engine, folder, peaks)
     row |= summary(steps) | pushes
     for phase in ("engine asleep", "play", "update", "push"):

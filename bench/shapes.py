@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
-from transformers import PreTrainedModel, Qwen2Config
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from selfplay.distributed import World, fill_shards, shard
 from selfplay.model.policy import apply_liger, empty_model
@@ -34,6 +36,14 @@ def qwen2_config(name: str) -> Qwen2Config:
         bos_token_id=None,
         architectures=["Qwen2ForCausalLM"],
     )
+
+
+def save_random(name: str, folder: Path, device: torch.device) -> None:
+    """Write a model of this shape with transformers' own random weights, in bfloat16."""
+    with device:
+        AutoModelForCausalLM.from_config(qwen2_config(name), dtype=torch.bfloat16).save_pretrained(
+            folder
+        )
 
 
 def random_model(

@@ -40,9 +40,12 @@ def run_bench(name: str, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_loop_bench_measures_every_stage_of_a_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", ["", "qwen2.5_0.5b"])
+def test_the_loop_bench_measures_every_stage_of_a_step(config: str, tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
-    run_bench("loop", "--out", str(out))
+    run_bench(
+        "loop", "--out", str(out), *(["--config", f"configs/{config}.yaml"] if config else [])
+    )
     [row] = [json.loads(line) for line in out.read_text().splitlines()]
     stages = [row[f"{stage}_s"] for stage in loop.STAGES]
     assert all(seconds > 0 for seconds in stages)
@@ -118,6 +121,17 @@ def test_a_plans_loss_is_followed_from_the_cells_to_the_proposal(
     with pytest.raises(SystemExit, match="private_reasoning: true"):
         (tmp_path / "config.yaml").write_text(dump(load_config(None, [model])))
         plan_loss.main([str(tmp_path)])
+
+
+def test_levels_beside_their_values_are_read_back() -> None:
+    settings = ["game={size: 4, private_reasoning: true}", "model.scratch={max_positions: 8192}"]
+    config = load_config(None, settings)
+    [board] = generated(TRAIN, game=config.game, seed=0, start=0, num=1)
+    [setup] = scripted_games([board], spec="honest:think=swaps", game=config.game)
+    [episode] = play_scripted([setup], limits=limits_of(config.rollout))
+    loss = plan_loss.follow(game_record(episode, step=1), board, config)
+    assert loss is not None and loss.levels_right == 1.0
+    assert loss.true_levels == loss.written_levels and 0.8 < loss.search <= 1.0
 
 
 @pytest.mark.parametrize("split", [False, True])
