@@ -1,0 +1,298 @@
+"""Compares TRL's GRPOTrainer with this project's update: same transcripts, same GPU, one run.
+
+Transcripts are those of bench.shared_prefix: groups that share a prompt, own parts of geometric
+length, every second token of them sampled. Both take a whole optimizer step of GRPO on them:
+forward, backward, clipping, AdamW, at learning rate 0. TRL is given the transcripts by its
+`rollout_func` (`env_mask` marks the sampled tokens); its padding and scoring of a rollout are not
+counted. It runs with sdpa, Liger's layers and its own fused log-probs, in the largest of --batches
+that is fastest. Weights are random and in the same dtype for both.
+
+    python -m bench.peers                               one GPU, 0.5B and 7B
+    python -m bench.peers --dry-run                     a tiny shape on a CPU
+
+Prints a JSON line a case: seconds of a step, transcript tokens/s (prompts counted in full for
+everyone), peak GiB, and at last how many times as fast this project's step is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+)
+
+from bench import loop
+from bench.shapes import SHAPES, qwen2_config
+from bench.shared_prefix import transcripts
+from bench.update import memory_gib, restart_peak, synchronize
+from selfplay.config import load_config
+from selfplay.credit.sample import Sample
+from selfplay.distributed import World, close_world, init_world
+from selfplay.learner.learner import UpdateSettings
+from selfplay.learner.policy_update import update_policy
+from selfplay.model.liger import liger_is_here
+from selfplay.setup import make_tokenizer
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["0.5B", "7B"])
+    parser.add_argument("--groups", type=int, default=16)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=640, help="tokens that a group shares")
+    parser.add_argument("--own", type=int, default=320, help="mean tokens after the prompt")
+    parser.add_argument("--batches", nargs="+", type=int, default=[4, 8, 16, 32], help="of TRL")
+    parser.add_argument("--budget", type=int, default=16_384, help="computed tokens of our passes")
+    parser.add_argument("--steps", type=int, default=2, help="timed steps, after one for warm-up")
+    parser.add_argument("--out", type=Path, help="append the JSON lines to this file, too")
+    parser.add_argument("--dry-run", action="store_true", help="run a tiny shape on the CPU")
+    chosen = parser.parse_args()
+    if chosen.dry_run:
+        chosen.shapes, chosen.groups, chosen.prompt, chosen.own = ["tiny"], 2, 24, 12
+        chosen.batches, chosen.budget = [4, 8], 2048
+    return chosen
+
+
+def is_large(name: str) -> bool:
+    """Whether a shape needs bf16 masters and recomputed activations on one GPU."""
+    return name == "7B"
+
+
+def with_advantages(samples: list[Sample], vocab: int) -> list[Sample]:
+    """The samples with a drawn advantage each and the log-probs of a policy that knows nothing."""
+    drawn = []
+    for sample in samples:
+        advantage = Random(sample.name).gauss(0.0, 1.0)
+        advantages = [advantage * sampled for sampled in sample.mask]
+        old = [-math.log(vocab) * sampled for sampled in sample.mask]
+        drawn.append(replace(sample, advantages=advantages, old_logprobs=old))
+    return drawn
+
+
+class StepTimes(TrainerCallback):
+    """Seconds of TRL's steps, less those in which it scores the given rollout."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._start, self.scoring_s = device, 0.0, 0.0
+        self.seconds: list[float] = []
+
+    def _now(self) -> float:
+        synchronize(self._device)
+        return time.perf_counter()
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._start, self.scoring_s = self._now(), 0.0
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.seconds.append(self._now() - self._start - self.scoring_s)
+
+    def excluded(self, scoring: Any) -> Any:
+        """The function `scoring`, whose seconds do not count."""
+
+        def timed(*words: Any) -> Any:
+            start = self._now()
+            result = scoring(*words)
+            self.scoring_s += self._now() - start
+            return result
+
+        return timed
+
+
+def trl_step(
+    name: str,
+    samples: list[Sample],
+    tokenizer: PreTrainedTokenizerBase,
+    world: World,
+    options: argparse.Namespace,
+    *,
+    batch: int,
+    folder: Path,
+) -> dict[str, Any]:
+    """The figures of TRL's optimizer step in passes of `batch` transcripts."""
+    from trl import GRPOConfig, GRPOTrainer
+
+    restart_peak(world.device)
+    cuda, large = world.device.type == "cuda", is_large(name)
+    dtype = torch.bfloat16 if large else torch.float32
+    groups: dict[str, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.name.partition(".")[0], []).append(sample)
+
+    def rollout(prompts: list[str], _trainer: Any) -> dict[str, Any]:
+        taken = [groups[p][prompts[:i].count(p)] for i, p in enumerate(prompts)]
+        own = [slice(options.prompt, None) for _ in taken]
+        return {
+            "prompt_ids": [s.ids[: options.prompt] for s in taken],
+            "completion_ids": [s.ids[part] for s, part in zip(taken, own, strict=True)],
+            "logprobs": [s.old_logprobs[part] for s, part in zip(taken, own, strict=True)],
+            "env_mask": [s.mask[part] for s, part in zip(taken, own, strict=True)],
+            "name": [s.name for s in taken],
+        }
+
+    def reward(name: list[str], **_: Any) -> list[float]:
+        return [Random(one).gauss(0.0, 1.0) for one in name]
+
+    settings = GRPOConfig(
+        output_dir=str(folder),
+        max_steps=options.steps + 1,
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=len(samples) // batch,
+        num_generations=options.group_size,
+        max_completion_length=max(len(s.ids) for s in samples) - options.prompt,
+        learning_rate=0.0,
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        beta=0.0,
+        temperature=1.0,
+        loss_type="bnpo",
+        bf16=cuda,
+        use_cpu=not cuda,
+        gradient_checkpointing=large,
+        use_liger_kernel=cuda and liger_is_here(),
+        logging_steps=1000,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    times = StepTimes(world.device)
+    trainer = GRPOTrainer(
+        model=random_weights(name, dtype, world),
+        reward_funcs=reward,
+        args=settings,
+        train_dataset=Dataset.from_list([{"prompt": group} for group in groups]),
+        processing_class=tokenizer,
+        rollout_func=rollout,
+        callbacks=[times],
+    )
+    trainer._generate_and_score_completions = times.excluded(  # type: ignore[method-assign]
+        trainer._generate_and_score_completions
+    )
+    restart_peak(world.device)
+    trainer.train()
+    return figures("TRL", name, samples, median(times.seconds[1:]), world) | {"batch": batch}
+
+
+def random_weights(name: str, dtype: torch.dtype, world: World) -> PreTrainedModel:
+    """A plain transformers model of this shape with sdpa attention."""
+    config = qwen2_config(name)
+    with torch.device(world.device):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation="sdpa"
+        )
+    return model
+
+
+def our_step(
+    name: str, samples: list[Sample], world: World, options: argparse.Namespace, *, share: bool,
+    folder: Path,
+) -> dict[str, Any]:  # fmt: skip
+    """The figures of this project's optimizer step."""
+    restart_peak(world.device)  # frees what the case before it held
+    large = is_large(name)
+    config = load_config(
+        None,
+        [
+            f"out={folder}",
+            "model.scratch={max_positions: 8192}",
+            "algorithm.kl=0",
+            "engine.max_mismatch=1000",  # the log-probs given are those of no engine
+            "optim={lr: 0.0, warmup_steps: 0, max_grad_norm: 1.0}",
+            f"optim.share_prefixes={str(share).lower()}",
+            f"optim.tokens_per_microbatch={options.budget}",
+            f"optim.master_dtype={'bfloat16' if large else 'float32'}",
+            f"parallel.checkpointing={'full' if large else 'none'}",
+            f"model.dtype={'bfloat16' if world.device.type == 'cuda' else 'float32'}",
+        ],
+    )
+    learner = loop.make_learner(name, config, world)
+    settings, seconds = UpdateSettings.of(config), []
+    restart_peak(world.device)
+    for step in range(options.steps + 1):
+        synchronize(world.device)
+        start = time.perf_counter()
+        update_policy(learner, samples, [], step=step, settings=settings)
+        synchronize(world.device)
+        seconds.append(time.perf_counter() - start)
+    assert not learner.not_taken, learner.not_taken
+    row = figures("selfplay", name, samples, median(seconds[1:]), world)
+    return row | {"share_prefixes": share}
+
+
+def figures(
+    who: str, name: str, samples: list[Sample], seconds: float, world: World
+) -> dict[str, Any]:
+    return {
+        "who": who,
+        "shape": name,
+        "seconds": round(seconds, 3),
+        "tokens_per_s": round(sum(len(s.ids) for s in samples) / seconds),
+        "peak_gib": round(memory_gib(world.device, peak=True), 1),
+    }
+
+
+def main() -> None:
+    options = arguments()
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    world = init_world(1, device="cpu" if options.dry_run else None)
+
+    def say(row: dict[str, Any]) -> dict[str, Any]:
+        print(json.dumps(row), flush=True)
+        if options.out is not None:
+            with options.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        return row
+
+    for name in options.shapes:
+        vocab = SHAPES[name][5]
+        samples = with_advantages(transcripts(options, vocab), vocab)
+        with tempfile.TemporaryDirectory() as folder:
+            ours = [
+                say(our_step(name, samples, world, options, share=share, folder=Path(folder)))
+                for share in (True, False)
+            ]
+            config = loop.settings(loop_options(name), Path(folder), 1)
+            tokenizer = make_tokenizer(config, Path(folder), world)
+            theirs = []
+            for batch in options.batches:
+                row = {}
+                try:
+                    row = trl_step(
+                        name, samples, tokenizer, world, options, batch=batch, folder=Path(folder)
+                    )
+                except torch.cuda.OutOfMemoryError:
+                    say({"who": "TRL", "shape": name, "batch": batch, "error": "out of memory"})
+                if row:
+                    theirs.append(say(row)["seconds"])
+            if theirs:
+                times = min(theirs) / ours[0]["seconds"]
+                say({"shape": name, "times_as_fast_as_TRL": round(times, 2)})
+    close_world(world)
+
+
+def loop_options(name: str) -> argparse.Namespace:
+    """bench.loop's options for the tokenizer that a TRL trainer must be given."""
+    return argparse.Namespace(
+        shape=name, games=8, engine_tp=1, tp=1, tries=1, turn_tokens=8, engine="hf",
+        attention="auto", mem_fraction=None, checkpointing=None, dry_run=True, set=[],
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
