@@ -111,3 +111,13 @@ def test_an_engines_port_is_free_and_sixteen_away_from_its_neighbours(
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", ports[-1]))
         assert free_port() != ports[-1]
+
+
+def test_a_restarted_engine_gets_the_port_of_the_killed_one() -> None:
+    """Its connections linger for a minute; the next block of ports may be another rank's."""
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)) as server:
+        with socket.create_connection(("127.0.0.1", port)):
+            server.accept()[0].close()
+        assert free_port() != port
+    assert free_port() == port

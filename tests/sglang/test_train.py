@@ -202,7 +202,8 @@ def test_an_engine_that_dies_or_hangs_in_an_update_is_restarted_at_the_push(star
         assert process.returncode == 0, outputs[name]
         assert outputs[name].count("engine up") == 2, outputs[name]
         check_finished(folder, 2)
-        assert [line["num_engine_restarts"] for line in metrics_of(folder)] == [1, 0]
+        restarts = [line["num_engine_restarts"] for line in metrics_of(folder)]
+        assert restarts == [1, 0], outputs[name]
     gone = r"the engine (is gone \(|died during a weight push: )pid \d+ with exit code -9"
     assert re.search(gone, outputs["crash"])
     assert "gave no answer within 10 s during a weight push" in outputs["hang"]

@@ -93,12 +93,14 @@ def free_port() -> int:
     SGLang picks a port that is free at the moment and binds it seconds later, when another rank or
     run may have picked the same one. Here the search starts at a port derived from this process's
     id. Consecutive ids start 16 ports apart. All ports lie below the range that the kernel uses for
-    outgoing connections. Raises RuntimeError when no port is free.
+    outgoing connections. A restart finds the port of the killed engine free, though connections to
+    it still linger: the next one may be another rank's. Raises RuntimeError when no port is free.
     """
     first = os.getpid() % NUM_PORTS
     for step in range(NUM_PORTS):
         port = FIRST_PORT + 16 * ((first + step) % NUM_PORTS)
         with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's server does
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
