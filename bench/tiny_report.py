@@ -2,15 +2,17 @@
 
     python -m bench.tiny_report runs/tiny runs/tiny_seed1 runs/tiny_control --name tiny
 
-Reads the run folders. Prints a table of results before and after self-play, links to the learning
-curves (written as SVG to docs/figures/) and one game before and after. Scores are shares of the
-best possible value, other measures are means per game.
+Reads the run folders. Prints a table of results before and after self-play, with the mean and the
+worst of several seeds, the commits that ran, links to the learning curves (written as SVG to
+docs/figures/), training games by parts of the run, and one game before and after. Scores are shares
+of the best possible value, other measures are means per game.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +34,11 @@ CURVES = (
     ("eval_messages", "messages", "Messages a held-out game"),
     ("eval_searches", "searches", "Searches a held-out game"),
 )
+# Metrics of training games.
+CURVE_OF_TRAINING = (
+    *("score", "agreement", "errors", "messages", "words", "honesty", "entropy", "kl_reference"),
+    *("play_s", "update_s", "step_s"),
+)
 # Further measures of the table. A game has some of them.
 MEASURES = (
     *("messages", "words", "statements", "searches"),
@@ -41,10 +48,12 @@ MEASURES = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A finished run: settings, held-out results before and after, and metrics of each step."""
+    """A finished run: settings, held-out results before and after, metrics of each step, and the
+    code that ran, as `code.txt` names it."""
 
     label: str
     config: Config
+    code: tuple[str, ...]
     before: dict[str, Any]
     after: dict[str, Any]
     steps: list[dict[str, Any]]
@@ -65,7 +74,10 @@ def read_run(folder: Path) -> Run:
     before, after = (json.loads(path.read_text(encoding="utf-8")) for path in paths[1:3])
     lines = paths[3].read_text(encoding="utf-8").split("\n")
     label = f"{'talk' if config.game.messages else 'no messages'}, seed {config.seed}"
-    return Run(label, config, before, after, [json.loads(line) for line in lines if line])
+    code = folder / "code.txt"
+    told = code.read_text("utf-8").splitlines() if code.exists() else []
+    commits = tuple(line for line in told if line.startswith("commit "))
+    return Run(label, config, commits, before, after, [json.loads(line) for line in lines if line])
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -100,7 +112,8 @@ def held_to(config: Config) -> Config:
 
 
 def results_table(runs: Sequence[Run]) -> str:
-    """One row per run, sampled as in training unless a heading says greedy.
+    """One row per run, sampled as in training unless a heading says greedy, then the mean and the
+    worst of each column over several runs with talk, and over several without.
 
     The column "apart" says whether the interval after self-play lies above the one before.
     """
@@ -133,7 +146,44 @@ def results_table(runs: Sequence[Run]) -> str:
             clock(sum(step.get("step_s", 0.0) for step in run.steps)),
         ]
         lines.append(row(cells))
+    for control in (False, True):
+        alike = [run for run in runs if run.is_control == control]
+        for name, of in (("mean", statistics.fmean), ("worst", min)) if len(alike) > 1 else ():
+            befores, afters, greedies, agreements = (
+                [value(run) for run in alike]
+                for value in (
+                    lambda run: run.before["sampled"]["interval"][0],
+                    lambda run: run.after["sampled"]["interval"][0],
+                    lambda run: run.after["greedy"]["interval"][0],
+                    lambda run: run.after["greedy"]["measures"]["agreement"],
+                )
+            )
+            rises = [after - before for before, after in zip(befores, afters, strict=True)]
+            shown = [f"{of(values):.3f}" for values in (befores, afters)]
+            shown += [f"{of(rises):+.3f}", "", f"{of(greedies):.3f}", f"{of(agreements):.3f}"]
+            lines.append(row([name, *shown, *[""] * (len(measures) + 1)]))
     return "\n".join(lines)
+
+
+def training_table(runs: Sequence[Run], *, parts: int = 8) -> str:
+    """Training games by parts of the run: means of each part's steps, over all runs with talk."""
+    talking = [run for run in runs if not run.is_control]
+    last = max((step["step"] for run in talking for step in run.steps), default=0)
+    names = [name for name in CURVE_OF_TRAINING if any(name in s for r in talking for s in r.steps)]
+    lines = [row(["steps", *names]), row(["---", *["--:"] * len(names)])]
+    for part in range(min(parts, last)):
+        first, end = (1 + last * bound // min(parts, last) for bound in (part, part + 1))
+        steps = [s for run in talking for s in run.steps if first <= s["step"] < end]
+        means = [[s[name] for s in steps if name in s] for name in names]
+        shown = [f"{statistics.fmean(values):.4g}" if values else "-" for values in means]
+        lines.append(row([f"{first}–{end - 1}", *shown]))
+    return "\n".join(lines)
+
+
+def commits(runs: Sequence[Run]) -> str:
+    """A line that names the code that ran."""
+    found = sorted({line for run in runs for line in run.code})
+    return f"Code: {'; '.join(found) or 'commit unknown'}."
 
 
 def baselines(runs: Sequence[Run]) -> str:
@@ -233,7 +283,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except (SettingsError, ValueError, OSError) as error:
         print(f"tiny_report: {error}", file=sys.stderr)
         return 2
-    parts = [results_table(runs), baselines(runs), *figures, one_game(runs[0])]
+    parts = [results_table(runs), baselines(runs), commits(runs), *figures]
+    parts += [training_table(runs), one_game(runs[0])]
     print("\n\n".join(parts))
     return 0
 

@@ -36,15 +36,17 @@ from dialop.specs import number, parse_spec, unknown
 T = TypeVar("T", bound=str)
 Tell = Literal["all", "top", "rows"]
 Reply = Literal["propose", "tell"]
+Plan = Literal["pooled", "own"]
 Think = Literal["no", "levels", "trial", "swaps"]
 NAMES = ("random", "solo", "honest")
 _OPTIONS = {
     "random": ("think", "trials", "slip"),
     "solo": ("think", "trials", "stray", "slip"),
-    "honest": ("tell", "reply", "think", "trials", "stray", "slip"),
+    "honest": ("tell", "reply", "plan", "think", "trials", "stray", "slip"),
 }
 TELLS: tuple[Tell, ...] = ("all", "top", "rows")
 REPLIES: tuple[Reply, ...] = ("propose", "tell")
+PLANS: tuple[Plan, ...] = ("pooled", "own")
 THINKS: tuple[Think, ...] = ("no", "levels", "trial", "swaps")
 MOST_TRIALS = 8
 
@@ -64,6 +66,9 @@ class ScriptedPlayer:
       ("top"), or each reviewer's best paper ("rows").
     - `reply`: what it does if the partner states cells first: propose at once ("propose") or state
       its own cells too ("tell").
+    - `plan`: the cells that its plans count: all that it knows ("pooled") or its own ("own"). The
+      second knows the game's protocol and no more: it tells, writes down what it hears, proposes
+      from its own cells and accepts any proposal.
     - `think`: what it writes in private before a proposal: nothing ("no"), its estimate of the
       table in levels 0 to 9 ("levels"), that table and trial plans ("trial"), or the way there in
       small steps ("swaps"): each level beside the value that it comes from, a plan chosen highest
@@ -83,6 +88,7 @@ class ScriptedPlayer:
     think: Think = "no"
     stray: float = 0.0
     trials: int = 1
+    plan: Plan = "pooled"
 
     def act(self, view: MatchingView) -> str:
         """The player's next move as text. `view` must belong to the seat to move."""
@@ -113,9 +119,9 @@ class ScriptedPlayer:
 def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     """Build a player from a spec such as "honest:tell=top,slip=0.05".
 
-    The name is "random", "solo" or "honest". Options: tell=all|top|rows and reply=propose|tell
-    (honest only), think=no|levels|trial|swaps (random: no|trial), trials=1..8, slip=0..1 (all),
-    and stray=0..1 (solo and honest).
+    The name is "random", "solo" or "honest". Options: tell=all|top|rows, reply=propose|tell and
+    plan=pooled|own (honest only), think=no|levels|trial|swaps (random: no|trial), trials=1..8 and
+    slip=0..1 (all), stray=0..1 (solo and honest).
 
     Raises:
         ValueError: for an unknown name, option or value; names the valid ones.
@@ -123,6 +129,7 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     name, values = parse_spec(spec, _OPTIONS)
     tell = _choice("tell", values.get("tell", "all"), TELLS)
     reply = _choice("reply", values.get("reply", "propose"), REPLIES)
+    plan = _choice("plan", values.get("plan", "pooled"), PLANS)
     slip = number("slip", values.get("slip", "0"), low=0, high=1)
     thinks = THINKS if name != "random" else (THINKS[0], THINKS[2])
     think = _choice("think", values.get("think", "no"), thinks)
@@ -134,7 +141,9 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
         raise ValueError(f"trials needs think=trial, got think={think}")
     if stray and think not in ("trial", "swaps"):
         raise ValueError(f"stray needs think=trial or think=swaps, got think={think}")
-    return ScriptedPlayer(name, seed, tell, reply, slip, think, stray, int(trials))
+    if plan == "own" and think == "swaps":
+        raise ValueError("plan=own needs think=no, levels or trial, got think=swaps")
+    return ScriptedPlayer(name, seed, tell, reply, slip, think, stray, int(trials), plan)
 
 
 def _act_random(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> Lesson:
@@ -158,7 +167,8 @@ def _act_honest(player: ScriptedPlayer, view: MatchingView, rng: np.random.Gener
         return _act_solo(player, view, rng)
     stated = stated_by(view, seat=1 - view.seat)
     if view.pending is not None:
-        return Lesson(wording.answer("accept" if _accepts(view, stated) else "reject"))
+        accepts = player.plan == "own" or _accepts(view, stated)
+        return Lesson(wording.answer("accept" if accepts else "reject"))
     has_stated = any(a.kind == "message" and a.seat == view.seat for a in view.log)
     has_proposed = any(a.kind == "propose" and a.seat == view.seat for a in view.log)
     if not has_stated and (not stated or player.reply == "tell" or has_proposed):
@@ -172,9 +182,11 @@ def _proposal(
     """Propose the best plan of the estimated table. The private text that `player.think` asks for
     comes before the move."""
     table_RP, top = pooled_table(view, stated), value_range(view, stated)
+    levels_RP = levels(table_RP, top)
+    if player.plan == "own":
+        table_RP = pooled_table(view, {})
     if player.think == "no":
         return Lesson(wording.proposal(best_plan(table_RP), view))
-    levels_RP = levels(table_RP, top)
     if player.think == "swaps":
         return _small_steps(player, view, stated, levels_RP, rng=rng)
     move = wording.proposal(best_plan(table_RP), view)

@@ -292,6 +292,21 @@ def test_several_plans_are_tried_one_after_another_each_with_its_own_strays() ->
     assert all(lesson.text[start - 2 : start] == ": " for start, _ in lesson.detours)
 
 
+def test_a_player_of_the_protocol_writes_what_it_hears_and_plans_with_its_own_cells() -> None:
+    game = MatchingGame(SMALL, MatchingOptions(brief=True, private_reasoning=True))
+    play(game, (0, "[message] Ava BLEU 1, Daniel Electra 1"))
+    pooled = make_scripted("honest:think=levels", seed=0).act(game.view(1))
+    own = make_scripted("honest:think=levels,plan=own", seed=0).act(game.view(1))
+    table, _, proposal = own.partition("[propose]\n")
+    assert pooled == f"{table}{WORST}" and f"[propose]\n{proposal}" == BEST
+    worse = MatchingGame(SMALL, BRIEF)
+    play(worse, (0, "[message] Ava BLEU 3, Daniel Electra 9"), (1, "[message] none"), (0, WORST))
+    answers = [
+        make_scripted(f"honest{plan}", seed=0).act(worse.view(1)) for plan in ("", ":plan=own")
+    ]
+    assert answers == ["[reject]", "[accept]"]
+
+
 def test_random_tries_random_plans_without_a_table() -> None:
     view = MatchingGame(SMALL, MatchingOptions(brief=True, private_reasoning=True)).view(0)
     plans, seen = {"BLEU: Ava\nElectra: Daniel", "BLEU: Daniel\nElectra: Ava"}, set()
@@ -343,7 +358,6 @@ def test_specs() -> None:
     [
         ("solo:think=all", "unknown think 'all': choose one of no, levels, trial, swaps"),
         ("solo:think=levels,stray=0.1", "stray needs think=trial or .*got think=levels"),
-        ("solo:think=all", "unknown think 'all': choose one of no, levels, trial"),
         ("solo:think=levels,trials=2", "trials needs think=trial.*got think=levels"),
         ("solo:think=trial,trials=1.5", "trials must be a whole number, got 1.5"),
         ("solo:think=trial,trials=9", "trials must be a number from 1 to 8, got '9'"),
@@ -353,6 +367,8 @@ def test_specs() -> None:
         ("solo:tell=all", "unknown option of solo 'tell': choose one of think, trials, stray"),
         ("honest:tel=all", "unknown option of honest 'tel'.*nearest is tell"),
         ("honest:tell=most", "unknown tell 'most': choose one of all, top, rows"),
+        ("honest:plan=all", "unknown plan 'all': choose one of pooled, own"),
+        ("honest:plan=own,think=swaps", "plan=own needs think=no, levels or trial.*swaps"),
         ("honest:reply=", "unknown reply '': choose one of propose, tell"),
         ("random:slip=2", "slip must be a number from 0 to 1"),
         ("random:slip=often", "slip must be a number from 0 to 1, got 'often'"),

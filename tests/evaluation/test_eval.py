@@ -329,7 +329,11 @@ def test_the_report_of_several_runs(
     config = load_config(run / "config.yaml")
     instances = generated(HELD_OUT, game=config.game, seed=config.seed, start=0, num=12)
     folders = []
-    for name, overrides in (("control", ["game.messages=false"]), ("talk", ["seed=3"])):
+    for name, overrides in (
+        ("control", ["game.messages=false"]),
+        ("talk", ["seed=3"]),
+        ("again", ["seed=4"]),
+    ):
         folder = tmp_path / name
         folder.mkdir()
         own = load_config(run / "config.yaml", overrides)
@@ -349,15 +353,19 @@ def test_the_report_of_several_runs(
         ]
         lines = "".join(json.dumps(step) + "\n" for step in steps)
         (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
+        (folder / "code.txt").write_text("started now\ncommit abc\nversions\n", encoding="utf-8")
         folders.append(str(folder))
     assert tiny_report.main([*folders, "--out", str(tmp_path / "figures"), "--name", "t"]) == 0
     shown = capsys.readouterr().out
     rows = [line for line in shown.splitlines() if line.startswith("| ")]
-    assert len(rows) == 4
+    assert "Code: commit abc." in shown
     assert rows[2].startswith("| talk, seed 3 |") and "1.000 [1.000, 1.000]" in rows[2]
     assert "0.00 → 1.08" in rows[2] and "1m15s" in rows[2]
     # Without messages an honest player can only plan alone, so this control gains nothing.
-    assert rows[3].startswith("| no messages, seed 0 |") and "+0.000 | no |" in rows[3]
+    assert rows[4].startswith("| no messages, seed 0 |") and "+0.000 | no |" in rows[4]
+    mean, worst, _, *training = rows[5:]
+    assert mean.startswith("| mean |") and "| 1.000 |" in mean and worst.startswith("| worst |")
+    assert [line.split("|")[1:3] for line in training[1:]] == [[" 1–1 ", " 0.5 "], [" 2–2 ", " - "]]
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {
         "t_score.svg",
         "t_messages.svg",
