@@ -32,6 +32,7 @@ from selfplay.distributed import World
 from selfplay.evaluation.evaluate import check_room
 from selfplay.evaluation.question import ITSELF, find_config, find_games, find_partner
 from selfplay.games import kit_of
+from selfplay.metrics.ending import RunEnds
 from selfplay.partners.checkpoints import Source, find_source
 from selfplay.partners.partners import Partners
 from selfplay.play.games import (
@@ -150,7 +151,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 raise ValueError(f"--seat must be one of {seats}, got {args.seat}")
             seats = seats if args.seat is None else [args.seat]
             sock = None if args.terminal else bound(args.port)
-        except (SettingsError, ValueError, OSError) as error:
+        except (SettingsError, RunEnds, ValueError, OSError) as error:
             return refused(PROGRAM, error)
         if sock is None:
             return play_here(games.instances, opponent, config=config, seats=seats, out=out)
