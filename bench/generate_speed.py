@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from dialop.matching.generate import MatchingRecipe, generate_many
+from dialop.kit import load_kit
 
 
 def main() -> None:
@@ -21,8 +21,10 @@ def main() -> None:
     print("| size | processes | instances/s |\n|---|---|---|")
     for size in args.sizes:
         for processes in args.processes:
+            kit = load_kit("matching")
             begin_s = time.perf_counter()
-            generate_many(MatchingRecipe(size=size), seed=1, num=args.num, processes=processes)
+            options = kit.Options(size=size)
+            kit.generate(options, seed=1, start=0, num=args.num, processes=processes)
             wall_s = time.perf_counter() - begin_s
             print(f"| {size} | {processes} | {args.num / wall_s:.1f} |", flush=True)
 

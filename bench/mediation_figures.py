@@ -15,10 +15,11 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from dialop.mediation.commands import figures
+from dialop.logged import Rules
 from dialop.mediation.game import MediationGame
-from dialop.mediation.generate import MediationRecipe, generate_many
-from dialop.mediation.records import MediationInstance, MediationOptions
+from dialop.mediation.generate import MediationRecipe
+from dialop.mediation.kit import figures, generate
+from dialop.mediation.records import MediationInstance
 from dialop.mediation.scripted import make_scripted
 from dialop.mediation.search import with_references
 
@@ -47,9 +48,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="the instances of tiny_mediation.yaml")
     args = parser.parse_args()
     begin_s = time.perf_counter()
-    instances = generate_many(
-        TINY if args.tiny else MediationRecipe(), seed=args.seed, num=args.num
-    )
+    instances = generate(TINY if args.tiny else MediationRecipe(), seed=args.seed, num=args.num)
     print(f"{args.num / (time.perf_counter() - begin_s):.0f} instances/s on one core, ", end="")
     begin_s = time.perf_counter()
     for instance in instances:
@@ -59,12 +58,10 @@ def main() -> None:
     print("\n| team | messages | score | agreed | moves | messages | proposals |")
     print("|---|---|--:|--:|--:|--:|--:|")
     for spec, messages in TEAMS:
-        print(
-            row(instances, spec, MediationOptions(messages=messages, brief=args.tiny)), flush=True
-        )
+        print(row(instances, spec, Rules(messages=messages, brief=args.tiny)), flush=True)
 
 
-def row(instances: Sequence[MediationInstance], spec: str, options: MediationOptions) -> str:
+def row(instances: Sequence[MediationInstance], spec: str, options: Rules) -> str:
     """One team's figures: the same player in all three seats."""
     norms: list[float] = []
     totals = dict.fromkeys(("agreed", "moves", "messages", "proposals"), 0)

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 from dialop.planning.board import PlanningInstance, PlanningOptions
 from dialop.planning.game import PlanningGame
-from dialop.planning.generate import PlanningRecipe, generate_many
+from dialop.planning.generate import PlanningRecipe
+from dialop.planning.kit import generate
 from dialop.planning.scripted import make_scripted
 
 CITIES = {
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--num", type=int, default=1000, help="instances")
     parser.add_argument("--city", choices=CITIES, default="full", help="which instances")
     args = parser.parse_args(argv)
-    instances = generate_many(CITIES[args.city], seed=404, num=args.num)
+    instances = generate(CITIES[args.city], seed=404, num=args.num)
     print("| user | agent | score | moves | searches | proposals | words |")
     print("|---|---|---|---|---|---|---|")
     for user, agent in PAIRS:

@@ -15,19 +15,21 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from dialop.matching.game import MatchingInstance, MatchingOptions, new_game
-from dialop.matching.generate import MatchingRecipe, generate_many
+from dialop.logged import Rules
+from dialop.matching.game import MatchingGame, MatchingInstance
+from dialop.matching.generate import MatchingRecipe
+from dialop.matching.kit import generate
 from dialop.matching.scripted import make_scripted
 
 BOARDS = {
-    "8x8": (MatchingRecipe(), MatchingOptions()),
+    "8x8": (MatchingRecipe(), Rules()),
     "2x2": (
         MatchingRecipe(size=2, p_observed=0.5, scale=False, max_value=10, keep="exactly_one"),
-        MatchingOptions(brief=True),
+        Rules(brief=True),
     ),
     "3x3": (
         MatchingRecipe(size=3, p_observed=0.5, scale=False, max_value=10),
-        MatchingOptions(brief=True),
+        Rules(brief=True),
     ),
 }
 PAIRS = (
@@ -52,7 +54,7 @@ def main() -> None:
     args = parser.parse_args()
     recipe, options = BOARDS[args.board]
     begin_s = time.perf_counter()
-    instances = generate_many(recipe, seed=args.seed, num=args.num)
+    instances = generate(recipe, seed=args.seed, num=args.num)
     print(f"{args.num / (time.perf_counter() - begin_s):.1f} instances/s on one core\n")
     print_reference_points(instances)
     print("\n| seats | score | agreed | turns | messages | words | rejections | games/s |")
@@ -77,15 +79,13 @@ def print_reference_points(instances: Sequence[MatchingInstance]) -> None:
     print(f"solo plan: {statistics.fmean(solo):.3f}, better one: {statistics.fmean(better):.3f}")
 
 
-def row(
-    instances: Sequence[MatchingInstance], specs: tuple[str, str], *, options: MatchingOptions
-) -> str:
+def row(instances: Sequence[MatchingInstance], specs: tuple[str, str], *, options: Rules) -> str:
     """One pair's figures. The players change seats after every second instance."""
     norms: list[float] = []
     totals = dict.fromkeys(("agreed", "turns", "messages", "words", "rejections"), 0)
     begin_s = time.perf_counter()
     for number, instance in enumerate(instances):
-        game = new_game(instance, options)
+        game = MatchingGame(instance, options)
         # The first seat alternates with the index, so players change seats every two instances.
         seats = specs if number // 2 % 2 == 0 else specs[::-1]
         players = [make_scripted(s, seed=2 * number + seat) for seat, s in enumerate(seats)]

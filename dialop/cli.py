@@ -9,18 +9,14 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Protocol, TextIO, cast
+from typing import Any, TextIO
 
-import dialop.collab.commands
-import dialop.matching.commands
-import dialop.mediation.commands
-import dialop.planning.commands
 from dialop.checks import check_kit
 from dialop.game import Game
-from dialop.kit import load_kit
+from dialop.kit import SHARED, Kit, games, load_kit
 from dialop.rows import read_records
 from dialop.shown import printable
 
@@ -35,44 +31,7 @@ _EPILOG = """examples:
 """
 
 
-class Commands(Protocol):
-    """What a game's module `commands` gives the command line."""
-
-    def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Add the game's own options of `generate`."""
-        ...
-
-    def generate(self, args: argparse.Namespace) -> tuple[Sequence[Any], str]:
-        """The instances that the options ask for, and a line about them, which may be empty."""
-        ...
-
-    def write_instances(self, path: Path, instances: Sequence[Any]) -> None:
-        """Write instances to a .parquet file."""
-        ...
-
-    def read_instances(self, path: Path) -> Sequence[Any]:
-        """The instances of a .parquet file, or of a .jsonl file where the game has one."""
-        ...
-
-    def new_game(self, instance: Any, args: argparse.Namespace) -> Game:
-        """A game of the instance; the options are those of `step`."""
-        ...
-
-    def is_record(self, record: Mapping[str, Any]) -> bool:
-        """Whether a recorded game is one of this game."""
-        ...
-
-    def replay(self, record: dict[str, Any], *, index: int) -> dict[str, Any]:
-        """The rescored record as plain values; "agrees" says whether it equals the recording."""
-        ...
-
-
-GAMES: dict[str, Commands] = {
-    "matching": cast(Commands, dialop.matching.commands),
-    "collab": cast(Commands, dialop.collab.commands),
-    "mediation": cast(Commands, dialop.mediation.commands),
-    "planning": cast(Commands, dialop.planning.commands),
-}
+_GAME_HELP = "a game of this package, a module such as my_package.my_game, or a .py file"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,9 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 is success, 1 means that a rescored game differs from its record, 2 means bad input.
     """
-    args = _parser(_game_of(argv)).parse_args(argv)
     commands = {"generate": _generate, "replay": _replay, "step": _step, "check": _check}
     try:
+        args = _parser(load_kit(_game_of(argv))).parse_args(argv)
         return commands[args.command](args)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -90,14 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _game_of(argv: Sequence[str] | None) -> str:
-    """The game that --game names, whose options `generate` gets; the default for a bad name."""
+    """The game that --game names, whose options `generate` and `step` get."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--game", nargs="?")
-    game = parser.parse_known_args(argv)[0].game
-    return game if game in GAMES else "matching"
+    return parser.parse_known_args(argv)[0].game or "matching"
 
 
-def _parser(game: str) -> argparse.ArgumentParser:
+def _parser(kit: Kit) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dialop",
         description="Generate instances, rescore recorded games, play a game by hand.",
@@ -110,16 +68,16 @@ def _parser(game: str) -> argparse.ArgumentParser:
         "generate",
         help="generate random instances and write them as parquet",
         description="Generate random instances. Each depends only on the seed and its index. The "
-        f"options below are those of --game {game}.",
+        f"options below are those of --game {kit.name}.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    make.add_argument("--game", choices=GAMES, default="matching", help="which game")
+    make.add_argument("--game", default="matching", help=_GAME_HELP)
     make.add_argument("--num", type=int, required=True, help="number of instances")
     make.add_argument("--out", type=Path, required=True, help="the .parquet file to write")
     make.add_argument("--seed", type=int, default=0, help="seed of the stream")
     make.add_argument("--start", type=int, default=0, help="index of the first instance")
     make.add_argument("--processes", type=int, default=1, help="number of worker processes")
-    GAMES[game].add_options(make)
+    _add_options(make, kit, play=False)
 
     again = commands.add_parser(
         "replay",
@@ -137,14 +95,17 @@ def _parser(game: str) -> argparse.ArgumentParser:
         "and answer each line with one JSON line.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    step.add_argument("--game", choices=GAMES, default="matching", help="which game")
+    step.add_argument("--game", default="matching", help=_GAME_HELP)
     step.add_argument("--instances", type=Path, required=True, help=".parquet or recorded .jsonl")
     step.add_argument("--index", type=int, default=0, help="index of the instance, from 0")
     step.add_argument("--brief", action="store_true", help="use the short texts for tiny models")
-    step.add_argument("--no-messages", action="store_true", help="refuse [message] moves")
+    step.add_argument(
+        "--no-messages", dest="messages", action="store_false", help="refuse [message] moves"
+    )
     step.add_argument(
         "--private-reasoning", action="store_true", help="allow private text before the tag"
     )
+    _add_options(step, kit, play=True)
     step.add_argument("--prompts", action="store_true", help="print all prompts to standard error")
 
     check = commands.add_parser(
@@ -154,31 +115,58 @@ def _parser(game: str) -> argparse.ArgumentParser:
         "Prints one line for each check; the exit status is 1 if one fails.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    check.add_argument(
-        "game", help="a game of this package, a module such as my_package.my_game, or a .py file"
-    )
+    check.add_argument("game", help=_GAME_HELP)
     check.add_argument("--seed", type=int, default=0, help="seed of the instances")
     return parser
 
 
+def _add_options(parser: argparse.ArgumentParser, kit: Kit, *, play: bool) -> None:
+    """Add the game's own options: those of how it is played, or those of its instances."""
+    for each in fields(kit.Options):
+        rules = each.metadata
+        if "sentence" not in rules or rules["play"] != play:
+            continue
+        is_bool = isinstance(each.default, bool)
+        how = (
+            {"action": argparse.BooleanOptionalAction} if is_bool else {"type": type(each.default)}
+        )
+        if rules["choices"]:
+            how["choices"] = rules["choices"]
+        name = "--" + each.name.replace("_", "-")
+        parser.add_argument(name, default=each.default, help=rules["sentence"], **how)
+
+
+def _options(kit: Kit, args: argparse.Namespace) -> Any:
+    """The game's options that the arguments give. Raises ValueError for a value out of bounds."""
+    names = {each.name for each in fields(kit.Options)}
+    return kit.Options(**{name: value for name, value in vars(args).items() if name in names})
+
+
 def _generate(args: argparse.Namespace) -> int:
-    game = GAMES[args.game]
+    kit = load_kit(args.game)
     begin_s = time.perf_counter()
-    instances, figures = game.generate(args)
+    instances = kit.generate(
+        _options(kit, args),
+        seed=args.seed,
+        start=args.start,
+        num=args.num,
+        processes=args.processes,
+    )
     wall_s = time.perf_counter() - begin_s
-    game.write_instances(args.out, instances)
+    kit.write(args.out, instances)
     print(f"{len(instances)} instances in {wall_s:.1f} s: {args.out}", file=sys.stderr)
-    if figures:
+    if figures := kit.figures(instances):
         print(figures, file=sys.stderr)
     return 0
 
 
 def _replay(args: argparse.Namespace) -> int:
     lines = []
+    kits = [load_kit(name) for name in games()]
     for index, record in enumerate(read_records(args.file)):
-        games = [game for game in GAMES.values() if game.is_record(record)]
         # A record of no known game is refused by the one whose message names its fields.
-        lines.append((games or [GAMES["matching"]])[0].replay(record, index=index))
+        kit = next((kit for kit in kits if kit.is_record(record)), load_kit("matching"))
+        lines.append(kit.replay(record, index=index))
     if not lines:
         raise ValueError(f"{args.file} holds no games")
     for line in lines:
@@ -189,12 +177,15 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def _step(args: argparse.Namespace) -> int:
-    instances = GAMES[args.game].read_instances(args.instances)
+    kit = load_kit(args.game)
+    instances = kit.read(args.instances)
     if not instances:
         raise ValueError(f"{args.instances} holds no instances")
     if not 0 <= args.index < len(instances):
         raise ValueError(f"--index must be 0 to {len(instances) - 1}, got {args.index}")
-    game = GAMES[args.game].new_game(instances[args.index], args)
+    if args.messages is False and not any(each.name == "messages" for each in fields(kit.Options)):
+        raise ValueError(f"--no-messages cannot be used with {kit.name}, which needs messages")
+    game = kit.new_game(instances[args.index], _options(kit, args))
     if args.prompts:
         for seat in range(game.num_seats):
             prompt = game.prompt(seat)
@@ -209,7 +200,7 @@ def _check(args: argparse.Namespace) -> int:
     options = kit.Options()
     results = check_kit(kit, options, seed=args.seed)
     # The same checks with each of the settings that games share; only what fails is shown.
-    for name in ("brief", "private_reasoning"):
+    for name in SHARED[1:]:
         if hasattr(options, name):
             other = replace(options, **{name: not getattr(options, name)})
             failed = (r for r in check_kit(kit, other, seed=args.seed) if r.problem)

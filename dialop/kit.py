@@ -29,6 +29,8 @@ and may define
     recorded_tally(record, instance)   one recorded game's figures, as `Game.measures`, with score
     recorded_messages(record)          the texts of one recorded game's messages
     described(instances, options)      facts about the instances, for reports
+    figures(instances)       their mean reference values in one line
+    is_record(record)        whether a recorded game is one of this game, for `dialop replay`
     phrases(instances, options, *, split_lines)   what a scratch model's tokenizer keeps whole
 
 The settings `game.messages`, `game.brief` and `game.private_reasoning` reach a game as the fields
@@ -48,6 +50,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
+
+import numpy as np
 
 from dialop.game import Game, Script
 from dialop.specs import nearest, parse_spec
@@ -104,10 +108,36 @@ def option(
     choices: Sequence[Any] | None = None,
     low: float | None = None,
     high: float | None = None,
+    play: bool = False,
 ) -> Any:
-    """One field of `Options`: its default, its sentence for --help, its choices or bounds."""
-    rules = {"sentence": sentence, "choices": choices, "low": low, "high": high}
+    """One field of `Options`: its default, its sentence for --help, its choices or bounds.
+
+    `play` says that it is about how games are played, not about which instances are drawn.
+    """
+    rules = {"sentence": sentence, "choices": choices, "low": low, "high": high, "play": play}
     return dataclasses.field(default=default, metadata=rules)
+
+
+def check_options(options: Any) -> None:
+    """Raise ValueError if a field that `option` made is none of its choices or out of its bounds.
+
+    The message names the field, its rule and the value.
+    """
+    for each in dataclasses.fields(options):
+        value, rules = getattr(options, each.name), each.metadata
+        if (choices := rules.get("choices")) is not None and value not in choices:
+            valid = ", ".join(map(str, choices))
+            raise ValueError(f"{each.name} must be one of {valid}, got {value!r}")
+        low, high = rules.get("low"), rules.get("high")
+        if low is not None and not low <= value <= high:
+            raise ValueError(f"{each.name} must be {low} to {high}, got {value}")
+
+
+def stream_rng(seed: int, index: int) -> np.random.Generator:
+    """The generator of instance `index` of the stream `seed`, the same in every process."""
+    if seed < 0 or index < 0:
+        raise ValueError(f"seed and index must be at least 0, got {seed} and {index}")
+    return np.random.default_rng((seed, index))
 
 
 class Kit:
@@ -139,6 +169,8 @@ class Kit:
         self, options: Any, *, seed: int, start: int, num: int, processes: int = 1
     ) -> list[Any]:
         """Instances start..start+num-1 of the stream that `seed` selects."""
+        if num < 0 or processes < 1:
+            raise ValueError(f"num must be at least 0 and processes 1, got {num} and {processes}")
         if processes == 1:
             return list(self._module.generate(options, seed=seed, start=start, num=num))
         chunk, end = max(1, min(64, num // (4 * processes))), start + num
@@ -234,6 +266,14 @@ class Kit:
         if self.has("phrases"):
             return list(self._module.phrases(instances, options, split_lines=split_lines))
         return ()
+
+    def figures(self, instances: Sequence[Any]) -> str:
+        """Mean reference values of the instances in one line, "" for a game without them."""
+        return str(self._module.figures(instances)) if self.has("figures") and instances else ""
+
+    def is_record(self, record: Mapping[str, Any]) -> bool:
+        """Whether a recorded game is one of this game."""
+        return self.has("is_record") and bool(self._module.is_record(record))
 
     def _part(self, name: str) -> Any:
         if not self.has(name):

@@ -1,4 +1,4 @@
-"""Reads the rows of a data file, parquet or JSON lines. Knows the files of no particular game.
+"""Reads and writes the rows of a data file, parquet or JSON lines. Knows the files of no game.
 
 Every defect of a file raises a ValueError that names the file and, where possible, the line or row.
 """
@@ -44,19 +44,28 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     raise ValueError(f"instances are read from .parquet or .jsonl, got {path}")
 
 
-def read_instances(path: Path, parse: Callable[[int, dict[str, Any]], T]) -> list[T]:
-    """The instances of a .parquet or .jsonl file; `parse` gets each row with its index, from 0.
+def read_instances(
+    path: str | Path,
+    from_row: Callable[[dict[str, Any]], T],
+    from_record: Callable[..., T] | None = None,
+) -> list[T]:
+    """The instances of a .parquet or .jsonl file.
+
+    `from_row` parses a row. Where the game has recorded games, `from_record(row, key=)` parses the
+    lines of a .jsonl file.
 
     Raises:
-        ValueError: as `read_rows`, and for a row that `parse` refuses or a repeated key; names the
-            file and the row or line.
+        ValueError: as `read_rows`, and for a row that is refused or a repeated key; names the
+            file and the row (from 0) or line (from 1).
         OSError: when the file cannot be opened.
     """
+    path = Path(path)
+    recorded = from_record if path.suffix == ".jsonl" else None
     instances: list[T] = []
     places: dict[str, str] = {}
     for index, (place, row) in enumerate(read_rows(path)):
         try:
-            instance = parse(index, row)
+            instance = recorded(row, key=f"{path.stem}/{index}") if recorded else from_row(row)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
         if instance.key in places:
@@ -66,6 +75,19 @@ def read_instances(path: Path, parse: Callable[[int, dict[str, Any]], T]) -> lis
         places[instance.key] = place
         instances.append(instance)
     return instances
+
+
+def write_rows(path: str | Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
+    """Write rows to one parquet file. Creates its folder if needed.
+
+    Raises:
+        ValueError: if the path does not end in .parquet.
+    """
+    path = Path(path)
+    if path.suffix != ".parquet":
+        raise ValueError(f"instances are written as .parquet, got {path}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, write_page_checksum=True)
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""How much of a recorded game is replayed before play starts. Knows no game.
+"""Recorded games of people, to start from: how much of one is replayed before play. Knows no game.
 
 A start is a number of log entries from the beginning of a record, where each message, proposal and
 answer is one entry. It never includes the end of the game.
@@ -7,11 +7,89 @@ answer is one entry. It never includes the end of the game.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from dialop.kit import Entries
+from dialop.rows import read_rows
 
 RANDOM = "random"
+Records = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGame:
+    """A recorded game to start from: its instance without an opening, and its moves.
+
+    A start has at most the first `longest` moves. There are no moves if the log cannot be parsed.
+    """
+
+    board: Any
+    moves: tuple[Any, ...]
+    longest: int
+
+    def begun(self, entries: Entries, *, uniform: float) -> Any:
+        """The instance that starts after `entries`. `uniform` in [0, 1) decides a random start.
+
+        It holds nothing of the later entries, so players cannot know how the people ended. Its key
+        is the board's key and the number of entries.
+        """
+        words = [len(move.text.split()) if move.kind == "message" else 0 for move in self.moves]
+        num = start_length(words[: self.longest], sum(words), entries, uniform=uniform)
+        if num == 0:
+            return self.board
+        key = f"{self.board.key}+{num}"
+        return replace(self.board, key=key, opening=self.moves[:num])
+
+
+def read_recorded(
+    path: Path,
+    instance_of: Callable[..., Any],
+    moves_of: Callable[[Records, Any], Sequence[Any]],
+    longest: Callable[[Sequence[Any]], int],
+) -> list[RecordedGame]:
+    """The games of a .jsonl file of recorded games.
+
+    `instance_of(record, key=)` and `moves_of(record, instance)` read one record; `longest` says how
+    many of its moves come before the end.
+
+    Raises:
+        ValueError: for another file type or an invalid record; names the file and line.
+    """
+    if path.suffix != ".jsonl":
+        raise ValueError(f"starts need recorded games, a .jsonl file, got {path}")
+    games = []
+    for index, (place, record) in enumerate(read_rows(path)):
+        try:
+            board = instance_of(record, key=f"{path.stem}/{index}")
+            moves = tuple(moves_of(record, board))
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+        games.append(RecordedGame(board, moves, longest(moves)))
+    return games
+
+
+def before_accept(moves: Sequence[Any]) -> int:
+    """The number of moves before the first acceptance."""
+    return next((n for n, move in enumerate(moves) if move.kind == "accept"), len(moves))
+
+
+def tally(
+    score: float, said: Sequence[str], *, accepted: bool, proposals: int, turns: int
+) -> dict[str, float]:
+    """The figures of one recorded game that all games have. `score` is normalized, `said` are the
+    messages."""
+    return {
+        "score": score,
+        "agreement": float(accepted),
+        "optimal": float(score > 1 - 1e-9),
+        "messages": float(len(said)),
+        "words": float(sum(len(text.split()) for text in said)),
+        "proposals": float(proposals),
+        "turns": float(turns),
+    }
 
 
 def checked_entries(value: object) -> Entries:

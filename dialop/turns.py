@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 
 from dialop.game import Game, Lesson, PlayerError, Prompt, Step
 from dialop.tags import indent_further, split_move
+from dialop.values import frozen, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +127,17 @@ class TurnGame(Game):
     def state(self) -> dict[str, Any]:
         """Instance, options, texts of the legal moves and error counts as plain JSON values."""
         return {
-            "instance": _plain(asdict(self.instance)),
-            "options": _plain(asdict(self.options)),
-            "moves": _plain(self._texts),
+            "instance": plain(asdict(self.instance)),
+            "options": plain(asdict(self.options)),
+            "moves": plain(self._texts),
             "num_errors": list(self._num_errors),
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """The game that `state()` described; raises ValueError if a move is refused."""
-        instance = cls.instance_type(**_frozen(state["instance"]))
-        game = cls(instance, cls.options_type(**_frozen(state["options"])))
+        instance = cls.instance_type(**frozen(state["instance"]))
+        game = cls(instance, cls.options_type(**frozen(state["options"])))
         for seat, text in state["moves"]:
             step = game.step(seat, text)
             if step.error is not None:
@@ -167,17 +168,3 @@ class FunctionScript:
     def reseeded(self, seed: int) -> FunctionScript:
         """The same player with another seed."""
         return FunctionScript(self.move, seed)
-
-
-def _plain(value: Any) -> Any:
-    """The value with all tuples as lists."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _frozen(value: Any) -> Any:
-    """The value with all lists as tuples."""
-    if isinstance(value, dict):
-        return {name: _frozen(item) for name, item in value.items()}
-    return tuple(_frozen(item) for item in value) if isinstance(value, list | tuple) else value

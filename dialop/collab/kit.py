@@ -5,18 +5,16 @@ The instances are hidden-number tasks. The trainer reads the same rules from its
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dialop.collab import numbers, script
 from dialop.collab.game import CollabGame
 from dialop.collab.store import read_instances as read
 from dialop.collab.store import write_instances as write
 from dialop.collab.task import ASSISTANT, NAMES, USER, CollabInstance, CollabOptions
-from dialop.kit import option
+from dialop.kit import check_options, option
 
-__all__ = ["read", "write"]
+__all__ = ["make_script", "read", "restore", "write"]
 
 ROLES: tuple[str, ...] = NAMES
 POLICY_SEATS: tuple[int, ...] = (ASSISTANT,)
@@ -24,20 +22,27 @@ SCRIPT_NAMES: tuple[str, ...] = script.NAMES
 BASELINES: tuple[str, ...] = ("ask", "guess")
 
 
+make_script = script.make_scripted
+restore = CollabGame.from_state
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The numbers of the tasks, and what `CollabOptions` describes."""
+    """The numbers of the tasks, and the rules of play."""
 
-    max_value: int = option(100, "hidden numbers are integers below this", low=2, high=10_000)
+    max_value: int = option(100, "all numbers are below this", low=2, high=10_000)
     brief: bool = False
     private_reasoning: bool = False
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 def generate(options: Options, *, seed: int, start: int, num: int) -> list[CollabInstance]:
     """Hidden-number tasks start..start+num-1 of the stream `seed`."""
     return [
-        numbers.hidden_number(seed=seed, index=index, max_value=options.max_value)
-        for index in range(start, start + num)
+        numbers.hidden_number(seed=seed, index=start + i, max_value=options.max_value)
+        for i in range(num)
     ]
 
 
@@ -45,16 +50,6 @@ def new_game(instance: CollabInstance, options: Options) -> CollabGame:
     """A new conversation about a task."""
     rules = CollabOptions(brief=options.brief, private_reasoning=options.private_reasoning)
     return CollabGame(instance, rules)
-
-
-def restore(state: Mapping[str, Any]) -> CollabGame:
-    """The game that `CollabGame.state` described."""
-    return CollabGame.from_state(dict(state))
-
-
-def make_script(spec: str, *, seed: int) -> script.ScriptedCollab:
-    """A scripted user or assistant from a spec such as "user:eager=0.5" or "ask"."""
-    return script.make_scripted(spec, seed=seed)
 
 
 def seated(spec: str) -> tuple[str, str]:

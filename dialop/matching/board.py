@@ -6,15 +6,16 @@ masks and scales are indexed by seat first. Knows no texts and no turn rules.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from reprlib import repr as short
 from typing import Any, Literal
 
 from dialop.game import PlayerError
+from dialop.logged import Rules
 from dialop.matching.proposal import Pairs, normalise, parse_proposal, render_proposal
 from dialop.matching.roster import PAPERS, REVIEWERS, first_name, short_title
 from dialop.matching.solve import best_value
+from dialop.values import check_fields, checked_int, checked_list, checked_text, frozen, is_number
 
 Table = tuple[tuple[int, ...], ...]
 Displayed = tuple[tuple[int | None, ...], ...]
@@ -24,7 +25,6 @@ MAX_VALUE = 100
 MAX_MAX_VALUE = 10_000  # tables are drawn as 8- or 16-bit numbers
 # Displayed values have at most six digits, because `statements` reads no more.
 _MAX_SHOWN = 1_000_000
-_MAX_NAME = 200  # characters of a key or a name
 KINDS: tuple[Kind, ...] = ("message", "propose", "accept", "reject")
 
 
@@ -73,7 +73,7 @@ class MatchingInstance:
         `solo` is only checked to lie between 0 and `best`.
         """
         where = f"in {short(self.key)}"
-        _check_name(self.key, "key")
+        checked_text(self.key, "key")
         checked_int(self.max_value, f"max_value {where}", low=2, high=MAX_MAX_VALUE)
         checked_int(self.first_seat, f"first_seat {where}", low=0, high=1)
         parts = [("table", self.table, self.max_value - 1)]
@@ -91,18 +91,18 @@ class MatchingInstance:
                     )
         most_scale = _MAX_SHOWN / self.max_value
         for seat, scale in enumerate(self.scales):
-            if not _is_number(scale) or not 0 < scale <= most_scale:
+            if not is_number(scale) or not 0 < scale <= most_scale:
                 raise ValueError(
                     f"scales[{seat}] {where} must lie above 0 and up to {most_scale:g}, "
                     f"got {short(scale)}"
                 )
         best = best_value(self.table)
-        if not _is_number(self.best) or self.best != best:
+        if not is_number(self.best) or self.best != best:
             raise ValueError(
                 f"best {where} must be {best}, the best value of its table, got {short(self.best)}"
             )
         for seat, solo in enumerate(self.solo):
-            if not _is_number(solo) or not 0 <= solo <= best:
+            if not is_number(solo) or not 0 <= solo <= best:
                 raise ValueError(f"solo[{seat}] {where} must be 0 to {best}, got {short(solo)}")
         if (self.reviewers, self.papers) != (REVIEWERS[: self.size], PAPERS[: self.size]):
             _check_names(self.reviewers, self.papers, size=self.size)
@@ -138,19 +138,6 @@ class MatchingInstance:
 
 
 @dataclass(frozen=True, slots=True)
-class MatchingOptions:
-    """How the game is played.
-
-    `messages` allows `[message]` moves, `brief` selects the short texts, and `private_reasoning`
-    allows private text before a move's tag.
-    """
-
-    messages: bool = True
-    brief: bool = False
-    private_reasoning: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Action:
     """A legal move as both seats know it.
 
@@ -183,7 +170,7 @@ class MatchingView:
     pending_seat: int | None
     to_move: int | None
     num_errors_this_turn: int
-    options: MatchingOptions
+    options: Rules
 
 
 def unknown_value(max_value: int) -> int:
@@ -197,18 +184,18 @@ def instance_from_dict(data: dict[str, Any]) -> MatchingInstance:
     Raises:
         ValueError: for an invalid board; names the field, its rule and the value.
     """
-    missing = [name for name in _REQUIRED if data.get(name) is None]
-    if missing:
-        raise ValueError(f"no {', '.join(missing)}")
+    check_fields(data, _REQUIRED)
     values = dict(data)
     checked_int(values["size"], "size", low=2, high=len(REVIEWERS))
     values["table"] = rows_of(values["table"], "table")
-    values["masks"] = tuple(rows_of(mask, "masks") for mask in _pair(values["masks"], "masks"))
+    values["masks"] = tuple(
+        rows_of(mask, "masks") for mask in checked_list(values["masks"], "masks", low=2, high=2)
+    )
     for name in ("scales", "solo"):
-        values[name] = _pair(values[name], name)
+        values[name] = checked_list(values[name], name, low=2, high=2)
     for name in ("reviewers", "papers"):
         if name in values:
-            values[name] = _list(values[name], name)
+            values[name] = checked_list(values[name], name)
     values["opening"] = tuple(action_from_dict(action) for action in values.get("opening", ()))
     instance = MatchingInstance(**values)
     instance.check()
@@ -217,52 +204,15 @@ def instance_from_dict(data: dict[str, Any]) -> MatchingInstance:
 
 def action_from_dict(data: dict[str, Any]) -> Action:
     """A move from its plain JSON form."""
-    return Action(data["seat"], data["kind"], data["text"], pairs_from_lists(data["pairs"]))
-
-
-def pairs_from_lists(pairs: Any) -> Pairs | None:
-    """A proposal's pairs from their plain JSON form."""
-    return None if pairs is None else tuple((reviewer, paper) for reviewer, paper in pairs)
+    return Action(data["seat"], data["kind"], data["text"], frozen(data["pairs"]))
 
 
 def rows_of(rows: Any, name: str) -> Table:
     """A list of rows as tuples. Raises ValueError if `rows` is not a list of lists."""
-    return tuple(_list(row, f"a row of {name}") for row in _list(rows, name))
-
-
-def checked_int(value: Any, name: str, *, low: int, high: int) -> int:
-    """Return `value` if it is an integer from `low` to `high`; raise ValueError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{name} must be a whole number from {low} to {high}, got {short(value)}")
-    return value
+    return tuple(checked_list(row, f"a row of {name}") for row in checked_list(rows, name))
 
 
 _REQUIRED = ("key", "size", "table", "masks", "scales", "first_seat", "best", "solo")
-
-
-def _list(value: Any, name: str) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{name} must be a list, got {short(value)}")
-    return tuple(value)
-
-
-def _pair(value: Any, name: str) -> tuple[Any, Any]:
-    items = _list(value, name)
-    if len(items) != 2:
-        raise ValueError(f"{name} must have one item per seat, got {len(items)}")
-    return items[0], items[1]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check_name(value: Any, name: str) -> None:
-    """Raise ValueError unless the value is a short, printable text on one line."""
-    if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise ValueError(f"{name} must be printable text on one line, got {short(value)}")
-    if len(value) > _MAX_NAME:
-        raise ValueError(f"{name} must have at most {_MAX_NAME} characters, got {len(value)}")
 
 
 def _check_names(reviewers: tuple[str, ...], papers: tuple[str, ...], *, size: int) -> None:
@@ -275,7 +225,7 @@ def _check_names(reviewers: tuple[str, ...], papers: tuple[str, ...], *, size: i
         if len(names) != size:
             raise ValueError(f"{what} must be {size} names, got {len(names)}")
         for name in names:
-            _check_name(name, what)
+            checked_text(name, what)
             short_form = normalise(form(name))
             if short_form in name_of_form:
                 raise ValueError(

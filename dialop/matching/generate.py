@@ -8,29 +8,25 @@ by one seat's plan and a cheap upper bound on the best matching. Knows no texts 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from dialop.kit import check_options, option, stream_rng
 from dialop.matching.board import MAX_MAX_VALUE, MAX_VALUE, MatchingInstance, unknown_value
 from dialop.matching.roster import REVIEWERS
 from dialop.matching.solve import best_value, solo_value
 
-Keep = Literal["both", "exactly_one", "all"]
-KEEPS: tuple[Keep, ...] = ("both", "exactly_one", "all")
+KEEPS = ("both", "exactly_one", "all")
 
 _FIRST_BLOCK = 16
 _LAST_BLOCK = 512
 _MIN_SCALE, _MAX_SCALE = 1.0, 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MatchingRecipe:
     """The distribution of instances: `size` x `size` boards, values from 0 to `max_value` - 1.
 
@@ -40,27 +36,20 @@ class MatchingRecipe:
     `max_tables` rejected tables, the next one is kept unconditionally.
     """
 
-    size: int = 8
-    p_observed: float = 0.4
-    scale: bool = True
-    max_value: int = MAX_VALUE
-    hardness: float = 1.25
-    keep: Keep = "both"
-    max_tables: int = 10_000
+    size: int = option(8, "number of reviewers and of papers", low=2, high=len(REVIEWERS))
+    p_observed: float = option(0.4, "probability that a seat sees a cell", low=0.01, high=1.0)
+    scale: bool = option(True, "multiply each seat's values by a hidden factor from 1 to 10")
+    max_value: int = option(MAX_VALUE, "all values are below this", low=2, high=MAX_MAX_VALUE)
+    hardness: float = option(
+        1.25, "keep a table if solo value x hardness < best value", low=1.0, high=1000.0
+    )
+    keep: str = option("both", "seats for which that must hold", choices=KEEPS)
+    max_tables: int = option(
+        10_000, "most tables to reject for one instance", low=0, high=1_000_000_000
+    )
 
     def __post_init__(self) -> None:
-        if not 2 <= self.size <= len(REVIEWERS):
-            raise ValueError(f"size must be 2 to {len(REVIEWERS)}, got {self.size}")
-        if not 0 < self.p_observed <= 1:
-            raise ValueError(f"p_observed must lie above 0 and up to 1, got {self.p_observed}")
-        if not 2 <= self.max_value <= MAX_MAX_VALUE:
-            raise ValueError(f"max_value must be 2 to {MAX_MAX_VALUE}, got {self.max_value}")
-        if not 1 <= self.hardness < math.inf:
-            raise ValueError(f"hardness must be a number from 1, got {self.hardness}")
-        if self.keep not in KEEPS:
-            raise ValueError(f"keep must be one of {', '.join(KEEPS)}, got {self.keep!r}")
-        if self.max_tables < 0:
-            raise ValueError(f"max_tables must be at least 0, got {self.max_tables}")
+        check_options(self)
 
 
 def generate_instance(recipe: MatchingRecipe, *, seed: int, index: int) -> MatchingInstance:
@@ -69,9 +58,7 @@ def generate_instance(recipe: MatchingRecipe, *, seed: int, index: int) -> Match
     The first seat alternates with the index, so each seat starts half of any even number of
     consecutive instances.
     """
-    if seed < 0 or index < 0:
-        raise ValueError(f"seed and index must be at least 0, got {seed} and {index}")
-    rng = np.random.default_rng((seed, index))
+    rng = stream_rng(seed, index)
     table, masks = _draw_kept(recipe, rng)
     scales = (1.0, 1.0)
     if recipe.scale:
@@ -92,27 +79,6 @@ def generate_instance(recipe: MatchingRecipe, *, seed: int, index: int) -> Match
         solo=(solo[0], solo[1]),
         max_value=recipe.max_value,
     )
-
-
-def generate_many(
-    recipe: MatchingRecipe, *, seed: int, num: int, start: int = 0, processes: int = 1
-) -> list[MatchingInstance]:
-    """Instances `start` up to `start + num` of the stream `seed`, in order."""
-    if num < 0 or processes < 1:
-        raise ValueError(f"num must be at least 0 and processes 1, got {num} and {processes}")
-    indices = range(start, start + num)
-    if processes == 1:
-        return [generate_instance(recipe, seed=seed, index=index) for index in indices]
-    chunk = max(1, min(64, num // (4 * processes)))
-    jobs = [(recipe, seed, indices[i : i + chunk]) for i in range(0, num, chunk)]
-    # Spawn, because forking a process with running threads (torch, an engine) can hang.
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        return [instance for part in pool.map(_generate_job, jobs) for instance in part]
-
-
-def _generate_job(job: tuple[MatchingRecipe, int, Sequence[int]]) -> list[MatchingInstance]:
-    recipe, seed, indices = job
-    return [generate_instance(recipe, seed=seed, index=index) for index in indices]
 
 
 def _draw_kept(recipe: MatchingRecipe, rng: np.random.Generator) -> tuple[Any, Any]:

@@ -11,12 +11,12 @@ import hashlib
 from dataclasses import dataclass
 
 from dialop.game import Lesson, Script
-from dialop.matching.board import Action, MatchingInstance, MatchingOptions, MatchingView
+from dialop.logged import Rules
+from dialop.matching.board import Action, MatchingInstance, MatchingView
 from dialop.matching.game import MatchingGame
 from dialop.matching.proposal import render_proposal
-from dialop.matching.recorded import moves_from_record
-from dialop.matching.starts import RecordedGame
 from dialop.matching.texts import move_text
+from dialop.starts import RecordedGame
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,10 @@ class PeoplesGame:
 def peoples_game(recorded: RecordedGame) -> PeoplesGame | None:
     """The recorded game as moves of both seats; None for a log that cannot be read with the roster
     (`moves_from_record`)."""
-    try:
-        log = moves_from_record(recorded.record)
-    except ValueError:
+    log = recorded.moves
+    if not log:
         return None
-    game = MatchingGame(recorded.board, MatchingOptions())
+    game = MatchingGame(recorded.board, Rules())
     moves: list[PlayedMove] = []
     left_out = 0
     unheard = [False, False]  # whether the seat's next move may answer words that were left out

@@ -9,7 +9,7 @@ published games. Plays no game.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
@@ -19,13 +19,22 @@ from dialop.matching.board import (
     MAX_VALUE,
     Action,
     MatchingInstance,
-    checked_int,
     rows_of,
     unknown_value,
 )
 from dialop.matching.proposal import parse_proposal, render_proposal
 from dialop.matching.roster import PAPERS, REVIEWERS
 from dialop.matching.solve import best_value, solo_value
+from dialop.starts import RecordedGame, before_accept
+from dialop.starts import read_recorded as read_games
+from dialop.values import (
+    check_fields,
+    checked_bool,
+    checked_int,
+    checked_list,
+    checked_string,
+    field,
+)
 
 FIELDS = ("table", "mask1", "mask2", "scale1", "scale2", "action_log", "best_assignment_reward")
 
@@ -38,9 +47,7 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> MatchingInst
     Raises:
         ValueError: for an invalid record; names the field or the log entry (from 0).
     """
-    missing = [name for name in FIELDS if name not in record]
-    if missing:
-        raise ValueError(f"a recorded game needs the fields {', '.join(missing)}")
+    check_fields(record, FIELDS, "a recorded game needs the fields")
     check_log(record["action_log"])
     table = rows_of(record["table"], "table")
     masks = rows_of(record["mask1"], "mask1"), rows_of(record["mask2"], "mask2")
@@ -94,24 +101,19 @@ def agreed(record: Mapping[str, Any]) -> bool:
 
 def check_log(log: Any) -> None:
     """Raise ValueError for an invalid log; the message names the entry (from 0)."""
-    if not isinstance(log, list):
-        raise ValueError(f"action_log must be a list, got {short(log)}")
-    for number, entry in enumerate(log):
+    for number, entry in enumerate(checked_list(log, "action_log")):
         try:
-            checked_int(_field(entry, "player"), "player", low=0, high=1)
-            kind = _field(entry, "type")
+            checked_int(field(entry, "player"), "player", low=0, high=1)
+            kind = field(entry, "type")
             if kind == "message":
-                _text(_field(_field(entry, "message"), "data"), "message.data")
+                checked_string(field(field(entry, "message"), "data", "message"), "message.data")
             elif kind == "proposal":
-                _text(_field(entry, "proposal"), "proposal")
-                for pair in rows_of(_field(entry, "proposal_ids"), "proposal_ids"):
-                    if len(pair) != 2:
-                        raise ValueError(f"proposal_ids must be pairs, got {short(pair)}")
-                    for index in pair:
+                checked_string(field(entry, "proposal"), "proposal")
+                for pair in rows_of(field(entry, "proposal_ids"), "proposal_ids"):
+                    for index in checked_list(pair, "a pair of proposal_ids", low=2, high=2):
                         checked_int(index, "proposal_ids", low=0, high=len(REVIEWERS) - 1)
             elif kind == "proposal_response":
-                if not isinstance(_field(_field(entry, "response"), "accept"), bool):
-                    raise ValueError("response.accept must be true or false")
+                checked_bool(field(field(entry, "response"), "accept"), "response.accept")
             else:
                 raise ValueError(
                     "type must be message, proposal or proposal_response, got " + short(kind)
@@ -146,30 +148,28 @@ def said_in(record: Mapping[str, Any]) -> list[str]:
     Raises:
         ValueError: for an invalid log.
     """
-    log = _field(record, "action_log")
-    if not isinstance(log, list):
-        raise ValueError(f"action_log must be a list, got {short(log)}")
+    log = checked_list(field(record, "action_log"), "action_log")
     return [
-        _text(_field(_field(entry, "message"), "data"), "message.data")
+        checked_string(field(field(entry, "message"), "data", "message"), "message.data")
         for entry in log
-        if _field(entry, "type") == "message"
+        if field(entry, "type") == "message"
     ]
 
 
-def begun(record: dict[str, Any], num_entries: int, *, key: str) -> MatchingInstance:
-    """The record's board with its first `num_entries` log entries as the opening.
+def read_recorded(path: Path) -> list[RecordedGame]:
+    """The games of a .jsonl file of recorded games.
 
-    The instance holds nothing of the later entries, so players cannot know how the people ended.
-
-    Raises:
-        ValueError: if `num_entries` lies outside the log, or `moves_from_record` refuses the log.
+    A game whose proposals cannot be parsed (another roster of names) has no moves, so only the
+    empty start. Raises ValueError as `dialop.starts.read_recorded`.
     """
-    board = instance_from_record(record, key=key)
-    num_all = len(record["action_log"])
-    if not 0 <= num_entries <= num_all:
-        raise ValueError(f"num_entries must be 0 to {num_all}, got {num_entries}")
-    opening = tuple(moves_from_record(record)[:num_entries])
-    return replace(board, opening=opening)
+
+    def moves_of(record: Mapping[str, Any], board: MatchingInstance) -> list[Action]:
+        try:
+            return moves_from_record(record)
+        except ValueError:
+            return []
+
+    return read_games(path, instance_from_record, moves_of, before_accept)
 
 
 def record_of(instance: MatchingInstance, log: Sequence[Action]) -> dict[str, Any]:
@@ -258,15 +258,3 @@ def replay(record: dict[str, Any], *, index: int) -> dict[str, Any]:
     line.update(score=score, norm=instance.norm(score))
     line["agrees"] = score == line["recorded_score"] and instance.best == line["recorded_best"]
     return line
-
-
-def _field(entry: Any, name: str) -> Any:
-    if not isinstance(entry, Mapping) or name not in entry:
-        raise ValueError(f"{name} is missing in {short(entry)}")
-    return entry[name]
-
-
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{name} must be text, got {short(value)}")
-    return value

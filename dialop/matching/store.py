@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dialop import rows
 from dialop.matching.board import MatchingInstance, instance_from_dict
 from dialop.matching.recorded import instance_from_record
+from dialop.values import check_fields
 
 _BOARD = pa.list_(pa.list_(pa.int32()))
 _SCHEMA = pa.schema(
@@ -41,35 +41,17 @@ _PLAIN = ("key", "size", "table", "first_seat", "best", "max_value", "reviewers"
 
 
 def write_instances(path: str | Path, instances: Sequence[MatchingInstance]) -> None:
-    """Write instances to one parquet file. Creates its folder if needed.
-
-    Raises:
-        ValueError: if the path does not end in .parquet.
-    """
-    path = Path(path)
-    if path.suffix != ".parquet":
-        raise ValueError(f"instances are written as .parquet, got {path}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.Table.from_pylist([_to_row(instance) for instance in instances], schema=_SCHEMA)
-    pq.write_table(table, path, write_page_checksum=True)
+    """Write instances to one parquet file (`rows.write_rows`)."""
+    rows.write_rows(path, [_to_row(instance) for instance in instances], _SCHEMA)
 
 
 def read_instances(path: str | Path) -> list[MatchingInstance]:
     """Read the instances of a .parquet file, or the boards of a .jsonl file of recorded games.
 
-    Raises:
-        ValueError: for another file type, an invalid or repeated instance (names the row from 0 or
-            the line from 1), or a file in which no seat sees any cell.
-        OSError: when the file cannot be opened.
+    Raises ValueError and OSError as `rows.read_instances`, and ValueError for a file in which no
+    seat sees any cell.
     """
-    path = Path(path)
-
-    def parse(index: int, row: dict[str, Any]) -> MatchingInstance:
-        if path.suffix == ".jsonl":
-            return instance_from_record(row, key=f"{path.stem}/{index}")
-        return _from_row(row)
-
-    instances = rows.read_instances(path, parse)
+    instances = rows.read_instances(path, _from_row, instance_from_record)
     visible = (cell for i in instances for mask in i.masks for line in mask for cell in line)
     if instances and not any(visible):
         raise ValueError(f"{path}: no seat sees a cell on any board, so messages are useless")
@@ -84,9 +66,7 @@ def _to_row(instance: MatchingInstance) -> dict[str, Any]:
 
 
 def _from_row(row: dict[str, Any]) -> MatchingInstance:
-    missing = [name for name in _SCHEMA.names if row.get(name) is None]
-    if missing:
-        raise ValueError(f"no {', '.join(missing)}")
+    check_fields(row, _SCHEMA.names)
     data = {name: row[name] for name in _PLAIN}
     for field, column in _PAIRS:
         data[field] = (row[f"{column}_0"], row[f"{column}_1"])

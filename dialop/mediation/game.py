@@ -11,14 +11,12 @@ lists what differs.
 
 from __future__ import annotations
 
-import copy
-import json
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from dialop.game import Game, Outcome, PlayerError, Prompt, Step
+from dialop.game import Outcome, PlayerError, Prompt
+from dialop.logged import LoggedGame, Play, Rules, filled
 from dialop.mediation import texts
 from dialop.mediation.moves import (
     ALL,
@@ -29,25 +27,23 @@ from dialop.mediation.moves import (
 )
 from dialop.mediation.records import (
     AGENT,
-    KINDS,
     NUM_SEATS,
     USERS,
     Act,
     AgentView,
     MediationInstance,
-    MediationOptions,
     Pair,
     UserView,
     act_from_dict,
 )
 from dialop.mediation.score import calendar_costs, conflicts, pair_costs, shared_conflicts
 from dialop.mediation.statements import count_true
-from dialop.mediation.store import instance_from_dict, plain
-from dialop.tags import drop_reasoning, split_move
+from dialop.mediation.store import instance_from_dict
+from dialop.tags import split_move
 
 
 @dataclass(slots=True)
-class _Play:
+class _Play(Play):
     """The state that changes during play.
 
     `to_speak[user]` says whether the user has the turn in the own room; otherwise the agent has.
@@ -55,16 +51,14 @@ class _Play:
     None before it.
     """
 
-    log: list[Act] = field(default_factory=list)
+    num_errors: list[int] = field(default_factory=lambda: [0] * NUM_SEATS)
     to_speak: list[bool] = field(default_factory=lambda: [True, True])
     pending: Pair | None = None
     answers: list[bool | None] = field(default_factory=lambda: [None, None])
     agreed: Pair | None = None
-    num_errors: list[int] = field(default_factory=lambda: [0] * NUM_SEATS)
-    num_errors_this_turn: int = 0
 
 
-class MediationGame(Game):
+class MediationGame(LoggedGame):
     """One play of one mediation instance.
 
     Error kinds: no_tag, unknown_tag, empty, no_recipient, bad_recipient, must_answer,
@@ -72,21 +66,17 @@ class MediationGame(Game):
     over.
     """
 
+    name = "mediation"
     num_seats = NUM_SEATS
+    _play: _Play
 
-    def __init__(self, instance: MediationInstance, options: MediationOptions) -> None:
-        self.instance = instance
-        self.options = options
+    def __init__(self, instance: MediationInstance, options: Rules) -> None:
         # What never changes is computed once; clones share it.
         users = instance.users
         self._num_flights = len(users[0].flights), len(users[1].flights)
         self._costs = tuple(tuple(calendar_costs(user).tolist()) for user in users)
         self._conflicts = tuple(tuple(shared_conflicts(user).tolist()) for user in users)
-        self._play = _Play()
-        for act in instance.opening:
-            self._open(act)
-        # The prompts include the moves before this index: no `step` of this object returned them.
-        self._num_opening = len(instance.opening)
+        super().__init__(instance, options, _Play(), instance.opening)
 
     @property
     def seat_to_move(self) -> int | None:
@@ -99,64 +89,24 @@ class MediationGame(Game):
         speakers = [user for user in USERS if self.options.messages and play.to_speak[user]]
         return speakers[0] if speakers else AGENT
 
-    @property
-    def answer_due(self) -> bool:
-        """Whether a proposal waits for an answer from the seat to move."""
-        return self._play.pending is not None
-
-    @property
-    def num_errors(self) -> tuple[int, ...]:
-        """Refused moves so far, by seat."""
-        return tuple(self._play.num_errors)
-
     def prompt(self, seat: int) -> Prompt:
         """Rules and lists (full) or numbers alone (brief), then the moves that the seat knows."""
-        view, brief = self.view(_checked(seat)), self.options.brief
+        view = self.view(seat)
         shown = [self._retold(seat, act) for act in self._play.log[: self._num_opening]]
         past = "\n".join(text for text in shown if text)
-        if brief:
-            board = (
-                texts.brief_agent_board(view)
-                if isinstance(view, AgentView)
-                else texts.brief_user_board(view)
-            )
-            return Prompt("", f"{board}\n{past}" if past else board)
         if isinstance(view, AgentView):
-            system, user = texts.agent_rules(view), texts.agent_board(view)
-        else:
-            system, user = texts.user_rules(view), texts.user_board(view)
-        return Prompt(system, f"{user}\n\nThe game so far:\n{past}" if past else user)
-
-    def step(self, seat: int, text: str) -> Step:
-        """Try a move. A refused one changes only the error count and is reported to the mover."""
-        play = self._play
-        try:
-            act = self._read(_checked(seat), text)
-        except PlayerError as error:
-            play.num_errors[seat] += 1
-            if seat == self.seat_to_move:
-                play.num_errors_this_turn += 1
-            return Step(seat, None, f"Error: {error}", error.kind, ("",) * NUM_SEATS)
-        return Step(seat, act.kind, None, None, self._apply(act))
-
-    def clone(self) -> Self:
-        """An independent copy; the instance and the immutable moves are shared."""
-        twin = copy.copy(self)
-        play = self._play
-        twin._play = replace(
-            play,
-            log=list(play.log),
-            to_speak=list(play.to_speak),
-            answers=list(play.answers),
-            num_errors=list(play.num_errors),
-        )
-        return twin
+            rules, full, brief = texts.agent_rules, texts.agent_board, texts.brief_agent_board
+            return self._prompt(
+                seat, rules(view), (brief if self.options.brief else full)(view), past
+            )
+        own = (texts.brief_user_board if self.options.brief else texts.user_board)(view)
+        return self._prompt(seat, texts.user_rules(view), own, past)
 
     def view(self, seat: int) -> UserView | AgentView:
         """The seat's knowledge as data: its own lists and the moves of its own rooms."""
         inst, play, brief = self.instance, self._play, self.options.brief
         mover = self.seat_to_move
-        num_errors = play.num_errors_this_turn if _checked(seat) == mover else 0
+        num_errors = self._tries(self._checked(seat))
         log = tuple(seen for act in play.log if (seen := self._seen(seat, act)) is not None)
         if seat in USERS:
             user = inst.users[seat]
@@ -203,23 +153,10 @@ class MediationGame(Game):
     def outcome(self) -> Outcome:
         """The score in points. All seats' reward is its place between the worst and the best pair,
         0 without an agreement."""
-        inst, agreed = self.instance, self._play.agreed
-        score = self._score(agreed) if agreed is not None else 0.0
-        norm = inst.norm(score) if agreed is not None else 0.0
-        proposals = [act.flights for act in self._play.log if act.flights is not None]
-        return Outcome(
-            over=agreed is not None,
-            agreed=agreed is not None,
-            score=score,
-            score_norm=norm,
-            rewards=(norm,) * NUM_SEATS,
-            facts={
-                "best": float(inst.best),
-                "worst": float(inst.worst),
-                "alone": inst.norm(inst.alone),
-            },
-            proposal_norm=inst.norm(self._score(proposals[-1])) if proposals else 0.0,
-        )
+        inst = self.instance
+        proposed = [act.flights for act in self._play.log if act.flights is not None]
+        facts = {"best": float(inst.best), "worst": float(inst.worst)}
+        return self._outcome(self._score, proposed, {**facts, "alone": inst.norm(inst.alone)})
 
     def measures(self, seats: Collection[int]) -> dict[str, float]:
         """What these seats said and did in this game, openings excluded.
@@ -244,33 +181,17 @@ class MediationGame(Game):
                     sums["true_statements"] += true
         return sums
 
-    def state(self) -> dict[str, Any]:
-        """Instance, options and play as plain JSON values."""
-        return {
-            "game": "mediation",
-            "instance": json.loads(_as_json(self.instance)),
-            "options": asdict(self.options),
-            "play": plain(asdict(self._play)),
-        }
-
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        """The game that `state()` described. Its prompts include the moves made so far."""
-        if state.get("game") != "mediation":
-            raise ValueError(f'state["game"] must be "mediation", got {state.get("game")!r}')
-        game = cls(instance_from_dict(state["instance"]), MediationOptions(**state["options"]))
-        play = dict(state["play"])
-        play["log"] = [act_from_dict(act) for act in play["log"]]
-        for name in ("pending", "agreed"):
-            play[name] = None if play[name] is None else tuple(play[name])
-        game._play = _Play(**play)
-        game._num_opening = len(game._play.log)
-        return game
+    def _instance_from(cls, data: dict[str, Any]) -> MediationInstance:
+        return instance_from_dict(data)
+
+    def _move_from(self, data: dict[str, Any]) -> Act:
+        return act_from_dict(data)
 
     def _score(self, pair: Pair) -> float:
         return float(sum(costs.total for costs in pair_costs(self.instance, pair)))
 
-    def _open(self, act: Act) -> None:
+    def _open(self, move: Act) -> None:
         """Make one move of the opening.
 
         People also spoke out of turn, answered a proposal that was already dropped, and changed an
@@ -278,44 +199,30 @@ class MediationGame(Game):
         except that both users' last answers to a standing proposal count.
         """
         play = self._play
-        if act.kind in ("accept", "reject"):
-            if play.pending is None or play.answers[act.seat] is not None:
-                play.log.append(act)
-                return
-            self._apply(act)
-        elif act.kind == "message":
-            play.log.append(act)
-            assert act.room is not None
-            if play.pending is None:
-                play.to_speak[act.room] = act.seat == AGENT
+        answers = move.kind in ("accept", "reject")
+        if (answers and (play.pending is None or play.answers[move.seat] is not None)) or (
+            move.kind == "message" and play.pending is not None
+        ):
+            play.log.append(move)
         else:
-            self._apply(act)
+            self._make(move)
 
     def _read(self, seat: int, text: str) -> Act:
         """Parse a seat's text as a legal move. Raises PlayerError for any other text."""
-        if self._play.agreed is not None:
-            raise PlayerError("over", "the game is over")
-        if seat != self.seat_to_move:
-            raise PlayerError("not_your_turn", "it is not your turn")
+        self._check_turn(seat)
         return self._read_user(seat, text) if seat in USERS else self._read_agent(text)
 
     def _read_user(self, seat: int, text: str) -> Act:
         pending = self._play.pending is not None
         valid = "[accept] or [reject]" if pending else "[message]"
-        if self.options.private_reasoning:
-            text = drop_reasoning(text, KINDS)
-        split = split_move(text)
-        if split is None:
-            raise PlayerError("no_tag", f"line 1 has no tag; start with {valid}")
-        tag, content = split
-        if tag not in KINDS:
-            raise PlayerError("unknown_tag", f"unknown tag [{tag}]; use {valid}")
+        tag, content = self._split(text, valid)
+        self._check_tag(tag, valid)
         if tag == "propose":
             raise PlayerError("only_agent", f"only the agent proposes; use {valid}")
         if tag == "message":
             if pending:
                 raise PlayerError("must_answer", f"answer the proposal first: {valid}")
-            return Act(seat, "message", _filled(content, tag), seat)
+            return Act(seat, "message", filled(content, tag), seat)
         if not pending:
             raise PlayerError("nothing_pending", f"no proposal to {tag}; use {valid}")
         return Act(seat, "accept" if tag == "accept" else "reject", "", seat)
@@ -329,21 +236,19 @@ class MediationGame(Game):
         if split is None:
             raise PlayerError("no_tag", f"no recipient and tag; start with {valid}")
         tag, content = split
-        if tag not in KINDS:
-            raise PlayerError("unknown_tag", f"unknown tag [{tag}]; use {valid}")
+        self._check_tag(tag, valid)
         if tag in ("accept", "reject"):
             raise PlayerError("only_users", f"only users {tag} a proposal; use {valid}")
-        if tag == "message" and not self.options.messages:
-            raise PlayerError("no_messages", f"messages are off; use {valid}")
+        self._check_messages(tag, valid)
         if recipient is None:
             raise PlayerError("no_recipient", f"[{tag}] has no recipient; start with {valid}")
         if tag == "message":
             if recipient == ALL:
                 raise PlayerError("bad_recipient", f"a message has one recipient; use {valid}")
-            return Act(AGENT, "message", _filled(content, tag), int(recipient))
+            return Act(AGENT, "message", filled(content, tag), int(recipient))
         if recipient != ALL:
             raise PlayerError("bad_recipient", f"a proposal goes to all; use {valid}")
-        pair = parse_proposal(_filled(content, tag), self._num_flights)
+        pair = parse_proposal(filled(content, tag), self._num_flights)
         # The log keeps the proposal in its canonical form, not as the agent spelt it.
         return Act(AGENT, "propose", render_proposal(pair), None, pair)
 
@@ -351,24 +256,21 @@ class MediationGame(Game):
         messages = [f"{room}: [message]" for room in USERS] if self.options.messages else []
         return " or ".join([*messages, "all: [propose]"])
 
-    def _apply(self, act: Act) -> tuple[str, ...]:
-        """Apply a legal move to the state of play; what each seat reads of it."""
+    def _apply(self, move: Act) -> tuple[str, ...]:
         play = self._play
-        play.log.append(act)
-        play.num_errors_this_turn = 0
         observations = [""] * NUM_SEATS
-        if act.kind == "message":
-            assert act.room is not None
-            other = AGENT if act.seat in USERS else act.room
-            play.to_speak[act.room] = act.seat == AGENT
-            observations[other] = texts.message_text(act, brief=self.options.brief)
-        elif act.kind == "propose":
-            play.pending, play.answers = act.flights, [None, None]
+        if move.kind == "message":
+            assert move.room is not None
+            other = AGENT if move.seat in USERS else move.room
+            play.to_speak[move.room] = move.seat == AGENT
+            observations[other] = texts.message_text(move, brief=self.options.brief)
+        elif move.kind == "propose":
+            play.pending, play.answers = move.flights, [None, None]
             for seat in range(NUM_SEATS):
-                observations[seat] = self._told(seat, act)
+                observations[seat] = self._told(seat, move)
         else:
-            play.answers[act.seat] = act.kind == "accept"
-            observations[AGENT] = self._told(AGENT, act)
+            play.answers[move.seat] = move.kind == "accept"
+            observations[AGENT] = self._told(AGENT, move)
             if None not in play.answers:
                 for seat, text in enumerate(self._resolve()):
                     observations[seat] = "\n".join(t for t in (observations[seat], text) if t)
@@ -431,21 +333,3 @@ class MediationGame(Game):
             return f"You: all: [propose] {act.text}" + (f"\n{told}" if told else "")
         who = f"You to user {act.room}" if seat == AGENT else "You"
         return texts.attributed(who, act, brief=self.options.brief)
-
-
-@lru_cache(maxsize=64)
-def _as_json(instance: MediationInstance) -> str:
-    """The instance as JSON; the states of one game share it."""
-    return json.dumps(asdict(instance))
-
-
-def _filled(content: str, tag: str) -> str:
-    if not content:
-        raise PlayerError("empty", f"nothing after [{tag}]")
-    return content
-
-
-def _checked(seat: int) -> int:
-    if seat not in range(NUM_SEATS):
-        raise ValueError(f"seat must be 0 to {NUM_SEATS - 1}, got {seat}")
-    return seat

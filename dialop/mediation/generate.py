@@ -9,12 +9,11 @@ dropped, so each choice costs something. Small instances fix the numbers of even
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 
 import numpy as np
 
+from dialop.kit import check_options, option, stream_rng
 from dialop.mediation.records import (
     MAX_ARRIVAL_PREF,
     MAX_DAYS,
@@ -25,10 +24,10 @@ from dialop.mediation.records import (
     Flight,
     MediationInstance,
     User,
-    checked_int,
 )
 from dialop.mediation.score import clashes
 from dialop.mediation.search import with_references
+from dialop.values import checked_int
 
 CARRIERS = ("JetBlue", "American", "Delta", "Southwest", "United", "Alaska")
 _LENGTHS = (30, 60, 120, 240)
@@ -39,40 +38,49 @@ _LEAST_PRICE = 50
 _MAX_DRAWS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MediationRecipe:
-    """The distribution of instances. The defaults are those of the released game.
+    """The distribution of instances. The defaults are those of the released game."""
 
-    - `days`: length of the window, from 9:00 of the first day to 19:00 of the last.
-    - `flights`: flights drawn for each user, before those without a conflict are dropped.
-    - `keep_flights`: exactly this many of the rest are kept, at random; 0 keeps all.
-    - `events`: exactly this many of a drawn calendar's events are kept, at random; 0 keeps all.
-    - `p_event`, `p_shared`: the probability of an event at a free half hour, and the share of
-      events whose times the agent sees, rounded down.
-    - `max_price_pref`, `max_arrival_pref`: the weights are uniform from 1 up to these; 0 means that
-      the term does not count.
-    """
-
-    days: int = 3
-    flights: int = 30
-    keep_flights: int = 0
-    events: int = 0
-    p_event: float = 0.35
-    p_shared: float = 0.75
-    max_price_pref: int = MAX_PRICE_PREF
-    max_arrival_pref: int = MAX_ARRIVAL_PREF
+    days: int = option(
+        3,
+        "length of the window, from 9:00 of the first day to 19:00 of the last",
+        low=1,
+        high=MAX_DAYS,
+    )
+    flights: int = option(
+        30,
+        "flights drawn for each user; those that overlap no event are dropped",
+        low=1,
+        high=MAX_ITEMS,
+    )
+    keep_flights: int = option(
+        0, "keep exactly this many of the remaining flights; 0 keeps all", low=0, high=MAX_ITEMS
+    )
+    events: int = option(
+        0, "keep exactly this many events of each user; 0 keeps all", low=0, high=8 * MAX_DAYS
+    )
+    p_event: float = option(0.35, "probability of an event at a free half hour", low=0.01, high=1.0)
+    p_shared: float = option(
+        0.75, "share of the events whose times the agent sees, rounded down", low=0.0, high=1.0
+    )
+    max_price_pref: int = option(
+        MAX_PRICE_PREF,
+        "the users' price weights are 1 to this; 0 means that prices do not count",
+        low=0,
+        high=MAX_PRICE_PREF,
+    )
+    max_arrival_pref: int = option(
+        MAX_ARRIVAL_PREF,
+        "the arrival weight is 1 to this; 0 means that arrivals do not count",
+        low=0,
+        high=MAX_ARRIVAL_PREF,
+    )
 
     def __post_init__(self) -> None:
-        checked_int(self.days, "days", low=1, high=MAX_DAYS)
-        checked_int(self.flights, "flights", low=1, high=MAX_ITEMS)
+        check_options(self)
         checked_int(self.keep_flights, "keep_flights", low=0, high=self.flights)
         checked_int(self.events, "events", low=0, high=8 * self.days)
-        if not 0 < self.p_event <= 1:
-            raise ValueError(f"p_event must lie above 0 and up to 1, got {self.p_event}")
-        if not 0 <= self.p_shared <= 1:
-            raise ValueError(f"p_shared must be 0 to 1, got {self.p_shared}")
-        checked_int(self.max_price_pref, "max_price_pref", low=0, high=MAX_PRICE_PREF)
-        checked_int(self.max_arrival_pref, "max_arrival_pref", low=0, high=MAX_ARRIVAL_PREF)
 
 
 def generate_instance(recipe: MediationRecipe, *, seed: int, index: int) -> MediationInstance:
@@ -83,9 +91,7 @@ def generate_instance(recipe: MediationRecipe, *, seed: int, index: int) -> Medi
     Raises:
         ValueError: for a negative seed or index, or a recipe that hardly any draw meets.
     """
-    if seed < 0 or index < 0:
-        raise ValueError(f"seed and index must be at least 0, got {seed} and {index}")
-    rng = np.random.default_rng((seed, index))
+    rng = stream_rng(seed, index)
     for _ in range(_MAX_DRAWS):
         arrival_pref = _weight(recipe.max_arrival_pref, rng)
         first, second = _user(recipe, rng), _user(recipe, rng)
@@ -105,27 +111,6 @@ def generate_instance(recipe: MediationRecipe, *, seed: int, index: int) -> Medi
         if best > worst:
             return replace(instance, best=best, worst=worst, alone=alone)
     raise ValueError(f"none of {_MAX_DRAWS} drawn instances meets {recipe}")
-
-
-def generate_many(
-    recipe: MediationRecipe, *, seed: int, num: int, start: int = 0, processes: int = 1
-) -> list[MediationInstance]:
-    """Instances `start` up to `start + num` of the stream `seed`, in order."""
-    if num < 0 or processes < 1:
-        raise ValueError(f"num must be at least 0 and processes 1, got {num} and {processes}")
-    indices = range(start, start + num)
-    if processes == 1:
-        return [generate_instance(recipe, seed=seed, index=index) for index in indices]
-    chunk = max(1, min(64, num // (4 * processes)))
-    jobs = [(recipe, seed, indices[i : i + chunk]) for i in range(0, num, chunk)]
-    # Spawn, because forking a process with running threads (torch, an engine) can hang.
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        return [instance for part in pool.map(_generate_job, jobs) for instance in part]
-
-
-def _generate_job(job: tuple[MediationRecipe, int, range]) -> list[MediationInstance]:
-    recipe, seed, indices = job
-    return [generate_instance(recipe, seed=seed, index=index) for index in indices]
 
 
 def _user(recipe: MediationRecipe, rng: np.random.Generator) -> User | None:

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from dialop.kit import option
-from dialop.mediation import scripted, starts, store, texts
+from dialop.logged import Rules, part_of
+from dialop.mediation import scripted, store, texts
 from dialop.mediation.game import MediationGame
-from dialop.mediation.generate import MediationRecipe, generate_many
-from dialop.mediation.recorded import accepted_pair, moves_from_record, replay, said_in
+from dialop.mediation.generate import MediationRecipe, generate_instance
+from dialop.mediation.recorded import (
+    accepted_pair,
+    moves_from_record,
+    read_recorded,
+    replay,
+    said_in,
+)
 from dialop.mediation.records import (
-    MAX_ARRIVAL_PREF,
-    MAX_DAYS,
     MAX_IMPORTANCE,
-    MAX_ITEMS,
-    MAX_PRICE_PREF,
     USERS,
     MediationInstance,
-    MediationOptions,
 )
-from dialop.mediation.score import calendar_costs, pair_costs
+from dialop.mediation.score import calendar_costs, pair_costs, pair_scores
 from dialop.mediation.search import with_references
+from dialop.starts import tally
 
 __all__ = [
     "make_script",
@@ -41,81 +44,28 @@ SCRIPT_NAMES = scripted.NAMES
 BASELINES = ("honest", "solo", "random")
 PLAYED_BY_PEOPLE = True
 
-_PLAIN = MediationRecipe()
+make_script = scripted.make_scripted
+restore = MediationGame.from_state
+read = store.read_instances
+write = store.write_instances
+recorded_messages = said_in
 
 
 @dataclass(frozen=True)
-class Options:
-    """The rules of play and the recipe of instances (dialop/mediation/generate.py)."""
-
-    messages: bool = True
-    brief: bool = False
-    private_reasoning: bool = False
-    days: int = option(
-        _PLAIN.days,
-        "length of the window, from 9:00 of the first day to 19:00 of the last",
-        low=1,
-        high=MAX_DAYS,
-    )
-    flights: int = option(
-        _PLAIN.flights,
-        "flights drawn for each user; those that overlap no event are dropped",
-        low=1,
-        high=MAX_ITEMS,
-    )
-    keep_flights: int = option(
-        _PLAIN.keep_flights,
-        "keep exactly this many of the remaining flights; 0 keeps all",
-        low=0,
-        high=MAX_ITEMS,
-    )
-    events: int = option(
-        _PLAIN.events,
-        "keep exactly this many events of each user; 0 keeps all",
-        low=0,
-        high=8 * MAX_DAYS,
-    )
-    p_event: float = option(
-        _PLAIN.p_event, "probability of an event at a free half hour", low=0.01, high=1.0
-    )
-    p_shared: float = option(
-        _PLAIN.p_shared, "share of the events whose times the agent sees", low=0.0, high=1.0
-    )
-    max_price_pref: int = option(
-        _PLAIN.max_price_pref,
-        "the users' price weights are 1 to this; 0 means that prices do not count",
-        low=0,
-        high=MAX_PRICE_PREF,
-    )
-    max_arrival_pref: int = option(
-        _PLAIN.max_arrival_pref,
-        "the arrival weight is 1 to this; 0 means that arrivals do not count",
-        low=0,
-        high=MAX_ARRIVAL_PREF,
-    )
-
-    def __post_init__(self) -> None:
-        self.recipe()
-
-    def recipe(self) -> MediationRecipe:
-        """The distribution of instances. Raises ValueError for options that exclude each other."""
-        return MediationRecipe(
-            **{entry.name: getattr(self, entry.name) for entry in fields(MediationRecipe)}
-        )
-
-    def rules(self) -> MediationOptions:
-        """How the game is played."""
-        return MediationOptions(self.messages, self.brief, self.private_reasoning)
+class Options(MediationRecipe, Rules):
+    """The recipe of instances and the rules of play."""
 
 
-def generate(options: Options, *, seed: int, start: int, num: int) -> list[MediationInstance]:
+def generate(
+    options: MediationRecipe, *, seed: int, num: int, start: int = 0
+) -> list[MediationInstance]:
     """Instances start..start+num-1 of the stream `seed`."""
-    return generate_many(options.recipe(), seed=seed, start=start, num=num)
+    return [generate_instance(options, seed=seed, index=start + i) for i in range(num)]
 
 
-def new_game(instance: MediationInstance, options: Options) -> MediationGame:
+def new_game(instance: MediationInstance, options: Rules) -> MediationGame:
     """A game at its start."""
-    return MediationGame(instance, options.rules())
+    return MediationGame(instance, part_of(options, Rules))
 
 
 def vary(instance: MediationInstance, seat: int, *, seed: int) -> MediationInstance | None:
@@ -145,16 +95,17 @@ def recorded_tally(record: Mapping[str, Any], instance: MediationInstance) -> di
     score = 0.0
     if pair is not None:
         score = instance.norm(sum(costs.total for costs in pair_costs(instance, pair)))
+    kinds = [act.kind for act in moves]
     return {
-        "score": score,
-        "agreement": float(pair is not None),
-        "optimal": float(score > 1 - 1e-9),
-        "messages": float(len(said)),
-        "words": float(sum(len(text.split()) for text in said)),
+        **tally(
+            score,
+            said,
+            accepted=pair is not None,
+            proposals=kinds.count("propose"),
+            turns=len(moves),
+        ),
         "questions": float(sum("?" in text for text in said)),
-        "proposals": float(sum(act.kind == "propose" for act in moves)),
-        "rejections": float(sum(act.kind == "reject" for act in moves)),
-        "turns": float(len(moves)),
+        "rejections": float(kinds.count("reject")),
     }
 
 
@@ -182,9 +133,24 @@ def phrases(
     return texts.brief_phrases(most_cost)
 
 
-make_script = scripted.make_scripted
-restore = MediationGame.from_state
-read = store.read_instances
-write = store.write_instances
-read_recorded = starts.read_recorded
-recorded_messages = said_in
+def figures(instances: Sequence[MediationInstance]) -> str:
+    """Mean scores of the best, the worst, a random and the agent's own pair, and list sizes."""
+    users = [user for instance in instances for user in instance.users]
+    random = [
+        instance.norm(float(pair_scores(instance.users, instance.arrival_pref).mean()))
+        for instance in instances
+    ]
+    return (
+        f"best {fmean(i.best for i in instances):.1f}, "
+        f"worst {fmean(i.worst for i in instances):.1f}, "
+        f"random pair {fmean(random):.3f}, "
+        f"agent alone {fmean(i.norm(i.alone) for i in instances):.3f}; a user has "
+        f"{fmean(len(user.flights) for user in users):.1f} flights and "
+        f"{fmean(len(user.events) for user in users):.1f} events, "
+        f"{fmean(sum(e.shared for e in user.events) for user in users):.1f} shared"
+    )
+
+
+def is_record(record: Mapping[str, Any]) -> bool:
+    """Whether a recorded game is one of mediation."""
+    return "player_data" in record

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
@@ -18,6 +19,7 @@ from dialop.mediation.records import (
     AGENT,
     FIRST_DAY,
     MAX_ARRIVAL_PREF,
+    MAX_ITEMS,
     MAX_PRICE,
     MAX_PRICE_PREF,
     USERS,
@@ -29,12 +31,12 @@ from dialop.mediation.records import (
     User,
     checked_event,
     checked_flight,
-    checked_int,
-    checked_items,
-    field,
 )
 from dialop.mediation.score import pair_costs, pair_scores, price_costs
 from dialop.mediation.search import with_references
+from dialop.starts import RecordedGame
+from dialop.starts import read_recorded as read_games
+from dialop.values import checked_int, checked_list, checked_string, field
 
 _TERMS = ("calendar", "price", "arrival_time", "total")
 Terms = tuple[int, int, int, int]
@@ -46,7 +48,9 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> MediationIns
     Raises:
         ValueError: for an invalid record; names the field.
     """
-    players = checked_items(field(record, "player_data", "a recorded game"), "player_data", low=2)
+    players = checked_list(
+        field(record, "player_data", "a recorded game"), "player_data", low=2, high=MAX_ITEMS
+    )
     arrival_prefs = {
         checked_int(
             field(player, "arrival_time_pref", f"user {i}"),
@@ -88,20 +92,12 @@ def moves_from_record(record: Mapping[str, Any], instance: MediationInstance) ->
     return moves
 
 
-def begun(record: Mapping[str, Any], num_entries: int, *, key: str) -> MediationInstance:
-    """The record's instance with its first `num_entries` log entries as the opening.
-
-    It holds nothing of the later entries, so players cannot know how the people ended.
-
-    Raises:
-        ValueError: if `num_entries` lies outside the log or reaches its end, or an entry is no
-            move.
-    """
-    instance = instance_from_record(record, key=key)
-    moves = moves_from_record(record, instance)
-    if not 0 <= num_entries <= len(moves):
-        raise ValueError(f"num_entries must be 0 to {len(moves)}, got {num_entries}")
-    return replace(instance, opening=tuple(moves[:num_entries]))
+def read_recorded(path: Path) -> list[RecordedGame]:
+    """The games of a .jsonl file of recorded games. The last entry, the answer that ends a game,
+    is in no start. Raises ValueError as `dialop.starts.read_recorded`."""
+    return read_games(
+        path, instance_from_record, moves_from_record, lambda moves: max(0, len(moves) - 1)
+    )
 
 
 def accepted_pair(moves: Sequence[Act]) -> Pair | None:
@@ -241,8 +237,12 @@ def _their_extremes(instance: MediationInstance) -> tuple[int, int]:
 
 
 def _user(player: Any, where: str) -> User:
-    shared = checked_items(field(player, "shared_calendar", where), f"{where}: calendar", low=0)
-    private = checked_items(field(player, "unshared_calendar", where), f"{where}: calendar", low=0)
+    shared = checked_list(
+        field(player, "shared_calendar", where), f"{where}: calendar", high=MAX_ITEMS
+    )
+    private = checked_list(
+        field(player, "unshared_calendar", where), f"{where}: calendar", high=MAX_ITEMS
+    )
     events = [_event(e, where, shared=True) for e in shared]
     events += [_event(e, where, shared=False) for e in private]
     whole = [_event(e, where, shared=True) for e in field(player, "calendar", where)]
@@ -250,7 +250,9 @@ def _user(player: Any, where: str) -> User:
         (e.start, e.end, e.importance) for e in events
     ):
         raise ValueError(f"{where}: calendar must hold the shared and the unshared events")
-    flights = checked_items(field(player, "flights", where), f"{where}: flights", low=1)
+    flights = checked_list(
+        field(player, "flights", where), f"{where}: flights", low=1, high=MAX_ITEMS
+    )
     return User(
         events=tuple(sorted(events, key=lambda event: event.start)),
         flights=tuple(_flight(f, f"{where}, flight {i}") for i, f in enumerate(flights)),
@@ -277,26 +279,24 @@ def _flight(data: Any, where: str) -> Flight:
 
 def _move(entry: Any, instance: MediationInstance) -> Act:
     """One log entry as a move. Raises ValueError for anything else."""
-    kind = field(entry, "type", "it")
+    kind = field(entry, "type")
     if kind == "proposal":
-        flights = checked_items(field(entry, "proposals", "it"), "proposals", low=2)
+        flights = checked_list(field(entry, "proposals"), "proposals", low=2, high=MAX_ITEMS)
         pair = (
             _flight_id(flights[0], instance.users[0], "user 0"),
             _flight_id(flights[1], instance.users[1], "user 1"),
         )
         return Act(AGENT, "propose", render_proposal(pair), None, pair)
-    seat = checked_int(field(entry, "player", "it"), "player", low=0, high=AGENT)
-    room = checked_int(field(entry, "vroom", "it"), "vroom", low=0, high=1)
+    seat = checked_int(field(entry, "player"), "player", low=0, high=AGENT)
+    room = checked_int(field(entry, "vroom"), "vroom", low=0, high=1)
     if seat not in (AGENT, room):
         raise ValueError(f"player {seat} is not in room {room}")
     if kind == "message":
-        text = field(field(entry, "message", "it"), "data", "message")
-        if not isinstance(text, str):
-            raise ValueError(f"message.data must be text, got {short(text)}")
-        return Act(seat, "message", text, room)
+        text = field(field(entry, "message"), "data", "message")
+        return Act(seat, "message", checked_string(text, "message.data"), room)
     if kind != "proposal_response":
         raise ValueError(f"type must be message, proposal or proposal_response, got {short(kind)}")
-    accepts = field(field(entry, "response", "it"), "accept", "response")
+    accepts = field(field(entry, "response"), "accept", "response")
     if seat not in USERS or not isinstance(accepts, bool):
         raise ValueError("an answer needs a user and response.accept, true or false")
     return Act(seat, "accept" if accepts else "reject", "", room)

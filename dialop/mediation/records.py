@@ -7,11 +7,13 @@ the users, seat 2 is the agent; room `i` holds user `i` and the agent. Knows no 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
-from reprlib import repr as short
 from typing import Any, Literal
+
+from dialop.logged import Rules
+from dialop.values import checked_bool, checked_int, checked_list, checked_text, field
 
 FIRST_DAY = date(2023, 5, 31)
 USERS = (0, 1)
@@ -28,7 +30,6 @@ MAX_PRICE_PREF = 20
 MAX_ARRIVAL_PREF = 10
 MAX_PRICE = 1_000_000
 MAX_ITEMS = 200  # flights or events of one user
-_MAX_NAME = 200  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +92,6 @@ class MediationInstance:
 
 
 @dataclass(frozen=True, slots=True)
-class MediationOptions:
-    """How the game is played.
-
-    `messages` allows `[message]` moves, `brief` selects the short texts, and `private_reasoning`
-    allows private text before a move.
-    """
-
-    messages: bool = True
-    brief: bool = False
-    private_reasoning: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Costs:
     """A flight's three terms for one user, in points. Only the price term can be positive."""
 
@@ -152,7 +140,7 @@ class UserView:
     num_errors_this_turn: int
     max_price_pref: int
     max_arrival_pref: int
-    options: MediationOptions
+    options: Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,45 +163,14 @@ class AgentView:
     num_errors_this_turn: int
     max_price_pref: int
     max_arrival_pref: int
-    options: MediationOptions
-
-
-def checked_int(value: Any, name: str, *, low: int, high: int) -> int:
-    """Return `value` if it is an integer from `low` to `high`; raise ValueError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{name} must be a whole number from {low} to {high}, got {short(value)}")
-    return value
-
-
-def checked_items(value: Any, name: str, *, low: int) -> Sequence[Any]:
-    """Return `value` if it is a list of `low` to `MAX_ITEMS` items; raise ValueError otherwise."""
-    if not isinstance(value, list | tuple) or not low <= len(value) <= MAX_ITEMS:
-        raise ValueError(f"{name} must be a list of {low} to {MAX_ITEMS} items, got {short(value)}")
-    return value
-
-
-def checked_text(value: Any, name: str) -> str:
-    """Return `value` if it is a short printable text on one line; raise ValueError otherwise."""
-    if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise ValueError(f"{name} must be printable text on one line, got {short(value)}")
-    if len(value) > _MAX_NAME:
-        raise ValueError(f"{name} must have at most {_MAX_NAME} characters, got {len(value)}")
-    return value
-
-
-def field(data: Any, name: str, where: str) -> Any:
-    """A field of a JSON object. Raises ValueError where it is missing."""
-    if not isinstance(data, Mapping) or data.get(name) is None:
-        raise ValueError(f"{where} has no {name}")
-    return data[name]
+    options: Rules
 
 
 def checked_event(event: Event, where: str) -> Event:
     """Return the event if it can be played; raise ValueError otherwise."""
     _check_times(event.start, event.end, where)
     checked_int(event.importance, f"{where}: importance", low=1, high=MAX_IMPORTANCE)
-    if not isinstance(event.shared, bool):
-        raise ValueError(f"{where}: shared must be true or false, got {short(event.shared)}")
+    checked_bool(event.shared, f"{where}: shared")
     return event
 
 
@@ -227,8 +184,10 @@ def checked_flight(flight: Flight, where: str) -> Flight:
 
 def user_from_dict(data: Any, where: str) -> User:
     """A user from plain JSON values, checked. Raises ValueError and names the field."""
-    events = checked_items(field(data, "events", where), f"{where}: events", low=0)
-    flights = checked_items(field(data, "flights", where), f"{where}: flights", low=1)
+    events = checked_list(field(data, "events", where), f"{where}: events", low=0, high=MAX_ITEMS)
+    flights = checked_list(
+        field(data, "flights", where), f"{where}: flights", low=1, high=MAX_ITEMS
+    )
     return User(
         events=tuple(
             checked_event(_built(Event, event, f"{where}, event {i}"), f"{where}, event {i}")

@@ -13,7 +13,6 @@ from reprlib import repr as short
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dialop import rows
 from dialop.mediation.recorded import instance_from_record
@@ -22,77 +21,40 @@ from dialop.mediation.records import (
     MAX_PRICE_PREF,
     MediationInstance,
     act_from_dict,
-    checked_int,
-    checked_items,
-    checked_text,
-    field,
     user_from_dict,
 )
 from dialop.mediation.search import with_references
+from dialop.values import checked_int, checked_list, checked_text, field, plain
 
-_EVENT = pa.struct(
-    [
-        ("start", pa.int32()),
-        ("end", pa.int32()),
-        ("importance", pa.int32()),
-        ("shared", pa.bool_()),
-    ]
-)
-_FLIGHT = pa.struct(
-    [
-        ("carrier", pa.string()),
-        ("start", pa.int32()),
-        ("end", pa.int32()),
-        ("price", pa.int32()),
-    ]
-)
+_INT, _TEXT = pa.int32(), pa.string()
+_EVENT = pa.struct({"start": _INT, "end": _INT, "importance": _INT, "shared": pa.bool_()})
+_FLIGHT = pa.struct({"carrier": _TEXT, "start": _INT, "end": _INT, "price": _INT})
 _USER = pa.struct(
-    [
-        ("events", pa.list_(_EVENT)),
-        ("flights", pa.list_(_FLIGHT)),
-        ("mean_price", pa.int32()),
-        ("price_pref", pa.int32()),
-    ]
+    {
+        "events": pa.list_(_EVENT),
+        "flights": pa.list_(_FLIGHT),
+        "mean_price": _INT,
+        "price_pref": _INT,
+    }
 )
 _NUMBERS = ("arrival_pref", "best", "worst", "alone", "max_price_pref", "max_arrival_pref")
-_SCHEMA = pa.schema(
-    [("key", pa.string()), ("users", pa.list_(_USER)), *((name, pa.int32()) for name in _NUMBERS)]
-)
+_SCHEMA = pa.schema({"key": _TEXT, "users": pa.list_(_USER), **dict.fromkeys(_NUMBERS, _INT)})
 
 
 def write_instances(path: str | Path, instances: Sequence[MediationInstance]) -> None:
-    """Write instances to one parquet file. Creates its folder if needed.
-
-    Raises:
-        ValueError: if the path does not end in .parquet.
-    """
-    path = Path(path)
-    if path.suffix != ".parquet":
-        raise ValueError(f"instances are written as .parquet, got {path}")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write instances to one parquet file (`rows.write_rows`)."""
     lines = [plain(asdict(instance)) for instance in instances]
     for line in lines:
         del line["opening"]
-    table = pa.Table.from_pylist(lines, schema=_SCHEMA)
-    pq.write_table(table, path, write_page_checksum=True)
+    rows.write_rows(path, lines, _SCHEMA)
 
 
 def read_instances(path: str | Path) -> list[MediationInstance]:
-    """Read the instances of a .parquet file, or those of a .jsonl file of recorded games.
+    """Read the instances of a .parquet file, or those of a .jsonl file of recorded human games.
 
-    Raises:
-        ValueError: for another file type, or an invalid or repeated instance; names the row (from
-            0) or the line (from 1).
-        OSError: when the file cannot be opened.
+    Raises ValueError and OSError as `rows.read_instances`.
     """
-    path = Path(path)
-
-    def parse(index: int, row: dict[str, Any]) -> MediationInstance:
-        if path.suffix == ".jsonl":
-            return instance_from_record(row, key=f"{path.stem}/{index}")
-        return instance_from_dict(row)
-
-    return rows.read_instances(path, parse)
+    return rows.read_instances(path, instance_from_dict, instance_from_record)
 
 
 def instance_from_dict(data: Mapping[str, Any]) -> MediationInstance:
@@ -104,9 +66,7 @@ def instance_from_dict(data: Mapping[str, Any]) -> MediationInstance:
     """
     where = "the instance"
     key = checked_text(field(data, "key", where), "key")
-    users = checked_items(field(data, "users", where), "users", low=2)
-    if len(users) != 2:
-        raise ValueError(f"users must be two, got {len(users)}")
+    users = checked_list(field(data, "users", where), "users", low=2, high=2)
     whole = {name: field(data, name, where) for name in _NUMBERS}
     for name, high in (
         ("arrival_pref", MAX_ARRIVAL_PREF),
@@ -128,12 +88,3 @@ def instance_from_dict(data: Mapping[str, Any]) -> MediationInstance:
                 f"{short(whole[name])}"
             )
     return instance
-
-
-def plain(value: Any) -> Any:
-    """The value with all tuples replaced by lists, as JSON has them."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value

@@ -6,15 +6,17 @@ prices are in dollars, positions in miles. Knows no texts and no turn rules.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from reprlib import repr as short
 from typing import Any, Literal
 
+from dialop.kit import option
+from dialop.logged import Rules
 from dialop.planning.city import CATEGORIES, FEATURES, NUM_SITES, Value
 from dialop.planning.preferences import KINDS as PREFERENCE_KINDS
 from dialop.planning.preferences import Preference
+from dialop.values import checked_bool, checked_int, checked_list, checked_number, checked_text
 
 Kind = Literal["message", "tool", "propose", "accept", "reject"]
 KINDS: tuple[Kind, ...] = ("message", "tool", "propose", "accept", "reject")
@@ -26,7 +28,6 @@ MAX_PREFERENCES = 20
 MAX_WEIGHT = 10
 MAX_PRICE = 100_000
 MAX_MILES = 100_000.0
-_MAX_TEXT = 300  # characters of a key, a name or a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +69,11 @@ class PlanningInstance:
         return (total - self.worst) / (self.best - self.worst) if self.best > self.worst else 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class PlanningOptions:
-    """How the game is played.
+@dataclass(frozen=True)
+class PlanningOptions(Rules):
+    """How the game is played. `search` allows `[tool]` moves."""
 
-    `messages` allows `[message]` moves and `search` allows `[tool]` moves. `brief` selects the
-    short texts, and `private_reasoning` allows private text before a move's tag.
-    """
-
-    messages: bool = True
-    search: bool = True
-    brief: bool = False
-    private_reasoning: bool = False
+    search: bool = option(True, "allow the agent's search tool", play=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,22 +135,22 @@ def instance_from_dict(data: dict[str, Any]) -> PlanningInstance:
         ValueError: names the field, its rule and the value.
     """
     _check_keys(data, PlanningInstance, "the instance", optional=("first_seat", "opening"))
-    names = _list(data["sites"], "sites")
+    names = checked_list(data["sites"], "sites")
     instance = PlanningInstance(
-        key=text_of(data["key"], "key"),
+        key=checked_text(data["key"], "key"),
         sites=tuple(_site(site, f"sites[{i}]") for i, site in enumerate(names)),
         preferences=tuple(
             preference_from_dict(p, f"preferences[{i}]")
-            for i, p in enumerate(_list(data["preferences"], "preferences"))
+            for i, p in enumerate(checked_list(data["preferences"], "preferences"))
         ),
-        slots=int_of(data["slots"], "slots", low=1, high=MAX_SLOTS),
-        best=int_of(data["best"], "best", low=-(10**9), high=10**9),
-        worst=int_of(data["worst"], "worst", low=-(10**9), high=10**9),
-        mean=number_of(data["mean"], "mean", most=1e9),
-        first_seat=int_of(data.get("first_seat", USER), "first_seat", low=0, high=1),
+        slots=checked_int(data["slots"], "slots", low=1, high=MAX_SLOTS),
+        best=checked_int(data["best"], "best", low=-(10**9), high=10**9),
+        worst=checked_int(data["worst"], "worst", low=-(10**9), high=10**9),
+        mean=checked_number(data["mean"], "mean", most=1e9),
+        first_seat=checked_int(data.get("first_seat", USER), "first_seat", low=0, high=1),
         opening=tuple(
             action_from_dict(a, slots=data["slots"], num_sites=len(names))
-            for a in _list(data.get("opening", ()), "opening")
+            for a in checked_list(data.get("opening", ()), "opening")
         ),
     )
     check_city(instance.sites, instance.preferences, slots=instance.slots)
@@ -188,13 +182,15 @@ def action_from_dict(data: Any, *, slots: int, num_sites: int) -> Action:
         raise ValueError(f"the kind of a move must be one of {', '.join(KINDS)}, got {short(kind)}")
     if not isinstance(text, str) or not isinstance(result, str):
         raise ValueError(f"text and result of a move must be text, got {short((text, result))}")
-    plan = None if data.get("plan") is None else tuple(_list(data["plan"], "the plan of a move"))
+    plan = None if data.get("plan") is None else checked_list(data["plan"], "the plan of a move")
     if (plan is None) == (kind == "propose") or (plan is not None and len(plan) != slots):
         raise ValueError(f"a proposal, and no other move, has a plan of {slots}, got {short(plan)}")
     for site in plan or ():
         if site is not None:
-            int_of(site, "a site of a plan", low=0, high=num_sites - 1)
-    return Action(int_of(data["seat"], "a move's seat", low=0, high=1), kind, text, plan, result)
+            checked_int(site, "a site of a plan", low=0, high=num_sites - 1)
+    return Action(
+        checked_int(data["seat"], "a move's seat", low=0, high=1), kind, text, plan, result
+    )
 
 
 def preference_from_dict(data: Any, where: str) -> Preference:
@@ -212,21 +208,23 @@ def preference_from_dict(data: Any, where: str) -> Preference:
         raise ValueError(f"{where}.name must be text, got {short(name)}")
     values = {
         part: tuple(
-            value_of(v, f"{where}.{part}") for v in _list(data.get(part, ()), f"{where}.{part}")
+            value_of(v, f"{where}.{part}")
+            for v in checked_list(data.get(part, ()), f"{where}.{part}")
         )
         for part in ("liked", "disliked")
     }
     return Preference(
         kind=kind,
-        text=text_of(data["text"], f"{where}.text"),
-        weight=int_of(data["weight"], f"{where}.weight", low=0, high=MAX_WEIGHT),
+        text=checked_text(data["text"], f"{where}.text"),
+        weight=checked_int(data["weight"], f"{where}.weight", low=0, high=MAX_WEIGHT),
         name=name,
         **values,
         sites=tuple(
-            text_of(s, f"{where}.sites") for s in _list(data.get("sites", ()), f"{where}.sites")
+            checked_text(s, f"{where}.sites")
+            for s in checked_list(data.get("sites", ()), f"{where}.sites")
         ),
-        budget=int_of(data.get("budget", 0), f"{where}.budget", low=0, high=MAX_PRICE),
-        penalised=bool_of(data.get("penalised", False), f"{where}.penalised"),
+        budget=checked_int(data.get("budget", 0), f"{where}.budget", low=0, high=MAX_PRICE),
+        penalised=checked_bool(data.get("penalised", False), f"{where}.penalised"),
     )
 
 
@@ -237,9 +235,7 @@ def _site(data: Any, where: str) -> Site:
         raise ValueError(
             f"{where}.category must be one of {', '.join(CATEGORIES)}, got {short(category)}"
         )
-    at = _list(data["at"], f"{where}.at")
-    if len(at) != 2:
-        raise ValueError(f"{where}.at must be two numbers, got {short(at)}")
+    at = checked_list(data["at"], f"{where}.at", low=2, high=2)
     features = data["features"]
     if not isinstance(features, dict):
         raise ValueError(f"{where}.features must be an object, got {short(features)}")
@@ -256,12 +252,12 @@ def _site(data: Any, where: str) -> Site:
                 f"{', '.join(map(str, FEATURES[name].values))}, got {short(value)}"
             )
     return Site(
-        name=text_of(data["name"], f"{where}.name"),
+        name=checked_text(data["name"], f"{where}.name"),
         category=category,
-        price=int_of(data["price"], f"{where}.price", low=0, high=MAX_PRICE),
+        price=checked_int(data["price"], f"{where}.price", low=0, high=MAX_PRICE),
         at=(
-            number_of(at[0], f"{where}.at", most=MAX_MILES),
-            number_of(at[1], f"{where}.at", most=MAX_MILES),
+            checked_number(at[0], f"{where}.at", most=MAX_MILES),
+            checked_number(at[1], f"{where}.at", most=MAX_MILES),
         ),
         features={name: value_of(value, name) for name, value in features.items()},
     )
@@ -271,44 +267,7 @@ def value_of(value: Any, name: str) -> Value:
     """A feature's value: a truth value, a finite number (as float), or text. True is no number."""
     if isinstance(value, bool | str):
         return value
-    return number_of(value, name, most=1e9)
-
-
-def int_of(value: Any, name: str, *, low: int, high: int) -> int:
-    """`value` if it is an integer from `low` to `high`; raises ValueError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{name} must be a whole number from {low} to {high}, got {short(value)}")
-    return value
-
-
-def number_of(value: Any, name: str, *, most: float) -> float:
-    """`value` as a float if it is a finite number of at most `most` in size."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or abs(value) > most:
-        raise ValueError(f"{name} must be a number, got {short(value)}")
-    return float(value)
-
-
-def bool_of(value: Any, name: str) -> bool:
-    """`value` if it is a truth value; raises ValueError otherwise."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be true or false, got {short(value)}")
-    return value
-
-
-def text_of(value: Any, name: str) -> str:
-    """`value` if it is a short printable text on one line; raises ValueError otherwise."""
-    if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise ValueError(f"{name} must be printable text on one line, got {short(value)}")
-    if len(value) > _MAX_TEXT:
-        raise ValueError(f"{name} must have at most {_MAX_TEXT} characters, got {len(value)}")
-    return value
-
-
-def _list(value: Any, name: str) -> Sequence[Any]:
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{name} must be a list, got {short(value)}")
-    return value
+    return checked_number(value, name, most=1e9)
 
 
 def _check_keys(data: Any, record: type, where: str, *, optional: Sequence[str] = ()) -> None:

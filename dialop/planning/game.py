@@ -9,12 +9,12 @@ docs/planning.md lists where these rules differ from the released code.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
-from dialop.game import Game, Outcome, PlayerError, Prompt, Step
+from dialop.game import Outcome, PlayerError, Prompt
+from dialop.logged import LoggedGame, Play, filled
 from dialop.planning import texts
 from dialop.planning.board import (
     AGENT,
@@ -30,28 +30,21 @@ from dialop.planning.board import (
     instance_from_dict,
 )
 from dialop.planning.proposal import parse_plan, render_plan
-from dialop.planning.recorded import begun
 from dialop.planning.score import sheet_of
 from dialop.planning.search import search
 from dialop.planning.statements import count_true
-from dialop.tags import drop_reasoning, split_move
 
 _OWNER = {"tool": AGENT, "propose": AGENT, "accept": USER, "reject": USER}
 
 
 @dataclass(slots=True)
-class _Play:
-    """The state that changes during play."""
-
-    log: list[Action] = field(default_factory=list)
+class _Play(Play):
     to_move: int | None = USER
     pending: Plan | None = None
     agreed: Plan | None = None
-    num_errors: list[int] = field(default_factory=lambda: [0, 0])
-    num_errors_this_turn: int = 0
 
 
-class PlanningGame(Game):
+class PlanningGame(LoggedGame):
     """One play of one planning instance.
 
     A message passes the turn. A tool call is answered to the agent, who moves again. A full plan
@@ -63,90 +56,43 @@ class PlanningGame(Game):
     bad_proposal, no_messages, no_search, not_your_turn, over.
     """
 
+    name = "planning"
     num_seats = 2
+    kinds = KINDS
+    options_type = PlanningOptions
+    turn_error = "it is the other's turn"
+    _play: _Play
 
     def __init__(self, instance: PlanningInstance, options: PlanningOptions) -> None:
-        self.instance = instance
-        self.options = options
-        self._play = _Play(to_move=instance.first_seat if options.messages else AGENT)
-        for action in instance.opening:
-            self._open(action)
-        # The prompts include the moves before this index: no `step` of this object returned them.
-        self._num_opening = len(instance.opening)
+        play = _Play(to_move=instance.first_seat if options.messages else AGENT)
+        super().__init__(instance, options, play, instance.opening)
 
     @property
     def seat_to_move(self) -> int | None:
         """The seat whose move it is, None when the game is over."""
         return self._play.to_move
 
-    @property
-    def answer_due(self) -> bool:
-        """Whether a full plan waits for the user's answer."""
-        return self._play.pending is not None
-
-    @property
-    def num_errors(self) -> tuple[int, int]:
-        """Refused moves so far, by seat."""
-        return self._play.num_errors[0], self._play.num_errors[1]
-
     def prompt(self, seat: int) -> Prompt:
         """The user reads its role and its preferences, the agent its role, the tool and the names
         of the sites; then both read the moves made so far."""
         inst, options = self.instance, self.options
         brief = options.brief
-        if _checked(seat) == USER:
-            system = texts.user_rules(slots=inst.slots, messages=options.messages)
-            user = texts.user_opening(inst.preferences, brief=brief)
+        if self._checked(seat) == USER:
+            rules = texts.user_rules(slots=inst.slots, messages=options.messages)
+            own = texts.user_opening(inst.preferences, brief=brief)
         else:
-            system = texts.agent_rules(
+            rules = texts.agent_rules(
                 inst.names, slots=inst.slots, messages=options.messages, search=options.search
             )
-            user = texts.agent_opening(inst.names, brief=brief)
+            own = texts.agent_opening(inst.names, brief=brief)
         log = [a for a in self._play.log[: self._num_opening] if _sees(seat, a)]
         past = texts.history(log, self._sheets(log), seat, inst, brief=brief)
-        if brief:
-            return Prompt("", f"{user}\n{past}" if past else user)
-        if past:
-            user += f"\n\nThe game so far:\n{past}"
-        if self._play.to_move == seat and len(self._play.log) == self._num_opening:
-            user += "\n\nIt is your move." if past else "\n\nYou move first."
-        return Prompt(system, user)
-
-    def step(self, seat: int, text: str) -> Step:
-        """Try a move. A refused one changes only the error count and is reported to the mover."""
-        play = self._play
-        try:
-            action = self._read(_checked(seat), text)
-        except PlayerError as error:
-            play.num_errors[seat] += 1
-            if seat == play.to_move:
-                play.num_errors_this_turn += 1
-            return Step(seat, None, f"Error: {error}", error.kind, ("", ""))
-        self._apply(action)
-        for_mover = action.result
-        if action.kind == "reject" and play.to_move == USER:
-            for_mover = texts.reject_text(brief=self.options.brief)
-        for_other = ""
-        if action.kind != "tool":
-            sheet = self._sheets([action])[0] if action.plan is not None else None
-            for_other = texts.read_by(
-                1 - seat, action, self.instance, sheet, brief=self.options.brief
-            )
-        observations = (for_mover, for_other) if seat == USER else (for_other, for_mover)
-        return Step(seat, action.kind, None, None, observations)
-
-    def clone(self) -> Self:
-        """An independent copy; the instance and the immutable moves are shared."""
-        twin = copy.copy(self)
-        twin._play = copy.copy(self._play)
-        twin._play.log = list(self._play.log)
-        twin._play.num_errors = list(self._play.num_errors)
-        return twin
+        return self._prompt(seat, rules, own, past, says_turn=True)
 
     def view(self, seat: int) -> PlanningView:
         """The seat's knowledge as data."""
         inst, play = self.instance, self._play
-        log = tuple(action for action in play.log if _sees(_checked(seat), action))
+        log = tuple(action for action in play.log if _sees(self._checked(seat), action))
         is_user = seat == USER
         return PlanningView(
             seat=seat,
@@ -157,7 +103,7 @@ class PlanningGame(Game):
             log=log,
             pending=play.pending,
             to_move=play.to_move,
-            num_errors_this_turn=play.num_errors_this_turn if seat == play.to_move else 0,
+            num_errors_this_turn=self._tries(seat),
             options=self.options,
         )
 
@@ -189,64 +135,18 @@ class PlanningGame(Game):
 
         `facts` holds best and worst, and the place `random` of the average plan.
         """
-        inst, play = self.instance, self._play
-        score = float(self._total(play.agreed)) if play.agreed is not None else 0.0
-        norm = inst.norm(score) if play.agreed is not None else 0.0
-        proposed = [a.plan for a in play.log if a.plan is not None and None not in a.plan]
+        inst, log = self.instance, self._play.log
+        proposed = [a.plan for a in log if a.plan is not None and None not in a.plan]
         facts = {"best": float(inst.best), "worst": float(inst.worst)}
-        facts["random"] = inst.norm(inst.mean)
-        return Outcome(
-            over=play.to_move is None,
-            agreed=play.agreed is not None,
-            score=score,
-            score_norm=norm,
-            rewards=(norm, norm),
-            facts=facts,
-            proposal_norm=inst.norm(self._total(proposed[-1])) if proposed else 0.0,
-        )
-
-    def state(self) -> dict[str, Any]:
-        """Instance, options and play as plain JSON values."""
-        return {
-            "game": "planning",
-            "instance": _plain(asdict(self.instance)),
-            "options": asdict(self.options),
-            "play": _plain(asdict(self._play)),
-        }
+        return self._outcome(self._total, proposed, {**facts, "random": inst.norm(inst.mean)})
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        """The game that `state()` described. Its prompts include the moves made so far."""
-        if state.get("game") != "planning":
-            raise ValueError(f'state["game"] must be "planning", got {state.get("game")!r}')
-        game = cls(instance_from_dict(state["instance"]), PlanningOptions(**state["options"]))
-        play = dict(state["play"])
-        instance = game.instance
-        play["log"] = [
-            action_from_dict(action, slots=instance.slots, num_sites=len(instance.sites))
-            for action in play["log"]
-        ]
-        for name in ("pending", "agreed"):
-            play[name] = None if play[name] is None else tuple(play[name])
-        play["num_errors"] = list(play["num_errors"])
-        game._play = _Play(**play)
-        game._num_opening = len(game._play.log)
-        return game
+    def _instance_from(cls, data: dict[str, Any]) -> PlanningInstance:
+        return instance_from_dict(data)
 
-    @classmethod
-    def from_recorded(
-        cls,
-        record: dict[str, Any],
-        num_entries: int,
-        *,
-        options: PlanningOptions | None = None,
-        key: str = "recorded",
-    ) -> Self:
-        """A recorded human game after its first `num_entries` log entries, ready for play.
-
-        This game's turn rules decide who moves next. Raises ValueError as `recorded.begun`.
-        """
-        return cls(begun(record, num_entries, key=key), options or PlanningOptions())
+    def _move_from(self, data: dict[str, Any]) -> Action:
+        inst = self.instance
+        return action_from_dict(data, slots=inst.slots, num_sites=len(inst.sites))
 
     def _sheets(self, log: Any) -> tuple[Sheet, ...]:
         """The score sheet of each proposal in the moves."""
@@ -257,48 +157,35 @@ class PlanningGame(Game):
     def _total(self, plan: Plan) -> int:
         return sheet_of(self.instance.sites, self.instance.preferences, plan).total
 
-    def _open(self, action: Action) -> None:
+    def _open(self, move: Action) -> None:
         """Make one move of the opening.
 
         In recorded games people also wrote messages while a plan waited for its answer. After such
         a message the answer is still due.
         """
-        self._apply(action)
-        if action.kind == "message" and self._play.pending is not None:
+        self._make(move)
+        if move.kind == "message" and self._play.pending is not None:
             self._play.to_move = USER
 
     def _read(self, seat: int, text: str) -> Action:
         """Parse a seat's text as a legal move. Raises PlayerError for any other text."""
-        play, options = self._play, self.options
-        if play.to_move is None:
-            raise PlayerError("over", "the game is over")
-        if seat != play.to_move:
-            raise PlayerError("not_your_turn", "it is the other's turn")
-        valid = self._valid_tags(seat)
-        if options.private_reasoning:
-            text = drop_reasoning(text, KINDS)
-        split = split_move(text)
-        if split is None:
-            raise PlayerError("no_tag", f"line 1 has no tag; start with {valid}")
-        tag, content = split
-        if tag not in KINDS:
-            raise PlayerError("unknown_tag", f"unknown tag [{tag}]; use {valid}")
+        self._check_turn(seat)
+        play, options, valid = self._play, self.options, self._valid_tags(seat)
+        tag, content = self._split(text, valid)
+        self._check_tag(tag, valid)
         if _OWNER.get(tag, seat) != seat:
             raise PlayerError("not_yours", f"only the other can [{tag}]; use {valid}")
         answering = tag in ("accept", "reject")
         if play.pending is not None and not answering:
             raise PlayerError("must_answer", f"answer the plan first: {valid}")
-        if tag == "message" and not options.messages:
-            raise PlayerError("no_messages", f"messages are off; use {valid}")
+        self._check_messages(tag, valid)
         if tag == "tool" and not options.search:
             raise PlayerError("no_search", f"the search tool is off; use {valid}")
         if answering:
             if play.pending is None:
                 raise PlayerError("nothing_pending", f"no full plan to {tag}; use {valid}")
-            return Action(seat, tag, "")
-        if not content:
-            raise PlayerError("empty", f"nothing after [{tag}]")
-        if tag == "tool":
+            return Action(seat, "accept" if tag == "accept" else "reject", "")
+        if filled(content, tag) and tag == "tool":
             return Action(seat, "tool", content, result=search(content, self.instance.sites))
         if tag == "message":
             return Action(seat, "message", content)
@@ -317,16 +204,14 @@ class PlanningGame(Game):
             tags.append("[propose]")
         return " or ".join(tags)
 
-    def _apply(self, action: Action) -> None:
-        """Apply a legal move to the state of play."""
-        play = self._play
-        play.log.append(action)
-        play.num_errors_this_turn = 0
-        match action.kind:
+    def _apply(self, move: Action) -> tuple[str, str]:
+        play, brief = self._play, self.options.brief
+        for_mover, for_other = move.result, ""
+        match move.kind:
             case "message":
-                play.to_move = 1 - action.seat
+                play.to_move = 1 - move.seat
             case "propose":
-                play.pending = action.plan if None not in (action.plan or ()) else None
+                play.pending = move.plan if None not in (move.plan or ()) else None
                 play.to_move = USER
             case "accept":
                 play.agreed, play.pending = play.pending, None
@@ -334,23 +219,14 @@ class PlanningGame(Game):
             case "reject":
                 play.pending = None
                 play.to_move = USER if self.options.messages else AGENT
+                if self.options.messages:
+                    for_mover = texts.reject_text(brief=brief)
+        if move.kind != "tool":
+            sheet = self._sheets([move])[0] if move.plan is not None else None
+            for_other = texts.read_by(1 - move.seat, move, self.instance, sheet, brief=brief)
+        return (for_mover, for_other) if move.seat == USER else (for_other, for_mover)
 
 
 def _sees(seat: int, action: Action) -> bool:
     """Whether a seat knows of a move: tool calls are private."""
     return action.kind != "tool" or action.seat == seat
-
-
-def _plain(value: Any) -> Any:
-    """The value with all tuples replaced by lists, as JSON has them."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _checked(seat: int) -> int:
-    if seat not in (USER, AGENT):
-        raise ValueError(f"seat must be 0 or 1, got {seat}")
-    return seat

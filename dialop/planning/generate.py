@@ -6,13 +6,12 @@ from `city.NEIGHBOURHOODS`. Knows no texts and plays no game.
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import TypeVar
 
 import numpy as np
 
+from dialop.kit import check_options, option, stream_rng
 from dialop.planning import preferences as wording
 from dialop.planning.board import MAX_SLOTS, MAX_WEIGHT, PlanningInstance, Site
 from dialop.planning.city import CATEGORIES, COMMON, FEATURES, NEIGHBOURHOODS, NUM_SITES
@@ -27,7 +26,7 @@ _P_ONE_SITE = 0.25  # that a preference for sites names any one site
 _MAX_DRAWS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlanningRecipe:
     """The distribution of instances: `sites` sites, of which a plan has `slots`.
 
@@ -36,20 +35,22 @@ class PlanningRecipe:
     `city.COMMON` and no other, and each preference is about one of them.
     """
 
-    sites: int = NUM_SITES
-    slots: int = MAX_SLOTS
-    preferences: int = 10
-    distance: bool = True
-    simple: bool = False
+    sites: int = option(NUM_SITES, "sites of a city", low=2, high=NUM_SITES)
+    slots: int = option(MAX_SLOTS, "sites of a plan", low=1, high=MAX_SLOTS)
+    preferences: int = option(
+        10, "most preferences of a user, without the one for short ways", low=1, high=10
+    )
+    distance: bool = option(True, "whether users want short ways")
+    simple: bool = option(
+        False, "draw only yes-or-no features that every site has, for small models"
+    )
 
     def __post_init__(self) -> None:
-        if not 1 <= self.slots <= MAX_SLOTS:
-            raise ValueError(f"slots must be 1 to {MAX_SLOTS}, got {self.slots}")
-        if not self.slots < self.sites <= NUM_SITES:
+        check_options(self)
+        if self.slots >= self.sites:
             raise ValueError(f"sites must be {self.slots + 1} to {NUM_SITES}, got {self.sites}")
-        most = len(COMMON) if self.simple else 10
-        if not 1 <= self.preferences <= most:
-            raise ValueError(f"preferences must be 1 to {most}, got {self.preferences}")
+        if self.simple and self.preferences > len(COMMON):
+            raise ValueError(f"preferences must be 1 to {len(COMMON)}, got {self.preferences}")
 
 
 def generate_instance(recipe: PlanningRecipe, *, seed: int, index: int) -> PlanningInstance:
@@ -57,9 +58,7 @@ def generate_instance(recipe: PlanningRecipe, *, seed: int, index: int) -> Plann
 
     A city in which all plans are equally good is drawn again.
     """
-    if seed < 0 or index < 0:
-        raise ValueError(f"seed and index must be at least 0, got {seed} and {index}")
-    rng = np.random.default_rng((seed, index))
+    rng = stream_rng(seed, index)
     for _ in range(_MAX_DRAWS):
         sites = _draw_sites(recipe, rng)
         preferences = _draw_preferences(recipe, sites, rng)
@@ -67,21 +66,6 @@ def generate_instance(recipe: PlanningRecipe, *, seed: int, index: int) -> Plann
         if instance.best > instance.worst:
             return instance
     raise ValueError(f"no city of {recipe} has plans of different totals")
-
-
-def generate_many(
-    recipe: PlanningRecipe, *, seed: int, num: int, start: int = 0, processes: int = 1
-) -> list[PlanningInstance]:
-    """Instances `start` up to `start + num` of the stream `seed`, in order."""
-    if num < 0 or processes < 1:
-        raise ValueError(f"num must be at least 0 and processes 1, got {num} and {processes}")
-    jobs = [(recipe, seed, index) for index in range(start, start + num)]
-    if processes == 1:
-        return [_generate_job(job) for job in jobs]
-    chunk = max(1, min(64, num // (4 * processes)))
-    # Spawn, because forking a process with running threads (torch, an engine) can hang.
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(_generate_job, jobs, chunksize=chunk))
 
 
 def other_preferences(instance: PlanningInstance, *, seed: int) -> PlanningInstance:
@@ -99,11 +83,6 @@ def other_preferences(instance: PlanningInstance, *, seed: int) -> PlanningInsta
     return referenced(
         instance.key, instance.sites, fresh, slots=instance.slots, first_seat=instance.first_seat
     )
-
-
-def _generate_job(job: tuple[PlanningRecipe, int, int]) -> PlanningInstance:
-    recipe, seed, index = job
-    return generate_instance(recipe, seed=seed, index=index)
 
 
 def _draw_sites(recipe: PlanningRecipe, rng: np.random.Generator) -> list[Site]:

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
-from dialop.kit import option
+from dialop.logged import part_of
 from dialop.planning import scripted, texts
-from dialop.planning.board import MAX_SLOTS, USER, PlanningInstance, PlanningOptions
-from dialop.planning.city import COMMON, NUM_SITES
+from dialop.planning.board import USER, PlanningInstance, PlanningOptions
+from dialop.planning.city import COMMON
 from dialop.planning.game import PlanningGame
-from dialop.planning.generate import PlanningRecipe, generate_many, other_preferences
-from dialop.planning.recorded import replay
+from dialop.planning.generate import PlanningRecipe, generate_instance, other_preferences
+from dialop.planning.recorded import read_recorded, recorded_messages, recorded_tally, replay
 from dialop.planning.scripted import ASK, GREETING, make_scripted
-from dialop.planning.starts import read_recorded, recorded_messages, recorded_tally
 from dialop.planning.store import read_instances as read
 from dialop.planning.store import write_instances as write
 
 __all__ = [
-    "BASELINES",
-    "PLAYED_BY_PEOPLE",
-    "ROLES",
-    "SCRIPT_NAMES",
-    "Options",
-    "described",
-    "generate",
     "make_script",
-    "new_game",
-    "phrases",
     "read",
     "read_recorded",
     "recorded_messages",
     "recorded_tally",
     "replay",
     "restore",
-    "seated",
-    "vary",
     "write",
 ]
 
@@ -48,46 +37,21 @@ restore = PlanningGame.from_state
 make_script = make_scripted
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The settings of the game and of its generated instances."""
-
-    messages: bool = True
-    brief: bool = False
-    private_reasoning: bool = False
-    search: bool = option(True, "allow the agent's search tool")
-    sites: int = option(NUM_SITES, "sites of a city", low=2, high=NUM_SITES)
-    slots: int = option(MAX_SLOTS, "sites of a plan", low=1, high=MAX_SLOTS)
-    preferences: int = option(
-        10, "most preferences of a user, without the one for short ways", low=1, high=10
-    )
-    distance: bool = option(True, "whether users want short ways")
-    simple: bool = option(
-        False, "draw only yes-or-no features that every site has, for small models"
-    )
+@dataclass(frozen=True)
+class Options(PlanningRecipe, PlanningOptions):
+    """The recipe of instances and the rules of play."""
 
 
-def generate(options: Options, *, seed: int, start: int, num: int) -> list[PlanningInstance]:
+def generate(
+    options: PlanningRecipe, *, seed: int, num: int, start: int = 0
+) -> list[PlanningInstance]:
     """Instances start..start+num-1 of the stream `seed`."""
-    recipe = PlanningRecipe(
-        sites=options.sites,
-        slots=options.slots,
-        preferences=options.preferences,
-        distance=options.distance,
-        simple=options.simple,
-    )
-    return generate_many(recipe, seed=seed, start=start, num=num)
+    return [generate_instance(options, seed=seed, index=start + i) for i in range(num)]
 
 
-def new_game(instance: PlanningInstance, options: Options) -> PlanningGame:
+def new_game(instance: PlanningInstance, options: PlanningOptions) -> PlanningGame:
     """A game at its start, or after the instance's opening."""
-    rules = PlanningOptions(
-        messages=options.messages,
-        search=options.search,
-        brief=options.brief,
-        private_reasoning=options.private_reasoning,
-    )
-    return PlanningGame(instance, rules)
+    return PlanningGame(instance, part_of(options, PlanningOptions))
 
 
 def vary(instance: PlanningInstance, seat: int, *, seed: int) -> PlanningInstance | None:
@@ -128,3 +92,18 @@ def phrases(
         prices = sorted({site.price for i in instances for site in i.sites})
         found += texts.brief_tables(prices)
     return list(dict.fromkeys(found))
+
+
+def figures(instances: Sequence[PlanningInstance]) -> str:
+    """Mean totals of the best and the worst plan, the place of a random one, and preferences."""
+    return (
+        f"best {fmean(i.best for i in instances):.1f}, "
+        f"worst {fmean(i.worst for i in instances):.1f}, "
+        f"random plan {fmean(i.norm(i.mean) for i in instances):.3f}, "
+        f"preferences {fmean(len(i.preferences) for i in instances):.1f}"
+    )
+
+
+def is_record(record: Mapping[str, Any]) -> bool:
+    """Whether a recorded game is one of planning."""
+    return "preferences" in record and "events" in record

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
@@ -18,15 +19,23 @@ from dialop.planning.board import (
     Plan,
     PlanningInstance,
     Site,
-    bool_of,
     instance_from_dict,
-    int_of,
     preference_from_dict,
-    text_of,
 )
 from dialop.planning.preferences import Kind, Preference
 from dialop.planning.proposal import render_plan
 from dialop.planning.score import referenced, score_range, sheet_of
+from dialop.starts import RecordedGame, before_accept, tally
+from dialop.starts import read_recorded as read_games
+from dialop.values import (
+    check_fields,
+    checked_bool,
+    checked_int,
+    checked_list,
+    checked_string,
+    checked_text,
+    field,
+)
 
 FIELDS = ("events", "preferences", "action_log")
 SLOTS = 3
@@ -48,9 +57,7 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> PlanningInst
     Raises:
         ValueError: for an invalid record; names the field or the log entry (from 0).
     """
-    missing = [name for name in FIELDS if name not in record]
-    if missing:
-        raise ValueError(f"a recorded game needs the fields {', '.join(missing)}")
+    check_fields(record, FIELDS, "a recorded game needs the fields")
     moves = moves_from_record(record)
     sites, preferences = _sites(record), _preferences(record, as_recorded=False)
     first = moves[0].seat if moves else USER
@@ -66,9 +73,7 @@ def moves_from_record(record: Mapping[str, Any]) -> list[Action]:
     Raises:
         ValueError: for an entry that is not a move; names the entry (from 0).
     """
-    log = record["action_log"]
-    if not isinstance(log, list):
-        raise ValueError(f"action_log must be a list, got {short(log)}")
+    log = checked_list(record["action_log"], "action_log")
     names = [site.name for site in _sites(record)]
     moves = []
     for number, entry in enumerate(log):
@@ -79,19 +84,30 @@ def moves_from_record(record: Mapping[str, Any]) -> list[Action]:
     return moves
 
 
-def begun(record: Mapping[str, Any], num_entries: int, *, key: str) -> PlanningInstance:
-    """The record's instance with its first `num_entries` log entries as the opening.
+def read_recorded(path: Path) -> list[RecordedGame]:
+    """The games of a .jsonl file of recorded games. Raises ValueError as
+    `dialop.starts.read_recorded`."""
+    return read_games(path, instance_from_record, lambda r, _: moves_from_record(r), before_accept)
 
-    The instance holds nothing of the later entries, so players cannot know how the people ended.
 
-    Raises:
-        ValueError: if `num_entries` lies outside the log, or the record is invalid.
+def recorded_tally(record: Mapping[str, Any], instance: PlanningInstance) -> dict[str, float]:
+    """The figures of people's recorded game, under this game's rules.
+
+    Searches and errors were not recorded: people saw the whole city on a map.
     """
-    board = instance_from_record(record, key=key)
-    num_all = len(record["action_log"])
-    if not 0 <= num_entries <= num_all:
-        raise ValueError(f"num_entries must be 0 to {num_all}, got {num_entries}")
-    return replace(board, opening=tuple(moves_from_record(record)[:num_entries]))
+    moves = moves_from_record(record)
+    plans = [move.plan for move in moves if move.plan is not None]
+    accepted = bool(moves) and moves[-1].kind == "accept" and None not in plans[-1]
+    score = 0.0
+    if accepted:
+        score = instance.norm(sheet_of(instance.sites, instance.preferences, plans[-1]).total)
+    said = [move.text for move in moves if move.kind == "message"]
+    return tally(score, said, accepted=accepted, proposals=len(plans), turns=len(moves))
+
+
+def recorded_messages(record: Mapping[str, Any]) -> list[str]:
+    """The texts of a recorded game's messages. Raises ValueError for an invalid log."""
+    return [move.text for move in moves_from_record(record) if move.kind == "message"]
 
 
 def replay(record: dict[str, Any], *, index: int) -> dict[str, Any]:
@@ -194,9 +210,7 @@ def _sites(record: Mapping[str, Any]) -> tuple[Site, ...]:
 
 
 def _city(record: Mapping[str, Any], preferences: Sequence[dict[str, Any]]) -> PlanningInstance:
-    events = record["events"]
-    if not isinstance(events, list):
-        raise ValueError(f"events must be a list, got {short(events)}")
+    events = checked_list(record["events"], "events")
     sites = []
     for number, event in enumerate(events):
         loc = event.get("loc") if isinstance(event, dict) else None
@@ -230,9 +244,7 @@ def _preferences(record: Mapping[str, Any], *, as_recorded: bool) -> tuple[Prefe
     Two features have an underscore in the recorded preferences but a blank in the sites, so there
     they never score. Unless `as_recorded`, the underscore is read as a blank.
     """
-    entries = record["preferences"]
-    if not isinstance(entries, list):
-        raise ValueError(f"preferences must be a list, got {short(entries)}")
+    entries = checked_list(record["preferences"], "preferences")
     return tuple(
         _preference(entry, f"preferences[{number}]", as_recorded=as_recorded)
         for number, entry in enumerate(entries)
@@ -247,11 +259,11 @@ def _preference(entry: Any, where: str, *, as_recorded: bool) -> Preference:
     sentence, weight, kind, arguments = entry
     if kind not in _KINDS:
         raise ValueError(f"{where}: unknown class {short(kind)}")
-    weight = abs(int_of(weight, f"{where}.weight", low=-10, high=10))
+    weight = abs(checked_int(weight, f"{where}.weight", low=-10, high=10))
     data: dict[str, Any] = {"kind": _KINDS[kind], "text": sentence, "weight": weight}
     match _KINDS[kind]:
         case "feature":
-            name = text_of(arguments.get("name"), f"{where}.name")
+            name = checked_text(arguments.get("name"), f"{where}.name")
             data["name"] = name if as_recorded else name.replace("_", " ")
             sets = arguments.get("value_sets")
             if not isinstance(sets, list) or len(sets) != 2:
@@ -269,33 +281,25 @@ def _preference(entry: Any, where: str, *, as_recorded: bool) -> Preference:
 
 
 def _move(entry: Any, names: Sequence[str]) -> Action:
-    kind = _field(entry, "type")
+    kind = field(entry, "type")
     if kind == "message":
-        seat = int_of(_field(entry, "player"), "player", low=0, high=1)
-        text = _field(_field(entry, "message"), "data")
-        if not isinstance(text, str):
-            raise ValueError(f"message.data must be text, got {short(text)}")
-        return Action(seat, "message", text)
+        seat = checked_int(field(entry, "player"), "player", low=0, high=1)
+        text = field(field(entry, "message"), "data", "message")
+        return Action(seat, "message", checked_string(text, "message.data"))
     if kind == "proposal":
-        slots = _field(entry, "proposal")
+        slots = field(entry, "proposal")
         if not isinstance(slots, list) or len(slots) != 2 * SLOTS - 1:
             raise ValueError(f"proposal must be {2 * SLOTS - 1} slots, got {short(slots)}")
         plan = tuple(None if slot is None else _index(slot, names) for slot in slots[::2])
         return Action(AGENT, "propose", render_plan(plan, names), plan)
     if kind == "proposal_response":
-        accepted = bool_of(_field(_field(entry, "response"), "accept"), "response.accept")
+        accepted = checked_bool(field(field(entry, "response"), "accept"), "response.accept")
         return Action(USER, "accept" if accepted else "reject", "")
     raise ValueError(f"type must be message, proposal or proposal_response, got {short(kind)}")
 
 
 def _index(slot: Any, names: Sequence[str]) -> int:
-    name = _field(slot, "name")
+    name = field(slot, "name")
     if name not in names:
         raise ValueError(f"{short(name)} is no site")
     return names.index(name)
-
-
-def _field(entry: Any, name: str) -> Any:
-    if not isinstance(entry, Mapping) or name not in entry:
-        raise ValueError(f"{name} is missing in {short(entry)}")
-    return entry[name]

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dialop import rows
 from dialop.planning.board import PlanningInstance, instance_from_dict
@@ -24,36 +23,22 @@ _SCHEMA = pa.schema([("key", pa.string()), ("planning", pa.string())])
 
 
 def write_instances(path: str | Path, instances: Sequence[PlanningInstance]) -> None:
-    """Write instances to one parquet file. Creates its folder if needed.
-
-    Raises:
-        ValueError: if the path does not end in .parquet.
-    """
-    path = Path(path)
-    if path.suffix != ".parquet":
-        raise ValueError(f"instances are written as .parquet, got {path}")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write instances to one parquet file (`rows.write_rows`)."""
     lines = [{"key": i.key, "planning": json.dumps(asdict(i))} for i in instances]
-    pq.write_table(pa.Table.from_pylist(lines, schema=_SCHEMA), path, write_page_checksum=True)
+    rows.write_rows(path, lines, _SCHEMA)
 
 
 def read_instances(path: str | Path) -> list[PlanningInstance]:
     """Read the instances of a .parquet file, or the cities of a .jsonl file of recorded games.
 
-    Raises:
-        ValueError: for another file type, or an invalid or repeated instance; names the row (from
-            0) or the line (from 1).
-        OSError: when the file cannot be opened.
+    Raises ValueError and OSError as `rows.read_instances`.
     """
-    path = Path(path)
+    return rows.read_instances(path, _from_row, instance_from_record)
 
-    def parse(index: int, row: dict[str, Any]) -> PlanningInstance:
-        if path.suffix == ".jsonl":
-            return instance_from_record(row, key=f"{path.stem}/{index}")
-        if not isinstance(row.get("planning"), str):
-            raise ValueError("no planning, the column of this game's instances")
-        instance = instance_from_dict(rows.parse_json(row["planning"]))
-        check_reference(instance)
-        return instance
 
-    return rows.read_instances(path, parse)
+def _from_row(row: dict[str, Any]) -> PlanningInstance:
+    if not isinstance(row.get("planning"), str):
+        raise ValueError("no planning, the column of this game's instances")
+    instance = instance_from_dict(rows.parse_json(row["planning"]))
+    check_reference(instance)
+    return instance

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from dialop.demonstrations import demonstrated
-from dialop.matching import kit, people, recorded, scripted, starts, store, texts
-from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
-from dialop.matching.generate import Keep, MatchingRecipe, generate_many
+from dialop.kit import load_kit
+from dialop.logged import Rules
+from dialop.matching import kit, people, recorded, scripted, store, texts
+from dialop.matching.game import MatchingGame, MatchingInstance
+from dialop.starts import RecordedGame, tally
 from selfplay.config import GameConfig
 
 ROLES: tuple[str, ...] = kit.ROLES
@@ -26,15 +28,17 @@ def generate(
     game: GameConfig, *, seed: int, start: int, num: int, processes: int, easy: bool
 ) -> list[MatchingInstance]:
     """Boards drawn as the settings say; `easy` ignores the condition on solo plans."""
-    recipe = MatchingRecipe(
+    options = kit.Options(
         size=game.size,
         p_observed=game.p_observed,
         scale=game.scale,
         max_value=game.max_value,
         hardness=game.hardness,
-        keep="all" if easy else cast(Keep, game.keep),
+        keep="all" if easy else game.keep,
     )
-    return generate_many(recipe, seed=seed, start=start, num=num, processes=processes)
+    return load_kit("matching").generate(
+        options, seed=seed, start=start, num=num, processes=processes
+    )
 
 
 def read(path: Path, game: GameConfig) -> list[MatchingInstance]:
@@ -42,9 +46,9 @@ def read(path: Path, game: GameConfig) -> list[MatchingInstance]:
     return store.read_instances(path)
 
 
-def read_recorded(path: Path) -> list[starts.RecordedGame]:
+def read_recorded(path: Path) -> list[RecordedGame]:
     """The games of a .jsonl of recorded games."""
-    return starts.read_recorded(path)
+    return recorded.read_recorded(path)
 
 
 def recorded_tally(record: Mapping[str, Any], instance: MatchingInstance) -> dict[str, float]:
@@ -57,16 +61,9 @@ def recorded_tally(record: Mapping[str, Any], instance: MatchingInstance) -> dic
     log, accepted = record["action_log"], recorded.agreed(record)
     score = instance.norm(float(record["proposal_reward"])) if accepted else 0.0
     said = recorded.said_in(record)
-    return {
-        "score": score,
-        "agreement": float(accepted),
-        "optimal": float(score > 1 - 1e-9),
-        "talk_value": score - instance.norm(max(instance.solo)),
-        "messages": float(len(said)),
-        "words": float(sum(len(text.split()) for text in said)),
-        "proposals": float(sum(entry["type"] == "proposal" for entry in log)),
-        "turns": float(len(log)),
-    }
+    proposals = sum(entry["type"] == "proposal" for entry in log)
+    figures = tally(score, said, accepted=accepted, proposals=proposals, turns=len(log))
+    return {**figures, "talk_value": score - instance.norm(max(instance.solo))}
 
 
 def recorded_messages(record: Mapping[str, Any]) -> list[str]:
@@ -76,7 +73,7 @@ def recorded_messages(record: Mapping[str, Any]) -> list[str]:
 
 def read_people(path: Path) -> list[people.PeoplesGame]:
     """The games of a .jsonl of recorded games, to imitate."""
-    games = [people.peoples_game(game) for game in starts.read_recorded(path)]
+    games = [people.peoples_game(game) for game in recorded.read_recorded(path)]
     return [game for game in games if game is not None]
 
 
@@ -90,10 +87,8 @@ def new_game(instance: MatchingInstance, game: GameConfig) -> MatchingGame:
     return MatchingGame(instance, _options(game), demonstrations=_demonstrations(game))
 
 
-def _options(game: GameConfig) -> MatchingOptions:
-    return MatchingOptions(
-        messages=game.messages, brief=game.brief, private_reasoning=game.private_reasoning
-    )
+def _options(game: GameConfig) -> Rules:
+    return Rules(messages=game.messages, brief=game.brief, private_reasoning=game.private_reasoning)
 
 
 @lru_cache(maxsize=8)

@@ -25,7 +25,8 @@ import eval as eval_door
 import train as train_door
 from dialop import cli
 from dialop.collab.store import write_instances as write_tasks
-from dialop.matching.generate import MatchingRecipe, generate_many
+from dialop.matching.generate import MatchingRecipe
+from dialop.matching.kit import generate
 from dialop.matching.store import read_instances, write_instances
 from dialop.rows import MAX_FILE_BYTES, MAX_LINE_BYTES
 from selfplay.config.settings import SettingsError
@@ -116,7 +117,7 @@ def damaged(change: Callable[[bytearray], bytes | bytearray]) -> Write:
     """A parquet file as written here, its bytes changed."""
 
     def write(path: Path) -> None:
-        boards = generate_many(MatchingRecipe(size=3, p_observed=0.5, keep="all"), seed=1, num=50)
+        boards = generate(MatchingRecipe(size=3, p_observed=0.5, keep="all"), seed=1, num=50)
         write_instances(path, boards)
         path.write_bytes(change(bytearray(path.read_bytes())))
 
@@ -401,7 +402,7 @@ def test_the_good_files_are_read(home: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_board_without_observed_cells_is_valid_among_others(home: Path) -> None:
     """A low p_observed generates such boards."""
     recipe = MatchingRecipe(size=2, p_observed=0.05, keep="all")
-    drawn = generate_many(recipe, seed=0, num=60)
+    drawn = generate(recipe, seed=0, num=60)
     assert any(not any(map(any, (*i.masks[0], *i.masks[1]))) for i in drawn)
     write_instances(home / "drawn.parquet", drawn)
     assert read_instances(home / "drawn.parquet") == drawn
@@ -419,7 +420,7 @@ def test_a_small_file_with_millions_of_rows_is_refused(
 @pytest.mark.parametrize("seed", range(3))
 def test_random_damage_gives_one_line_or_valid_boards(seed: int, tmp_path: Path) -> None:
     """Flipped bits and truncation anywhere: every board that is read can be played."""
-    boards = generate_many(MatchingRecipe(size=3, p_observed=0.5, keep="all"), seed=1, num=20)
+    boards = generate(MatchingRecipe(size=3, p_observed=0.5, keep="all"), seed=1, num=20)
     path = tmp_path / "games.parquet"
     write_instances(path, boards)
     data, rng = path.read_bytes(), np.random.default_rng(seed)

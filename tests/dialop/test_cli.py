@@ -13,7 +13,7 @@ import pytest
 from dialop_boards import BEST, FULL, SCALED, SMALL, human_games
 
 from dialop.cli import answer_lines, main
-from dialop.collab.store import read_instances as collab_tasks
+from dialop.kit import load_kit
 from dialop.matching.game import MatchingGame
 from dialop.matching.store import read_instances, write_instances
 
@@ -93,44 +93,104 @@ def test_generate_writes_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "6 instances in" in capsys.readouterr().err
 
 
-def test_generate_refuses_bad_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "--num", "1", "--size", "9", "--out", "x.parquet"]) == 2
-    assert capsys.readouterr().err == "error: size must be 2 to 8, got 9\n"
-
-
-def test_replay_reports_every_game(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(human_games())]) == 1
-    captured = capsys.readouterr()
-    lines = [json.loads(line) for line in captured.out.splitlines()]
-    assert len(lines) == 67 and captured.err == "66 of 67 games agree\n"
-    assert "does not fit the roster" in lines[16]["error"]
-
-
 def test_replay_of_agreeing_games_succeeds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "three.jsonl"
     path.write_text("".join(human_games().read_text().splitlines(keepends=True)[:3]))
     assert main(["replay", str(path)]) == 0
+    capsys.readouterr()
     assert main(["replay", str(tmp_path / "absent.jsonl")]) == 2
     assert "absent.jsonl" in capsys.readouterr().err
 
 
-def test_collaborations_are_drawn_and_played_by_hand(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "num", "agreeing"), [("matching", 67, 66), ("mediation", 81, 81), ("planning", 57, 56)]
+)
+def test_replay_reports_every_game(
+    name: str, num: int, agreeing: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "tasks.parquet"
-    words = ["generate", "--game", "collab", "--num", "3", "--max-value", "10", "--out", str(path)]
-    assert main(words) == 0
-    task = collab_tasks(path)[1]
-    moves = [(1, "What number?"), (0, "I won't say."), (1, f"[answer] {task.target}")]
+    assert main(["replay", str(human_games(name))]) == int(agreeing < num)
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == num
+    assert captured.err == f"{agreeing} of {num} games agree\n"
+
+
+# Options of `generate`, moves, the seats to move after them, and an option that is refused.
+BY_HAND: dict[str, tuple[str, list[tuple[int, str]], list[int | None], str]] = {
+    "collab": (
+        "--max-value 10",
+        [(1, "What number?"), (0, "I won't say."), (0, "Hm"), (1, "[answer] 1")],
+        [0, 1, 1, None],
+        "--max-value=1",
+    ),
+    "matching": (
+        "--size 2 --no-scale --keep all",
+        [(1, "[message] hi"), (0, "[propose] BLEU: Ava\nElectra: Daniel"), (1, "[accept]")],
+        [0, 1, None],
+        "--size=9",
+    ),
+    "mediation": (
+        "--days 1 --keep-flights 2 --events 2",
+        [
+            (0, "[message] hi"),
+            (1, "[message] ho"),
+            (2, "all: [propose] user 0: id 0, user 1: id 1"),
+            (3, "[accept]"),
+            (0, "[accept]"),
+            (1, "[accept]"),
+        ],
+        [1, 2, 0, 0, 1, None],
+        "--days=0",
+    ),
+    "planning": (
+        "--sites 5 --slots 2 --preferences 4 --no-distance",
+        [
+            (0, "[message] hi"),
+            (1, "[tool] Search(limit=1)"),
+            (1, "[propose] [Saul's, A-Trane]"),
+            (0, "[accept]"),
+        ],
+        [1, 1, 0, None],
+        "--slots=4",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_instances_are_drawn_and_played_by_hand(
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words, moves, movers, bad = BY_HAND[name]
+    path = tmp_path / "games.parquet"
+    make = ["generate", "--game", name, "--num", "3", "--seed", "4", "--out", str(path)]
+    assert main([*make, *words.split()]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("3 instances in") and len(said) == 1 + (name != "collab")
+    instances = load_kit(name).read(path)
+    assert len({instance.key for instance in instances}) == 3
     lines = "\n".join(json.dumps({"seat": seat, "text": text}) for seat, text in moves)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
-    step = ["step", "--game", "collab", "--instances", str(path), "--index", "1"]
+    step = ["step", "--game", name, "--instances", str(path), "--index", "1", "--prompts"]
     assert main(step) == 0
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (last["over"], last["score_norm"]) == (True, 1.0)
-    assert main([*step, "--no-messages"]) == 2
+    captured = capsys.readouterr()
+    answers = [json.loads(line) for line in captured.out.splitlines()]
+    assert [line["seat_to_move"] for line in answers] == movers
+    assert answers[-1]["agreed"] and 0 <= answers[-1]["score_norm"] <= 1
+    assert "--- seat 1" in captured.err
+    assert main([*make, *words.split(), bad]) == 2
+    option = bad[2:].partition("=")[0].replace("-", "_")
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"error: {option} must be ")
+
+
+def test_a_game_that_needs_messages_refuses_to_do_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "tasks.parquet")
+    assert main(["generate", "--game", "collab", "--num", "1", "--out", path]) == 0
+    assert main(["step", "--game", "collab", "--instances", path, "--no-messages"]) == 2
     assert "--no-messages" in capsys.readouterr().err
-    assert main([*words[:-3], "1", "--out", str(path)]) == 2
-    assert "--max-value must be at least 2, got 1" in capsys.readouterr().err

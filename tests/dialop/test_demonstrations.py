@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dialop.demonstrations import NEW_GAME, demonstrated
-from dialop.matching.game import MatchingGame, MatchingOptions
+from dialop.logged import Rules
+from dialop.matching.game import MatchingGame
 from dialop.matching.generate import MatchingRecipe, generate_instance
 from dialop.matching.scripted import make_scripted
 
@@ -13,10 +14,7 @@ RECIPE = MatchingRecipe(size=3, keep="all")
 
 
 def boards(num: int) -> list[MatchingGame]:
-    return [
-        MatchingGame(generate_instance(RECIPE, seed=5, index=i), MatchingOptions())
-        for i in range(num)
-    ]
+    return [MatchingGame(generate_instance(RECIPE, seed=5, index=i), Rules()) for i in range(num)]
 
 
 def scripts(spec: str = "honest:reply=tell") -> list[object]:
@@ -36,16 +34,14 @@ def test_two_games_show_every_kind_of_move_from_the_seat_that_makes_it() -> None
 
 def test_a_prompt_with_demonstrations_reads_them_before_its_own_game() -> None:
     shown = demonstrated([(game, scripts()) for game in boards(1)])
-    game = MatchingGame(
-        generate_instance(RECIPE, seed=6, index=0), MatchingOptions(), demonstrations=shown
-    )
+    game = MatchingGame(generate_instance(RECIPE, seed=6, index=0), Rules(), demonstrations=shown)
     seat = game.seat_to_move
     assert seat is not None
     reads, moves = game.prompt(seat).read()
     assert len(reads) == len(moves) + 1 == 3
     assert reads[-1].endswith("You move first.") and NEW_GAME in reads[-1]
     assert game.prompt(seat).user in reads[-1], "the seat's own view stays as it is"
-    plain = MatchingGame(game.instance, MatchingOptions())
+    plain = MatchingGame(game.instance, Rules())
     assert plain.prompt(seat).read() == ([plain.prompt(seat).user], [])
 
 

@@ -21,8 +21,10 @@ from planning_cities import HAND
 from dialop.collab.game import CollabGame
 from dialop.collab.task import CollabOptions
 from dialop.game import Game
-from dialop.matching.game import MatchingGame, MatchingOptions
-from dialop.matching.generate import MatchingRecipe, generate_many
+from dialop.logged import Rules
+from dialop.matching.game import MatchingGame
+from dialop.matching.generate import MatchingRecipe
+from dialop.matching.kit import generate
 from dialop.matching.scripted import make_scripted
 from dialop.planning.board import PlanningOptions
 from dialop.planning.game import PlanningGame
@@ -60,7 +62,7 @@ PLANNING_PLAY = [
 COLLAB_PLAY = [(1, ""), (1, "[end]"), (1, "Hello?"), (0, "[answer] 3"), (0, "hi"), (1, "[answer]")]
 
 
-def matching(options: MatchingOptions) -> Game:
+def matching(options: Rules) -> Game:
     return MatchingGame(SMALL, options)
 
 
@@ -90,8 +92,8 @@ COLLAB = (CollabGame.from_state, COLLAB_PLAY, COLLAB_MARKS, "")
 PLANNING_MARKS = (*BRACKETS, "user:", "agent:", "search results", "score sheet", "total")
 PLANNING = (PlanningGame.from_state, PLANNING_PLAY, PLANNING_MARKS, "[message] ")
 GAMES = {
-    "matching, brief": Checked(partial(matching, MatchingOptions(brief=True)), *MATCHING),
-    "matching, full": Checked(partial(matching, MatchingOptions()), *MATCHING),
+    "matching, brief": Checked(partial(matching, Rules(brief=True)), *MATCHING),
+    "matching, full": Checked(partial(matching, Rules()), *MATCHING),
     "collab, brief": Checked(partial(collab, CollabOptions(brief=True)), *COLLAB),
     "collab, full": Checked(partial(collab, CollabOptions()), *COLLAB),
     "planning, brief": Checked(partial(planning, PlanningOptions(brief=True)), *PLANNING),
@@ -216,8 +218,8 @@ def test_how_messages_are_shown(words: str, full: str, brief: str) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_scripted_players_say_in_the_brief_style_is_heard_word_for_word(seed: int) -> None:
-    board = generate_many(MatchingRecipe(size=8, keep="all"), seed=seed, num=1)[0]
-    game = MatchingGame(board, MatchingOptions(brief=True))
+    board = generate(MatchingRecipe(size=8, keep="all"), seed=seed, num=1)[0]
+    game = MatchingGame(board, Rules(brief=True))
     seat = board.first_seat
     text = make_scripted("honest", seed=seed).act(game.view(seat))
     assert text.startswith("[message]\n")

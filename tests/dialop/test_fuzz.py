@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.logged import Rules
+from dialop.matching.game import MatchingGame, MatchingInstance
 from dialop.matching.statements import count_true, stated_cells
 
 TAGS = ["[message]", "[propose]", "[accept]", "[reject]", "[Propose]", "[think]", "[", "]"]
@@ -32,15 +33,15 @@ ODD = [
 PIECES = st.sampled_from([*TAGS, *NAMES, *BETWEEN, *ODD])
 TEXTS = st.one_of(st.text(max_size=60), st.lists(PIECES, max_size=14).map("".join))
 OPTIONS = st.builds(
-    MatchingOptions, messages=st.booleans(), brief=st.booleans(), private_reasoning=st.booleans()
+    Rules, messages=st.booleans(), brief=st.booleans(), private_reasoning=st.booleans()
 )
 
 
 @given(OPTIONS, st.sampled_from([SMALL, SCALED]), st.lists(st.tuples(st.integers(0, 1), TEXTS)))
-@example(MatchingOptions(), SMALL, [(0, "[message] \u017fofia \u0130 BLEU 3")])
+@example(Rules(), SMALL, [(0, "[message] \u017fofia \u0130 BLEU 3")])
 @hypothesis_settings(max_examples=200)
 def test_no_text_raises_and_refusals_change_nothing(
-    options: MatchingOptions, instance: MatchingInstance, moves: list[tuple[int, str]]
+    options: Rules, instance: MatchingInstance, moves: list[tuple[int, str]]
 ) -> None:
     game = MatchingGame(instance, options)
     for seat, text in moves:
@@ -64,7 +65,7 @@ def test_no_text_raises_and_refusals_change_nothing(
 @given(TEXTS)
 @example("\u017fAva BLEU 3, \u0130va BLEU " + "9" * 6000)
 def test_reading_statements_never_raises(text: str) -> None:
-    view = MatchingGame(SMALL, MatchingOptions()).view(0)
+    view = MatchingGame(SMALL, Rules()).view(0)
     cells = stated_cells(text, view)
     assert all(0 <= r < 2 and 0 <= p < 2 and 0 <= v < 10**6 for r, p, v in cells)
     num_true, num_stated = count_true(view, text)

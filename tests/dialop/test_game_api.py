@@ -6,14 +6,13 @@ import pytest
 from dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST
 from game_checks import check_play
 
-from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.logged import Rules
+from dialop.matching.game import MatchingGame, MatchingInstance
 
 
 @pytest.mark.parametrize("instance", [SMALL, SCALED])
 @pytest.mark.parametrize("options", [FULL, BRIEF, SILENT])
-def test_matching_keeps_the_game_interface(
-    instance: MatchingInstance, options: MatchingOptions
-) -> None:
+def test_matching_keeps_the_game_interface(instance: MatchingInstance, options: Rules) -> None:
     first, second = instance.first_seat, 1 - instance.first_seat
     talk = [(first, "[message] Ava BLEU 3"), (second, "[message] I see.")]
     moves = [(first, WORST), (second, "[reject]"), (second, BEST), (first, "[accept]")]
@@ -25,5 +24,5 @@ def test_matching_keeps_the_game_interface(
 def test_a_seat_that_does_not_exist_is_the_callers_mistake() -> None:
     game = MatchingGame(SMALL, FULL)
     for seat in (-1, 2):
-        with pytest.raises(ValueError, match=f"seat must be 0 or 1, got {seat}"):
+        with pytest.raises(ValueError, match=f"seat must be 0 to 1, got {seat}"):
             game.step(seat, BEST)

@@ -9,7 +9,8 @@ from itertools import permutations
 import pytest
 
 from dialop.matching.game import MatchingInstance
-from dialop.matching.generate import Keep, MatchingRecipe, generate_instance, generate_many
+from dialop.matching.generate import MatchingRecipe, generate_instance
+from dialop.matching.kit import generate
 
 TINY = MatchingRecipe(size=2, p_observed=0.5, scale=False, max_value=10, keep="exactly_one")
 SMALL = MatchingRecipe(size=3, p_observed=0.5, scale=False, max_value=10)
@@ -23,7 +24,7 @@ def brute_best(instance: MatchingInstance) -> int:
 
 
 def test_the_full_game_has_the_specified_figures() -> None:
-    instances = generate_many(MatchingRecipe(), seed=11, num=80)
+    instances = generate(MatchingRecipe(), seed=11, num=80)
     best = [float(i.best) for i in instances]
     solo = [i.norm(s) for i in instances for s in i.solo]
     better = [i.norm(max(i.solo)) for i in instances]
@@ -49,7 +50,7 @@ def test_the_full_game_has_the_specified_figures() -> None:
 def test_kept_boards_fail_the_right_number_of_solo_plans(
     recipe: MatchingRecipe, num_failing: int
 ) -> None:
-    for instance in generate_many(recipe, seed=2, num=60):
+    for instance in generate(recipe, seed=2, num=60):
         assert instance.best == brute_best(instance)
         assert sum(s * recipe.hardness < instance.best for s in instance.solo) == num_failing
         assert instance.scales == (1.0, 1.0) and instance.unknown == 5
@@ -74,16 +75,6 @@ def test_an_unfiltered_stream_keeps_its_first_table_and_the_cap_ends_the_search(
     assert len(set(tables.values())) == len(tables)
 
 
-def test_an_instance_depends_on_seed_and_index_alone() -> None:
-    all_at_once = generate_many(TINY, seed=7, num=40)
-    assert all_at_once[10:20] == generate_many(TINY, seed=7, num=10, start=10)
-    assert all_at_once[13] == generate_instance(TINY, seed=7, index=13)
-    assert all_at_once[13].key == "7/13"
-    assert all_at_once == generate_many(TINY, seed=7, num=40, processes=2)
-    assert len({i.table for i in generate_many(SMALL, seed=8, num=40)}) == 40
-    assert generate_many(TINY, seed=8, num=5) != all_at_once[:5]
-
-
 def test_the_stream_of_a_seed_does_not_change() -> None:
     instance = generate_instance(TINY, seed=1, index=0)
     assert instance.table == ((5, 9), (0, 9))
@@ -91,32 +82,7 @@ def test_the_stream_of_a_seed_does_not_change() -> None:
     assert (instance.best, instance.solo, instance.first_seat) == (14, (9.0, 14.0), 1)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"size": 1}, "size must be 2 to 8, got 1"),
-        ({"size": 9}, "size must be 2 to 8, got 9"),
-        ({"p_observed": 1.5}, "p_observed must lie above 0 and up to 1, got 1.5"),
-        ({"p_observed": 0.0}, "p_observed must lie above 0 and up to 1, got 0.0"),
-        ({"max_value": 1}, "max_value must be 2 to 10000, got 1"),
-        ({"hardness": 0.5}, "hardness must be a number from 1, got 0.5"),
-        ({"keep": "some"}, "keep must be one of both, exactly_one, all, got 'some'"),
-        ({"max_tables": -1}, "max_tables must be at least 0, got -1"),
-    ],
-)
-def test_bad_recipes_are_refused(change: dict[str, Keep], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        MatchingRecipe(**change)  # type: ignore[arg-type]
-
-
 def test_large_values_do_not_overflow() -> None:
     recipe = MatchingRecipe(size=8, max_value=10_000, keep="all")
     instance = generate_instance(recipe, seed=1, index=0)
     assert instance.best > 8 * 5_000 and instance.unknown == 5_000
-
-
-def test_negative_seeds_and_counts_are_refused() -> None:
-    with pytest.raises(ValueError, match="seed and index must be at least 0, got -1 and 0"):
-        generate_instance(TINY, seed=-1, index=0)
-    with pytest.raises(ValueError, match="got 5 and 0"):
-        generate_many(TINY, seed=1, num=5, processes=0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
 
-from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.logged import Rules
+from dialop.matching.game import MatchingGame, MatchingInstance
 
 
 def test_golden_brief_game() -> None:
@@ -154,7 +155,7 @@ def test_control_condition_refuses_and_does_not_offer_messages() -> None:
 def test_private_reasoning_is_allowed_only_on_request_and_never_shown() -> None:
     text = "I think [propose] comes later.\n<think>[message] no</think>\n Well\n[message] Hello"
     assert MatchingGame(SMALL, FULL).step(0, text).error_kind == "no_tag"
-    game = MatchingGame(SMALL, MatchingOptions(private_reasoning=True))
+    game = MatchingGame(SMALL, Rules(private_reasoning=True))
     assert game.step(0, text).observations == ("", "Partner: [message] Hello")
     assert game.view(1).log[0].text == "Hello"
     assert game.step(1, "no tag anywhere").error_kind == "no_tag"

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, at, play, proposal
 
 from dialop.game import PlayerError
+from dialop.logged import Rules
 from dialop.mediation.game import MediationGame
-from dialop.mediation.generate import MediationRecipe, generate_many
+from dialop.mediation.generate import MediationRecipe
+from dialop.mediation.kit import generate
 from dialop.mediation.moves import parse_proposal
 from dialop.mediation.records import (
     AGENT,
     AgentView,
     Event,
     MediationInstance,
-    MediationOptions,
     UserView,
 )
 from dialop.mediation.score import overlap, pair_costs, pair_scores
@@ -144,7 +145,7 @@ def test_costs_and_extremes_of_the_hand_sized_instance() -> None:
 
 
 def test_no_pair_beats_best_or_is_below_worst_by_a_direct_computation() -> None:
-    for instance in generate_many(MediationRecipe(days=2, flights=12), seed=5, num=25):
+    for instance in generate(MediationRecipe(days=2, flights=12), seed=5, num=25):
         users = instance.users
         scores = []
         for first, second in itertools.product(*(user.flights for user in users)):
@@ -335,7 +336,7 @@ def other_user_changed(instance: MediationInstance) -> MediationInstance:
 
 
 @pytest.mark.parametrize("options", [FULL, BRIEF])
-def test_no_seat_reads_the_other_room_or_what_is_hidden(options: MediationOptions) -> None:
+def test_no_seat_reads_the_other_room_or_what_is_hidden(options: Rules) -> None:
     """User 0 reads and knows the same, whatever user 1 has, says and answers (up to the drop)."""
     one, two = MediationGame(SMALL, options), MediationGame(other_user_changed(SMALL), options)
     script = [
@@ -395,7 +396,7 @@ def test_the_brief_style_knows_no_more_than_its_lines() -> None:
 
 
 @pytest.mark.parametrize("options", [FULL, BRIEF, SILENT])
-def test_clones_and_states_play_on_alike(options: MediationOptions) -> None:
+def test_clones_and_states_play_on_alike(options: Rules) -> None:
     moves = [*OPENING, (2, "0: [message] hm"), (0, "[message] so"), (2, proposal(2, 1))]
     moves += [(0, "[accept]"), (1, "[reject]"), (1, "[message] dear")]
     moves += [(2, proposal(0, 0)), (0, "[accept]"), (1, "[accept]")]
@@ -427,7 +428,7 @@ PIECES += [", ", "user 1: id 1", "to user 1:", "\n", " ", "9" * 30, "</think>", 
 TEXTS = st.one_of(st.text(max_size=40), st.lists(st.sampled_from(PIECES), max_size=9).map("".join))
 LEGAL = st.sampled_from(["[message] x", "[accept]", "[reject]", "0: [message] y", proposal(1, 1)])
 OPTIONS = st.builds(
-    MediationOptions, messages=st.booleans(), brief=st.booleans(), private_reasoning=st.booleans()
+    Rules, messages=st.booleans(), brief=st.booleans(), private_reasoning=st.booleans()
 )
 
 
@@ -435,7 +436,7 @@ OPTIONS = st.builds(
 @example(FULL, [(0, "[message] \ud800"), (1, "[message] x"), (2, "0: [message] \u2028[accept]")])
 @hypothesis_settings(max_examples=150, deadline=None)
 def test_no_text_raises_and_refusals_change_nothing(
-    options: MediationOptions, moves: list[tuple[int, str]]
+    options: Rules, moves: list[tuple[int, str]]
 ) -> None:
     game = MediationGame(SMALL, options)
     for seat, text in moves:

@@ -7,8 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mediation_games import BRIEF, FULL, SMALL, play, proposal
 
+from dialop.logged import Rules
 from dialop.mediation.game import MediationGame
-from dialop.mediation.records import AGENT, MediationOptions
+from dialop.mediation.records import AGENT
 
 BREAKS = ["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x85", "\u2028", "\u2029"]
 HEADS = ["User 0:", "User 1: ", "Agent:", "Agent: ", "You: ", "You to user 0: ", "Error: ", "[off]"]
@@ -26,7 +27,7 @@ PLAY = [
 ]
 
 
-def own_texts(options: MediationOptions) -> set[str]:
+def own_texts(options: Rules) -> set[str]:
     """All texts of the game itself that a seat reads after a move, without messages."""
     game, texts = MediationGame(SMALL, options), set()
     for seat, text in PLAY:

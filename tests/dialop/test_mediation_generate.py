@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import statistics
 import time
@@ -14,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from mediation_games import SMALL
 
-from dialop.cli import main
-from dialop.mediation.generate import MediationRecipe, generate_instance, generate_many
+from dialop.mediation.generate import MediationRecipe
+from dialop.mediation.kit import generate
 from dialop.mediation.score import conflicts, pair_scores
 from dialop.mediation.search import with_references
 from dialop.mediation.store import instance_from_dict, plain, read_instances, write_instances
@@ -27,7 +26,7 @@ def test_the_full_game_has_the_figures_of_the_recorded_ones() -> None:
     """Published over all 162 recorded games: best 2.0, worst -250.3, flights left 21.8 and 22.9,
     events 12.8, shared 9.3, a random pair 0.596."""
     num = 400
-    instances = generate_many(MediationRecipe(), seed=11, num=num)
+    instances = generate(MediationRecipe(), seed=11, num=num)
     users = [user for instance in instances for user in instance.users]
 
     def mean_is(values: list[float], published: float, *, of: int) -> None:
@@ -46,7 +45,7 @@ def test_the_full_game_has_the_figures_of_the_recorded_ones() -> None:
 
 
 def test_every_instance_keeps_the_rules_of_the_generator() -> None:
-    for instance in generate_many(MediationRecipe(), seed=2, num=40):
+    for instance in generate(MediationRecipe(), seed=2, num=40):
         assert with_references(instance) == (instance.best, instance.worst, instance.alone)
         assert 1 <= instance.arrival_pref <= 10
         for user in instance.users:
@@ -67,7 +66,7 @@ def test_every_instance_keeps_the_rules_of_the_generator() -> None:
 
 
 def test_small_instances_have_the_sizes_asked_for() -> None:
-    for instance in generate_many(TINY, seed=1, num=60):
+    for instance in generate(TINY, seed=1, num=60):
         assert all(len(user.flights) == 3 == len(user.events) for user in instance.users)
         assert all(user.price_pref == 0 for user in instance.users)
         assert not any(event.shared for user in instance.users for event in user.events)
@@ -75,45 +74,17 @@ def test_small_instances_have_the_sizes_asked_for() -> None:
         assert instance.best > instance.worst and instance.max_price_pref == 0
 
 
-def test_an_instance_depends_on_seed_and_index_alone() -> None:
-    all_at_once = generate_many(TINY, seed=7, num=40)
-    assert all_at_once[10:20] == generate_many(TINY, seed=7, num=10, start=10)
-    assert all_at_once[13] == generate_instance(TINY, seed=7, index=13)
-    assert all_at_once[13].key == "7/13"
-    assert all_at_once == generate_many(TINY, seed=7, num=40, processes=2)
-    assert len({(i.users, i.arrival_pref) for i in all_at_once}) == 40
-    assert generate_many(TINY, seed=8, num=5) != all_at_once[:5]
-
-
 def test_best_and_worst_are_found_well_below_a_tenth_of_a_second() -> None:
-    instances = generate_many(MediationRecipe(), seed=3, num=20)
+    instances = generate(MediationRecipe(), seed=3, num=20)
     begin_s = time.process_time()
     for instance in instances:
         with_references(instance)
     assert (time.process_time() - begin_s) / 20 < 0.05
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"days": 0}, "days must be a whole number from 1 to 30, got 0"),
-        ({"flights": 0}, "flights must be a whole number from 1 to 200, got 0"),
-        ({"keep_flights": 31}, "keep_flights must be a whole number from 0 to 30, got 31"),
-        ({"events": 25}, "events must be a whole number from 0 to 24, got 25"),
-        ({"p_event": 0.0}, "p_event must lie above 0 and up to 1, got 0.0"),
-        ({"p_shared": 1.1}, "p_shared must be 0 to 1, got 1.1"),
-        ({"max_price_pref": 21}, "max_price_pref must be a whole number from 0 to 20, got 21"),
-        ({"max_arrival_pref": -1}, "max_arrival_pref must be a whole number from 0 to 10, got -1"),
-    ],
-)
-def test_bad_recipes_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        MediationRecipe(**change)
-
-
 def test_instances_survive_a_file(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "games.parquet"
-    instances = [SMALL, *generate_many(TINY, seed=1, num=3)]
+    instances = [SMALL, *generate(TINY, seed=1, num=3)]
     write_instances(path, instances)
     assert read_instances(path) == instances
     assert instance_from_dict(json.loads(json.dumps(plain(asdict(SMALL))))) == SMALL
@@ -128,7 +99,7 @@ def test_instances_survive_a_file(tmp_path: Path) -> None:
         (lambda d: d.update(best=0), "best in 'hand/0' must be -3, that of its flights, got 0"),
         (lambda d: d.update(worst=-27), "worst in 'hand/0' must be -26"),
         (lambda d: d.update(arrival_pref=11), "arrival_pref must be a whole number from 0 to 10"),
-        (lambda d: d["users"].append(d["users"][0]), "users must be two, got 3"),
+        (lambda d: d["users"].append(d["users"][0]), "users must be a list of 2 items, got 3"),
         (lambda d: d["users"][0].update(flights=[]), "user 0: flights must be a list of 1 to 200"),
         (
             lambda d: d["users"][1]["events"][0].update(importance=0),
@@ -160,35 +131,3 @@ def test_a_damaged_row_is_named(tmp_path: Path) -> None:
     pq.write_table(table.set_column(column, "best", [[5]]), path)
     with pytest.raises(ValueError, match=r"games\.parquet row 0: best in 'hand/0' must be -3"):
         read_instances(path)
-
-
-def test_generate_and_step_from_the_shell(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(tmp_path / "games.parquet")
-    words = "generate --game mediation --num 3 --seed 4 --days 1 --keep-flights 2 --events 2"
-    assert main([*words.split(), "--out", path]) == 0
-    assert "a user has 2.0 flights and 2.0 events, 1.0 shared" in capsys.readouterr().err
-    moves = [
-        (0, "[message] hi"),
-        (1, "[message] ho"),
-        (2, "all: [propose] user 0: id 0, user 1: id 1"),
-        (3, "[accept]"),
-        (0, "[accept]"),
-        (1, "[accept]"),
-    ]
-    lines = "\n".join(json.dumps({"seat": seat, "text": text}) for seat, text in moves)
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
-    step = ["step", "--game", "mediation", "--instances", path, "--index", "1", "--prompts"]
-    assert main(step) == 0
-    captured = capsys.readouterr()
-    got = [json.loads(line) for line in captured.out.splitlines()]
-    assert [line["seat_to_move"] for line in got] == [1, 2, 0, 0, 1, None]
-    assert got[0]["observations"] == ["", "", "User 0: [message] hi"]
-    assert got[3]["error"] == 'Error: "seat" must be 0 to 2, got 3'
-    table = pair_scores(read_instances(path)[1].users, read_instances(path)[1].arrival_pref)
-    assert got[5]["agreed"] and got[5]["score"] == table[0, 1]
-    assert "--- seat 2" in captured.err
-    bad = ["generate", "--game", "mediation", "--num", "1", "--days", "0", "--out", path]
-    assert main(bad) == 2
-    assert capsys.readouterr().err == "error: days must be a whole number from 1 to 30, got 0\n"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from mediation_games import BRIEF, FULL, SILENT, recorded_file
+from recorded_games import begun
 
-from dialop.cli import main
 from dialop.mediation.game import MediationGame
-from dialop.mediation.recorded import begun, instance_from_record, moves_from_record, replay
+from dialop.mediation.recorded import instance_from_record, moves_from_record, replay
 from dialop.mediation.records import AGENT, Act
 from dialop.mediation.store import read_instances
 from dialop.rows import read_records
@@ -62,7 +62,7 @@ def test_every_cut_of_every_game_plays_on(records: list[dict[str, Any]]) -> None
         moves = moves_from_record(record, instance_from_record(record, key="all"))
         options = (FULL, BRIEF)[number % 2]
         for k in range(len(moves) + 1):
-            game = MediationGame(begun(record, k, key=f"cut/{k}"), options)
+            game = MediationGame(begun("mediation", record, k), options)
             seat, owed = game.seat_to_move, owing(moves[:k])
             assert game.answer_due == bool(owed) and (not owed or seat == owed[0])
             if k == len(moves):
@@ -82,7 +82,7 @@ def owing(moves: list[Act]) -> list[int]:
 
 def test_a_restored_game_tells_each_seat_its_own_room(records: list[dict[str, Any]]) -> None:
     record = records[0]
-    game = MediationGame(begun(record, len(record["action_log"]) - 1, key="cut"), FULL)
+    game = MediationGame(begun("mediation", record, len(record["action_log"]) - 1), FULL)
     users = [game.prompt(seat).user for seat in range(3)]
     assert "\nYou: [message] Hello! Can you book me a flight on Thursday morning?" in users[0]
     assert "\nUser 0: [message] Hello! Can you book me" in users[2]
@@ -104,7 +104,7 @@ def test_a_rejected_proposal_does_not_come_back(records: list[dict[str, Any]]) -
         for k in range(1, len(moves)):
             last = moves[k - 1]
             if last.kind == "reject" and not owing(moves[:k]):
-                game = MediationGame(begun(record, k, key="cut"), SILENT)
+                game = MediationGame(begun("mediation", record, k), SILENT)
                 assert not game.answer_due and game.seat_to_move == AGENT
                 num_cuts += 1
     assert num_cuts > 50
@@ -134,12 +134,3 @@ def test_damaged_records_say_what_is_wrong(records: list[dict[str, Any]]) -> Non
         lambda r: r["player_data"][0].update(arrival_time_pref=9)
     )
     assert "unshared" in error(lambda r: r["player_data"][0]["shared_calendar"].pop())
-    with pytest.raises(ValueError, match=r"num_entries must be 0 to \d+, got 999"):
-        begun(records[0], 999, key="cut")
-
-
-def test_replay_from_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(recorded_file())]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == "81 of 81 games agree\n"
-    assert json.loads(captured.out.splitlines()[0])["norm"] == pytest.approx(0.9661016949)

@@ -12,27 +12,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, play, proposal
 
+from dialop.logged import Rules
 from dialop.mediation import wording
 from dialop.mediation.belief import arrival_weight, believed_best, price_points
 from dialop.mediation.game import MediationGame
-from dialop.mediation.generate import MediationRecipe, generate_many
+from dialop.mediation.generate import MediationRecipe
+from dialop.mediation.kit import generate
 from dialop.mediation.records import (
     AGENT,
     AgentView,
     Costs,
     MediationInstance,
-    MediationOptions,
     UserView,
 )
 from dialop.mediation.scripted import make_scripted
 from dialop.mediation.statements import count_true, read_statements
 
-INSTANCES = generate_many(MediationRecipe(), seed=1_000_003, num=60)
+INSTANCES = generate(MediationRecipe(), seed=1_000_003, num=60)
 SPECS = ("random", "solo", "honest", "honest:tell=top", "honest:tell=calendar,probe=1")
 
 
 def played(
-    instance: MediationInstance, specs: Sequence[str], options: MediationOptions, seed: int = 0
+    instance: MediationInstance, specs: Sequence[str], options: Rules, seed: int = 0
 ) -> MediationGame:
     game = MediationGame(instance, options)
     players = [make_scripted(spec, seed=seed) for spec in specs]
@@ -43,7 +44,7 @@ def played(
     return game
 
 
-def mean_norm(spec: str, options: MediationOptions = FULL) -> float:
+def mean_norm(spec: str, options: Rules = FULL) -> float:
     games = [played(inst, [spec] * 3, options, seed=i) for i, inst in enumerate(INSTANCES)]
     assert all(game.outcome().agreed for game in games)
     return statistics.fmean(game.outcome().score_norm for game in games)
@@ -60,7 +61,7 @@ def test_what_players_tell_is_worth_something() -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("options", [FULL, BRIEF, SILENT])
-def test_scripted_games_have_no_errors_and_repeat(spec: str, options: MediationOptions) -> None:
+def test_scripted_games_have_no_errors_and_repeat(spec: str, options: Rules) -> None:
     for instance in INSTANCES[:3]:
         first, second = (played(instance, [spec] * 3, options, seed=5) for _ in range(2))
         assert first.state() == second.state() and first.outcome().over
@@ -76,7 +77,7 @@ def test_any_two_players_finish_a_game_together() -> None:
 
 @pytest.mark.parametrize("options", [FULL, BRIEF])
 @pytest.mark.parametrize("spec", ["honest:probe=1", "honest:tell=top", "honest:tell=calendar"])
-def test_honest_users_state_only_what_is_true(spec: str, options: MediationOptions) -> None:
+def test_honest_users_state_only_what_is_true(spec: str, options: Rules) -> None:
     for seed, instance in enumerate(INSTANCES[:8]):
         game = played(instance, [spec] * 3, options, seed=seed)
         for user in (0, 1):
@@ -84,7 +85,7 @@ def test_honest_users_state_only_what_is_true(spec: str, options: MediationOptio
             assert measures["statements"] == measures["true_statements"] >= 3
 
 
-def user_view(options: MediationOptions = FULL) -> UserView:
+def user_view(options: Rules = FULL) -> UserView:
     view = MediationGame(SMALL, options).view(0)
     assert isinstance(view, UserView)
     return view

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from dialop_boards import human_games, record_of, write_records
 
-from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.logged import Rules
+from dialop.matching.game import MatchingGame, MatchingInstance
 from dialop.matching.generate import MatchingRecipe, generate_instance
 from dialop.matching.people import PeoplesGame, board_digest, peoples_game
-from dialop.matching.starts import read_recorded
+from dialop.matching.recorded import read_recorded
 
 BOARD = generate_instance(MatchingRecipe(keep="all"), seed=0, index=0)
 
@@ -25,7 +26,7 @@ def read(path: Path, *entries: tuple[int, str, str]) -> PeoplesGame:
 
 def replayed(played: PeoplesGame) -> MatchingGame:
     """The game after every move, each made by its seat's script."""
-    game = MatchingGame(played.instance, MatchingOptions())
+    game = MatchingGame(played.instance, Rules())
     for _ in played.moves:
         seat = game.seat_to_move
         assert seat is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import statistics
 import time
@@ -15,14 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 from dialop_boards import human_games
 from planning_cities import HAND
+from recorded_games import begun
 
-from dialop.cli import main
-from dialop.planning.board import PlanningInstance
+from dialop.planning.board import PlanningOptions
 from dialop.planning.city import CATEGORIES, COMMON, FEATURES, NUM_SITES
 from dialop.planning.game import PlanningGame
-from dialop.planning.generate import PlanningRecipe, generate_instance, generate_many
+from dialop.planning.generate import PlanningRecipe, generate_instance
+from dialop.planning.kit import generate
 from dialop.planning.preferences import meaning, told_in
-from dialop.planning.recorded import begun, instance_from_record, moves_from_record, replay
+from dialop.planning.recorded import instance_from_record, moves_from_record, replay
 from dialop.planning.score import score_range, tenths_between
 from dialop.planning.store import read_instances, write_instances
 
@@ -37,7 +37,7 @@ def records() -> list[dict[str, Any]]:
 
 
 def test_generated_instances_have_the_figures_of_the_recorded_ones() -> None:
-    instances = generate_many(PlanningRecipe(), seed=11, num=150)
+    instances = generate(PlanningRecipe(), seed=11, num=150)
     ranges = [
         score_range(i.sites, [p for p in i.preferences if p.name not in DEAD], slots=3)
         for i in instances
@@ -55,7 +55,7 @@ def test_generated_instances_have_the_figures_of_the_recorded_ones() -> None:
 
 
 def test_generated_cities_keep_the_rules_of_the_generator() -> None:
-    for instance in generate_many(PlanningRecipe(), seed=5, num=20):
+    for instance in generate(PlanningRecipe(), seed=5, num=20):
         assert len(set(instance.names)) == NUM_SITES and instance.slots == 3
         for site in instance.sites:
             category = CATEGORIES[site.category]
@@ -76,7 +76,7 @@ def test_generated_cities_keep_the_rules_of_the_generator() -> None:
 
 
 def test_small_cities_have_what_every_site_can_have() -> None:
-    for instance in generate_many(SIMPLE, seed=5, num=30):
+    for instance in generate(SIMPLE, seed=5, num=30):
         assert len(instance.sites) == 6 and len(instance.preferences) == 2
         assert all(set(site.features) == set(COMMON) for site in instance.sites)
         assert {p.name for p in instance.preferences} <= set(COMMON)
@@ -85,11 +85,7 @@ def test_small_cities_have_what_every_site_can_have() -> None:
         assert len({site.category for site in instance.sites}) == 6
 
 
-def test_an_instance_depends_on_seed_and_index_alone_and_is_drawn_fast() -> None:
-    all_at_once = generate_many(SIMPLE, seed=7, num=12)
-    assert all_at_once[5:9] == generate_many(SIMPLE, seed=7, num=4, start=5)
-    assert all_at_once == generate_many(SIMPLE, seed=7, num=12, processes=2)
-    assert generate_many(SIMPLE, seed=8, num=3) != all_at_once[:3]
+def test_an_instance_is_drawn_fast() -> None:
     times = []
     for index in range(5):
         begin = time.perf_counter()
@@ -104,23 +100,8 @@ def test_the_stream_of_a_seed_does_not_change() -> None:
     assert instance.names[:3] == ("Einstein's summer house", "The Cakery", "City Museum of Art")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"slots": 4}, "slots must be 1 to 3, got 4"),
-        ({"sites": 3}, "sites must be 4 to 39, got 3"),
-        ({"sites": 40}, "sites must be 4 to 39, got 40"),
-        ({"preferences": 0}, "preferences must be 1 to 10, got 0"),
-        ({"preferences": 4, "simple": True}, "preferences must be 1 to 3, got 4"),
-    ],
-)
-def test_bad_recipes_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PlanningRecipe(**change)
-
-
 def test_instances_survive_a_file(tmp_path: Path) -> None:
-    instances = [HAND, *generate_many(PlanningRecipe(), seed=2, num=3)]
+    instances = [HAND, *generate(PlanningRecipe(), seed=2, num=3)]
     path = tmp_path / "cities.parquet"
     write_instances(path, instances)
     assert read_instances(path) == instances
@@ -189,12 +170,12 @@ def test_players_of_proposals_and_answers_are_those_who_can_make_them() -> None:
 def test_recorded_games_can_be_played_on_from_every_move() -> None:
     for record in records()[::9]:
         for num in range(len(record["action_log"])):
-            game = PlanningGame.from_recorded(record, num)
+            game = PlanningGame(begun("planning", record, num), PlanningOptions())
             assert game.seat_to_move is not None
             view = game.view(game.seat_to_move)
             assert len(view.log) == num and game.prompt(0).user and game.prompt(1).user
             assert game.answer_due == (view.pending is not None)
-        full = PlanningGame.from_recorded(record, len(record["action_log"]))
+        full = PlanningGame(begun("planning", record, len(record["action_log"])), PlanningOptions())
         assert full.seat_to_move is None and full.outcome().agreed
 
 
@@ -210,41 +191,3 @@ def test_broken_records_are_refused_in_one_line() -> None:
         with pytest.raises(ValueError, match=message):
             instance_from_record(good | change, key="x")
         assert message in replay(good | change, index=0)["error"]
-    with pytest.raises(ValueError, match="num_entries must be 0 to"):
-        begun(good, 999, key="x")
-
-
-def test_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "cities.parquet"
-    words = "generate --game planning --num 3 --sites 5 --slots 2 --preferences 4 --seed 7"
-    assert main([*words.split(), "--no-distance", "--out", str(path)]) == 0
-    assert "random plan" in capsys.readouterr().err
-    instances: list[PlanningInstance] = read_instances(path)
-    assert [i.key for i in instances] == ["7/0", "7/1", "7/2"]
-    first, second = instances[1].names[:2]
-    moves = [
-        {"seat": 0, "text": "[message] hi"},
-        {"seat": 1, "text": "[tool] Search(limit=1)"},
-        {"seat": 1, "text": f"[propose] [{first}, {second}]"},
-        {"seat": 0, "text": "[accept]"},
-    ]
-    lines = "\n".join(map(json.dumps, moves))
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
-    step = ["step", "--game", "planning", "--instances", str(path), "--index", "1"]
-    assert main(step) == 0
-    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert answers[1]["seat_to_move"] == 1
-    assert answers[1]["observations"] == ["", f"Search results (1 of 5):\nname\n{first}"]
-    assert answers[-1]["agreed"] and 0 <= answers[-1]["score_norm"] <= 1
-    assert main([*words.split()[:-2], "--slots", "4", "--out", str(path)]) == 2
-    assert capsys.readouterr().err == "error: slots must be 1 to 3, got 4\n"
-
-
-def test_replay_of_recorded_games_from_the_command_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["replay", str(human_games("planning"))]) == 1
-    captured = capsys.readouterr()
-    assert len(captured.out.splitlines()) == 57 and captured.err == "56 of 57 games agree\n"

@@ -26,7 +26,8 @@ from planning_cities import (
 
 from dialop.planning.board import PlanningInstance, PlanningOptions
 from dialop.planning.game import PlanningGame
-from dialop.planning.generate import PlanningRecipe, generate_many
+from dialop.planning.generate import PlanningRecipe
+from dialop.planning.kit import generate
 from dialop.planning.score import all_totals, check_reference, score_range, sheet_of
 
 HELLO = (0, "[message] I like live music.")
@@ -200,7 +201,7 @@ def naive_total(instance: PlanningInstance, plan: tuple[int, ...]) -> int:
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_no_legal_plan_beats_the_best_or_is_below_the_worst(slots: int) -> None:
     recipe = PlanningRecipe(sites=9, slots=slots)
-    for instance in generate_many(recipe, seed=3, num=15):
+    for instance in generate(recipe, seed=3, num=15):
         plans = list(permutations(range(9), slots))
         totals = [naive_total(instance, plan) for plan in plans]
         assert (max(totals), min(totals)) == (instance.best, instance.worst)

@@ -14,14 +14,15 @@ from dialop.kit import load_kit
 from dialop.planning.board import PlanningInstance, PlanningOptions
 from dialop.planning.estimate import best_plan, facts_of, scored_in, told_preferences
 from dialop.planning.game import PlanningGame
-from dialop.planning.generate import PlanningRecipe, generate_many
-from dialop.planning.kit import Options
+from dialop.planning.generate import PlanningRecipe
+from dialop.planning.kit import Options, generate
+from dialop.planning.recorded import read_recorded, recorded_tally
 from dialop.planning.scripted import NAMES, make_scripted
-from dialop.planning.starts import read_recorded, recorded_tally
+from dialop.rows import read_records
 
 SIMPLE = PlanningRecipe(sites=6, slots=1, preferences=2, distance=False, simple=True)
-CITIES = generate_many(PlanningRecipe(), seed=21, num=40)
-SMALL = generate_many(SIMPLE, seed=21, num=60)
+CITIES = generate(PlanningRecipe(), seed=21, num=40)
+SMALL = generate(SIMPLE, seed=21, num=60)
 
 
 def played(
@@ -201,7 +202,7 @@ def test_the_kit_declares_the_game(tmp_path: Path) -> None:
         assert name in pair and [make_scripted(s, seed=0).seat for s in pair] == [0, 1]
     options = Options(sites=6, slots=1, preferences=2, distance=False, simple=True, brief=True)
     instances = kit.generate(options, seed=1, start=2, num=2)
-    assert instances == generate_many(SIMPLE, seed=1, num=2, start=2)
+    assert instances == generate(SIMPLE, seed=1, num=2, start=2)
     game = kit.new_game(instances[0], options)
     assert game.prompt(1).system == "" and instances[0].names[0] in game.prompt(1).user
     assert kit.restore(json.loads(json.dumps(game.state()))).state() == game.state()
@@ -216,7 +217,10 @@ def test_recorded_games_give_starts_and_peoples_figures() -> None:
     path = human_games("planning")
     games = read_recorded(path)
     assert len(games) == 57
-    tallies = [recorded_tally(game.record, game.board) for game in games]
+    tallies = [
+        recorded_tally(record, game.board)
+        for record, game in zip(read_records(path), games, strict=True)
+    ]
     assert statistics.fmean(t["score"] for t in tallies) == pytest.approx(0.879, abs=0.001)
     assert all(t["agreement"] == 1 for t in tallies)
     game = games[0]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from dialop_boards import BRIEF, FULL, human_games, play
+from recorded_games import begun
 
-from dialop.matching.game import MatchingGame, MatchingOptions
+from dialop.matching.game import MatchingGame
 from dialop.matching.proposal import render_proposal
 from dialop.matching.recorded import instance_from_record, moves_from_record, replay
 from dialop.matching.roster import PAPERS, REVIEWERS
@@ -82,7 +83,7 @@ def test_every_cut_of_every_game_has_the_right_speaker_and_proposal(
         if index == OTHER_ROSTER:
             continue
         moves = moves_from_record(record)
-        games = [MatchingGame.from_recorded(record, k) for k in range(len(moves) + 1)]
+        games = [MatchingGame(begun("matching", record, k), FULL) for k in range(len(moves) + 1)]
         assert games[0].seat_to_move == moves[0].seat
         pending = None
         for move, game in zip(moves, games[1:], strict=True):
@@ -108,7 +109,7 @@ def test_a_cut_game_shows_both_sides_of_the_talk_and_is_played_on(
     records: list[dict[str, Any]],
 ) -> None:
     record = records[0]
-    game = MatchingGame.from_recorded(record, len(record["action_log"]) - 1)
+    game = MatchingGame(begun("matching", record, len(record["action_log"]) - 1), FULL)
     users = [game.prompt(seat).user for seat in (0, 1)]
     assert "\nPartner: [message] I want to make a case for Joseph being Llama\n" in users[0]
     assert "\nYou: [message] I want to make a case for Joseph being Llama\n" in users[1]
@@ -121,15 +122,8 @@ def test_a_cut_game_shows_both_sides_of_the_talk_and_is_played_on(
 
 
 def test_the_brief_style_cuts_too(records: list[dict[str, Any]]) -> None:
-    game = MatchingGame.from_recorded(records[0], 1, options=BRIEF)
+    game = MatchingGame(begun("matching", records[0], 1), BRIEF)
     assert game.prompt(0).user.endswith("\nPartner:\nI want to make a case for Joseph being Llama")
-
-
-def test_bad_cuts_and_another_roster_are_refused(records: list[dict[str, Any]]) -> None:
-    with pytest.raises(ValueError, match=r"num_entries must be 0 to \d+, got 999"):
-        MatchingGame.from_recorded(records[0], 999)
-    with pytest.raises(ValueError, match="does not fit the roster"):
-        MatchingGame.from_recorded(records[OTHER_ROSTER], 1, options=MatchingOptions())
 
 
 def test_recorded_games_are_instances(records: list[dict[str, Any]]) -> None:

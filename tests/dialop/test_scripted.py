@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
 
-from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
-from dialop.matching.generate import MatchingRecipe, generate_many
+from dialop.logged import Rules
+from dialop.matching.game import MatchingGame, MatchingInstance
+from dialop.matching.generate import MatchingRecipe
+from dialop.matching.kit import generate
 from dialop.matching.pooling import (
     best_plan,
     estimate_ratio,
@@ -24,7 +26,7 @@ from dialop.matching.pooling import (
 from dialop.matching.scripted import ScriptedPlayer, make_scripted
 
 TINY = MatchingRecipe(size=2, p_observed=0.5, scale=False, max_value=10, keep="exactly_one")
-FULL_THINKING = MatchingOptions(private_reasoning=True)
+FULL_THINKING = Rules(private_reasoning=True)
 MAX_TURNS = 30
 
 
@@ -37,7 +39,7 @@ class Played:
 
 
 def play_out(
-    instance: MatchingInstance, specs: tuple[str, str], *, options: MatchingOptions, seed: int
+    instance: MatchingInstance, specs: tuple[str, str], *, options: Rules, seed: int
 ) -> Played:
     game = MatchingGame(instance, options)
     players = [make_scripted(spec, seed=2 * seed + seat) for seat, spec in enumerate(specs)]
@@ -52,7 +54,7 @@ def play_out(
 
 
 def play_all(
-    instances: list[MatchingInstance], specs: tuple[str, str], options: MatchingOptions = FULL
+    instances: list[MatchingInstance], specs: tuple[str, str], options: Rules = FULL
 ) -> list[Played]:
     return [play_out(i, specs, options=options, seed=n) for n, i in enumerate(instances)]
 
@@ -63,12 +65,12 @@ def mean_norm(games: list[Played]) -> float:
 
 @pytest.fixture(scope="module")
 def eights() -> list[MatchingInstance]:
-    return generate_many(MatchingRecipe(), seed=21, num=40)
+    return generate(MatchingRecipe(), seed=21, num=40)
 
 
 @pytest.fixture(scope="module")
 def twos() -> list[MatchingInstance]:
-    return generate_many(TINY, seed=22, num=300)
+    return generate(TINY, seed=22, num=300)
 
 
 def test_the_best_plan_stands_in_the_papers_order() -> None:
@@ -164,7 +166,7 @@ def test_brief_wording_is_fixed_and_copies_the_prompt() -> None:
 
 
 def test_thoughts_are_the_pooled_table_in_levels_and_stay_private() -> None:
-    options = MatchingOptions(brief=True, private_reasoning=True)
+    options = Rules(brief=True, private_reasoning=True)
     game = MatchingGame(SMALL, options)
     alone = "Ava BLEU 3\nAva Electra 5\nDaniel BLEU 5\nDaniel Electra 9\n"
     assert make_scripted("solo:think=levels", seed=0).act(game.view(0)) == alone + BEST
@@ -210,7 +212,7 @@ def test_a_straying_plan_makes_the_best_of_what_its_strays_leave(stray: float) -
 
 
 def test_a_tried_plan_stands_before_the_proposal_and_its_strays_are_detours() -> None:
-    view = MatchingGame(SMALL, MatchingOptions(brief=True, private_reasoning=True)).view(0)
+    view = MatchingGame(SMALL, Rules(brief=True, private_reasoning=True)).view(0)
     table = "Ava BLEU 3\nAva Electra 5\nDaniel BLEU 5\nDaniel Electra 9\n"
     steady = make_scripted("solo:think=trial", seed=0).lesson(view)
     assert steady.text == f"{table}BLEU: Ava\nElectra: Daniel\n{BEST}" and steady.detours == ()
@@ -248,7 +250,7 @@ def test_a_plan_chosen_highest_first_is_improved_until_no_swap_helps() -> None:
 
 
 def test_small_steps_show_each_level_beside_its_value() -> None:
-    game = MatchingGame(SMALL, MatchingOptions(brief=True, private_reasoning=True))
+    game = MatchingGame(SMALL, Rules(brief=True, private_reasoning=True))
     play(game, (0, "[message] Ava BLEU 3, Daniel Electra 9"))
     small = make_scripted("honest:think=swaps", seed=0).lesson(game.view(1))
     assert small.detours == ()
@@ -274,8 +276,8 @@ def test_small_steps_show_each_level_beside_its_value() -> None:
 
 
 def test_several_plans_are_tried_one_after_another_each_with_its_own_strays() -> None:
-    board = generate_many(MatchingRecipe(size=4), seed=3, num=1)[0]
-    options = MatchingOptions(brief=True, private_reasoning=True)
+    board = generate(MatchingRecipe(size=4), seed=3, num=1)[0]
+    options = Rules(brief=True, private_reasoning=True)
     view = MatchingGame(board, options).view(board.first_seat)
     lesson = make_scripted("solo:think=trial,trials=3,stray=0.5", seed=1).lesson(view)
     thought, _, proposal = lesson.text.partition("[propose]\n")
@@ -293,7 +295,7 @@ def test_several_plans_are_tried_one_after_another_each_with_its_own_strays() ->
 
 
 def test_a_player_of_the_protocol_writes_what_it_hears_and_plans_with_its_own_cells() -> None:
-    game = MatchingGame(SMALL, MatchingOptions(brief=True, private_reasoning=True))
+    game = MatchingGame(SMALL, Rules(brief=True, private_reasoning=True))
     play(game, (0, "[message] Ava BLEU 1, Daniel Electra 1"))
     pooled = make_scripted("honest:think=levels", seed=0).act(game.view(1))
     own = make_scripted("honest:think=levels,plan=own", seed=0).act(game.view(1))
@@ -308,7 +310,7 @@ def test_a_player_of_the_protocol_writes_what_it_hears_and_plans_with_its_own_ce
 
 
 def test_random_tries_random_plans_without_a_table() -> None:
-    view = MatchingGame(SMALL, MatchingOptions(brief=True, private_reasoning=True)).view(0)
+    view = MatchingGame(SMALL, Rules(brief=True, private_reasoning=True)).view(0)
     plans, seen = {"BLEU: Ava\nElectra: Daniel", "BLEU: Daniel\nElectra: Ava"}, set()
     for seed in range(16):
         lesson = make_scripted("random:think=trial,trials=2", seed=seed).lesson(view)
@@ -333,7 +335,7 @@ def test_full_wording_varies_with_the_seed_and_only_with_it(eights: list[Matchin
 @pytest.mark.parametrize("options", [FULL, BRIEF])
 @pytest.mark.parametrize("name", ["random", "solo", "honest"])
 def test_slips_are_refused_and_repaired(
-    name: str, options: MatchingOptions, twos: list[MatchingInstance]
+    name: str, options: Rules, twos: list[MatchingInstance]
 ) -> None:
     clean = play_all(twos[:40], (name, name), options)
     slipping = play_all(twos[:40], (f"{name}:slip=1", f"{name}:slip=1"), options)

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chat_families import tokenizer_of
 from dialop_boards import BRIEF, FULL, human_games
+from recorded_games import begun
 from scripted_engine import WaveEngine
 from tiny_run import metrics_of, run_warm
 
 import eval as door
-from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
-from dialop.matching.recorded import begun, moves_from_record
+from dialop.kit import Entries
+from dialop.logged import Rules
+from dialop.matching.game import MatchingGame, MatchingInstance
+from dialop.matching.recorded import read_recorded
 from dialop.matching.roster import PAPERS, REVIEWERS
-from dialop.matching.starts import RecordedGame, read_recorded
 from dialop.matching.store import read_instances
 from dialop.rows import read_records
-from dialop.starts import checked_entries, start_length
+from dialop.starts import RecordedGame, checked_entries
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, load_config
 from selfplay.config.settings import SettingsError
@@ -111,8 +112,10 @@ def test_a_start_is_a_number_a_draw_or_a_share() -> None:
 def test_lengths_by_hand(tmp_path: Path) -> None:
     """A start has at most six entries: the seventh ends the game. 3 of 9 words are a third."""
     game = the_game(tmp_path)
-    assert game.num_words == (3, 4, 0, 0, 0, 2) and game.num_words_in_all == 9
-    length = partial(start_length, game.num_words, game.num_words_in_all)
+
+    def length(entries: Entries, *, uniform: float) -> int:
+        return len(game.begun(entries, uniform=uniform).opening)
+
     assert [length(k, uniform=0.0) for k in (0, 1, 6, 7, 99)] == [0, 1, 6, 6, 6]
     shares = {0.3: 0, 0.34: 1, 0.77: 1, 0.78: 5, 0.99: 5}
     assert {s: length(s, uniform=0.0) for s in shares} == shares
@@ -150,7 +153,7 @@ def test_a_start_lasts_through_clones_and_states(tmp_path: Path) -> None:
 # --- leaks --------------------------------------------------------------------------------------
 
 
-def prompts(instance: MatchingInstance, options: MatchingOptions) -> list[str]:
+def prompts(instance: MatchingInstance, options: Rules) -> list[str]:
     """Everything the two seats read before the first move."""
     game = MatchingGame(instance, options)
     return ["\n".join((game.prompt(seat).system, game.prompt(seat).user)) for seat in (0, 1)]
@@ -178,14 +181,14 @@ def other_cells(instance: MatchingInstance, seat: int) -> MatchingInstance:
     return replace(instance, table=table, best=1, solo=(0.0, 0.0))
 
 
-def check_nothing_later_is_told(record: dict[str, Any], options: MatchingOptions) -> int:
+def check_nothing_later_is_told(record: dict[str, Any], options: Rules) -> int:
     """Check every start of a record. Returns the number of prompts checked."""
     log, num_checked = record["action_log"], 0
     longest = next((i for i, e in enumerate(log) if e.get("response", {}).get("accept")), len(log))
     for num in range(longest + 1):
-        instance = begun(record, num, key="r")
+        instance = begun("matching", record, num)
         texts = prompts(instance, options)
-        assert texts == prompts(begun(another_end(record, num), num, key="r"), options)
+        assert texts == prompts(begun("matching", another_end(record, num), num), options)
         earlier = " ".join(str(e["message"]["data"]) for e in log[:num] if e["type"] == "message")
         for entry in log[num:]:
             words = str(entry["message"]["data"]) if entry["type"] == "message" else ""
@@ -204,9 +207,9 @@ def test_nothing_that_came_later_is_told_in_a_record_by_hand() -> None:
 
 def test_the_check_would_see_a_leak() -> None:
     """The check fails if the prompt holds the full log with the accepted plan."""
-    leaking = begun(RECORD, 6, key="r")
-    honest = begun(RECORD, 3, key="r")
-    assert prompts(leaking, FULL) != prompts(begun(another_end(RECORD, 3), 6, key="r"), FULL)
+    leaking = begun("matching", RECORD, 6)
+    honest = begun("matching", RECORD, 3)
+    assert prompts(leaking, FULL) != prompts(begun("matching", another_end(RECORD, 3), 6), FULL)
     assert "final offer" in prompts(leaking, FULL)[0]
     assert "final offer" not in prompts(honest, FULL)[0]
     changed = replace(honest, table=((4, 7), (1, 9)))
@@ -230,8 +233,8 @@ def test_a_log_of_another_roster_is_started_at_its_beginning() -> None:
     assert games[OTHER_ROSTER].begun(3, uniform=0.0) == boards[OTHER_ROSTER]
     for index, game in enumerate(games):
         if index != OTHER_ROSTER:
-            moves = moves_from_record(game.record)
-            assert moves[-1].kind == "accept" and len(game.num_words) == len(moves) - 1
+            moves = game.moves
+            assert moves[-1].kind == "accept" and game.longest == len(moves) - 1
             last = MatchingGame(game.begun(10**6, uniform=0.0), FULL)
             assert last.seat_to_move == moves[-1].seat and last.answer_due
 

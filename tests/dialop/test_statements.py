@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from dialop_boards import BRIEF, FULL, SMALL
 
+from dialop.logged import Rules
 from dialop.matching import wording
-from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.matching.game import MatchingGame, MatchingInstance
 from dialop.matching.generate import MatchingRecipe, generate_instance
 from dialop.matching.pooling import own_cells
 from dialop.matching.statements import count_true, stated_cells
@@ -79,7 +80,7 @@ def test_only_values_the_speaker_sees_are_true() -> None:
 @pytest.mark.parametrize("instance", [SMALL, EIGHT])
 @pytest.mark.parametrize("options", [FULL, BRIEF])
 def test_everything_that_scripted_players_tell_reads_back(
-    instance: MatchingInstance, options: MatchingOptions
+    instance: MatchingInstance, options: Rules
 ) -> None:
     view = MatchingGame(instance, options).view(0)
     cells = own_cells(view)

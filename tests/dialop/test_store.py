@@ -9,14 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 from dialop_boards import SCALED, SMALL
 
-from dialop.matching.generate import MatchingRecipe, generate_many
+from dialop.matching.generate import MatchingRecipe
+from dialop.matching.kit import generate
 from dialop.matching.store import read_instances, write_instances
 from dialop.rows import read_records
 
 
 def test_parquet_round_trip(tmp_path: Path) -> None:
     recipe = MatchingRecipe(size=3, max_value=10)
-    instances = [SMALL, SCALED, *generate_many(recipe, seed=4, num=20)]
+    instances = [SMALL, SCALED, *generate(recipe, seed=4, num=20)]
     path = tmp_path / "new" / "games.parquet"
     write_instances(path, instances)
     assert read_instances(path) == instances

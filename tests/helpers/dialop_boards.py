@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from dialop.matching.game import MatchingGame, MatchingInstance, MatchingOptions
+from dialop.logged import Rules
+from dialop.matching.game import MatchingGame, MatchingInstance
 from dialop.matching.roster import short_title
 from dialop.matching.solve import best_pairs
 
@@ -37,9 +38,9 @@ SCALED = MatchingInstance(
     solo=(12.0, 8.0),
     max_value=10,
 )
-FULL = MatchingOptions()
-BRIEF = MatchingOptions(brief=True)
-SILENT = MatchingOptions(messages=False)
+FULL = Rules()
+BRIEF = Rules(brief=True)
+SILENT = Rules(messages=False)
 BEST = "[propose]\nBLEU: Ava\nElectra: Daniel"
 WORST = "[propose]\nBLEU: Daniel\nElectra: Ava"
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from dialop.logged import Rules
 from dialop.mediation.game import MediationGame
 from dialop.mediation.records import (
     Event,
     Flight,
     MediationInstance,
-    MediationOptions,
     User,
 )
 
@@ -65,9 +65,9 @@ SMALL = MediationInstance(
     alone=-3,
 )
 SCORES = {(0, 0): -3, (0, 1): -20, (1, 0): -20, (1, 1): -23, (2, 0): -17, (2, 1): -26}
-FULL = MediationOptions()
-BRIEF = MediationOptions(brief=True)
-SILENT = MediationOptions(messages=False)
+FULL = Rules()
+BRIEF = Rules(brief=True)
+SILENT = Rules(messages=False)
 
 
 def proposal(first: int, second: int) -> str:

@@ -9,7 +9,8 @@ import pytest
 from dialop_boards import BEST, BRIEF, SMALL, WORST
 
 from dialop.game import Game
-from dialop.matching.game import MatchingGame, MatchingOptions
+from dialop.logged import Rules
+from dialop.matching.game import MatchingGame
 from selfplay.credit.advantages import CreditStats
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request
@@ -40,9 +41,7 @@ class Lines:
         return Lines(*self.texts)
 
 
-def played(
-    seat_0: list[str], seat_1: list[str], index: int = 0, options: MatchingOptions = BRIEF
-) -> Episode:
+def played(seat_0: list[str], seat_1: list[str], index: int = 0, options: Rules = BRIEF) -> Episode:
     setup = GameSetup(
         MatchingGame(SMALL, options), (Lines(*seat_0), Lines(*seat_1)), SMALL.key, index
     )
@@ -77,7 +76,7 @@ def test_means_by_hand() -> None:
 
 def test_private_reasoning_counts_as_no_statement_and_no_word() -> None:
     thoughts = "Ava BLEU 5\nAva Electra 5 [sure]\n"
-    options = MatchingOptions(brief=True, private_reasoning=True)
+    options = Rules(brief=True, private_reasoning=True)
     episode = played([thoughts + "[message] Ava BLEU 3", "[accept]"], [thoughts + BEST], 0, options)
     means = game_measures(tally([episode]))
     assert (means["statements"], means["honesty"], means["words"]) == (1, 1, 3)

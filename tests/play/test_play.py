@@ -20,8 +20,12 @@ from tiny_run import finished
 from dialop.cli import main as dialop
 from dialop.matching.board import MatchingInstance
 from dialop.matching.game import MatchingGame
-from dialop.matching.recorded import instance_from_record, moves_from_record, record_of
-from dialop.matching.starts import read_recorded
+from dialop.matching.recorded import (
+    instance_from_record,
+    moves_from_record,
+    read_recorded,
+    record_of,
+)
 from dialop.matching.store import read_instances
 from selfplay.config import Config, load_config
 from selfplay.games import kit_of

@@ -15,7 +15,8 @@ import pytest
 from run_folders import make_run, write_lines
 from tiny_run import RUNS, finished
 
-from dialop.matching.generate import MatchingRecipe, generate_many
+from dialop.matching.generate import MatchingRecipe
+from dialop.matching.kit import generate
 from dialop.matching.solve import best_pairs
 from selfplay.config import load_config
 from selfplay.evaluation.evaluate import evaluate_scripted
@@ -66,7 +67,7 @@ def data_of(html: str) -> dict[str, Any]:
 
 def test_losses_add_up_to_what_the_proposal_loses() -> None:
     rng = random.Random(0)
-    for instance in generate_many(MatchingRecipe(size=4), seed=0, num=20):
+    for instance in generate(MatchingRecipe(size=4), seed=0, num=20):
         reviewers = rng.sample(range(4), 4)
         pairs = tuple(sorted(zip(reviewers, range(4), strict=True)))
         drawn = drawn_proposal(instance, pairs)

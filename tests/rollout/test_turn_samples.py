@@ -12,7 +12,8 @@ from dialop_boards import BEST, SMALL
 from scripted_engine import WaveEngine
 from tiny_run import CPU, tiny_model, trainer_logprobs
 
-from dialop.matching.game import MatchingGame, MatchingOptions
+from dialop.logged import Rules
+from dialop.matching.game import MatchingGame
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.thinking import CLOSE, think
 from selfplay.config import load_config
@@ -27,7 +28,7 @@ from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.rollout.players import PolicyPlayer
 
-BRIEF = MatchingOptions(brief=True, private_reasoning=True)
+BRIEF = Rules(brief=True, private_reasoning=True)
 THOUGHTS = ["Ava is best at BLEU", "I may skip it", "that is 12", "as good as mine"]
 MOVES = [(0, "[message] BLEU Ava 3"), (1, "propose it"), (1, BEST), (0, "[accept]")]
 

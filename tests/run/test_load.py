@@ -24,13 +24,12 @@ from dialop.collab.published import instances_of
 from dialop.collab.script import content_words, sentences
 from dialop.collab.task import ASSISTANT, USER, CollabOptions
 from dialop.game import PlayerError
-from dialop.matching.board import MatchingOptions
+from dialop.logged import Rules
 from dialop.matching.game import MatchingGame
 from dialop.matching.proposal import parse_proposal
 from dialop.matching.statements import count_true, stated_cells
 from dialop.mediation import moves
 from dialop.mediation.game import MediationGame
-from dialop.mediation.records import MediationOptions
 from dialop.mediation.statements import read_statements
 from dialop.planning.board import PlanningOptions
 from dialop.planning.game import PlanningGame
@@ -62,10 +61,10 @@ PIECES = (
 )
 OPTIONS = [
     (
-        MatchingOptions(brief=brief, private_reasoning=thinks),
+        Rules(brief=brief, private_reasoning=thinks),
         CollabOptions(brief, thinks),
         PlanningOptions(brief=brief, private_reasoning=thinks),
-        MediationOptions(brief=brief, private_reasoning=thinks),
+        Rules(brief=brief, private_reasoning=thinks),
     )
     for brief in (False, True)
     for thinks in (False, True)

@@ -1,0 +1,231 @@
+"""A base class for games that keep a log of moves, some of them made before play starts.
+
+It holds what matching, mediation, planning and collab share: whose turn it is, refused moves,
+clones, states, prompts of restored games, and the outcome of an agreement. It knows no rules.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, ClassVar, Self, TypeVar
+
+from dialop.game import Game, Outcome, PlayerError, Prompt, Step
+from dialop.tags import drop_reasoning, split_move
+from dialop.values import frozen, plain
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a game is played.
+
+    `messages` allows `[message]` moves, `brief` selects the short texts, and `private_reasoning`
+    allows private text before a move's tag.
+    """
+
+    messages: bool = True
+    brief: bool = False
+    private_reasoning: bool = False
+
+
+@dataclass(slots=True)
+class Play:
+    """The state that changes during play, as far as games share it."""
+
+    log: list[Any] = field(default_factory=list)
+    num_errors: list[int] = field(default_factory=lambda: [0, 0])
+    num_errors_this_turn: int = 0
+
+
+def part_of(options: Any, kind: type[T]) -> T:
+    """The settings of a dataclass `kind`, taken from options that have its fields."""
+    return kind(**{each.name: getattr(options, each.name) for each in fields(kind)})  # type: ignore[arg-type]
+
+
+class LoggedGame(Game):
+    """One play of one instance; a subclass defines its rules.
+
+    `kinds` are the tags of moves, `turn_error` is what a seat reads that moves out of turn, and
+    `past_heading` stands above the moves that were made before play starts.
+    """
+
+    name: ClassVar[str]
+    kinds: ClassVar[tuple[str, ...]] = ("message", "propose", "accept", "reject")
+    options_type: ClassVar[type[Any]] = Rules
+    turn_error: ClassVar[str] = "it is not your turn"
+    over_error: ClassVar[str] = "the game is over"
+    past_heading: ClassVar[str] = "The game so far:"
+
+    def __init__(self, instance: Any, options: Any, play: Any, opening: Sequence[Any] = ()) -> None:
+        self.instance, self.options, self._play = instance, options, play
+        self._plain: dict[str, str] = {}  # the instance as JSON, shared by all clones
+        for move in opening:
+            self._open(move)
+        self._begin()
+
+    def _begin(self) -> None:
+        # The prompts include the moves before this index: no `step` of this object returned them.
+        self._num_opening = len(self._play.log)
+        self._first = self.seat_to_move
+
+    @abstractmethod
+    def _read(self, seat: int, text: str) -> Any:
+        """Parse a seat's text as a legal move. Raises PlayerError for any other text."""
+
+    @abstractmethod
+    def _apply(self, move: Any) -> Sequence[str]:
+        """Apply a legal move to the state of play; what each seat reads of it."""
+
+    @classmethod
+    @abstractmethod
+    def _instance_from(cls, data: dict[str, Any]) -> Any:
+        """An instance from its plain JSON form."""
+
+    @abstractmethod
+    def _move_from(self, data: dict[str, Any]) -> Any:
+        """A move from its plain JSON form."""
+
+    def _open(self, move: Any) -> None:
+        """Make one move of the opening."""
+        self._make(move)
+
+    def _make(self, move: Any) -> Sequence[str]:
+        """Make a legal move; what each seat reads of it."""
+        self._play.log.append(move)
+        self._play.num_errors_this_turn = 0
+        return self._apply(move)
+
+    @property
+    def answer_due(self) -> bool:
+        """Whether a proposal waits for an answer from the seat to move."""
+        return getattr(self._play, "pending", None) is not None
+
+    @property
+    def num_errors(self) -> tuple[int, ...]:
+        """Refused moves so far, by seat."""
+        return tuple(self._play.num_errors)
+
+    def step(self, seat: int, text: str) -> Step:
+        """Try a move. A refused one changes only the error count and is reported to the mover."""
+        play = self._play
+        try:
+            move = self._read(self._checked(seat), text)
+        except PlayerError as error:
+            play.num_errors[seat] += 1
+            if seat == self.seat_to_move:
+                play.num_errors_this_turn += 1
+            return Step(seat, None, f"Error: {error}", error.kind, ("",) * self.num_seats)
+        return Step(seat, move.kind, None, None, tuple(self._make(move)))
+
+    def clone(self) -> Self:
+        """An independent copy; the instance and the immutable moves are shared."""
+        twin = copy.copy(self)
+        lists = {
+            each.name: list(value)
+            for each in fields(self._play)
+            if isinstance(value := getattr(self._play, each.name), list)
+        }
+        twin._play = replace(self._play, **lists)
+        return twin
+
+    def state(self) -> dict[str, Any]:
+        """Instance, options and play as plain JSON values."""
+        if "instance" not in self._plain:
+            self._plain["instance"] = json.dumps(asdict(self.instance))
+        return {
+            "game": self.name,
+            "instance": json.loads(self._plain["instance"]),
+            "options": asdict(self.options),
+            "play": plain(asdict(self._play)),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The game that `state()` described. Its prompts include the moves made so far."""
+        if state.get("game") != cls.name:
+            raise ValueError(f'state["game"] must be "{cls.name}", got {state.get("game")!r}')
+        game = cls(cls._instance_from(state["instance"]), cls.options_type(**state["options"]))  # type: ignore[call-arg]
+        play = {n: list(v) if isinstance(v, list) else v for n, v in state["play"].items()}
+        play["log"] = [game._move_from(move) for move in play["log"]]
+        for name in ("pending", "agreed"):
+            if name in play:
+                play[name] = frozen(state["play"][name])
+        game._play = type(game._play)(**play)
+        game._begin()
+        return game
+
+    def _checked(self, seat: int) -> int:
+        if seat not in range(self.num_seats):
+            raise ValueError(f"seat must be 0 to {self.num_seats - 1}, got {seat}")
+        return seat
+
+    def _tries(self, seat: int) -> int:
+        """The refused moves in this turn, as the seat knows them: 0 if it is not to move."""
+        return self._play.num_errors_this_turn if seat == self.seat_to_move else 0
+
+    def _prompt(
+        self, seat: int, rules: str, own: str, past: str, *, says_turn: bool = False
+    ) -> Prompt:
+        """A prompt of the seat's own part and the moves made before play started.
+
+        `says_turn` also tells the seat that moves first that it does (full style alone).
+        """
+        if self.options.brief:
+            return Prompt("", f"{own}\n{past}" if past else own)
+        user = f"{own}\n\n{self.past_heading}\n{past}" if past else own
+        if says_turn and seat == self._first:
+            user += "\n\nIt is your move." if past else "\n\nYou move first."
+        return Prompt(rules, user)
+
+    def _check_turn(self, seat: int) -> None:
+        """Raise PlayerError unless the seat is to move."""
+        if self.seat_to_move is None:
+            raise PlayerError("over", self.over_error)
+        if seat != self.seat_to_move:
+            raise PlayerError("not_your_turn", self.turn_error)
+
+    def _split(self, text: str, valid: str) -> tuple[str, str]:
+        """The tag and the content of a move, without private reasoning; `valid` names the tags."""
+        if self.options.private_reasoning:
+            text = drop_reasoning(text, self.kinds)
+        split = split_move(text)
+        if split is None:
+            raise PlayerError("no_tag", f"line 1 has no tag; start with {valid}")
+        return split
+
+    def _check_tag(self, tag: str, valid: str) -> None:
+        if tag not in self.kinds:
+            raise PlayerError("unknown_tag", f"unknown tag [{tag}]; use {valid}")
+
+    def _check_messages(self, tag: str, valid: str) -> None:
+        if tag == "message" and not self.options.messages:
+            raise PlayerError("no_messages", f"messages are off; use {valid}")
+
+    def _outcome(self, value: Any, proposed: Sequence[Any], facts: dict[str, float]) -> Outcome:
+        """The outcome of a game of agreement: every seat's reward is the place that the instance
+        gives the agreed proposal's value, 0 without an agreement. `proposed` are the proposals that
+        could have been accepted."""
+        inst, agreed = self.instance, self._play.agreed
+        score = float(value(agreed)) if agreed is not None else 0.0
+        norm = inst.norm(score) if agreed is not None else 0.0
+        return Outcome(
+            over=self.seat_to_move is None,
+            agreed=agreed is not None,
+            score=score,
+            score_norm=norm,
+            rewards=(norm,) * self.num_seats,
+            facts=facts,
+            proposal_norm=inst.norm(float(value(proposed[-1]))) if proposed else 0.0,
+        )
+
+
+def filled(content: str, tag: str) -> str:
+    """The content of a move. Raises PlayerError if it is empty."""
+    if not content:
+        raise PlayerError("empty", f"nothing after [{tag}]")
+    return content

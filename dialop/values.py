@@ -1,0 +1,93 @@
+"""Checks single values that come from files, and converts tuples to JSON's lists and back.
+
+Knows no game. Each check returns the value, or raises a ValueError of one line that names the
+value, its rule and what was found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from reprlib import repr as short
+from typing import Any
+
+MAX_TEXT = 300  # characters of a key, a name or a sentence
+
+
+def field(data: Any, name: str, where: str = "it") -> Any:
+    """A field of a JSON object. A field that is null counts as missing."""
+    if not isinstance(data, Mapping) or data.get(name) is None:
+        raise ValueError(f"{where} has no {name}")
+    return data[name]
+
+
+def check_fields(data: Mapping[str, Any], names: tuple[str, ...], what: str = "") -> None:
+    """Raise ValueError if a field is missing or null; names all that are."""
+    if missing := [name for name in names if data.get(name) is None]:
+        raise ValueError(f"{what or 'no'} {', '.join(missing)}")
+
+
+def checked_int(value: Any, name: str, *, low: int, high: int) -> int:
+    """An integer from `low` to `high`; a truth value is none."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{name} must be a whole number from {low} to {high}, got {short(value)}")
+    return value
+
+
+def is_number(value: Any) -> bool:
+    """Whether the value is a finite number; a truth value is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def checked_number(value: Any, name: str, *, most: float) -> float:
+    """A finite number of at most `most` in size, as a float."""
+    if not is_number(value) or abs(value) > most:
+        raise ValueError(f"{name} must be a number, got {short(value)}")
+    return float(value)
+
+
+def checked_bool(value: Any, name: str) -> bool:
+    """A truth value."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, got {short(value)}")
+    return value
+
+
+def checked_string(value: Any, name: str) -> str:
+    """A text of any kind, such as a message."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be text, got {short(value)}")
+    return value
+
+
+def checked_text(value: Any, name: str) -> str:
+    """A printable text on one line of at most `MAX_TEXT` characters."""
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise ValueError(f"{name} must be printable text on one line, got {short(value)}")
+    if len(value) > MAX_TEXT:
+        raise ValueError(f"{name} must have at most {MAX_TEXT} characters, got {len(value)}")
+    return value
+
+
+def checked_list(value: Any, name: str, *, low: int = 0, high: float = math.inf) -> tuple[Any, ...]:
+    """The items of a list of `low` to `high` items."""
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name} must be a list, got {short(value)}")
+    if not low <= len(value) <= high:
+        size = f"{low}" if low == high else f"{low} to {high}"
+        raise ValueError(f"{name} must be a list of {size} items, got {len(value)}")
+    return tuple(value)
+
+
+def plain(value: Any) -> Any:
+    """The value with all tuples as lists, as JSON has them."""
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def frozen(value: Any) -> Any:
+    """The value with all lists as tuples."""
+    if isinstance(value, dict):
+        return {name: frozen(item) for name, item in value.items()}
+    return tuple(frozen(item) for item in value) if isinstance(value, list | tuple) else value
