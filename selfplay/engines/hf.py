@@ -4,7 +4,8 @@ It is the reference engine of the tests. It can share the policy's parameters, w
 push. Each request samples by inverse CDF from uniforms of its own seed, so a completion does not
 depend on its batch (up to the rounding of the matmuls).
 
-Shapes: B rows, P longest prompt, Q new positions of a row, K keys so far, V vocabulary.
+Shapes: B rows, C first tokens that all prompts share, P longest rest of a prompt, Q new positions
+of a row, K keys so far, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from selfplay.engines.base import Ask, Completion, Request, Sampling
+
+# A shared beginning is computed once from this many tokens on; below it, a pass more costs as much.
+LEAST_SHARED = 64
 
 
 class _Slots(CacheLayerMixin):
@@ -69,6 +73,17 @@ def _uniforms(requests: Sequence[Request], length: int) -> np.ndarray:
     for row, request in enumerate(requests):
         draws[row] = np.random.Generator(np.random.Philox(request.seed)).random(length)
     return draws
+
+
+def _common(prompts: Sequence[Sequence[int]]) -> int:
+    """C, how many first tokens all prompts share; 0 if it is too few to gain by a pass of its own.
+
+    Every prompt has at least one token of its own.
+    """
+    most = min(len(prompt) for prompt in prompts) - 1
+    first = prompts[0]
+    shared = next((i for i in range(most) if any(p[i] != first[i] for p in prompts)), most)
+    return shared if shared >= LEAST_SHARED and len(prompts) > 1 else 0
 
 
 def _sample(logits_BV: Tensor, temperature: float, draws_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,7 +175,8 @@ class HFEngine:
     ) -> tuple[list[_Slots], Tensor, Tensor, Tensor]:
         """Prefill the left-padded prompts: layers, valid keys [B, K], lengths [B], logits [B, V].
 
-        Equal neighbours (a group's first turns) are computed once and then copied.
+        Equal neighbours (a group's first turns) are computed once and then copied, and so is a long
+        beginning that all prompts share (the rules in words).
         """
         unique: list[Sequence[int]] = []
         index: list[int] = []
@@ -168,21 +184,28 @@ class HFEngine:
             if not unique or list(unique[-1]) != list(request.prompt_ids):
                 unique.append(request.prompt_ids)
             index.append(len(unique) - 1)
-        device, P = self.model.device, max(len(p) for p in unique)
+        device, C = self.model.device, _common(unique)
+        P, longest = max(len(p) for p in unique) - C, max(len(p) for p in unique) + horizon
+        layers = [_Slots(longest) for _ in range(self.model.config.num_hidden_layers)]
+        if C:
+            ids_1C = torch.tensor([list(unique[0][:C])], device=device)
+            causal_1CC = torch.ones(1, C, C, dtype=torch.bool, device=device).tril()
+            self._forward(ids_1C, torch.arange(C, device=device)[None], causal_1CC, layers)
+            for layer in layers:
+                layer.take(torch.zeros(len(unique), dtype=torch.long, device=device))
         ids_BP = torch.zeros(len(unique), P, dtype=torch.long)
-        valid_BK = torch.zeros(len(unique), P + horizon, dtype=torch.bool)
+        valid_BK = torch.zeros(len(unique), longest, dtype=torch.bool)
+        valid_BK[:, :C] = True
         for row, prompt in enumerate(unique):
-            ids_BP[row, P - len(prompt) :] = torch.tensor(prompt)
-            valid_BK[row, P - len(prompt) : P] = True
+            ids_BP[row, C + P - len(prompt) :] = torch.tensor(prompt[C:])
+            valid_BK[row, 2 * C + P - len(prompt) : C + P] = True
         ids_BP, valid_BK = ids_BP.to(device), valid_BK.to(device)
-        positions_BP = (valid_BK[:, :P].cumsum(-1) - 1).clamp(min=0)
-        causal_PP = torch.ones(P, P, dtype=torch.bool, device=device).tril()
+        positions_BP = (valid_BK[:, : C + P].cumsum(-1) - 1).clamp(min=0)[:, C:]
         # A padding position attends to itself: a softmax over no key is NaN, which would spread.
-        mask_BPP = (causal_PP & valid_BK[:, None, :P]) | torch.eye(
-            P, dtype=torch.bool, device=device
-        )
-        layers = [_Slots(P + horizon) for _ in range(self.model.config.num_hidden_layers)]
-        logits_BV = self._forward(ids_BP, positions_BP, mask_BPP, layers)
+        before_PK = torch.ones(P, C + P, dtype=torch.bool, device=device).tril(C)
+        itself_PK = torch.eye(P, C + P, dtype=torch.bool, device=device).roll(C, 1)
+        mask_BPK = (before_PK & valid_BK[:, None, : C + P]) | itself_PK
+        logits_BV = self._forward(ids_BP, positions_BP, mask_BPK, layers)
         take = torch.tensor(index, device=device)
         for layer in layers:
             layer.take(take)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,7 @@ from tolerance import assert_near, near
 
 from selfplay.credit.sample import Sample
 from selfplay.engines.base import Completion, Request, Sampling
-from selfplay.engines.hf import HFEngine
+from selfplay.engines.hf import LEAST_SHARED, HFEngine
 
 # Many stop tokens, so that an untrained model meets one soon.
 STOPS = tuple(range(30))
@@ -22,6 +23,10 @@ REQUESTS = [
     Request(prompt_ids=prompt, max_new_tokens=4 + 3 * row, seed=1000 + row)
     for row, prompt in enumerate([PROMPTS[0], *PROMPTS])
 ]
+
+# The same behind the same rules, which are long enough to be computed once.
+RULES = tuple(100 + 11 * i % 150 for i in range(LEAST_SHARED + 3))
+BEHIND_RULES = [replace(r, prompt_ids=(*RULES, *r.prompt_ids)) for r in REQUESTS]
 
 
 def as_sample(request: Request, completion: Completion) -> Sample:
@@ -48,26 +53,44 @@ def generate(
 
 @pytest.mark.parametrize("arch", ["qwen2", "llama"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_are_the_trainers(arch: str, temperature: float) -> None:
+@pytest.mark.parametrize("requests", [REQUESTS, BEHIND_RULES], ids=["short", "behind rules"])
+def test_logprobs_are_the_trainers(
+    arch: str, temperature: float, requests: Sequence[Request]
+) -> None:
     model = tiny_model(arch)
-    answers = HFEngine(model).generate(REQUESTS, Sampling(temperature=temperature, stop_ids=STOPS))
-    samples = [as_sample(r, c) for r, c in zip(REQUESTS, answers, strict=True)]
+    answers = HFEngine(model).generate(requests, Sampling(temperature=temperature, stop_ids=STOPS))
+    samples = [as_sample(r, c) for r, c in zip(requests, answers, strict=True)]
     expected = trainer_logprobs(model, samples, temperature=temperature)
     got = torch.tensor([p for completion in answers for p in completion.logprobs])
     assert len({len(c.ids) for c in answers}) > 2, "unequal lengths test the cache"
     assert_near(got, expected, FORWARD)
 
 
-def test_a_completion_does_not_depend_on_its_batch() -> None:
-    together = generate(REQUESTS)
-    alone = [generate([request])[0] for request in REQUESTS]
-    reversed_order = generate(REQUESTS[::-1])[::-1]
-    split = generate(REQUESTS, max_batch=2)
+@pytest.mark.parametrize("requests", [REQUESTS, BEHIND_RULES], ids=["short", "behind rules"])
+def test_a_completion_does_not_depend_on_its_batch(requests: Sequence[Request]) -> None:
+    together = generate(requests)
+    alone = [generate([request])[0] for request in requests]
+    reversed_order = generate(requests[::-1])[::-1]
+    split = generate(requests, max_batch=2)
     for other in (alone, reversed_order, split):
         assert [c.ids for c in other] == [c.ids for c in together]
         assert [c.finish for c in other] == [c.finish for c in together]
         for a, b in zip(other, together, strict=True):
             assert a.logprobs == near(b.logprobs, FORWARD, scale=LOGPROB)
+
+
+def test_a_long_beginning_that_prompts_share_is_computed_once() -> None:
+    model, computed = tiny_model(), 0
+
+    def count(_: object, __: object, words: dict[str, torch.Tensor]) -> None:
+        nonlocal computed
+        computed += words["input_ids"].numel()
+
+    model.register_forward_pre_hook(count, with_kwargs=True)
+    one_token = [replace(request, max_new_tokens=1) for request in BEHIND_RULES]
+    HFEngine(model).generate(one_token, Sampling(temperature=1.0, stop_ids=()))
+    longest = max(len(r.prompt_ids) for r in REQUESTS)
+    assert computed == len(RULES) + len(PROMPTS) * longest, "and equal prompts as one"
 
 
 def test_equal_prompts_differ_by_seed_alone() -> None:
