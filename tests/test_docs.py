@@ -1,9 +1,10 @@
-"""The pages that the documentation site makes from the code, and the keys that its tables name."""
+"""What the pages say and code must keep: commands, flags, settings, links, pictures."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -12,8 +13,36 @@ import pytest
 from selfplay.config import Config
 from selfplay.config.settings import described, renamed_keys
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 KEYS = {entry.name for entry in described(Config)}
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+# Pages that hold past commands, with the names of their time.
+PAST = ("changes.md", "log.md")
+# Where a command's flags are declared.
+SOURCES = {
+    "train.py": ("train.py", "selfplay/preflight/*.py", "selfplay/config/*.py"),
+    "eval.py": ("eval.py", "selfplay/evaluation/*.py", "selfplay/preflight/*.py"),
+    "dialop": ("dialop/*.py", "dialop/*/*.py"),
+}
+COMMAND = re.compile(r"(?:^|[\s|`])(?:python3?|torchrun|selfplay-\w+|make) [^`|]*")
+PROGRAM = re.compile(
+    r"(?:^|\s)(train\.py|eval\.py|-m (?:selfplay|bench|dialop)[\w.]*|selfplay-\w+)"
+)
+SETTING = re.compile(r"[a-z_]+(?:\.[a-z_]+)*(?==)")
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """(page, command) of each documented command, with its continued lines joined."""
+    for page in PAGES:
+        if page.name in PAST:
+            continue
+        text = re.sub(r"\\\n\s*", " ", page.read_text(encoding="utf-8"))
+        for line in text.splitlines():
+            parts = [line] if line.startswith("    ") else re.findall(r"`([^`]+)`", line)
+            for part in parts:
+                if found := COMMAND.search(part):
+                    yield page.name, re.split(r"\s+#\s", found[0].strip(" `|"))[0]
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +93,69 @@ def test_no_page_names_an_old_key() -> None:
         if path.name not in ("changes.md", "log.md"):
             text = path.read_text(encoding="utf-8")
             assert not [name for name in old if f"`{name}" in text], path.name
+
+
+def test_every_documented_command_exists() -> None:
+    """Its program, its flags, its settings and the files of this project that it names."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    wrong, num = [], 0
+    for page, command in commands():
+        words = command.split()
+        num += 1
+        if words[0] == "make":
+            plain = [word for word in words[1:] if re.fullmatch("[a-z-]+", word)]
+            wrong += [(page, command) for target in plain[:1] if target not in targets]
+        for path in re.findall(r"(?:configs|examples)/[\w./-]+", command):
+            wrong += [(page, path)] if not (ROOT / path).exists() else []
+        found = PROGRAM.search(command)
+        if found is None:
+            continue
+        program = found[1].removeprefix("-m ").replace("selfplay-", "selfplay.")
+        program = {"selfplay.train": "train.py", "selfplay.eval": "eval.py"}.get(program, program)
+        patterns = SOURCES.get(program) or (
+            f"{program.replace('.', '/')}.py",
+            f"{program.replace('.', '/')}/*.py",
+        )
+        paths = [path for pattern in patterns for path in ROOT.glob(pattern)]
+        wrong += [(page, program)] if not paths else []
+        code = "\n".join(path.read_text("utf-8") for path in paths)
+        rest = command[found.end() :]
+        flags = set(re.findall(r"(?<!\S)--[a-z][\w-]*", rest)) - {"--help"}
+        flags = {flag.replace("--no-scale", "--scale") for flag in flags}
+        wrong += [(page, command, flag) for flag in flags if f'"{flag}"' not in code]
+        if program in ("train.py", "eval.py", "selfplay.play", "selfplay.serve"):
+            words = [word.strip("\"'[") for word in rest.split()]
+            keys = [key for word in words for key in SETTING.findall(word)[:1] if key != "key"]
+            wrong += [(page, command, key) for key in keys if key not in KEYS]
+    assert not wrong
+    assert num > 100
+
+
+def test_every_setting_that_a_page_names_exists() -> None:
+    sections = {key.partition(".")[0] for key in KEYS if "." in key}
+    parts = {key.rpartition(".")[0] for key in KEYS}
+    wrong = []
+    for page in PAGES:
+        if page.name in (*PAST, "coming_from.md"):
+            continue
+        for key in re.findall(r"`([a-z_]+\.[a-z_.]+)(?:[:=][^`]*)?`", page.read_text("utf-8")):
+            other = key.startswith("game.options.") or key.endswith((".py", ".zip"))
+            if key.partition(".")[0] in sections and key not in KEYS | parts and not other:
+                wrong.append((page.name, key))
+    assert not wrong
+
+
+def test_every_picture_is_shown_and_every_link_leads_somewhere() -> None:
+    shown: set[str] = set()
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text("utf-8")):
+            if "://" in target or target in ("settings.md", "errors.md"):  # made at build time
+                continue
+            path = (page.parent / target).resolve()
+            assert path.exists(), (page.name, target)
+            shown.add(path.name)
+    assert {path.name for path in (DOCS / "figures").iterdir()} <= shown
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150
