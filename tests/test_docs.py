@@ -86,6 +86,26 @@ def test_the_keys_for_people_from_other_trainers_exist() -> None:
     assert named > 70
 
 
+def test_the_messages_of_troubleshooting_are_those_of_the_code() -> None:
+    """Each quoted message of the first column, without its values, stands in the code."""
+    paths = [*(ROOT / "selfplay").rglob("*.py"), *(ROOT / "selfplay").rglob("*.js")]
+    paths += [*(ROOT / "dialop").rglob("*.py"), ROOT / "train.py", ROOT / "eval.py"]
+    code = " ".join(path.read_text("utf-8") for path in [*paths, ROOT / "Makefile"])
+    code = re.sub(r"\"\s*\n?\s*f?\"|\{[^{}\n]*\}", "", code)  # joined literals, no values
+    others = ("pip", "nvidia", "No module named", "CUDA out of memory", "mem_fraction_static")
+    missing, num = [], 0
+    for line in (DOCS / "troubleshooting.md").read_text("utf-8").splitlines():
+        for quoted in re.findall(r"`([^`]+)`", line.split(" | ")[0] if line[:3] == "| `" else ""):
+            if quoted.startswith(others) or quoted in ("No space left on device", "torchrun"):
+                continue
+            for part in re.split(r"\s*(?:…|\b[A-Z]+\b(?= is | must |:|$))\s*", quoted):
+                num += 1
+                if re.sub(r"\s+", " ", part) not in re.sub(r"\s+", " ", code):
+                    missing.append(part)
+    assert not missing
+    assert num > 60
+
+
 def test_no_page_names_an_old_key() -> None:
     """Old names are in changes.md and the log alone."""
     old = [name for name in renamed_keys(Config) if "." in name]
