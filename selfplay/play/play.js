@@ -176,6 +176,7 @@ function drawEnding(state) {
     return;
   }
   const game = result.game;
+  game.seats.forEach((seat, place) => { seat.role = nameOf(state, place); });
   find("heading").textContent = "How it ended";
   find("before").replaceChildren(make("span", { class: "big-score" }, game.agreed ? `${(100 * game.score_norm).toFixed(0)} % of what was possible` : "No agreement"),
     make("br"), game.agreed ? "You agreed. Below is everything that was hidden." : `${{ turns: "The moves ran out.", retries: "Too many tries were refused.", tokens: "The policy ran out of tokens." }[game.ended] || "The game ended."} Below is everything that was hidden.`);

@@ -85,7 +85,7 @@ function pooled(game, picked, pick) {
     const place = shown ? shown.pairs.findIndex(([row, paper]) => row === r && paper === p) : -1;
     const lost = place >= 0 ? shown.lost[place] : 0;
     return make("span", { class: `cell ${place >= 0 ? `chosen ${seatClass(shown.seat)}` : ""} ${isBest(r, p) ? "best" : ""}` },
-      make("span", { class: "dots" }, board.shown.map((own, seat) => (own[r][p] === null ? null : make("i", { class: seatClass(seat), title: `seat ${seat} sees it` })))),
+      make("span", { class: "dots" }, board.shown.map((own, seat) => (own[r][p] === null ? null : make("i", { class: seatClass(seat), title: `${seatName(game, seat)} sees it` })))),
       String(board.values[r][p]),
       lost ? make("span", { class: `lost ${lost < 0 ? "gain" : ""}`, title: "value lost against the best assignment of this paper" }, lost > 0 ? `−${lost}` : `+${-lost}`) : null);
   });
@@ -95,7 +95,7 @@ function pooled(game, picked, pick) {
     proposals.length ? make("div", { class: "choices" }, proposals.map((one, i) => make("button", {
       type: "button", class: seatClass(one.seat), "aria-pressed": String(i === picked),
       on: { click: () => pick(i) },
-    }, `seat ${one.seat}: ${short(one.value)} (${share(one.share)})`))) : null,
+    }, `${seatName(game, one.seat)}: ${short(one.value)} (${share(one.share)})`))) : null,
     table,
     make("p", { class: "key" }, "Framed: the proposal, with the value that each pair loses. Dotted: a best assignment. Dots: the seats that see the cell."));
 }
