@@ -210,21 +210,19 @@ def time_pushes(bench: Bench, model: PreTrainedModel, engine: SGLangEngine | Non
 
 
 def hand_over(bench: Bench, model: PreTrainedModel, engine: SGLangEngine | None) -> None:
-    """The steps after an update: wake the weights, push and compare by hash, wake the cache."""
+    """The steps after an update: wake the weights, push and compare, wake the cache."""
     bench.empty_cache()
     if engine is not None:
         engine.wake("weights")
     bench.push(model, engine, bench.options.pushes + 1)
     if bench.device.type == "cuda":
-        expected = sync.checksum(model, dtype=bench.dtype, tp_size=bench.size)
-        if engine is not None:
-            wrong = [
-                name
-                for hashes, actual in zip(expected, engine.fingerprints(), strict=True)
-                for name in hashes
-                if hashes[name] != actual.get(name)
-            ]
-            bench.note("tensors checked, of them wrong", [sum(map(len, expected)), wrong[:3]])
+        names = [name for name, _ in sync.named_weights(model)]
+        compared = sync.compare(
+            model, engine, names, group=bench.group, dtype=bench.dtype, device=bench.device
+        )
+        bench.note(
+            "elements compared, of them wrong", [compared.num_elements, compared.num_different]
+        )
     bench.empty_cache()
     if engine is not None:
         engine.wake("kv_cache")

@@ -291,23 +291,3 @@ def _compare_here(
         int((in_engine[n] != cast_full_tensor(w.merged(), dtype)).sum()) for n, w in weights.items()
     )
     return Compared(sum(w.base.numel() for w in weights.values()), different)
-
-
-def checksum(
-    model: nn.Module, *, dtype: torch.dtype = torch.bfloat16, tp_size: int = 1
-) -> list[dict[str, str]]:
-    """What `SGLangEngine.fingerprints` must return after a push of this model, one dict a rank.
-
-    All ranks of a sharded model call it. It gathers the full model, so it is for tests and
-    benchmarks only.
-    """
-    named = {n: cast_full_tensor(w.merged(), dtype).to(dtype) for n, w in named_weights(model)}
-    return [
-        {
-            name: sglang_push.fingerprint(tensor)
-            for name, tensor in sglang_push.engine_layout(
-                named, model.config, tp_size=tp_size, tp_rank=tp_rank
-            )
-        }
-        for tp_rank in range(tp_size)
-    ]

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from engine_layout import engine_layout
 from torch import nn
 
 from selfplay.colocation import weight_sync as sync
@@ -62,13 +63,13 @@ def test_rows_heads_and_vocabulary_are_split_over_two_ranks() -> None:
             "norm.weight": [1.0, 2.0],
         }.items()
     }
-    second = dict(sglang_push.engine_layout(rows, config, tp_size=2, tp_rank=1))
+    second = dict(engine_layout(rows, config, tp_size=2, tp_rank=1))
     assert second["attn.qkv_proj.weight"][:, 0].tolist() == [2, 3, 4]
     assert second["attn.o_proj.weight"].tolist() == [[6], [6]]
     assert second["mlp.gate_up_proj.weight"][:, 0].tolist() == [2, 4]
     assert second["embed_tokens.weight"].shape == (32, 2)
     assert second["norm.weight"].tolist() == [1, 2]
-    first = dict(sglang_push.engine_layout(rows, config, tp_size=2, tp_rank=0))
+    first = dict(engine_layout(rows, config, tp_size=2, tp_rank=0))
     assert first["embed_tokens.weight"][:4, 0].tolist() == [7, 8, 9, 0]
 
 

@@ -15,6 +15,7 @@ import sys
 import small
 import torch
 import torch.distributed as dist
+from engine_layout import expected_hashes, held_hashes
 from processes import say
 
 from selfplay.colocation import weight_sync as sync
@@ -52,7 +53,7 @@ def ranks(folder: str, tp: int, end: str) -> None:
     grown = small.used_bytes() - before
     if engine is not None:
         engine.wake("kv_cache")
-        wanted, held = sync.checksum(reference, tp_size=2), engine.fingerprints()
+        wanted, held = expected_hashes(reference, tp_size=2), held_hashes(engine)
         wrong = [n for w, h in zip(wanted, held, strict=True) for n in w if w[n] != h.get(n)]
         apart_T = small.differences(reference, engine)
         say(

@@ -11,6 +11,7 @@ import processes
 import pytest
 import small
 import torch
+from engine_layout import expected_hashes, held_hashes
 from transformers import PreTrainedModel
 
 from selfplay.colocation import weight_sync as sync
@@ -44,7 +45,7 @@ def push(model: PreTrainedModel, engine: SGLangEngine) -> None:
 
 def wrong_tensors(model: PreTrainedModel, engine: SGLangEngine) -> tuple[int, int]:
     """How many tensors were compared by hash, and how many of them differ."""
-    [wanted], [held] = sync.checksum(model), engine.fingerprints()
+    [wanted], [held] = expected_hashes(model), held_hashes(engine)
     return len(wanted), sum(wanted[name] != held.get(name) for name in wanted)
 
 

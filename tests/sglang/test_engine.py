@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from engine_layout import engine_layout
 from safetensors.torch import load_file
 
 from selfplay.colocation import weight_sync as sync
@@ -233,7 +234,7 @@ def test_every_tensor_of_the_engine_equals_the_trainers_bit_for_bit(
     [file] = tmp_path.glob("*.safetensors")
     held = load_file(file)
     wanted = dict(
-        sglang_push.engine_layout(
+        engine_layout(
             dict(other.named_parameters()),
             other.config,
             tp_size=1,

@@ -10,9 +10,8 @@ import processes
 import pytest
 import tiny
 import torch
+from engine_layout import engine_layout
 from safetensors.torch import load_file
-
-from selfplay.engines.sglang import weights as sglang_push
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -57,7 +56,7 @@ def test_two_ranks_push_to_an_engine_two_ranks_wide(ran: Ran) -> None:
 def test_each_rank_of_the_wide_engine_holds_its_slices_bit_for_bit(ran: Ran, rank: int) -> None:
     held = load_file(next(ran.folder.glob(f"model-rank-{rank}-*.safetensors")))
     reference = torch.load(ran.folder / "reference.pt", weights_only=False)
-    layout = sglang_push.engine_layout(reference, tiny.build().config, tp_size=2, tp_rank=rank)
+    layout = engine_layout(reference, tiny.build().config, tp_size=2, tp_rank=rank)
     wanted = {name: tensor.detach() for name, tensor in layout}
     # The tied embedding is written once, under this name.
     wanted["lm_head.weight"] = wanted.pop("model.embed_tokens.weight")

@@ -377,22 +377,6 @@ class SGLangEngine:
 
         return wait
 
-    def fingerprints(self) -> list[dict[str, str]]:
-        """The engine's hash of each parameter and buffer, one dict for each rank. CUDA only."""
-        from sglang.srt.managers.io_struct import CheckWeightsReqInput
-
-        request = CheckWeightsReqInput(action="checksum")
-        hashes = []
-        for success, message, ranks, _ in self._on_all(
-            lambda manager: manager.check_weights(request), what="a weight check"
-        ):
-            if not success or ranks is None:
-                raise RuntimeError(f"the engine could not hash its weights: {message}")
-            hashes += [rank["checksums"] for rank in ranks]
-        return hashes
-
-    # Memory
-
     def sleep(self) -> None:
         """Free the GPU memory of cache and weights, whose contents are lost.
 

@@ -1,4 +1,4 @@
-"""Weight buffers for an SGLang engine: buckets, payloads, and the engine's own weight layout.
+"""Weight buffers for an SGLang engine: buckets, payloads, and what the engine holds.
 
 A bucket is one flat tensor of full parameters under Hugging Face names. A payload is the message
 from which one tensor-parallel rank of the engine opens a bucket: a CUDA IPC handle, or a shared
@@ -8,7 +8,7 @@ memory file on a CPU. Sizes in bytes. Knows nothing of training.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -145,64 +145,3 @@ class Ledger:
     def lose(self) -> None:
         """Record that the engine's weights are void."""
         self._missing = set(self.expected)
-
-
-def engine_layout(
-    named: Mapping[str, Tensor], config: Any, *, tp_size: int, tp_rank: int
-) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that rank `tp_rank` of the engine holds after a push of `named`, with SGLang's
-    names.
-
-    Covers dense Llama, Qwen2 and Qwen3. q, k and v form one tensor, gate and up another, both split
-    by output rows. o and down are split by input columns. Embedding and head are split by
-    vocabulary rows, after the vocabulary is padded with zeros to a multiple of 64. With more ranks
-    than key heads, neighbouring ranks hold the same key head.
-    """
-
-    num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-
-    def rows(tensor: Tensor, unit: int, num_units: int) -> Tensor:
-        """This rank's share of `num_units` blocks of `unit` rows; too few blocks are repeated."""
-        share = max(1, num_units // tp_size)
-        first = tp_rank * num_units // tp_size
-        return tensor[first * unit : (first + share) * unit]
-
-    def columns(tensor: Tensor) -> Tensor:
-        return tensor.chunk(tp_size, dim=1)[tp_rank]
-
-    for name, tensor in named.items():
-        stem, _, leaf = name.rpartition(".")
-        parent, _, module = stem.rpartition(".")
-        if module == "q_proj":
-            key, value = named[f"{parent}.k_proj.{leaf}"], named[f"{parent}.v_proj.{leaf}"]
-            parts = [rows(tensor, head_dim, num_heads)]
-            parts += [rows(other, head_dim, num_kv_heads) for other in (key, value)]
-            yield f"{parent}.qkv_proj.{leaf}", torch.cat(parts)
-        elif module == "gate_proj":
-            up = named[f"{parent}.up_proj.{leaf}"]
-            yield (
-                f"{parent}.gate_up_proj.{leaf}",
-                torch.cat([t.chunk(tp_size)[tp_rank] for t in (tensor, up)]),
-            )
-        elif module in ("k_proj", "v_proj", "up_proj"):
-            continue
-        elif module in ("o_proj", "down_proj") and leaf == "weight":
-            yield name, columns(tensor).contiguous()
-        elif module in ("embed_tokens", "lm_head"):
-            padding = -len(tensor) % 64
-            padded = (
-                torch.cat([tensor, tensor.new_zeros(padding, tensor.shape[1])])
-                if padding
-                else tensor
-            )
-            yield name, padded.chunk(tp_size)[tp_rank].contiguous()
-        else:
-            yield name, tensor
-
-
-def fingerprint(tensor: Tensor) -> str:
-    """SGLang's hash of a tensor's values, which compares both sides without moving weights."""
-    from sglang.srt.managers.mm_utils import tensor_hash
-
-    return f"{tensor_hash(tensor.contiguous()):016x}"
