@@ -33,9 +33,8 @@ from selfplay.engines.base import Sampling
 from selfplay.evaluation.drift_monitor import check_watch
 from selfplay.evaluation.held_out import held_out, validation
 from selfplay.learner.batch import share_by_tokens
-from selfplay.learner.policy_update import update_policy
+from selfplay.learner.policy_update import update_policy, update_reference
 from selfplay.learner.recompute import recompute_logprobs
-from selfplay.learner.reference import update_reference
 from selfplay.metrics.ending import Ending, RunEnds, saved_first
 from selfplay.metrics.step import step_metrics
 from selfplay.metrics.step_log import Journal, Stopwatch

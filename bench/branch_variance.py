@@ -37,9 +37,8 @@ from selfplay.distributed import init_world
 from selfplay.engines.base import Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.learner.batch import micro_batches, num_trained_tokens
-from selfplay.learner.learner import Learner, UpdateSettings
+from selfplay.learner.learner import Learner, TokenMeans, UpdateSettings
 from selfplay.learner.objective import Part, part_loss
-from selfplay.learner.token_means import TokenMeans
 from selfplay.metrics.console import progress
 from selfplay.rollout.branches import siblings_of
 from selfplay.rollout.driver import play_games

@@ -62,8 +62,7 @@ from selfplay.learner.recompute import recompute_logprobs
 from selfplay.metrics.ending import Ending
 from selfplay.metrics.step import step_metrics
 from selfplay.metrics.step_log import Stopwatch
-from selfplay.model.liger import liger_is_here
-from selfplay.model.policy import DTYPES
+from selfplay.model.policy import DTYPES, liger_is_here
 from selfplay.rollout.driver import first_turns, play_games
 from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.seating import self_play_games

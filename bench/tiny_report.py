@@ -24,9 +24,9 @@ from selfplay.config.settings import SettingsError, difference
 from selfplay.evaluation.drawings import drift_svg, game_text, learning_curve_svg
 from selfplay.evaluation.report import fenced
 from selfplay.games import kit_of
-from selfplay.metrics.bootstrap import show_interval
 from selfplay.metrics.console import clock
 from selfplay.metrics.run_folder import write_atomically
+from selfplay.metrics.tables import show_interval
 
 # Metric, name of its figure, title.
 CURVES = (

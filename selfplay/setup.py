@@ -45,9 +45,8 @@ from selfplay.learner.optimizer import make_optimizer
 from selfplay.metrics.run_folder import hold_run, open_run
 from selfplay.metrics.watches import Watches
 from selfplay.model.hub import local_folder
-from selfplay.model.liger import liger_is_here
 from selfplay.model.lora import Adapters
-from selfplay.model.policy import DTYPES, export, load_sharded, scratch_model
+from selfplay.model.policy import DTYPES, export, liger_is_here, load_sharded, scratch_model
 from selfplay.partners.judge import make_judge
 from selfplay.partners.partners import Partners, make_partners
 from selfplay.preflight.model import check_model

@@ -20,7 +20,6 @@ from selfplay.data.instances import (
     GENERATED,
     TRAIN,
     begun,
-    check_files,
     generated,
     read_file,
     read_recorded,
@@ -46,7 +45,6 @@ class TrainStream:
         self._step = -1
         self._shuffled: tuple[int, list[int]] = (-1, [])
         self._file: Sequence[Instance] | None = None
-        check_files(config.game, config.data)
         self._prefetcher: Prefetcher | None = None
         if config.data.train != GENERATED:
             self._file = _read(config)

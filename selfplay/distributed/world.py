@@ -2,7 +2,8 @@
 
 One mesh has both kinds of parallelism: FSDP shards every parameter over "dp"; tensor parallelism
 divides heads, MLP and vocabulary over "tp". The ranks of one "tp" row are neighbours and process
-the same tokens. Knows no models.
+the same tokens. A replica is a row of neighbouring ranks that share one engine; the first of them,
+its leader, owns the engine and plays the replica's games. Knows no models.
 """
 
 from __future__ import annotations
@@ -20,7 +21,52 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from selfplay.distributed.replica import Replica, check_size, make_replica
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """This rank's replica: number `index` of `num`, of `size` ranks; `leads` marks its leader.
+
+    `group` is the replica's gloo group in the engine's rank order, None for a single rank.
+    """
+
+    index: int
+    num: int
+    size: int
+    leads: bool
+    group: dist.ProcessGroup | None
+
+    def share(self, num_items: int) -> range:
+        """This rank's items of a step: leaders share them evenly, other ranks have none."""
+        return range(self.index, num_items, self.num) if self.leads else range(0)
+
+
+def check_size(size: int, *, host_size: int) -> None:
+    """Raise ValueError unless `size` divides the `host_size` ranks of each host.
+
+    One process starts an engine, on GPUs that this process can see.
+    """
+    if size < 1 or host_size % size:
+        nearest = max(n for n in range(1, max(1, size) + 1) if host_size % n == 0)
+        raise ValueError(
+            f"engine.tp_size must divide the {host_size} processes of a host, since an engine "
+            f"cannot cross hosts, got {size}; the nearest is {nearest}"
+        )
+
+
+def make_replica(rank: int, world_size: int, size: int) -> Replica:
+    """Split the ranks into replicas of `size` ranks, a size that passes `check_size`.
+
+    Every rank must call this, because creating process groups is collective.
+    """
+    index, place = divmod(rank, size)
+    group = None
+    if size > 1:
+        for first in range(0, world_size, size):
+            new_group = dist.new_group(list(range(first, first + size)), backend="gloo")
+            if first == index * size:
+                group = new_group
+    return Replica(index, world_size // size, size, place == 0, group)
+
 
 T = TypeVar("T")
 # Long enough for an engine to start between two collectives, short enough that a lost rank ends

@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message, for a speaker that takes text; `role` as in chat templates."""
+    """One chat message, for a model that takes text; `role` as in chat templates."""
 
     role: str
     content: str
@@ -26,14 +26,14 @@ class Message:
 class Request:
     """One turn to generate: exact prompt ids, limit of new tokens, seed of the sampling.
 
-    `speaker` names the model that generates; "" is the policy. A speaker that takes text reads
+    `model` names the model that generates; "" is the policy. A model that takes text reads
     `messages` instead of prompt ids.
     """
 
     prompt_ids: Sequence[int]
     max_new_tokens: int
     seed: int
-    speaker: str = ""
+    model: str = ""
     messages: tuple[Message, ...] = ()
 
 
@@ -42,7 +42,7 @@ class Completion:
     """A sampled turn: new ids, one log-prob for each, why it ended, version of the weights.
 
     The ids include the matched stop token. Log-probs are in nats, of the full softmax after the
-    temperature. `finish` is "stop" or "length". A speaker that takes text returns `text` and no
+    temperature. `finish` is "stop" or "length". A model that takes text returns `text` and no
     ids; its `finish` is "void" where it gave no answer, and `text` then holds the reason.
     """
 

@@ -1,4 +1,4 @@
-"""Several engines behind one interface: each request goes to the speaker that it names.
+"""Several engines behind one interface: each request goes to the model that it names.
 
 The policy's engine decides between waves and streams; only it takes new weights and sleeps. Frozen
 engines answer in waves, endpoints answer each request on its own. All work at the same time where
@@ -50,21 +50,21 @@ class EngineRouter:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Answer all requests, in order; endpoints answer while the engines generate."""
-        by_speaker: dict[str, list[int]] = {}
+        by_model: dict[str, list[int]] = {}
         for place, request in enumerate(requests):
-            by_speaker.setdefault(request.speaker, []).append(place)
+            by_model.setdefault(request.model, []).append(place)
         from_endpoints = {
-            place: self._endpoints[speaker].submit(requests[place])
-            for speaker, places in by_speaker.items()
-            if speaker in self._endpoints
+            place: self._endpoints[model].submit(requests[place])
+            for model, places in by_model.items()
+            if model in self._endpoints
             for place in places
         }
         answers: dict[int, Completion] = {}
-        for speaker, places in by_speaker.items():
-            if speaker not in self._endpoints:
-                engine = self._frozen[speaker] if speaker else self._policy
+        for model, places in by_model.items():
+            if model not in self._endpoints:
+                engine = self._frozen[model] if model else self._policy
                 batch = engine.generate([requests[place] for place in places], sampling)
-                if not speaker:
+                if not model:
                     check_count(batch, len(places))
                 answers.update(zip(places, batch, strict=True))
         answers |= {place: answer.result() for place, answer in from_endpoints.items()}
@@ -85,11 +85,11 @@ class EngineRouter:
         def routed(task: Callable[[Ask], Awaitable[Any]]) -> Callable[[Ask], Awaitable[Any]]:
             async def play(ask_policy: Ask) -> Any:
                 async def ask(request: Request) -> Completion:
-                    if not request.speaker:
+                    if not request.model:
                         return await ask_policy(request)
-                    if request.speaker in queues:
-                        return await queues[request.speaker].ask(request)
-                    answer = self._endpoints[request.speaker].submit(request)
+                    if request.model in queues:
+                        return await queues[request.model].ask(request)
+                    answer = self._endpoints[request.model].submit(request)
                     return await asyncio.wrap_future(answer)
 
                 return await task(ask)

@@ -19,9 +19,9 @@ from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.distributed import World, gather_objects
 from selfplay.engines.base import Engine, Sampling
 from selfplay.games import kit_of
-from selfplay.metrics.bootstrap import bootstrap_interval
 from selfplay.metrics.console import progress
 from selfplay.metrics.step import Pieces, add_up, game_measures, game_record, tally
+from selfplay.metrics.tables import bootstrap_interval
 from selfplay.rollout.driver import Kept, play_games, play_scripted
 from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.players import opening_ids

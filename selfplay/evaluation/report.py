@@ -12,15 +12,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
 from dialop.shown import escaped, fenced, on_one_line
 from selfplay.evaluation.drawings import game_text
 from selfplay.evaluation.evaluate import Evaluation
 from selfplay.evaluation.question import pair_name
-from selfplay.metrics.bootstrap import bootstrap_interval, show_interval
-from selfplay.metrics.columns import columns_of
 from selfplay.metrics.run_folder import write_atomically
+from selfplay.metrics.tables import bootstrap_interval, columns_of, show_interval, table
 
 _ERRORS = "errors_"
 _HOW_TO_READ = (
@@ -56,13 +53,6 @@ class Report:
 def columns(rows: Mapping[str, Evaluation]) -> list[tuple[str, str, str]]:
     """The columns that at least one of these rows has."""
     return columns_of(row.measures for row in rows.values())
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, style: str = "pipe") -> str:
-    """Cells as a table: "pipe" is Markdown's, "plain" lines up in a terminal. The first column is
-    text, the others are numbers."""
-    sides = ("left", *["right"] * (len(head) - 1))
-    return tabulate(rows, head, tablefmt=style, disable_numparse=True, colalign=sides)
 
 
 def table_text(rows: Mapping[str, Evaluation]) -> str:

@@ -17,6 +17,7 @@ from selfplay.learner.batch import MicroBatch, num_trained_tokens
 from selfplay.learner.critic import clipped_value_loss
 from selfplay.learner.learner import (
     Learner,
+    TokenMeans,
     UpdateSettings,
     batch_logprobs,
     batch_values,
@@ -36,7 +37,6 @@ from selfplay.learner.loss import (
     vespo,
 )
 from selfplay.learner.mismatch import mismatch_values
-from selfplay.learner.token_means import TokenMeans
 
 
 @dataclass(frozen=True, slots=True)

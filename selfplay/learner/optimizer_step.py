@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from selfplay.distributed import all_reduce_sum, clip_grad_norm, gather_objects
 from selfplay.learner.batch import micro_batches, num_weighed_tokens
-from selfplay.learner.learner import Learner, UpdateSettings, even_out
+from selfplay.learner.learner import Learner, TokenMeans, UpdateSettings, even_out
 from selfplay.learner.mismatch import mismatch_metrics
 from selfplay.learner.objective import Part, denominator, part_loss
-from selfplay.learner.token_means import TokenMeans
 from selfplay.metrics.ending import RunEnds
 
 

@@ -19,6 +19,7 @@ from selfplay.distributed import World, all_reduce_sum
 from selfplay.learner.batch import MicroBatch, micro_batches, split
 from selfplay.learner.learner import (
     Learner,
+    TokenMeans,
     UpdateSettings,
     batch_logprobs,
     even_out,
@@ -32,7 +33,6 @@ from selfplay.learner.mismatch import (
     mismatch_metrics,
     mismatch_values,
 )
-from selfplay.learner.token_means import TokenMeans
 
 
 def recompute_logprobs(

@@ -11,6 +11,7 @@ import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -32,7 +33,6 @@ from selfplay.model.attention import NAME as PACKED
 from selfplay.model.attention import packed_kwargs, register_packed_attention
 from selfplay.model.families import logit_rule
 from selfplay.model.hub import local_folder
-from selfplay.model.liger import apply_liger
 from selfplay.model.logprob import ALIGNMENT, token_logprobs
 from selfplay.model.lora import add_adapters, first_value, full_weights, is_adapter, plain_name
 from selfplay.model.row import PackedRow
@@ -279,3 +279,31 @@ def described_in(weights: Path) -> Path:
     if not adapters.exists():
         return weights
     return Path(json.loads(adapters.read_text())["base_model_name_or_path"])
+
+
+def apply_liger(model: PreTrainedModel) -> None:
+    """Replace the model's RMSNorm, RoPE and SwiGLU with liger's Triton kernels; before `shard`.
+
+    Norms and MLPs are replaced in this model only. RoPE is replaced for all models of this
+    architecture in the process, which must then be on a GPU. Raises ValueError for an architecture
+    that liger does not support, ImportError without liger.
+    """
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+    kind = model.config.model_type
+    if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise ValueError(
+            f"liger does not support the architecture {kind}; set model.liger to false"
+        )
+    MODEL_TYPE_TO_APPLY_LIGER_FN[kind](
+        rope=True,
+        rms_norm=True,
+        swiglu=True,
+        cross_entropy=False,
+        fused_linear_cross_entropy=False,
+        model=model,
+    )
+
+
+def liger_is_here() -> bool:
+    return find_spec("liger_kernel") is not None

@@ -30,7 +30,7 @@ from selfplay.learner.learner import Learner
 from selfplay.model.policy import DTYPES, described_in, load_model
 from selfplay.partners import policy_pool
 from selfplay.partners.checkpoints import Source, check_same_game, find_source
-from selfplay.partners.ratings import update_ratings
+from selfplay.partners.policy_pool import update_ratings
 from selfplay.rollout.episode import Episode
 from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer
 from selfplay.rollout.seating import SELF_PLAY, Partner, chosen_seats, scripted_partner
@@ -208,9 +208,9 @@ class Partners:
         return Partner(name, self._seat(name, POOL, self._rendering, None))
 
     def _seat(
-        self, name: str, speaker: str, rendering: Rendering, max_positions: int | None
+        self, name: str, model: str, rendering: Rendering, max_positions: int | None
     ) -> Callable[[tuple[object, ...], int], Player]:
-        """What makes a frozen policy's player. `speaker` is its engine's name in the router,
+        """What makes a frozen policy's player. `model` is its engine's name in the router,
         `max_positions` the longest transcript the model can read, in tokens."""
         rollout = self._config.rollout
         max_game_tokens = min(rollout.max_game_tokens, max_positions or rollout.max_game_tokens)
@@ -221,7 +221,7 @@ class Partners:
                 seed_names=names,
                 max_new_tokens=rollout.max_new_tokens,
                 max_game_tokens=max_game_tokens,
-                speaker=speaker,
+                model=model,
             )
             return FrozenPlayer(policy, name=name)
 

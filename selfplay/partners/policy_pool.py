@@ -1,5 +1,5 @@
-"""The policy pool: snapshots of the policy at earlier steps of the run, and which one plays in a
-step.
+"""The policy pool: snapshots of the policy at earlier steps of the run, which one plays in a step,
+and Elo ratings of all players.
 
 Snapshots are Hugging Face folders `policy_pool/step_N` in the run folder. They stay on disk after
 they leave the pool. The checkpoint stores who is in the pool. Never sees games or text.
@@ -7,8 +7,9 @@ they leave the pool. The checkpoint stores who is in the pool. Never sees games 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig
@@ -17,7 +18,44 @@ from selfplay.config import PolicyPoolConfig
 from selfplay.data.seeds import named_seed, pick
 from selfplay.model.policy import empty_model
 from selfplay.model.stored import Stored
-from selfplay.partners.ratings import INITIAL_RATING, draw_weights
+
+INITIAL_RATING = 0.0  # the rating of a player without games
+
+
+def expected_score(*ratings: float) -> float:
+    """The expected share of the best score of players with these ratings, in (0, 1)."""
+    return float(1 / (1 + 10 ** (-sum(ratings) / (400 * len(ratings)))))
+
+
+def update_ratings(
+    ratings: Mapping[str, float], games: Iterable[tuple[Any, ...]], *, step: float
+) -> dict[str, float]:
+    """New ratings after games of (player, player, ..., score in [0, 1]), applied in order.
+
+    There is no opponent to beat, so the players of a game, whose rating is the mean of theirs, play
+    against the instance, whose rating is 0. Their expected share of the best score is Elo's (A.
+    Elo, "The Rating of Chessplayers", 1978)
+
+        E = 1 / (1 + 10^(-(r_a + r_b) / 2 / 400))
+
+    and a game with score s moves each player by K (s - E), K being `step`. A rating of 400 means
+    0.91 of the best score, 0 means half of it. Games show only the sum of two ratings, so the two
+    are separable only if the policy also plays with itself; a player paired with itself moves once.
+    """
+    new = dict(ratings)
+    for *players, score in games:
+        before = {player: new.get(player, INITIAL_RATING) for player in players}
+        change = step * (score - expected_score(*(before[player] for player in players)))
+        new |= {player: rating + change for player, rating in before.items()}
+    return new
+
+
+def draw_weights(ratings: Iterable[float], *, prefer_weak: float) -> list[float]:
+    """Sampling probabilities, proportional to 10^(-prefer_weak r / 400)."""
+    exponents = [-prefer_weak * rating / 400 for rating in ratings]
+    largest = max(exponents)
+    weights = [10 ** (exponent - largest) for exponent in exponents]
+    return [weight / sum(weights) for weight in weights]
 
 
 def member_name(step: int) -> str:

@@ -19,9 +19,7 @@ from dialop.shown import escaped, fenced
 from selfplay.config import Config, load_config
 from selfplay.config.settings import SettingsError, difference
 from selfplay.evaluation.drawings import game_text
-from selfplay.evaluation.report import table
-from selfplay.metrics.bootstrap import show_interval
-from selfplay.metrics.columns import COLUMNS
+from selfplay.metrics.tables import COLUMNS, show_interval, table
 from selfplay.model.hub import is_hub_name
 
 Rows = Mapping[str, Mapping[str, Any]]

@@ -62,13 +62,13 @@ def play_branching(position: Position, branching: Branching) -> Playing:
         for sibling in range(1, branching.siblings):
             twin = position.fork("branch", point.turn, sibling)
             yield Spawn(
-                named(twin.table, _play_sibling(twin, point, sibling, branching.continuations))
+                named(twin.setup, _play_sibling(twin, point, sibling, branching.continuations))
             )
         yield from position.turn()
         if position.ended is None:
             for continuation in range(1, branching.continuations):
                 twin = position.fork("branch", point.turn, 0, continuation)
-                yield Spawn(named(twin.table, _play_continuation(twin, point, (0, continuation))))
+                yield Spawn(named(twin.setup, _play_continuation(twin, point, (0, continuation))))
     # Drop a point whose seat had no tokens left and so took no turn.
     taken = tuple(point for point in points if point.turn < len(position.turns))
     return replace(position.episode(), branches=taken)
@@ -90,7 +90,7 @@ def _play_sibling(
     if twin.ended is None:
         for continuation in range(1, num_continuations):
             fork = twin.fork(continuation)
-            yield Spawn(named(fork.table, _play_continuation(fork, point, (sibling, continuation))))
+            yield Spawn(named(fork.setup, _play_continuation(fork, point, (sibling, continuation))))
         twin = twin.fork(0)
     return (yield from _play_continuation(twin, point, (sibling, 0)))
 
@@ -104,15 +104,15 @@ def _play_continuation(twin: Position, point: BranchPoint, place: tuple[int, int
 
 
 def _branch_point(position: Position) -> BranchPoint:
-    seat = position.table.game.seat_to_move
+    seat = position.setup.game.seat_to_move
     assert seat is not None
     return BranchPoint(turn=len(position.turns), seat=seat)
 
 
 def _is_branch_point(position: Position, branching: Branching, num_points: int) -> bool:
     """Whether the next turn is a branch point. Only the policy's turns can be."""
-    game = position.table.game
-    if game.seat_to_move is None or position.table.players[game.seat_to_move].transcript is None:
+    game = position.setup.game
+    if game.seat_to_move is None or position.setup.players[game.seat_to_move].transcript is None:
         return False
     match branching.rule:
         case "all":

@@ -155,11 +155,11 @@ def _check_completion(request: Request, completion: Completion, *, version: int 
         problem = f"must have one log-prob per id, has {len(completion.logprobs)} for {num} ids"
     elif invalid := [x for x in completion.logprobs if not -math.inf < x <= 1e-3]:
         problem = f"must have finite log-probs of at most 0, has {invalid[0]}"
-    elif version is not None and not request.speaker and completion.version != version:
+    elif version is not None and not request.model and completion.version != version:
         problem = f"must use the weights of step {version}, uses those of {completion.version}"
     if problem:
-        error = RuntimeError if request.speaker else EngineFault
-        raise error(f"a completion of the engine of {request.speaker or 'the policy'} {problem}")
+        error = RuntimeError if request.model else EngineFault
+        raise error(f"a completion of the engine of {request.model or 'the policy'} {problem}")
 
 
 class _Rollout:

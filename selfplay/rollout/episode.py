@@ -152,13 +152,13 @@ class Position:
         "_prompts",
         "_unread",
         "ended",
-        "table",
+        "setup",
         "turns",
     )
 
-    def __init__(self, table: GameSetup, limits: Limits) -> None:
-        game = table.game
-        self.table, self._limits = table, limits
+    def __init__(self, setup: GameSetup, limits: Limits) -> None:
+        game = setup.game
+        self.setup, self._limits = setup, limits
         self.turns: list[Turn] = []
         self.ended: str | None = None
         self._prompts = tuple(game.prompt(seat) for seat in range(game.num_seats))
@@ -171,10 +171,10 @@ class Position:
 
         A move that was cut off at its token limit is refused without passing it to the game.
         """
-        game = self.table.game
+        game = self.setup.game
         seat = game.seat_to_move
         assert self.ended is None and seat is not None
-        player = self.table.players[seat]
+        player = self.setup.players[seat]
         move = yield from player.move(game, seat, self._unread[seat])
         if move is None or move.void is not None:
             self.ended = "tokens" if move is None else VOID
@@ -193,21 +193,21 @@ class Position:
 
     def fork(self, *names: object) -> Position:
         """An independent copy of the game; `names` are added to the names of its random draws."""
-        twin, table = copy.copy(self), self.table
-        players = tuple(player.fork(*names) for player in table.players)
-        twin.table = replace(table, game=table.game.clone(), players=players)
+        twin, setup = copy.copy(self), self.setup
+        players = tuple(player.fork(*names) for player in setup.players)
+        twin.setup = replace(setup, game=setup.game.clone(), players=players)
         twin.turns, twin._unread = list(self.turns), list(self._unread)
         return twin
 
     def episode(self) -> Episode:
         """The record of the game so far."""
-        table, game = self.table, self.table.game
-        transcripts = tuple(p.transcript for p in table.players)
+        setup, game = self.setup, self.setup.game
+        transcripts = tuple(p.transcript for p in setup.players)
         policy = [seat for seat, t in enumerate(transcripts) if t is not None]
         return Episode(
-            instance=table.instance,
-            index=table.index,
-            players=tuple(p.name for p in table.players),
+            instance=setup.instance,
+            index=setup.index,
+            players=tuple(p.name for p in setup.players),
             prompts=self._prompts,
             turns=tuple(self.turns),
             transcripts=transcripts,
@@ -219,7 +219,7 @@ class Position:
         )
 
     def _close(self) -> None:
-        if self.table.game.seat_to_move is None:
+        if self.setup.game.seat_to_move is None:
             self.ended = "agreed"
         elif self._num_legal >= self._limits.max_turns:
             self.ended = "turns"
@@ -234,13 +234,13 @@ def play(position: Position) -> Playing:
     return position.episode()
 
 
-def named(table: GameSetup, playing: Playing) -> Playing:
+def named(setup: GameSetup, playing: Playing) -> Playing:
     """Run a game; an exception gets a note that names the game."""
     try:
         return (yield from playing)
     except Exception as error:
         error.add_note(
-            f"in instance {table.instance}, episode {table.index}, seat {table.game.seat_to_move}"
+            f"in instance {setup.instance}, episode {setup.index}, seat {setup.game.seat_to_move}"
         )
         raise
 

@@ -73,11 +73,11 @@ class PolicyPlayer:
         seed_names: tuple[object, ...],
         max_new_tokens: int,
         max_game_tokens: int,
-        speaker: str = "",
+        model: str = "",
     ) -> None:
         self._talk = _Talk(rendering)
         self.transcript = self._talk.transcript
-        self._speaker = speaker
+        self._model = model
         self._rendering = rendering
         self._seed_names = seed_names
         self._max_new_tokens, self._max_game_tokens = max_new_tokens, max_game_tokens
@@ -95,7 +95,7 @@ class PolicyPlayer:
             prompt_ids=prompt_ids,
             max_new_tokens=room,
             seed=seed,
-            speaker=self._speaker,
+            model=self._model,
         )
         self.transcript.act(
             completion.ids,

@@ -48,7 +48,7 @@ class EndpointPlayer:
             prompt_ids=(),
             max_new_tokens=self._max_new_tokens,
             seed=named_seed(*self._seed_names, seat, len(self._messages)),
-            speaker=self.name,
+            model=self.name,
             messages=self._messages,
         )
         if completion.finish == "void":

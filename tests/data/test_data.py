@@ -12,7 +12,7 @@ from selfplay.config import Config, load_config
 from selfplay.data.instances import HELD_OUT, TEACHERS, TOKENIZER, TRAIN, VALIDATION, generated
 from selfplay.data.seeds import named_seed
 from selfplay.data.stream import TrainStream
-from selfplay.distributed.replica import Replica
+from selfplay.distributed.world import Replica
 
 BOARD = ["game.size=2", "game.scale=false", "game.keep=all", "rollout.max_game_tokens=1000"]
 

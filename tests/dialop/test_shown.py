@@ -138,7 +138,7 @@ def test_a_key_that_the_server_says_back_is_not_kept(
     settings = EndpointConfig(retries=0, backoff_s=0.0)
     with chat_server(lambda body, number: answer) as server:
         endpoint = Endpoint("small", server.url, settings=settings, key=KEY)
-        request = Request((), 9, 0, speaker="x", messages=(Message("user", "hi"),))
+        request = Request((), 9, 0, model="x", messages=(Message("user", "hi"),))
         said = endpoint.submit(request).result()
         endpoint.close()
     assert server.headers[0]["authorization"] == f"Bearer {KEY}"
@@ -151,7 +151,7 @@ def test_a_key_that_no_header_can_hold_is_not_told(capsys: pytest.CaptureFixture
     settings = EndpointConfig(retries=0, backoff_s=0.0)
     with chat_server(lambda body, number: Answer("ok")) as server:
         endpoint = Endpoint("small", server.url, settings=settings, key=f"{KEY}\n")
-        request = Request((), 9, 0, speaker="x", messages=(Message("user", "hi"),))
+        request = Request((), 9, 0, model="x", messages=(Message("user", "hi"),))
         said = endpoint.submit(request).result()
         endpoint.close()
     assert said.finish == "void"

@@ -12,9 +12,8 @@ from tolerance import tolerance
 from selfplay.config import ScratchConfig
 from selfplay.distributed import all_reduce_sum, clip_grad_norm, full_tensors, init_world, shard
 from selfplay.distributed.gather import chunk
-from selfplay.distributed.replica import check_size
 from selfplay.distributed.tensor_parallel import _checked_plan
-from selfplay.distributed.world import data_parallel_size
+from selfplay.distributed.world import check_size, data_parallel_size
 from selfplay.model.policy import scratch_model
 
 SHAPE = ScratchConfig(

@@ -36,7 +36,7 @@ FAST = EndpointConfig(timeout_s=0.3, retries=2, backoff_s=0.01, max_backoff_s=0.
 
 def ask(endpoint: Endpoint, text: str = "Hello", seed: int = 0) -> Completion:
     messages = (Message("system", "Be kind."), Message("user", text))
-    request = Request((), 50, seed, speaker="endpoint:x", messages=messages)
+    request = Request((), 50, seed, model="endpoint:x", messages=messages)
     return endpoint.submit(request).result()
 
 

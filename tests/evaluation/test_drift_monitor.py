@@ -141,7 +141,7 @@ def monitor_in(
             seed_names=names,
             max_new_tokens=60,
             max_game_tokens=900,
-            speaker="warm_start",
+            model="warm_start",
         )
         return FrozenPlayer(player, name="warm_start")
 

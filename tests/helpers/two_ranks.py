@@ -40,7 +40,7 @@ from selfplay.distributed import (
     init_world,
     shard,
 )
-from selfplay.distributed.replica import make_replica
+from selfplay.distributed.world import make_replica
 from selfplay.engines.hf import HFEngine
 from selfplay.learner.batch import share_by_tokens
 from selfplay.learner.critic import make_critic

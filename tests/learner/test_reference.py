@@ -9,7 +9,7 @@ import torch
 from small_updates import config_of, learner_of
 from tiny_run import RUNS, finished, metrics_of, tiny_model
 
-from selfplay.learner.reference import adapted_kl_weight, update_reference
+from selfplay.learner.policy_update import adapted_kl_weight, update_reference
 
 
 def test_the_kl_weight_adapts_to_the_measured_kl_by_hand() -> None:

@@ -23,10 +23,9 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from selfplay.credit.sample import Sample
 from selfplay.learner.batch import micro_batches
-from selfplay.learner.learner import UpdateSettings
+from selfplay.learner.learner import TokenMeans, UpdateSettings
 from selfplay.learner.mismatch import importance_weights
 from selfplay.learner.objective import Part, denominator, part_loss
-from selfplay.learner.token_means import TokenMeans
 
 pytest.importorskip("trl", reason="requirements-dev.txt is not installed in full")
 from accelerate import Accelerator

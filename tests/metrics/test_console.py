@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from selfplay.metrics.bootstrap import bootstrap_interval, show_interval
 from selfplay.metrics.console import clock, progress, step_line
+from selfplay.metrics.tables import bootstrap_interval, show_interval
 
 
 def test_the_line_of_a_step_fits_a_terminal() -> None:

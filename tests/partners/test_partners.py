@@ -31,7 +31,7 @@ from selfplay.evaluation.drift_monitor import check_watch
 from selfplay.metrics.step import game_measures, tally
 from selfplay.partners import policy_pool
 from selfplay.partners.partners import check_partners
-from selfplay.partners.ratings import draw_weights, expected_score, update_ratings
+from selfplay.partners.policy_pool import draw_weights, expected_score, update_ratings
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import GameSetup, Limits, Position
 from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
@@ -234,7 +234,7 @@ def test_an_evaluation_alternates_seats(rendering: Rendering) -> None:
 def frozen_partner(rendering: Rendering, name: str = "checkpoint:x") -> Partner:
     def sit(names: tuple[object, ...], seat: int) -> FrozenPlayer:
         policy = PolicyPlayer(
-            rendering, seed_names=names, max_new_tokens=60, max_game_tokens=900, speaker=name
+            rendering, seed_names=names, max_new_tokens=60, max_game_tokens=900, model=name
         )
         return FrozenPlayer(policy, name=name)
 
@@ -253,8 +253,8 @@ def test_a_frozen_player_uses_its_own_engine_and_leaves_no_transcript(
     for episode in episodes:
         seat = episode.players.index("policy")
         assert episode.transcripts[seat] is not None and episode.transcripts[1 - seat] is None
-    assert {request.speaker for request in policy.asked} == {""}
-    assert {request.speaker for request in other.asked} == {"checkpoint:x"}
+    assert {request.model for request in policy.asked} == {""}
+    assert {request.model for request in other.asked} == {"checkpoint:x"}
     measured = game_measures(tally(episodes))
     assert {"score/checkpoint:x/0", "score/checkpoint:x/1"} <= set(measured)
 
@@ -346,7 +346,7 @@ def test_a_fork_of_a_frozen_player_is_independent(rendering: Rendering) -> None:
     position = Position(setup, LIMITS)
     engine = Proposes(rendering, {})
     asked = next(first := position.turn())
-    assert isinstance(asked, Request) and asked.speaker == "checkpoint:x"
+    assert isinstance(asked, Request) and asked.model == "checkpoint:x"
     with pytest.raises(StopIteration):
         first.send(engine.answer(asked))
     assert position.turns[0].action == "propose"

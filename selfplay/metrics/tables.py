@@ -1,0 +1,81 @@
+"""What tables of results show: columns, means with their intervals, text and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from tabulate import tabulate
+
+# Measure, heading, meaning. A table has the columns that at least one of its rows has.
+COLUMNS = (
+    ("agreement", "agreement", "share of games that end with an accepted proposal or an answer"),
+    ("optimal", "optimal", "share of games that end with a best possible plan"),
+    ("talk_value", "talk value", "score minus the better of the two seats' solo plans"),
+    ("turns", "turns", "tries at a move, including refused ones"),
+    ("messages", "messages", "legal messages"),
+    ("words", "words", "words in messages"),
+    ("statements", "statements", "facts stated in a wording that scripted players can parse"),
+    ("searches", "searches", "answered tool calls"),
+    ("errors", "errors", "refused moves"),
+    ("honesty", "honesty", "share of stated cell values that are true in the speaker's own table"),
+    ("questions", "questions", "messages that ask something"),
+    ("interactivity", "interact.", "share of messages that got something out of the user"),
+    ("tokens", "tokens", "tokens that the policy sampled"),
+    ("user_words", "user words", "words of the user"),
+)
+
+
+def columns_of(rows: Iterable[Collection[str]]) -> list[tuple[str, str, str]]:
+    """The columns that at least one of the rows has; a row is given by its measures' names."""
+    present = {name for row in rows for name in row}
+    return [column for column in COLUMNS if column[0] in present]
+
+
+_MAX_INDICES = 4_000_000  # drawn at a time, 32 MB
+
+
+def bootstrap_interval(
+    values: Sequence[float] | NDArray[np.float64], *, seed: int
+) -> tuple[float, float, float]:
+    """The mean of `values` and its bootstrap percentile interval: (mean, low, high).
+
+    The interval spans the middle 95 % of the means of resamples (Efron and Tibshirani 1993, An
+    Introduction to the Bootstrap, §13.3). Values must be independent: pass one value per game, or
+    one mean per instance if an instance was played several times. Raises ValueError for no values,
+    NaN or infinity.
+    """
+    from scipy.stats import bootstrap  # takes half a second, which only evaluations pay
+
+    sample = np.asarray(values, dtype=np.float64)
+    if sample.ndim != 1 or sample.size == 0:
+        raise ValueError(f"bootstrap needs at least 1 value in 1 dimension, got {sample.shape}")
+    if not np.isfinite(sample).all():
+        raise ValueError("bootstrap needs finite values, got NaN or infinity among them")
+    mean = float(sample.mean())
+    if sample.size == 1:
+        return mean, mean, mean
+    interval = bootstrap(
+        (sample,),
+        np.mean,
+        n_resamples=10_000,
+        batch=max(1, _MAX_INDICES // sample.size),
+        confidence_level=0.95,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return mean, float(interval.low), float(interval.high)
+
+
+def show_interval(interval: tuple[float, float, float]) -> str:
+    """`0.912 [0.903, 0.921]`"""
+    mean, low, high = interval
+    return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, style: str = "pipe") -> str:
+    """Cells as a table: "pipe" is Markdown's, "plain" lines up in a terminal. The first column is
+    text, the others are numbers."""
+    sides = ("left", *["right"] * (len(head) - 1))
+    return tabulate(rows, head, tablefmt=style, disable_numparse=True, colalign=sides)
