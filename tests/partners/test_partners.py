@@ -351,12 +351,12 @@ def test_a_fork_of_a_frozen_player_is_independent(rendering: Rendering) -> None:
         first.send(engine.answer(asked))
     assert position.turns[0].action == "propose"
     twin = position.fork("branch", 1)
-    assert twin.table.players[0] is not setup.players[0]
+    assert twin.setup.players[0] is not setup.players[0]
     requests = []
     for each in (position, twin):
-        player = each.table.players[0]
+        player = each.setup.players[0]
         assert player.name == "checkpoint:x" and player.transcript is None
-        requests.append(next(player.move(each.table.game, 0, "again")))
+        requests.append(next(player.move(each.setup.game, 0, "again")))
     assert requests[0].prompt_ids == requests[1].prompt_ids  # type: ignore[union-attr]
     assert requests[0].seed != requests[1].seed  # type: ignore[union-attr]
 

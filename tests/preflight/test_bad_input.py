@@ -46,20 +46,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def broken(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of valid and broken files, in which no case leaves anything."""
+    home = tmp_path_factory.mktemp("broken")
+    shutil.copytree(run, home / "good")
+    (home / "run.yaml").write_text(TINY)
+    for name, data in FILES.items():
+        (home / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+    for name, change in MODELS.items():
+        shutil.copytree(run / "final", home / name)
+        change(home / name)
+    return home
+
+
 @pytest.fixture
 def check_refused(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Callable[[], int]], None]:
-    """A check that a program ends with status 2 and changes nothing in the working directory, a
-    folder of valid and broken files."""
-    shutil.copytree(run, tmp_path / "good")
-    (tmp_path / "run.yaml").write_text(TINY)
-    for name, data in FILES.items():
-        (tmp_path / name).write_bytes(data if isinstance(data, bytes) else data.encode())
-    for name, change in MODELS.items():
-        shutil.copytree(run / "final", tmp_path / name)
-        change(tmp_path / name)
-    monkeypatch.chdir(tmp_path)
+    """A check that a program ends with status 2 and changes nothing in the working directory."""
+    monkeypatch.chdir(broken)
 
     def started(*words: object, **more: object) -> NoReturn:
         raise AssertionError("the run started")
@@ -75,9 +81,9 @@ def check_refused(
     )
 
     def check(program: Callable[[], int]) -> None:
-        before = sorted(tmp_path.rglob("*"))
+        before = sorted(broken.rglob("*"))
         assert program() == 2
-        assert sorted(tmp_path.rglob("*")) == before
+        assert sorted(broken.rglob("*")) == before
 
     return check
 
@@ -362,7 +368,7 @@ def test_a_bad_variable_is_named(
 
 
 def test_good_settings_reach_the_run(
-    check_refused: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    check_refused: object,
 ) -> None:
     """The settings that the bad cases start from are accepted, so only the fault is refused."""
     path = ["model={scratch: null, path: good/final}", "rollout.max_game_tokens=160"]
