@@ -7,10 +7,10 @@
 
 The stages are those of train.py, on 8x8 games in the full style. A policy with random weights never
 ends a turn and never agrees. Each game is therefore a sequence of `--tries` refused moves of
-`--turn-tokens` tokens by one seat, and its reward is drawn at random; neither changes how long a
-step takes. The first step is smaller and warms up. The others are timed, and medians are reported.
-Memory is the sampled use of a GPU by all processes, the maximum over GPUs. Seconds end in _s, sizes
-are in GiB.
+`--turn-tokens` tokens by one seat, or with `--mean` ten turns of two seats whose lengths are drawn
+from a geometric distribution; its reward is drawn at random. The first step is smaller and warms
+up. The others are timed, and medians are reported. Memory is the sampled use of a GPU by all
+processes, the maximum over GPUs. Seconds end in _s, sizes are in GiB.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pathlib import Path
 
 from bench.memory import Peaks, lone_pushes, nap
 from bench.shapes import SHAPES, qwen2_config, random_model, save_random
+from bench.talks import TURNS, Watched, talks
 from selfplay import setup
 from selfplay.chat.rendering import make_rendering
 from selfplay.colocation.handover import sleep_engine
@@ -64,7 +65,7 @@ from selfplay.metrics.step import step_metrics
 from selfplay.metrics.step_log import Stopwatch
 from selfplay.model.policy import DTYPES, liger_is_here
 from selfplay.rollout.driver import first_turns, play_games
-from selfplay.rollout.episode import Episode, limits_of
+from selfplay.rollout.episode import Episode, Limits, limits_of
 from selfplay.rollout.seating import self_play_games
 from selfplay.setup import make_tokenizer
 
@@ -96,6 +97,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--tries", type=int, default=4, help="refused moves per game")
     parser.add_argument("--turn-tokens", type=int, default=64, help="tokens sampled per move")
+    parser.add_argument("--mean", type=int, help="mean tokens of a turn of natural length")
     parser.add_argument("--steps", type=int, default=2, help="timed steps, after one for warm-up")
     parser.add_argument(
         "--mem-fraction", type=float, default=None, help="default: 0.3, or 0.25 for 7B on one GPU"
@@ -237,15 +239,21 @@ def run_steps(
     for step in range(options.steps + 1):
         num = config.rollout.instances if step else max(world.replica.num, 1)
         with watch("play"), peaks("play"):
-            setups = self_play_games(
-                stream.step(step, world.replica.share(num)),
-                step=step,
-                game=config.game,
-                rollout=config.rollout,
-                seed=config.seed,
-                rendering=rendering,
-            )
-            episodes, rollout_stats = play_games(setups, engine, sampling=sampling, limits=limits)
+            places, player = world.replica.share(num), engine
+            if options.mean is None:
+                setups = self_play_games(
+                    stream.step(step, places),
+                    step=step,
+                    game=config.game,
+                    rollout=config.rollout,
+                    seed=config.seed,
+                    rendering=rendering,
+                )
+            else:
+                setups = talks(config, rendering, places, options.mean, step)
+                if engine is not None:
+                    player, limits = Watched(engine, options.mean), Limits(TURNS, max_retries=50)
+            episodes, rollout_stats = play_games(setups, player, sampling=sampling, limits=limits)
             barrier(world)
         check.listen(first_turns(episodes, check.num_turns))
         episodes = with_drawn_rewards(episodes, step)

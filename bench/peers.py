@@ -221,7 +221,7 @@ def our_step(
             f"model.dtype={'bfloat16' if world.device.type == 'cuda' else 'float32'}",
         ],
     )
-    learner = loop.make_learner(name, config, world)
+    learner = loop.make_learner(loop_options(name), config, world, folder=folder)
     settings, seconds = UpdateSettings.of(config), []
     restart_peak(world.device)
     for step in range(options.steps + 1):
@@ -287,9 +287,9 @@ def main() -> None:
 
 
 def loop_options(name: str) -> argparse.Namespace:
-    """bench.loop's options for the tokenizer that a TRL trainer must be given."""
+    """bench.loop's options, for a learner and for the tokenizer that TRL must be given."""
     return argparse.Namespace(
-        shape=name, games=8, engine_tp=1, tp=1, tries=1, turn_tokens=8, engine="hf",
+        shape=name, config=None, games=8, engine_tp=1, tp=1, tries=1, turn_tokens=8, engine="hf",
         attention="auto", mem_fraction=None, checkpointing=None, dry_run=True, set=[],
     )  # fmt: skip
 

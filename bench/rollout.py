@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import os
 import random
 import shutil
@@ -29,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -39,106 +38,22 @@ import torch
 
 from bench import loop
 from bench.shapes import SHAPES, qwen2_config, random_model
-from dialop.game import Game, Outcome, Prompt, Step
+from bench.talks import GROUP, TURNS, Watched, talks
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.colocation.start import load_engine
 from selfplay.colocation.weight_sync import push
 from selfplay.config import Config, load_config
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, close_world, init_world
-from selfplay.engines.base import Ask, Completion, Request, Sampling
+from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.games import kit_of
 from selfplay.model.hub import local_folder
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import GameSetup, Limits, limits_of
-from selfplay.rollout.players import PolicyPlayer
 from selfplay.rollout.seating import self_play_games
 from selfplay.setup import make_tokenizer
 
-TURNS, GROUP = 10, 8
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-
-class Talk(Game):
-    """Every text is a message to the other seat; over after TURNS turns."""
-
-    num_seats = 2
-
-    def __init__(self, inner: Game) -> None:
-        self._inner, self._num = inner, 0
-
-    @property
-    def seat_to_move(self) -> int | None:
-        return None if self._num >= TURNS else self._num % 2
-
-    def prompt(self, seat: int) -> Prompt:
-        return self._inner.prompt(seat)
-
-    def step(self, seat: int, text: str) -> Step:
-        self._num += 1
-        observations = ["", ""]
-        observations[1 - seat] = f"Partner: {text[:200]}"
-        return Step(seat, "message", None, None, tuple(observations))
-
-    def clone(self) -> Game:
-        twin = Talk(self._inner)
-        twin._num = self._num
-        return twin
-
-    def view(self, seat: int) -> None:
-        return None
-
-    def outcome(self) -> Outcome:
-        return Outcome(self._num >= TURNS, False, 0.0, 0.0, (0.0, 0.0), {})
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-
-class Watched:
-    """The engine, with the times at which turns end and the seconds that the driver works.
-
-    With `mean` each turn's length is drawn from a geometric distribution and the turn counts as
-    ended by a stop token.
-    """
-
-    streaming = True
-
-    def __init__(self, engine: SGLangEngine, mean: int | None) -> None:
-        self._engine, self._mean = engine, mean
-        self.version = engine.version
-        self.ends: list[float] = []
-        self.driver_s = 0.0
-
-    def stream(
-        self, tasks: Iterable[Callable[[Ask], Awaitable[Any]]], sampling: Sampling
-    ) -> list[Any]:
-        def watched(task: Callable[[Ask], Awaitable[Any]]) -> Callable[[Ask], Awaitable[Any]]:
-            async def play(ask: Ask) -> Any:
-                since = time.perf_counter()
-
-                async def asked(request: Request) -> Completion:
-                    # Between an answer and the next request of a game only the driver runs.
-                    nonlocal since
-                    self.driver_s += time.perf_counter() - since
-                    if self._mean is None:
-                        completion = await ask(request)
-                    else:
-                        draw = 1.0 - random.Random(request.seed).random()
-                        length = 1 + int(math.log(draw) / math.log(1.0 - 1.0 / self._mean))
-                        limit = min(length, 4 * self._mean, request.max_new_tokens)
-                        completion = await ask(dataclasses.replace(request, max_new_tokens=limit))
-                        completion = dataclasses.replace(completion, finish="stop")
-                    since = time.perf_counter()
-                    self.ends.append(since)
-                    return completion
-
-                return await task(asked)
-
-            return play
-
-        return self._engine.stream([watched(task) for task in tasks], sampling)
 
 
 def arguments() -> argparse.Namespace:
@@ -197,31 +112,6 @@ def plain(engine: SGLangEngine, games: int, prompt: int, new: int, seed: int) ->
     start = time.perf_counter()
     completions = engine.generate(requests, Sampling(1.0, ()))
     return sum(len(c.ids) for c in completions) / (time.perf_counter() - start)
-
-
-def talks(
-    config: Config, rendering: Rendering, games: int, mean: int, repeat: int
-) -> list[GameSetup]:
-    """Games of TURNS turns on fresh instances, GROUP of each."""
-    kit = kit_of(config.game)
-    return [
-        GameSetup(
-            Talk(kit.new_game(instance, config.game)),
-            tuple(
-                PolicyPlayer(
-                    rendering,
-                    seed_names=(repeat, instance.key, i, seat),
-                    max_new_tokens=4 * mean,
-                    max_game_tokens=config.rollout.max_game_tokens,
-                )
-                for seat in (0, 1)
-            ),
-            instance.key,
-            i,
-        )
-        for instance in TrainStream(config).step(repeat, range(games // GROUP))
-        for i in range(GROUP)
-    ]
 
 
 def own_games(config: Config, rendering: Rendering, games: int, repeat: int) -> list[GameSetup]:
@@ -293,15 +183,15 @@ class Bench:
                         yield {"config": self.options.config, "engine": variant, **row}
                 continue
             for mean in self.options.means:
-                first = talks(config, rendering, GROUP, mean, 0)[0].game.prompt(0)
+                first = talks(config, rendering, range(1), mean, 0)[0].game.prompt(0)
                 prompt = len(rendering.first(system=first.system, user=first.user))
                 best = [plain(engine, games, prompt, TURNS * mean // 2, seed) for seed in range(2)]
                 key = (games, mean)
                 self.ceilings[key] = max(self.ceilings.get(key, 0.0), *best)
-                few = talks(config, rendering, max(GROUP, games // 8), mean, 99)
+                few = talks(config, rendering, range(max(1, games // 8 // GROUP)), mean, 99)
                 play_games(few, Watched(engine, 4), sampling=sampling_of(rendering), limits=LIMITS)
                 for repeat in range(self.options.repeats):
-                    setups = talks(config, rendering, games, mean, repeat)
+                    setups = talks(config, rendering, range(games // GROUP), mean, repeat)
                     row = self.measure(engine, config, rendering, setups, mean, repeat)
                     ceiling = self.ceilings[key]
                     yield {

@@ -54,6 +54,29 @@ def some_samples(model: PreTrainedModel, num: int = 8, *, shift: float = 0.1) ->
     return samples
 
 
+def group_samples(model: PreTrainedModel) -> list[Sample]:
+    """Two groups that share a prompt of 24 tokens, and a branch that shares a turn besides; old
+    log-probs lie off by up to 0.1, and each last token has a reward."""
+    rng = random.Random(0)
+
+    def draw(num: int) -> list[int]:
+        return [rng.randrange(VOCAB) for _ in range(num)]
+
+    prompts, turn = (draw(24), draw(24)), draw(5)
+    samples = []
+    for index, own in enumerate([draw(7), draw(9), turn + draw(6), turn + draw(4), draw(8)]):
+        ids = prompts[index == 4] + own
+        mask = [0] * 24 + [1] * (len(own) - 3) + [0, 0, 1]
+        sample = Sample(f"{index}", ids, mask, [0.0] * len(ids), [0.0] * len(ids))
+        true = iter(trainer_logprobs(model, [sample], temperature=1.0).tolist())
+        old = [next(true) + rng.uniform(-0.1, 0.1) if m else 0.0 for m in mask]
+        advantage = rng.uniform(-2, 2)
+        rewards = [0.0] * (len(ids) - 1) + [rng.uniform(0, 1)]
+        advantages = [advantage * m for m in mask]
+        samples.append(replace(sample, old_logprobs=old, advantages=advantages, rewards=rewards))
+    return samples
+
+
 def change(
     model: PreTrainedModel,
     parts: list[Part],

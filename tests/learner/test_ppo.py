@@ -10,7 +10,7 @@ from statistics import fmean, pvariance
 import pytest
 import torch
 from processes import two_ranks
-from small_updates import assert_same, config_of, learner_of, some_samples
+from small_updates import assert_same, config_of, group_samples, learner_of, some_samples
 from tiny_run import (
     CPU,
     FORWARD,
@@ -185,6 +185,25 @@ def changes(
         for module, was in zip(modules, before, strict=True)
     )
     return policy, critic, metrics
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shared_prefixes_change_neither_values_nor_the_update(kind: str) -> None:
+    """A group's prompt is computed once, or in each sample: the same values, returns, gradients."""
+    samples = group_samples(tiny_model())
+    assert pack(samples, device=CPU).row.prefixes is not None
+    valued, updated = [], []
+    for share in ("true", "false"):
+        overrides = (*PPO, f"optim.share_prefixes={share}")
+        settings = UpdateSettings.of(config_of(*overrides))
+        valued.append(estimate_values(a_learner(kind), samples, settings=settings)[0])
+        updated.append(changes(kind, valued[0], overrides[-1]))
+    for shared, alone in zip(*valued, strict=True):
+        assert shared.values == near(alone.values, FORWARD)
+        assert shared.advantages == near(alone.advantages, FORWARD, scale=8.0)
+    for shared_change, alone_change in zip(updated[0][:2], updated[1][:2], strict=True):
+        assert max(value.abs().max().item() for value in shared_change.values()) > 1e-3
+        assert_same(shared_change, alone_change)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,7 +13,7 @@ import torch
 from peft import PeftModel
 from processes import two_ranks
 from safetensors.torch import load_file
-from small_updates import config_of, learner_of, some_samples
+from small_updates import assert_same, config_of, group_samples, learner_of, some_samples
 from tiny_run import (
     CPU,
     FORWARD,
@@ -48,6 +48,7 @@ from selfplay.learner.learner import UpdateSettings, reference_logprobs
 from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.learner.optimizer_step import optimizer_step
+from selfplay.learner.recompute import recompute_logprobs
 from selfplay.model.lora import (
     Adapters,
     add_adapters,
@@ -210,6 +211,27 @@ def test_bad_combinations_are_refused() -> None:
             load_config(None, [*lora, setting])
     with pytest.raises(SettingsError, match=r"model\.lora\.targets.*query"):
         add_adapters(tiny_model(), replace(SMALL, targets=("query",)), seed=0)
+
+
+def test_shared_prefixes_change_no_adapter_s_update() -> None:
+    """A group's prompt is computed once, or in each sample: the same log-probs with adapters and
+    without (the reference), and the same gradients of the adapters alone."""
+    samples = group_samples(tiny_model())
+    scored, updated = [], []
+    for share in ("true", "false"):
+        overrides = ("algorithm.kl=0.1", f"optim.share_prefixes={share}", "engine.max_mismatch=9")
+        settings = UpdateSettings.of(config_of(*overrides))
+        model = adapted(SMALL, trained=True)
+        learner = learner_of(model, reference=model, kl=0.1)
+        scored.append(recompute_logprobs(learner, samples, settings=settings)[0])
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        optimizer_step(learner, [Part(scored[0], "surrogate")], lr=1.0, settings=settings)
+        updated.append({n: p.detach() - before[n] for n, p in model.named_parameters()})
+    for shared, alone in zip(*scored, strict=True):
+        assert shared.old_logprobs == pytest.approx(alone.old_logprobs, abs=1e-5)
+    moved = {name for name, value in updated[0].items() if value.abs().max() > 0}
+    assert moved and all(is_adapter(name) for name in moved)
+    assert_same(*updated)
 
 
 # --- whole runs -----------------------------------------------------------------------------------

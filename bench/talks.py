@@ -1,0 +1,131 @@
+"""Two-seat games whose turns have natural lengths although the weights are random.
+
+A policy with random weights never ends a turn. Here a turn's length is drawn from a geometric
+distribution and given to the engine as the request's limit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from dialop.game import Game, Outcome, Prompt, Step
+from selfplay.chat.rendering import Rendering
+from selfplay.config import Config
+from selfplay.data.stream import TrainStream
+from selfplay.engines.base import Ask, Completion, Engine, Request, Sampling
+from selfplay.games import kit_of
+from selfplay.rollout.episode import GameSetup
+from selfplay.rollout.players import PolicyPlayer
+
+TURNS, GROUP = 10, 8
+
+
+class Talk(Game):
+    """Every text is a message to the other seat; over after TURNS turns."""
+
+    num_seats = 2
+
+    def __init__(self, inner: Game) -> None:
+        self._inner, self._num = inner, 0
+
+    @property
+    def seat_to_move(self) -> int | None:
+        return None if self._num >= TURNS else self._num % 2
+
+    def prompt(self, seat: int) -> Prompt:
+        return self._inner.prompt(seat)
+
+    def step(self, seat: int, text: str) -> Step:
+        self._num += 1
+        observations = ["", ""]
+        observations[1 - seat] = f"Partner: {text[:200]}"
+        return Step(seat, "message", None, None, tuple(observations))
+
+    def clone(self) -> Game:
+        twin = Talk(self._inner)
+        twin._num = self._num
+        return twin
+
+    def view(self, seat: int) -> None:
+        return None
+
+    def outcome(self) -> Outcome:
+        return Outcome(self._num >= TURNS, False, 0.0, 0.0, (0.0, 0.0), {})
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+
+class Watched(Engine):
+    """The engine, with the times at which turns end and the seconds that the driver works.
+
+    With `mean` each turn's length is drawn from a geometric distribution and the turn counts as
+    ended by a stop token.
+    """
+
+    streaming = True
+
+    def __init__(self, engine: Engine, mean: int | None) -> None:
+        self._engine, self._mean = engine, mean
+        self.version = engine.version
+        self.ends: list[float] = []
+        self.driver_s = 0.0
+
+    def stream(
+        self, tasks: Iterable[Callable[[Ask], Awaitable[Any]]], sampling: Sampling
+    ) -> list[Any]:
+        def watched(task: Callable[[Ask], Awaitable[Any]]) -> Callable[[Ask], Awaitable[Any]]:
+            async def play(ask: Ask) -> Any:
+                since = time.perf_counter()
+
+                async def asked(request: Request) -> Completion:
+                    # Between an answer and the next request of a game only the driver runs.
+                    nonlocal since
+                    self.driver_s += time.perf_counter() - since
+                    if self._mean is None:
+                        completion = await ask(request)
+                    else:
+                        draw = 1.0 - random.Random(request.seed).random()
+                        length = 1 + int(math.log(draw) / math.log(1.0 - 1.0 / self._mean))
+                        limit = min(length, 4 * self._mean, request.max_new_tokens)
+                        completion = await ask(dataclasses.replace(request, max_new_tokens=limit))
+                        completion = dataclasses.replace(completion, finish="stop")
+                    since = time.perf_counter()
+                    self.ends.append(since)
+                    return completion
+
+                return await task(asked)
+
+            return play
+
+        return self._engine.stream([watched(task) for task in tasks], sampling)
+
+
+def talks(
+    config: Config, rendering: Rendering, places: range, mean: int, step: int
+) -> list[GameSetup]:
+    """Games of TURNS turns on the instances at these places of a step, GROUP of each."""
+    kit = kit_of(config.game)
+    return [
+        GameSetup(
+            Talk(kit.new_game(instance, config.game)),
+            tuple(
+                PolicyPlayer(
+                    rendering,
+                    seed_names=(step, instance.key, i, seat),
+                    max_new_tokens=4 * mean,
+                    max_game_tokens=config.rollout.max_game_tokens,
+                )
+                for seat in (0, 1)
+            ),
+            instance.key,
+            i,
+        )
+        for instance in TrainStream(config).step(step, places)
+        for i in range(GROUP)
+    ]
