@@ -43,6 +43,7 @@ from selfplay.config import Config, load_config
 from selfplay.credit.advantages import imitation_samples
 from selfplay.credit.sample import Sample, trained_stretches
 from selfplay.data.instances import HELD_OUT, generated
+from selfplay.distributed import full_tensors
 from selfplay.engines.base import Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.learner.batch import micro_batches
@@ -259,11 +260,16 @@ def train(config: Config, *, every: int) -> Path:
             replace(config, warm_start=without), folder, tokenizer, rendering, world
         )
         learner = make_learner(config, start, world, reference=False)
-        examined = Examined(config, rendering, learner.model)
+        # The learner's weights may be sharded; they are measured in a model of their own.
+        own = load_model(str(start), device=str(world.device), dtype=torch.float32).eval()
+        examined = Examined(config, rendering, own)
         instances, samples = clean_games(config, rendering, num=NUM_WATCHED)
 
         def measure(step: int) -> None:
             if step % every == 0:
+                named = own.state_dict()
+                for name, tensor in full_tensors(learner.model):
+                    named[name].copy_(tensor)
                 shares = [
                     taken(examined, samples, instances[0], part=part).get("random", [])[1:]
                     for part in ("trial", "plan")
