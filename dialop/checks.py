@@ -13,7 +13,7 @@ import math
 import random
 import string
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -97,8 +97,14 @@ def check_kit(kit: Kit, options: Any, *, seed: int = 0) -> list[Result]:
     except Exception as error:  # noqa: BLE001 (any code of the game may raise anything)
         problem = f"scripted players cannot play: {_said(error)}"
         return [*results, Result("play", _PROMISES["play"], problem)]
-    case = Case(kit, options, instances, plays)
-    return results + [_run(name, partial(check, case)) for name, check in _CHECKS]
+    return results + check_plays(Case(kit, options, instances, plays))
+
+
+def check_plays(case: Case, names: Collection[str] = ()) -> list[Result]:
+    """Run the checks of these names, or all, on played games."""
+    return [
+        _run(name, partial(check, case)) for name, check in _CHECKS if not names or name in names
+    ]
 
 
 def _run(name: str, check: Callable[[], Iterator[str]]) -> Result:

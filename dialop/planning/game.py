@@ -92,8 +92,8 @@ class PlanningGame(LoggedGame):
     def view(self, seat: int) -> PlanningView:
         """The seat's knowledge as data."""
         inst, play = self.instance, self._play
-        log = tuple(action for action in play.log if _sees(self._checked(seat), action))
-        is_user = seat == USER
+        is_user = self._checked(seat) == USER
+        log = tuple(action for action in play.log if _sees(seat, action))
         return PlanningView(
             seat=seat,
             names=() if is_user else inst.names,

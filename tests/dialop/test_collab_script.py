@@ -80,21 +80,6 @@ def test_slips_are_repaired() -> None:
     assert player.act(game.view(ASSISTANT)) == "What number?"
 
 
-@pytest.mark.parametrize(
-    ("spec", "match"),
-    [
-        ("honest", "unknown scripted player 'honest': choose one of user, ask, guess, chat"),
-        ("asks", "nearest is ask"),
-        ("ask:eager=1", "unknown option of ask 'eager': choose one of slip"),
-        ("user:eager=2", "eager must be a number from 0 to 1, got '2'"),
-        ("user:patience=no", "patience must be a number from 1 to 1000"),
-    ],
-)
-def test_a_wrong_spec_names_the_right_ones(spec: str, match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        make_scripted(spec, seed=0)
-
-
 def test_a_player_keeps_to_its_seat_and_turn() -> None:
     game = CollabGame(NUMBER, CollabOptions())
     with pytest.raises(ValueError, match="plays seat 0, got a view of 1"):

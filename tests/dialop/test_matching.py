@@ -89,58 +89,6 @@ def test_a_view_holds_nothing_of_the_partner() -> None:
         assert one.prompt(1) != two.prompt(1)
 
 
-REFUSED = [
-    (0, "Ava BLEU 3", "no_tag", "line 1 has no tag; start with [message] or [propose]"),
-    (0, "so: [message] hi", "no_tag", "line 1 has no tag"),
-    (0, "[think] hm", "unknown_tag", "unknown tag [think]; use [message] or [propose]"),
-    (0, "[] hm", "unknown_tag", "unknown tag []; use [message] or [propose]"),
-    (0, "[message]  \n ", "empty", "nothing after [message]"),
-    (0, "[propose]", "empty", "nothing after [propose]"),
-    (0, "[accept]", "nothing_pending", "no proposal to accept; use [message] or [propose]"),
-    (0, "[reject] no", "nothing_pending", "no proposal to reject; use [message] or [propose]"),
-    (0, "[propose] BLEU: Ava", "bad_proposal", "line 2 is missing; 2 lines needed. Free: Electra"),
-    (1, "[message] hi", "not_your_turn", "it is your partner's turn"),
-]
-
-
-@pytest.mark.parametrize(("seat", "text", "kind", "message"), REFUSED)
-def test_refused_moves_before_a_proposal(seat: int, text: str, kind: str, message: str) -> None:
-    game = MatchingGame(SMALL, FULL)
-    step = game.step(seat, text)
-    assert (step.action, step.error_kind, step.observations) == (None, kind, ("", ""))
-    assert step.error is not None and step.error.startswith(f"Error: {message}")
-    assert game.num_errors == (1 - seat, seat) and game.seat_to_move == 0
-
-
-@pytest.mark.parametrize("text", ["[message] hi", BEST, "[think] hm", "[message]"])
-def test_a_pending_proposal_must_be_answered(text: str) -> None:
-    game = play(MatchingGame(SMALL, FULL), (0, BEST))
-    step = game.step(1, text)
-    assert step.error_kind == "must_answer"
-    assert step.error == "Error: answer the proposal first: [accept] or [reject]"
-    assert game.step(1, "no").error_kind == "no_tag"
-    assert game.view(1).num_errors_this_turn == 2
-    play(game, (1, "[accept]"))
-    assert game.num_errors == (0, 2) and game.outcome().agreed
-
-
-def test_after_the_end_nothing_is_legal() -> None:
-    game = play(MatchingGame(SMALL, FULL), (0, BEST), (1, "[accept]"))
-    for seat, text in ((0, "[accept]"), (1, "[accept]"), (0, "[message] bye")):
-        step = game.step(seat, text)
-        assert (step.error_kind, step.error) == ("over", "Error: the game is over")
-    assert game.outcome().score == 12
-
-
-def test_errors_this_turn_start_anew_with_each_turn() -> None:
-    game = MatchingGame(SMALL, FULL)
-    game.step(0, "x")
-    game.step(0, "y")
-    assert game.view(0).num_errors_this_turn == 2 and game.view(1).num_errors_this_turn == 0
-    play(game, (0, "[message] hi"))
-    assert game.view(1).num_errors_this_turn == 0 and game.num_errors == (2, 0)
-
-
 def test_control_condition_refuses_and_does_not_offer_messages() -> None:
     game = MatchingGame(SMALL, SILENT)
     assert "[message]" not in game.prompt(0).system + game.prompt(0).user
@@ -175,11 +123,6 @@ def test_a_restored_game_tells_each_seat_its_past() -> None:
     play(restored, (0, "[reject]"), (0, WORST), (1, "[accept]"))
     # Moves made after the restoration reach the seats as observations, so the prompt stays.
     assert "reject" not in restored.prompt(0).user and restored.outcome().score == 8
-
-
-def test_from_state_refuses_another_game() -> None:
-    with pytest.raises(ValueError, match="must be \"matching\", got 'planning'"):
-        MatchingGame.from_state({"game": "planning"})
 
 
 def test_an_instance_checks_its_shape() -> None:

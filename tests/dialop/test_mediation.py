@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import replace
 
 import pytest
-from game_checks import comparable
-from hypothesis import example, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
-from mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, at, play, proposal
+from dialop_boards import play
+from mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, at, proposal
 
 from dialop.game import PlayerError
 from dialop.logged import Rules
@@ -239,40 +235,6 @@ def test_other_proposals_are_refused(text: str, kind: str) -> None:
     assert error.value.kind == kind
 
 
-@pytest.mark.parametrize(
-    ("moves", "seat", "text", "kind"),
-    [
-        ([], 0, "hello", "no_tag"),
-        ([], 0, "[dance]", "unknown_tag"),
-        ([], 0, "[message]", "empty"),
-        ([], 0, "[accept]", "nothing_pending"),
-        ([], 0, proposal(0, 0)[5:], "only_agent"),
-        ([], 1, "[message] hi", "not_your_turn"),
-        ([], 2, proposal(0, 0), "not_your_turn"),
-        (OPENING, 0, "[message] more", "not_your_turn"),
-        (OPENING, 2, "[message] hi", "no_recipient"),
-        (OPENING, 2, "[propose] user 0: id 0, user 1: id 0", "no_recipient"),
-        (OPENING, 2, "all: [message] hi", "bad_recipient"),
-        (OPENING, 2, "0: [propose] user 0: id 0, user 1: id 0", "bad_recipient"),
-        (OPENING, 2, "2: [message] hi", "no_tag"),
-        (OPENING, 2, "all: [accept]", "only_users"),
-        (OPENING, 2, "0: [message] ", "empty"),
-        (OPENING, 2, "hello", "no_tag"),
-        ([*OPENING, (2, proposal(0, 0))], 0, "[message] hm", "must_answer"),
-        ([*OPENING, (2, proposal(0, 0))], 1, "[accept]", "not_your_turn"),
-        ([*OPENING, (2, proposal(0, 0)), (0, "[accept]")], 0, "[reject]", "not_your_turn"),
-        ([*OPENING, (2, proposal(0, 0)), (0, "[accept]"), (1, "[accept]")], 2, "x", "over"),
-    ],
-)
-def test_refused_moves(moves: list[tuple[int, str]], seat: int, text: str, kind: str) -> None:
-    game = play(MediationGame(SMALL, FULL), *moves)
-    before, outcome = comparable(game.state()), game.outcome()
-    step = game.step(seat, text)
-    assert (step.action, step.error_kind, step.observations) == (None, kind, ("", "", ""))
-    assert step.error and step.error.startswith("Error: ")
-    assert comparable(game.state()) == before and game.outcome() == outcome
-
-
 def test_rooms_take_turns_and_users_who_reject_speak_before_the_agent() -> None:
     game = play(MediationGame(SMALL, FULL), *OPENING, (2, "0: [message] when?"))
     assert game.seat_to_move == 0
@@ -393,64 +355,3 @@ def test_the_brief_style_knows_no_more_than_its_lines() -> None:
     )
     user = MediationGame(instance, BRIEF).view(0)
     assert isinstance(user, UserView) and user.flights == () and user.events == ()
-
-
-@pytest.mark.parametrize("options", [FULL, BRIEF, SILENT])
-def test_clones_and_states_play_on_alike(options: Rules) -> None:
-    moves = [*OPENING, (2, "0: [message] hm"), (0, "[message] so"), (2, proposal(2, 1))]
-    moves += [(0, "[accept]"), (1, "[reject]"), (1, "[message] dear")]
-    moves += [(2, proposal(0, 0)), (0, "[accept]"), (1, "[accept]")]
-    if not options.messages:
-        moves = [move for move in moves if "[message]" not in move[1]]
-    game = MediationGame(SMALL, options)
-    for seat, text in moves:
-        assert game.seat_to_move == seat
-        before = game.state()
-        state = json.loads(json.dumps(before))
-        twin, restored = game.clone(), MediationGame.from_state(state)
-        assert restored.state() == state == before
-        views = [[g.view(s) for s in range(3)] for g in (game, restored)]
-        assert views[0] == views[1]
-        assert twin.step(seat, text) == restored.step(seat, text)
-        assert twin.state() == restored.state() and game.state() == before
-        game.step(seat, text)
-    assert (
-        game.outcome().over and MediationGame.from_state(game.state()).outcome() == game.outcome()
-    )
-    with pytest.raises(ValueError, match='must be "mediation"'):
-        MediationGame.from_state({**game.state(), "game": "matching"})
-    with pytest.raises(ValueError, match="seat must be 0 to 2, got 3"):
-        game.view(3)
-
-
-PIECES = ["[message]", "[propose]", "[accept]", "[reject]", "0:", "1:", "all:", "user 0: id 0"]
-PIECES += [", ", "user 1: id 1", "to user 1:", "\n", " ", "9" * 30, "</think>", "\u2028", "\ud800"]
-TEXTS = st.one_of(st.text(max_size=40), st.lists(st.sampled_from(PIECES), max_size=9).map("".join))
-LEGAL = st.sampled_from(["[message] x", "[accept]", "[reject]", "0: [message] y", proposal(1, 1)])
-OPTIONS = st.builds(
-    Rules, messages=st.booleans(), brief=st.booleans(), private_reasoning=st.booleans()
-)
-
-
-@given(OPTIONS, st.lists(st.tuples(st.integers(0, 2), st.one_of(LEGAL, TEXTS)), max_size=12))
-@example(FULL, [(0, "[message] \ud800"), (1, "[message] x"), (2, "0: [message] \u2028[accept]")])
-@hypothesis_settings(max_examples=150, deadline=None)
-def test_no_text_raises_and_refusals_change_nothing(
-    options: Rules, moves: list[tuple[int, str]]
-) -> None:
-    game = MediationGame(SMALL, options)
-    for seat, text in moves:
-        before, errors, mover = comparable(game.state()), game.num_errors, game.seat_to_move
-        step = game.step(seat, text)
-        if step.error is None:
-            assert step.action and seat == mover and game.num_errors == errors
-            assert len(game.view(AGENT).log) == len(before["play"]["log"]) + 1
-        else:
-            assert step.action is None and step.error_kind and not any(step.observations)
-            assert comparable(game.state()) == before
-            assert sum(game.num_errors) == sum(errors) + 1
-        state = json.loads(json.dumps(game.state()))
-        restored = MediationGame.from_state(state)
-        assert restored.state() == state and restored.seat_to_move == game.seat_to_move
-        assert all(restored.prompt(each).user for each in range(3))
-        assert all(restored.view(each) == game.view(each) for each in range(3))

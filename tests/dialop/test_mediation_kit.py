@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from mediation_games import BRIEF, SMALL, recorded_file
+from dialop_boards import human_games
+from mediation_games import BRIEF, SMALL
 
 from dialop.kit import load_kit
 from dialop.mediation.game import MediationGame
@@ -68,7 +69,7 @@ def test_phrases_are_found_in_the_texts_of_the_brief_style() -> None:
 
 
 def test_starts_hold_only_what_came_before() -> None:
-    games = KIT.read_recorded(recorded_file())
+    games = KIT.read_recorded(human_games("mediation"))
     assert len(games) == 81
     for game in games[:20]:
         moves = game.moves  # type: ignore[attr-defined]
@@ -81,7 +82,7 @@ def test_starts_hold_only_what_came_before() -> None:
 
 
 def test_people_are_tallied() -> None:
-    path = recorded_file()
+    path = human_games("mediation")
     record = json.loads(path.read_text().splitlines()[0])
     instance = KIT.read(path)[0]
     tally = KIT.recorded_tally(record, instance)

@@ -7,7 +7,8 @@ import json
 from typing import Any
 
 import pytest
-from mediation_games import BRIEF, FULL, SILENT, recorded_file
+from dialop_boards import human_games
+from mediation_games import BRIEF, FULL, SILENT
 from recorded_games import begun
 
 from dialop.mediation.game import MediationGame
@@ -19,7 +20,7 @@ from dialop.rows import read_records
 
 @pytest.fixture(scope="module")
 def records() -> list[dict[str, Any]]:
-    return list(read_records(recorded_file()))
+    return list(read_records(human_games("mediation")))
 
 
 def test_all_games_agree_in_every_number(records: list[dict[str, Any]]) -> None:
@@ -111,7 +112,7 @@ def test_a_rejected_proposal_does_not_come_back(records: list[dict[str, Any]]) -
 
 
 def test_recorded_games_are_instances(records: list[dict[str, Any]]) -> None:
-    instances = read_instances(recorded_file())
+    instances = read_instances(human_games("mediation"))
     assert [i.best for i in instances] == [record["result"]["best"] for record in records]
     assert instances[3].key == "mediation/3"
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from dialop_boards import play
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, play, proposal
+from mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, proposal
 
 from dialop.logged import Rules
 from dialop.mediation import wording
@@ -222,21 +223,6 @@ def test_slips_are_refused_and_repaired() -> None:
                 assert game.step(seat, player.act(game.view(seat))).error is not None
                 assert game.step(seat, player.act(game.view(seat))).error is None
             assert game.outcome().agreed and min(game.num_errors) > 0
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("honset", "unknown scripted player 'honset'.*nearest is honest"),
-        ("random:probe=1", "unknown option of random 'probe'"),
-        ("honest:tell=all", "unknown tell 'all': choose one of costs, top, calendar"),
-        ("honest:probe=1.5", "probe must be a whole number from 0 to 9, got '1.5'"),
-        ("honest:slip=2", "slip must be a number from 0 to 1, got '2'"),
-    ],
-)
-def test_bad_specs_name_the_valid_ones(spec: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_scripted(spec, seed=0)
 
 
 def test_a_player_moves_only_on_its_turn_and_can_be_reseeded() -> None:

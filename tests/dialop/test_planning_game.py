@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import pairwise, permutations
 
 import pytest
-from game_checks import check_play, comparable
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-from planning_cities import (
-    BEST,
-    BRIEF,
-    FULL,
-    HAND,
-    ONE,
-    PLAN,
-    PREFERENCES,
-    SILENT,
-    SITES,
-    new_game,
-    play,
-)
+from dialop_boards import play
+from planning_cities import BEST, BRIEF, FULL, HAND, ONE, PLAN, PREFERENCES, SILENT, SITES, new_game
 
 from dialop.planning.board import PlanningInstance, PlanningOptions
 from dialop.planning.game import PlanningGame
@@ -33,19 +18,6 @@ from dialop.planning.score import all_totals, check_reference, score_range, shee
 HELLO = (0, "[message] I like live music.")
 LOOK = (1, "[tool] Search(fields=[live music, price])")
 SKETCH = (1, "[propose] [The Dive, NULL, NULL]")
-
-
-@pytest.mark.parametrize("options", [FULL, BRIEF])
-def test_planning_keeps_the_game_interface(options: PlanningOptions) -> None:
-    moves = [HELLO, LOOK, SKETCH, (0, "[message] Go on."), (1, PLAN), (0, "[reject]")]
-    moves += [(0, "[message] No."), (1, "[message] Fine."), (0, "[message] So?"), (1, BEST)]
-    game = new_game(options=options)
-    check_play(game, [*moves, (0, "[accept]")], restore=PlanningGame.from_state)
-
-
-def test_planning_keeps_the_game_interface_without_messages() -> None:
-    moves = [LOOK, (1, PLAN), (0, "[reject]"), (1, BEST), (0, "[accept]")]
-    check_play(new_game(options=SILENT), moves, restore=PlanningGame.from_state)
 
 
 def test_the_score_of_a_plan_by_hand() -> None:
@@ -107,34 +79,6 @@ def test_a_sketch_needs_a_message_and_no_answer() -> None:
     assert [points for _, points in sheet.checklist] == [0, -3, 2]
     play(game, (0, "[message] Go on."), (1, BEST))
     assert game.answer_due
-
-
-@pytest.mark.parametrize(
-    ("moves", "seat", "text", "kind"),
-    [
-        ([], 1, "[message] hi", "not_your_turn"),
-        ([], 0, "hi", "no_tag"),
-        ([], 0, "[think] hm", "unknown_tag"),
-        ([], 0, "[message]", "empty"),
-        ([], 0, "[propose] [Saul's, The Dive, Atlas Park]", "not_yours"),
-        ([], 0, "[tool] Search()", "not_yours"),
-        ([], 0, "[accept]", "nothing_pending"),
-        ([HELLO], 1, "[accept]", "not_yours"),
-        ([HELLO], 1, "[tool] Search(", "bad_query"),
-        ([HELLO], 1, "[propose] [The Mall, The Mall, The Dive]", "bad_proposal"),
-        ([HELLO], 1, "[propose] [The Mall, The Dive]", "bad_proposal"),
-        ([HELLO], 1, "[propose] [NULL, NULL, NULL]", "bad_proposal"),
-        ([HELLO], 1, "[propose] [The Moon, The Dive, NULL]", "bad_proposal"),
-        ([HELLO, (1, PLAN)], 0, "[message] hm", "must_answer"),
-        ([HELLO, (1, PLAN), (0, "[accept]")], 0, "[message] hm", "over"),
-    ],
-)
-def test_refusals(moves: list[tuple[int, str]], seat: int, text: str, kind: str) -> None:
-    game = play(new_game(), *moves)
-    before = comparable(game.state())
-    step = game.step(seat, text)
-    assert step.error_kind == kind and step.error and step.error.startswith("Error: ")
-    assert comparable(game.state()) == before
 
 
 def test_controls_refuse_what_they_turn_off() -> None:
@@ -223,48 +167,3 @@ def test_reference_values_are_checked() -> None:
         check_reference(replace(HAND, best=-5))
     with pytest.raises(ValueError, match="mean must be"):
         check_reference(replace(HAND, mean=0.0))
-
-
-TAGS = ["[message]", "[tool]", "[propose]", "[accept]", "[reject]", "[think]", "[", "]", "(", ")"]
-WORDS = ["Search", "fields=", "filters=", "sort_by=", "limit=", "text_query=", "price", "rating"]
-NAMES = ["Saul's", "The Dive", "Atlas Park", "The Mall", "NULL", "null", "distance_to("]
-BETWEEN = [", ", ",", " ", "\n", "==", "<=", "=", '"', "'", "True", "4", "desc", "</think>", "$40"]
-ODD = ["\ud800", "\x00", "\u2028", "\u0130", "9" * 400, "e999", "nan", "inf", "²"]
-TEXTS = st.one_of(
-    st.text(max_size=60),
-    st.lists(st.sampled_from([*TAGS, *WORDS, *NAMES, *BETWEEN, *ODD]), max_size=16).map("".join),
-)
-MOVES = st.one_of(
-    st.tuples(st.integers(0, 1), TEXTS),
-    st.sampled_from([HELLO, LOOK, SKETCH, (1, PLAN), (1, BEST), (0, "[reject]"), (0, "[accept]")]),
-)
-OPTIONS = st.builds(
-    PlanningOptions,
-    messages=st.booleans(),
-    search=st.booleans(),
-    brief=st.booleans(),
-    private_reasoning=st.booleans(),
-)
-
-
-@given(OPTIONS, st.lists(MOVES, max_size=12))
-@example(FULL, [HELLO, (1, "[tool] Search(limit=²)"), (1, "[tool] Search(filters=[price<1e999])")])
-@settings(max_examples=60, deadline=None)
-def test_no_text_raises_and_refusals_change_nothing(
-    options: PlanningOptions, moves: list[tuple[int, str]]
-) -> None:
-    game = new_game(options=options)
-    for seat, text in moves:
-        before, errors = comparable(game.state()), sum(game.num_errors)
-        step = game.step(seat, text)
-        if step.error is None:
-            assert step.action and sum(game.num_errors) == errors
-        else:
-            assert step.action is None and step.error_kind and step.observations == ("", "")
-            assert "\n" not in step.error
-            assert comparable(game.state()) == before and sum(game.num_errors) == errors + 1
-        state = json.loads(json.dumps(game.state()))
-        restored = PlanningGame.from_state(state)
-        assert restored.state() == state and restored.seat_to_move == game.seat_to_move
-        for each in (0, 1):
-            assert restored.view(each) == game.view(each) and restored.prompt(each).user

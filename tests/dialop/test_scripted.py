@@ -355,32 +355,6 @@ def test_specs() -> None:
     assert make_scripted("honest:tell=rows,reply=tell", seed=0).reply == "tell"
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("solo:think=all", "unknown think 'all': choose one of no, levels, trial, swaps"),
-        ("solo:think=levels,stray=0.1", "stray needs think=trial or .*got think=levels"),
-        ("solo:think=levels,trials=2", "trials needs think=trial.*got think=levels"),
-        ("solo:think=trial,trials=1.5", "trials must be a whole number, got 1.5"),
-        ("solo:think=trial,trials=9", "trials must be a number from 1 to 8, got '9'"),
-        ("random:think=levels", "unknown think 'levels': choose one of no, trial"),
-        ("honset", "unknown scripted player 'honset'.*random, solo, honest; nearest is honest"),
-        ("", "unknown scripted player ''.*random, solo, honest"),
-        ("solo:tell=all", "unknown option of solo 'tell': choose one of think, trials, stray"),
-        ("honest:tel=all", "unknown option of honest 'tel'.*nearest is tell"),
-        ("honest:tell=most", "unknown tell 'most': choose one of all, top, rows"),
-        ("honest:plan=all", "unknown plan 'all': choose one of pooled, own"),
-        ("honest:plan=own,think=swaps", "plan=own needs think=no, levels or trial.*swaps"),
-        ("honest:reply=", "unknown reply '': choose one of propose, tell"),
-        ("random:slip=2", "slip must be a number from 0 to 1"),
-        ("random:slip=often", "slip must be a number from 0 to 1, got 'often'"),
-    ],
-)
-def test_bad_specs_name_the_valid_ones(spec: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_scripted(spec, seed=0)
-
-
 def test_a_player_acts_only_in_its_own_turn() -> None:
     view = MatchingGame(SMALL, FULL).view(1)
     with pytest.raises(ValueError, match="seat 1 is not to move, seat 0 is"):

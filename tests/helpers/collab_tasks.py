@@ -29,8 +29,6 @@ DOUBLE = CollabInstance(
     tests="assert double(4) == 8\nassert double(-1) == -2",
     entry_point="double",
 )
-# What any seat is refused at any time.
-JUNK = ("", " \n\t", "[message]", "[message]  ", "[answer]", "[Answer] \n", " [answer]\n\n ")
 
 
 def talked(instance: CollabInstance, *texts: str, options: CollabOptions = FULL) -> CollabGame:

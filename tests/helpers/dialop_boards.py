@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from dialop.game import Game
 from dialop.logged import Rules
-from dialop.matching.game import MatchingGame, MatchingInstance
+from dialop.matching.game import MatchingInstance
 from dialop.matching.roster import short_title
 from dialop.matching.solve import best_pairs
 
@@ -38,6 +39,7 @@ SCALED = MatchingInstance(
     solo=(12.0, 8.0),
     max_value=10,
 )
+G = TypeVar("G", bound=Game)
 FULL = Rules()
 BRIEF = Rules(brief=True)
 SILENT = Rules(messages=False)
@@ -45,7 +47,7 @@ BEST = "[propose]\nBLEU: Ava\nElectra: Daniel"
 WORST = "[propose]\nBLEU: Daniel\nElectra: Ava"
 
 
-def play(game: MatchingGame, *moves: tuple[int, str]) -> MatchingGame:
+def play(game: G, *moves: tuple[int, str]) -> G:
     """Make legal moves and return the game."""
     for seat, text in moves:
         step = game.step(seat, text)

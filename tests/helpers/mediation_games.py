@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
-import pytest
-
 from dialop.logged import Rules
-from dialop.mediation.game import MediationGame
 from dialop.mediation.records import (
     Event,
     Flight,
@@ -72,20 +66,3 @@ SILENT = Rules(messages=False)
 
 def proposal(first: int, second: int) -> str:
     return f"all: [propose] user 0: id {first}, user 1: id {second}"
-
-
-def play(game: MediationGame, *moves: tuple[int, str]) -> MediationGame:
-    """Make legal moves and return the game."""
-    for seat, text in moves:
-        step = game.step(seat, text)
-        assert step.error is None, step.error
-    return game
-
-
-def recorded_file() -> Path:
-    """The recorded games' file; skips the calling test where it is absent."""
-    default = Path(__file__).resolve().parents[3] / "shared" / "human-games"
-    path = Path(os.environ.get("SELFPLAY_HUMAN_GAMES", default)) / "mediation.jsonl"
-    if not path.exists():
-        pytest.skip(f"no recorded human games at {path} (set SELFPLAY_HUMAN_GAMES)")
-    return path

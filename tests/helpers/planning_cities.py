@@ -52,13 +52,5 @@ PLAN = "[propose] [Saul's, The Dive, Atlas Park]"  # -10 points
 BEST = "[propose] [Saul's, The Dive, The Mall]"
 
 
-def play(game: PlanningGame, *moves: tuple[int, str]) -> PlanningGame:
-    """Make legal moves and return the game."""
-    for seat, text in moves:
-        step = game.step(seat, text)
-        assert step.error is None, step.error
-    return game
-
-
 def new_game(instance: PlanningInstance = HAND, options: PlanningOptions = FULL) -> PlanningGame:
     return PlanningGame(instance, options)
