@@ -12,7 +12,7 @@ import importlib
 import json
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,8 @@ def open_tracker(folder: Path, settings: TrackConfig, *, after_step: int, rank: 
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     if settings.kind == "tensorboard":
         return TensorBoard(folder, config, after_step=after_step)
-    run = _Saved(folder / "tracker.json", settings.kind)
-    if settings.kind == "wandb":
-        return Wandb(folder, config, settings, run)
-    return Trackio(folder, config, settings, run)
+    saved = _Saved(folder / "tracker.json", settings.kind)
+    return (_wandb if settings.kind == "wandb" else _trackio)(folder, config, settings, saved)
 
 
 def check_tracker(settings: TrackConfig) -> None:
@@ -67,32 +65,32 @@ def check_tracker(settings: TrackConfig) -> None:
         ) from error
 
 
-class Wandb(Tracker):
-    """Weights & Biases. Settings are nested, as its pages expect; games are a table each step."""
+class Remembered(Tracker):
+    """A run of W&B or Trackio, which cannot take a step back: steps that it has are not sent again.
 
-    def __init__(self, folder: Path, config: Record, settings: TrackConfig, saved: _Saved) -> None:
-        import wandb
+    `drop` names metrics that the library writes itself; `cell` makes a game's value one of a table.
+    """
 
-        self._table, self._saved = wandb.Table, saved
-        self._run = wandb.init(
-            project=settings.project,
-            mode="online" if settings.mode == "online" else "offline",
-            dir=str(folder),
-            name=folder.name,
-            id=saved.id,
-            resume="allow" if settings.mode == "online" else None,
-            config=dict(config),
-        )
+    def __init__(
+        self,
+        run: Any,
+        table: Callable[..., Any],
+        saved: _Saved,
+        *,
+        drop: Collection[str] = (),
+        cell: Callable[[Any], Any] = lambda value: value,
+    ) -> None:
+        self._run, self._table, self._saved = run, table, saved
+        self._drop, self._cell = drop, cell
 
     def step(self, step: int, metrics: Mapping[str, float], games: Sequence[Record]) -> None:
         if not self._saved.is_new(step):
             return
-        line: dict[str, Any] = dict(metrics)
+        line: dict[str, Any] = {n: value for n, value in metrics.items() if n not in self._drop}
         if games:
             rows = [game_row(game) for game in games]
-            line["games"] = self._table(
-                columns=list(rows[0]), data=[list(r.values()) for r in rows]
-            )
+            data = [[self._cell(value) for value in row.values()] for row in rows]
+            line["games"] = self._table(columns=list(rows[0]), data=data)
         self._run.log(line, step=step)
         self._saved.sent(step)
 
@@ -100,39 +98,39 @@ class Wandb(Tracker):
         self._run.finish()
 
 
-class Trackio(Tracker):
-    """Trackio, which keeps its projects on this machine (TRACKIO_DIR) and shows them with
-    `trackio show`. Its runs are found by name, so the id is a part of it."""
+def _wandb(folder: Path, config: Record, settings: TrackConfig, saved: _Saved) -> Tracker:
+    """Settings are nested, as W&B's pages expect."""
+    import wandb
 
-    def __init__(self, folder: Path, config: Record, settings: TrackConfig, saved: _Saved) -> None:
-        import trackio
+    online = settings.mode == "online"
+    run = wandb.init(
+        project=settings.project,
+        mode="online" if online else "offline",
+        dir=str(folder),
+        name=folder.name,
+        id=saved.id,
+        resume="allow" if online else None,
+        config=dict(config),
+    )
+    return Remembered(run, wandb.Table, saved)
 
-        self._table, self._saved = trackio.Table, saved
-        self._run = trackio.init(
-            project=settings.project,
-            name=f"{folder.resolve().name}-{saved.id}",
-            resume="allow",
-            config=flat(config),
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
 
-    def step(self, step: int, metrics: Mapping[str, float], games: Sequence[Record]) -> None:
-        if not self._saved.is_new(step):
-            return
-        line: dict[str, Any] = {name: value for name, value in metrics.items() if name != "step"}
-        if games:
-            # Cells are shown as Markdown, and what a model writes must stay text.
-            rows = [{n: _as_block(v) for n, v in game_row(game).items()} for game in games]
-            line["games"] = self._table(
-                columns=list(rows[0]), data=[list(r.values()) for r in rows]
-            )
-        self._run.log(line, step=step)
-        self._saved.sent(step)
+def _trackio(folder: Path, config: Record, settings: TrackConfig, saved: _Saved) -> Tracker:
+    """Trackio keeps its projects on this machine (TRACKIO_DIR) and shows them with `trackio show`.
+    Its runs are found by name, so the id is a part of it. It shows cells as Markdown, and what a
+    model writes must stay text."""
+    import trackio
 
-    def close(self) -> None:
-        self._run.finish()
+    run = trackio.init(
+        project=settings.project,
+        name=f"{folder.resolve().name}-{saved.id}",
+        resume="allow",
+        config=flat(config),
+        embed=False,
+        auto_log_gpu=False,
+        auto_log_cpu=False,
+    )
+    return Remembered(run, trackio.Table, saved, drop=("step",), cell=_as_block)
 
 
 class TensorBoard(Tracker):
