@@ -65,7 +65,8 @@ class ScriptedPlayer:
       proposes its best plan. It searches for all sites with the fields that matter ("table"), or
       for the sites that meet all preferences, then fewer of them ("filter"). It looks up distances
       at most `legs` times for each proposal. `think`: before its first move after the table it
-      writes in private how many preferences each site meets, less those it goes against ("points").
+      writes in private how many preferences each site meets, less those it goes against, in order
+      of the names, which is the same in all cities of one size ("points").
     - guesser: an agent who proposes random sites.
     - `slip`: the probability that it first sends a malformed move and then repairs it.
     """
@@ -191,6 +192,7 @@ def _searcher(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generat
             move = f"[tool] Search(sort_by=[distance_to({view.names[legs[0]]})])"
     if player.think == "points" and not queries and not proposals:
         sites = estimated_sites(view.names, facts_of(view.log))
+        sites.sort(key=lambda site: site.name)
         return "".join(f"{site.name}|{_worth(site, told)}\n" for site in sites) + move
     return move
 
