@@ -13,7 +13,8 @@ A variant is `key=value; …` of the section `engine`. Prints a JSON line a case
 and turns/s over the whole step, the step's share of the ceiling, that of its middle (from 20 to
 60 % of the turns), the share of prompt tokens that were cached, and who is busy: CPU seconds a
 second of each scheduler, of the driver (games, rendering) and of the front (SGLang's part of the
-trainer's process), and the GPU's mean utilisation.
+trainer's process), and the GPU's mean utilisation. Last, the mismatch of the engine's log-probs
+with the model's own.
 """
 
 from __future__ import annotations
@@ -43,13 +44,16 @@ from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.colocation.start import load_engine
 from selfplay.colocation.weight_sync import push
 from selfplay.config import Config, load_config
+from selfplay.credit.sample import Sample
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, close_world, init_world
-from selfplay.engines.base import Request, Sampling
+from selfplay.engines.base import EngineFault, Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.learner.batch import micro_batches
 from selfplay.model.hub import local_folder
+from selfplay.model.policy import policy_logprobs
 from selfplay.rollout.driver import play_games
-from selfplay.rollout.episode import GameSetup, Limits, limits_of
+from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
 from selfplay.rollout.seating import self_play_games
 from selfplay.setup import make_tokenizer
 
@@ -217,7 +221,7 @@ class Bench:
         limits = LIMITS if mean else limits_of(config.rollout)
         start = time.perf_counter()
         with busy(engine, watched) as figures, self.profiled(engine):
-            _, stats = play_games(
+            episodes, stats = play_games(
                 setups,
                 watched,  # type: ignore[arg-type]
                 sampling=sampling_of(rendering),
@@ -239,6 +243,29 @@ class Bench:
                 (engine.served.num_cached_tokens - served.num_cached_tokens) / prompts, 3
             ),
             **figures,
+            **self.mismatch(episodes[:8]),
+        }
+
+    def mismatch(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """How far the engine's log-probs of whole games are from the model's own, in nats."""
+        if self.model is None:
+            return {}
+        transcripts = [t for e in episodes for t in e.transcripts if t is not None]
+        samples = [
+            Sample(str(place), t.ids, t.mask, t.logprobs, [0.0] * len(t.ids))
+            for place, t in enumerate(transcripts)
+        ]
+        differences = []
+        for batch in micro_batches(samples, budget=16_384, device=self.world.device):
+            with torch.no_grad():
+                logprobs_M, _ = policy_logprobs(
+                    self.model, batch.row, batch.targets_M, temperature=1.0
+                )
+            differences.append((logprobs_M.float() - batch.old_logprobs_M).abs())
+        every = torch.cat(differences)
+        return {
+            "mismatch_mean": round(every.mean().item(), 5),
+            "mismatch_max": round(every.max().item(), 4),
         }
 
     @contextmanager
@@ -274,7 +301,12 @@ def main() -> None:
             same = dataclasses.replace(config.engine, burst_share=0.0, burst_after_s=0.5)
             if engine is None or same != running:
                 last.close()
-                engine, running = bench.start(config, last), same
+                try:
+                    engine, running = bench.start(config, last), same
+                except (EngineFault, RuntimeError) as error:  # the other variants may still run
+                    print(json.dumps({"engine": variant, "error": str(error)[-300:]}), flush=True)
+                    engine = None
+                    continue
             for bursts in engine.bursts:
                 bursts.share, bursts.after_s = (
                     config.engine.burst_share,

@@ -161,6 +161,11 @@ class EngineConfig:
     burst_after_s: float = key(
         0.5, "longest time in seconds that a request is held back", low=0.001, high=60.0
     )
+    prefill_graphs: bool = key(
+        False,
+        "capture SGLang's prefills of at most 2,048 tokens as CUDA graphs, so that each next turn "
+        "costs the scheduler less",
+    )
     server_args: dict[str, object] = key(
         {}, "further arguments of SGLang's server, by their names there; they win over ours"
     )

@@ -44,6 +44,13 @@ def test_a_gpu_engine_starts_without_features_with_known_bugs() -> None:
     assert "context_length" not in arguments, "SGLang chooses its own default"
 
 
+def test_prefill_graphs_are_captured_if_asked_for() -> None:
+    arguments = engine_arguments("folder", device="cuda", **OPTIONS, prefill_graphs=True)
+    assert "disable_prefill_cuda_graph" not in arguments
+    assert arguments["cuda_graph_backend_prefill"] == "breakable"
+    assert max(arguments["cuda_graph_bs_prefill"]) == 2048
+
+
 def test_a_cpu_engine_has_no_graphs_to_capture() -> None:
     arguments = engine_arguments("folder", device="cpu", **{**OPTIONS, "memory_saver": False})
     assert arguments["disable_cuda_graph"]

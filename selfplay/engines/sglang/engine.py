@@ -59,6 +59,7 @@ class SGLangEngine:
         load_format: str = "auto",
         burst_share: float = 0.0,
         burst_after_s: float = 0.5,
+        prefill_graphs: bool = False,
         server_args: Mapping[str, Any] | None = None,
     ) -> None:
         """Start the engine; blocks until it has answered one request.
@@ -74,6 +75,7 @@ class SGLangEngine:
         timeout_s: how long a call may wait without any answer from the engine.
         load_format: "dummy" starts with random weights; requests are refused until a push.
         burst_share, burst_after_s: see `requests.Bursts`; 0 sends each request at once.
+        prefill_graphs: capture short prefills as CUDA graphs.
         server_args: further arguments of SGLang's server, which win over ours.
 
         Raises RuntimeError outside the main thread or when a child process dies during the start,
@@ -125,6 +127,7 @@ class SGLangEngine:
             base_gpu_id=base_gpu_id,
             memory_saver=self.can_sleep,
             load_format=load_format,
+            prefill_graphs=prefill_graphs,
         ) | dict(server_args or {})
         self.bursts = [Bursts(burst_share, after_s=burst_after_s) for _ in range(processes)]
         self._start()

@@ -49,6 +49,10 @@ CHILD_ENVIRONMENT: dict[str, str | None] = {
 
 FIRST_PORT, NUM_PORTS = 20_000, 750
 
+# Tokens of the prefills that are captured as CUDA graphs; a shorter one is padded, SGLang runs a
+# longer one without a graph, as it does where padding would more than double it.
+PREFILL_GRAPHS = (4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -125,6 +129,7 @@ def engine_arguments(
     base_gpu_id: int,
     memory_saver: bool,
     load_format: str,
+    prefill_graphs: bool = False,
 ) -> dict[str, Any]:
     """Keyword arguments of `sglang.Engine`. Raises ValueError for `deterministic` on a CPU."""
     if deterministic and device == "cpu":
@@ -161,8 +166,12 @@ def engine_arguments(
     if device == "cpu":
         arguments["disable_cuda_graph"] = True
     else:
-        arguments["disable_prefill_cuda_graph"] = True  # wrong outputs, open bug: sglang #37606
         arguments["cuda_graph_max_bs_decode"] = max_running_requests
+        if prefill_graphs:
+            arguments["cuda_graph_backend_prefill"] = "breakable"
+            arguments["cuda_graph_bs_prefill"] = list(PREFILL_GRAPHS)
+        else:
+            arguments["disable_prefill_cuda_graph"] = True
     return {name: value for name, value in arguments.items() if value is not None}
 
 

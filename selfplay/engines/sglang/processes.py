@@ -57,8 +57,18 @@ def _enter(parent_pid: int, body: Callable[..., None]) -> Callable[..., None]:
 def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     """Target of a scheduler process: one tensor-parallel rank of the engine."""
     from sglang.srt.managers.scheduler import run_scheduler_process
+    from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph import (
+        breakable_cuda_graph,
+    )
 
+    # A prefill graph must own the tensors that it hands to attention; SGLang drops them, and graphs
+    # that are captured later write into them (sglang #37606). This is the fix of #37448.
+    breakable_cuda_graph._weak_ref_if_tensor = _itself
     run_scheduler_process(*arguments, **keywords)
+
+
+def _itself(tensor: Any) -> Any:
+    return tensor
 
 
 def run_detokenizer(*arguments: Any, **keywords: Any) -> None:
