@@ -71,7 +71,7 @@ from selfplay.setup import make_tokenizer
 
 STAGES = ("play", "credit", "sleep", "logprobs", "advantages", "update", "push", "sync_check")
 # Games per GPU, for a step of about 10 to 20 s.
-GAMES = {"0.5B": 512, "1.5B": 256, "7B": 96, "tiny": 4}
+GAMES = {"26M": 512, "0.5B": 512, "1.5B": 256, "7B": 96, "tiny": 4}
 # Settings for a 7B on one GPU, from configs/qwen2.5_7b.yaml. The command line overrides them.
 LONE_7B = [
     "parallel.checkpointing=full",
