@@ -117,3 +117,20 @@ def test_a_trainer_killed_while_the_engine_starts_leaves_nothing_behind(
     # The children check for their trainer once its main module is imported: 3 s on an idle machine.
     assert processes.seconds_until_gone(everyone, limit_s=120) < 100
     process.communicate(timeout=60)
+
+
+def test_an_engine_waits_for_its_kernels_before_it_gives_memory_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch_memory_saver unmaps memory under kernels that still read it."""
+    from sglang.srt.utils import torch_memory_saver_adapter as adapter
+
+    from selfplay.engines.sglang.processes import pause_when_idle
+
+    told: list[str] = []
+    saver = adapter._TorchMemorySaverAdapterReal
+    monkeypatch.setattr(saver, "pause", lambda self, tag: told.append(f"pause {tag}"))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: told.append("wait"))
+    pause_when_idle()
+    saver().pause("weights")
+    assert told == ["wait", "pause weights"]

@@ -64,11 +64,31 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     # A prefill graph must own the tensors that it hands to attention; SGLang drops them, and graphs
     # that are captured later write into them (sglang #37606). This is the fix of #37448.
     breakable_cuda_graph._weak_ref_if_tensor = _itself
+    pause_when_idle()
     run_scheduler_process(*arguments, **keywords)
 
 
 def _itself(tensor: Any) -> Any:
     return tensor
+
+
+def pause_when_idle() -> None:
+    """Have this process finish its kernels before it gives GPU memory up.
+
+    SGLang copies the model's buffers just before it goes to sleep, and torch_memory_saver unmaps
+    memory without waiting. On a GPU that other processes use too, the copy may still run then: an
+    illegal memory access, which ends the engine.
+    """
+    import torch
+    from sglang.srt.utils.torch_memory_saver_adapter import _TorchMemorySaverAdapterReal as Saver
+
+    pause = Saver.pause
+
+    def paused(self: Any, tag: str) -> Any:
+        torch.cuda.synchronize()
+        return pause(self, tag)
+
+    Saver.pause = paused
 
 
 def run_detokenizer(*arguments: Any, **keywords: Any) -> None:
