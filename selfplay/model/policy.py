@@ -25,6 +25,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.integrations import hub_kernels
 from transformers.utils.logging import set_tqdm_hook
 
 from selfplay.config import LoraConfig, ScratchConfig
@@ -38,6 +39,10 @@ from selfplay.model.lora import add_adapters, first_value, full_weights, is_adap
 from selfplay.model.row import PackedRow
 from selfplay.model.scratch import ARCHITECTURES, scratch_config
 from selfplay.model.stored import Stored
+
+# Where the package `kernels` is installed (SGLang brings it), some models (Mamba, Falcon-H1) would
+# download compiled code from the hub and run it.
+hub_kernels._kernels_available = False
 
 
 def load_model(
