@@ -165,7 +165,7 @@ def test_tensor_parallelism_must_divide_heads_and_vocabulary() -> None:
 
 @pytest.mark.parametrize(("rows", "parts"), [(10, 3), (4, 4), (3, 4), (27, 2), (1, 8)])
 def test_chunks_are_those_of_torch(rows: int, parts: int) -> None:
-    expected = [list(chunk) for chunk in torch.arange(rows).chunk(parts)]
+    expected = [list(part) for part in torch.arange(rows).chunk(parts)]
     expected += [[]] * (parts - len(expected))
     chunks = [chunk(slice(0, rows), parts, i) for i in range(parts)]
     assert [list(range(part.start, part.stop)) for part in chunks] == expected

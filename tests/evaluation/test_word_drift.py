@@ -112,7 +112,7 @@ def test_a_code_is_farther_from_a_record_than_its_own_words(own_record: Path) ->
     ("text", "rule"),
     [
         ("{", "line 1: "),
-        ('{"table": []}', "line 1: action_log"),
+        ('{"table": []}', "line 1: it has no action_log"),
         (json.dumps(record()), "holds no message"),
     ],
 )

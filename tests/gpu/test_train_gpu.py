@@ -26,7 +26,7 @@ rollout: {instances: 8, group_size: 4, max_turns: 6, max_retries: 1, max_new_tok
           max_game_tokens: 192}
 algorithm: {kl: 0.03}
 optim: {lr: 1.0e-4, tokens_per_microbatch: 4096}
-engine: {kind: sglang, attention: triton, mem_fraction: 0.1, max_batch: 64}
+engine: {kind: sglang, attention: triton, mem_fraction: 0.2, max_batch: 64}
 parallel: {offload_optimizer: true}
 eval: {final_games: 16}
 """

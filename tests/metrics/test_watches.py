@@ -33,7 +33,7 @@ PROVOKED = {
     "ratio": ({"ratio_mean": 9.0}, 1),
     "score": ({"score": 0.0}, 10),
     "honesty": ({"honesty": 0.5}, 5),
-    "partner": ({"score/scripted:honest/0": 0.4}, 5),
+    "partner": ({"score/scripted:honest/0": 0.45}, 5),
 }
 
 

@@ -311,17 +311,21 @@ def test_ten_thousand_games_at_once_cost_what_a_hundred_do_each(
     play(100, engine, rendering)  # warms up caches
     times_s, sizes = {}, {}
     for num in (100, 1_000, 10_000):
-        began_s = time.process_time()
-        episodes = play(num, engine, rendering)
-        times_s[num] = (time.process_time() - began_s) / num
-        assert len(episodes) == num
-        del episodes
+        seconds = []
+        for _ in range(3):  # a machine with other work disturbs single readings
+            began_s = time.process_time()
+            episodes = play(num, engine, rendering)
+            seconds.append((time.process_time() - began_s) / num)
+            assert len(episodes) == num
+            del episodes
+        times_s[num] = min(seconds)
     for num in (100, 10_000):
         tracemalloc.start()
         episodes = play(num, engine, rendering)
         sizes[num] = tracemalloc.get_traced_memory()[1] / num
         tracemalloc.stop()
         del episodes
-    print({num: f"{1e3 * times_s[num]:.2f} ms, {sizes[num] / 1024:.1f} KiB" for num in sizes})
+    print({num: f"{1e3 * seconds:.2f} ms a game" for num, seconds in times_s.items()})
+    print({num: f"{size / 1024:.1f} KiB a game" for num, size in sizes.items()})
     assert times_s[10_000] < 2 * times_s[100] and times_s[1_000] < 2 * times_s[100]
     assert sizes[10_000] < 1.2 * sizes[100]
