@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from mesh_worker import AGGREGATIONS, FAST
 from processes import measured_by, two_ranks
+from shared_work import slow_except
 from tolerance import tolerance
 
 from selfplay.config import ScratchConfig
@@ -28,75 +31,84 @@ MODELS = ("qwen2 True", "llama False", "qwen3 True")
 MESHES = [(2, "fsdp2"), (2, "tp2"), pytest.param((4, "fsdp2xtp2"), marks=pytest.mark.slow)]
 
 
+Report = tuple[int, Callable[[str], Any]]
+
+
 @pytest.fixture(params=MESHES, ids=["fsdp2", "tp2", "fsdp2xtp2"])
-def report(request: pytest.FixtureRequest) -> Any:
-    """The number of processes of a mesh, and their measurements."""
+def report(request: pytest.FixtureRequest) -> Report:
+    """The number of processes of a mesh, and their measurements in a case."""
     num, mesh = request.param
-    return num, two_ranks(mesh) if num == 2 else measured_by("mesh_worker.py", "2", torchrun=4)
+
+    def read(case: str) -> Any:
+        if num == 4:
+            return measured_by("mesh_worker.py", "2", torchrun=4)[case]
+        return two_ranks(mesh, part="fast" if case in FAST else "slow")[case]
+
+    return num, read
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_logprobs_and_gradients_are_those_of_one_process(report: Any, model: str) -> None:
-    measured = report[1][model]
+@pytest.mark.parametrize("model", slow_except(MODELS, *FAST))
+def test_logprobs_and_gradients_are_those_of_one_process(report: Report, model: str) -> None:
+    measured = report[1](model)
     assert measured["logprob"] < tolerance(FORWARD, scale=NATS)
     assert measured["entropy"] < tolerance(FORWARD, scale=NATS)
     assert measured["gradient"] < tolerance(GRADIENT)  # of the largest entry of each tensor
     assert measured["norm"] < tolerance(GRADIENT)
 
 
-def test_ranks_share_samples_by_tokens_and_ranks_of_a_row_get_the_same(report: Any) -> None:
+def test_ranks_share_samples_by_tokens_and_ranks_of_a_row_get_the_same(report: Report) -> None:
     """Rank 0 has samples of 5 and 3 tokens, rank 1 none, rank 2 two of 4, rank 3 one of 1.
 
     Of two ranks the second gets the sample of 3. Of two rows, with 8 and 9 tokens, neither passes
     any on.
     """
-    num, measured = report
+    num, read = report
     wanted = {(2, 1): ["a", "b"], (2, 2): ["ab", "ab"], (4, 2): ["ab", "ab", "cde", "cde"]}
-    assert measured["shared"] == [[names, True] for names in wanted[num, measured["tp"]]]
+    assert read("shared") == [[names, True] for names in wanted[num, read("tp")]]
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_norms_read_tensors_whose_collective_has_ended(report: Any, model: str) -> None:
+@pytest.mark.parametrize("model", slow_except(MODELS, *FAST))
+def test_norms_read_tensors_whose_collective_has_ended(report: Report, model: str) -> None:
     """Liger's norm takes a raw address; a collective's result has none until it is awaited."""
-    assert report[1][model]["plain"] == 1.0
+    assert report[1](model)["plain"] == 1.0
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
-def test_an_aggregation_is_that_of_one_process(report: Any, aggregation: str) -> None:
+@pytest.mark.parametrize("aggregation", slow_except(AGGREGATIONS, *FAST))
+def test_an_aggregation_is_that_of_one_process(report: Report, aggregation: str) -> None:
     """Ranks with unequal numbers of samples and micro-batches share one denominator."""
-    assert report[1][aggregation]["gradient"] < tolerance(GRADIENT)
-    assert report[1][aggregation]["shared_rows"] > 0  # the one process shares no prefix
+    assert report[1](aggregation)["gradient"] < tolerance(GRADIENT)
+    assert report[1](aggregation)["shared_rows"] > 0  # the one process shares no prefix
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_sharding_keeps_values_and_names(report: Any, model: str) -> None:
-    assert report[1][model]["values_kept"] == report[1][model]["names_kept"] == 1.0
+@pytest.mark.parametrize("model", slow_except(MODELS, *FAST))
+def test_sharding_keeps_values_and_names(report: Report, model: str) -> None:
+    assert report[1](model)["values_kept"] == report[1](model)["names_kept"] == 1.0
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_one_gather_returns_many_full_parameters(report: Any, model: str) -> None:
+@pytest.mark.parametrize("model", slow_except(MODELS, *FAST))
+def test_one_gather_returns_many_full_parameters(report: Report, model: str) -> None:
     """Equal to `full_tensor()` bit for bit, also for uneven shards and both mesh dimensions."""
-    assert report[1][model]["gathered"] == 1.0
+    assert report[1](model)["gathered"] == 1.0
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("case", slow_except(["round trip True", "round trip False"], *FAST))
 def test_export_and_load_are_exact_and_no_rank_holds_more_than_its_share(
-    report: Any, tied: bool
+    report: Report, case: str
 ) -> None:
-    num, measured = report[0], report[1][f"round trip {tied}"]
+    num, measured = report[0], report[1](case)
     assert measured["exported"] == measured["loaded"] == 1.0
     assert measured["logprob"] < tolerance(FORWARD, scale=NATS)
     # Norms are not divided over tp ranks, and rows do not always divide evenly.
     assert measured["share"] < 1 / num + 0.02
 
 
-def test_ranks_round_repeated_parameters_alike(report: Any) -> None:
+def test_ranks_round_repeated_parameters_alike(report: Report) -> None:
     """bf16 weights are rounded stochastically; every tensor-parallel rank holds the full norms."""
-    assert report[1]["rounded"] == {"alike": 1.0, "moved": 1.0}
+    assert report[1]("rounded") == {"alike": 1.0, "moved": 1.0}
 
 
-def test_ranks_exchange_small_values(report: Any) -> None:
-    num, measured = report
+def test_ranks_exchange_small_values(report: Report) -> None:
+    num, measured = report[0], report[1]("exchanged")
     assert measured["sum"] == [num, num * (num - 1) / 2]
     assert measured["max"] == num - 1
     assert measured["gathered"] == list(range(num))

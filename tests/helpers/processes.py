@@ -55,9 +55,10 @@ def measured_by(script: str, *arguments: str, torchrun: int) -> dict[str, Any]:
     return json.loads((folder / "report.json").read_text())
 
 
-def two_ranks(case: str) -> Any:
-    """What the one pair of ranks of a test run measured in this case."""
-    return measured_by("two_ranks.py", torchrun=2)[case]
+def two_ranks(case: str, *, part: str = "fast") -> Any:
+    """What a pair of ranks measured in this case: one pair measures all cases of the fast tests,
+    another ("slow") all others."""
+    return measured_by("two_ranks.py", part, torchrun=2)[case]
 
 
 def say(case: str, **facts: object) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
+import pytest
 from filelock import FileLock
 
 HOME = "SELFPLAY_TESTS_SHARE"  # the environment variable that names the home
@@ -31,3 +33,8 @@ def once(key: object, make: Callable[[Path], object]) -> Path:
             make(folder)
             done.touch()
     return folder
+
+
+def slow_except(cases: Iterable[str], *fast: str) -> list[Any]:
+    """Parameters of a test: the cases, all of them slow but for these."""
+    return [c if c in fast else pytest.param(c, marks=pytest.mark.slow) for c in cases]

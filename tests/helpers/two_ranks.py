@@ -1,6 +1,6 @@
-"""Run by `processes.two_ranks`: every claim on two ranks, measured by one pair of them.
+"""Run by `processes.two_ranks`: the claims on two ranks, measured by one pair of them.
 
-Usage: torchrun --nproc-per-node 2 tests/helpers/two_ranks.py FOLDER
+Usage: torchrun --nproc-per-node 2 tests/helpers/two_ranks.py fast|slow FOLDER
 Rank 0 writes FOLDER/report.json.
 It measures; what may be claimed of the figures stands in the tests.
 """
@@ -233,17 +233,22 @@ def filled_up(world: World) -> list[dict[str, object]]:
     return gather_objects(told, world)
 
 
-def main(folder: Path) -> None:
+def main(part: str, folder: Path) -> None:
     world = init_world(device="cpu")
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
     pair = replace(world, mesh=mesh, dp_rank=0, dp_size=1, tp_rank=world.rank, tp=2)
+    fast = part == "fast"
+
+    def wanted(case: str) -> bool:
+        return (case in mesh_worker.FAST) is fast
+
     report: dict[str, object] = {
-        "fsdp2": mesh_worker.measured(world, folder / "fsdp2"),
-        "tp2": mesh_worker.measured(pair, folder / "tp2"),
-        "adapters": adapters(world, folder / "adapters"),
-        "filled up": filled_up(world),
+        "fsdp2": mesh_worker.measured(world, folder / "fsdp2", wanted),
+        "tp2": mesh_worker.measured(pair, folder / "tp2", wanted),
     }
-    for kind in ("head", "shared_head", "model"):
+    if fast:
+        report |= {"adapters": adapters(world, folder / "adapters"), "filled up": filled_up(world)}
+    for kind in ("model",) if fast else ("head", "shared_head"):
         report[f"critic {kind}"] = critic(kind, world, folder)
     if world.rank == 0:
         (folder / "report.json").write_text(json.dumps(report, indent=1))
@@ -251,4 +256,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))

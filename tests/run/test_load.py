@@ -16,6 +16,7 @@ from dialop_boards import BEST, SMALL, WORST
 from mediation_games import SMALL as CALENDARS
 from planning_cities import HAND as CITY
 from scripted_engine import StreamEngine, WaveEngine
+from shared_work import slow_except
 from test_partners import boards, config_of
 
 from dialop.collab import grading, numbers
@@ -237,7 +238,7 @@ def cpu_s(read: Callable[[str], object], text: str) -> float:
     return min(seconds)
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", slow_except(READERS, "statements", "proposal, brief True"))
 def test_time_is_at_most_linear_in_the_text(name: str) -> None:
     """From 20,000 to 40,000 characters quadratic time would grow by 4. One clock reading may be
     off, three in a row are not."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from shared_work import slow_except
 from tiny_run import (
     RUN_GAP,
     RUNS,
@@ -33,7 +34,10 @@ def straight() -> Path:
     return finished()
 
 
-@pytest.mark.parametrize("run", RUNS)
+FAST = ("plain", "pool", "kl in the loss", "critic", "adapters", "bf16")
+
+
+@pytest.mark.parametrize("run", slow_except(RUNS, *FAST))
 def test_an_interrupted_run_resumes_bit_for_bit(run: str, tmp_path: Path) -> None:
     """Resumed from its second newest checkpoint, for each kind of trainer state."""
     straight = finished(*RUNS[run])

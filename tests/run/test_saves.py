@@ -131,6 +131,7 @@ def test_other_damaged_saves_end_the_run_with_their_name(
     assert said.count("\n") == 1 and str(folder) in said and "has other bytes" in said
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_left_is_deleted(tmp_path: Path) -> None:
     """Folders half written, a folder moved away for its successor, and checkpoints that the killed
     run had no time to delete."""
@@ -182,7 +183,12 @@ def refused_in_one_line(run: Path, said: str, *, reason: str) -> None:
 
 # What the disk refuses: a checkpoint of 0.7 MB, a log of 40 kB, the folder's first files.
 @pytest.mark.parametrize(
-    ("num_bytes", "steps"), [(300_000, 4), (15_000, 2), (20, 2)], ids=["save", "log", "settings"]
+    ("num_bytes", "steps"),
+    [
+        pytest.param(300_000, 4, id="save"),
+        pytest.param(15_000, 2, id="log", marks=pytest.mark.slow),
+        pytest.param(20, 2, id="settings", marks=pytest.mark.slow),
+    ],
 )
 def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
     num_bytes: int, steps: int, halfway: Path, capsys: pytest.CaptureFixture[str]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from shared_work import slow_except
 
 import selfplay.setup
 from selfplay import warm_start
@@ -259,7 +260,7 @@ STOPS: dict[str, tuple[Any, str, int, int, int]] = {
 }
 
 
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("stop", slow_except(STOPS, "tokenizer", "tenth step", "deletion"))
 def test_a_stopped_warm_start_goes_on_bit_for_bit(
     stop: str, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
