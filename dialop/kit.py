@@ -103,7 +103,7 @@ class NoOptions:
 
 def option(
     default: Any,
-    sentence: str,
+    sentence: str = "",
     *,
     choices: Sequence[Any] | None = None,
     low: float | None = None,

@@ -1,4 +1,4 @@
-"""Parses the specs of scripted players, such as "honest:tell=top,slip=0.05"; names what was meant.
+"""Makes scripted players from specs such as "honest:tell=top,slip=0.05"; names what was meant.
 
 Knows no game.
 """
@@ -7,6 +7,55 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from dialop.game import Lesson
+
+T = TypeVar("T")
+
+
+class ScriptedBase:
+    """What scripted players share that are dataclasses with a `seed` and define `lesson`."""
+
+    __slots__ = ()
+
+    def lesson(self, view: Any) -> Lesson:
+        """The next move as an example to imitate."""
+        raise NotImplementedError
+
+    def act(self, view: Any) -> str:
+        """The player's next move as text. `view` must belong to the seat to move."""
+        return self.lesson(view).text
+
+    def reseeded(self: Any, seed: int) -> Any:
+        """The same player with another seed."""
+        return replace(self, seed=seed)
+
+
+def made(kind: type[T], spec: str, options: Mapping[str, Sequence[str]], *, seed: int) -> T:
+    """The player of a spec, a dataclass whose fields `dialop.kit.option` made.
+
+    Raises:
+        ValueError: as `parse_spec`, and for a value that the field does not take; names the rule.
+    """
+    name, given = parse_spec(spec, options)
+    values: dict[str, Any] = {}
+    for each in fields(kind):  # type: ignore[arg-type]
+        if each.name not in given:
+            continue
+        value, rules = given[each.name], each.metadata
+        if rules["choices"]:
+            if value not in rules["choices"]:
+                raise ValueError(unknown(each.name, value, rules["choices"]))
+            values[each.name] = value
+            continue
+        read = number(each.name, value, low=rules["low"], high=rules["high"])
+        if isinstance(each.default, int) and not read.is_integer():
+            bounds = f"{rules['low']:g} to {rules['high']:g}"
+            raise ValueError(f"{each.name} must be a whole number from {bounds}, got {value!r}")
+        values[each.name] = int(read) if isinstance(each.default, int) else read
+    return kind(name, seed, **values)  # type: ignore[call-arg]
 
 
 def parse_spec(spec: str, options: Mapping[str, Sequence[str]]) -> tuple[str, dict[str, str]]:

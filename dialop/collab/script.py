@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dialop.collab import numbers
 from dialop.collab.task import ANSWER, ASSISTANT, END, USER, CollabView
 from dialop.collab.texts import DO_NOT_KNOW, GO_ON, NOTHING_MORE
 from dialop.game import Lesson
-from dialop.specs import number, parse_spec
+from dialop.kit import option
+from dialop.specs import ScriptedBase, made
 
 USER_SCRIPT = "user"
 ASSISTANT_SCRIPTS = ("ask", "guess", "chat")
@@ -44,7 +45,7 @@ _OPEN = frozenset(_WORD.findall("anything details else further information missi
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptedCollab:
+class ScriptedCollab(ScriptedBase):
     """One scripted player.
 
     For a user, `eager` is the probability that it answers an unrelated question with its next fact,
@@ -54,35 +55,27 @@ class ScriptedCollab:
 
     name: str
     seed: int
-    eager: float = 0.0
-    patience: int = 8
-    slip: float = 0.0
+    eager: float = option(0.0, low=0, high=1)
+    patience: int = option(8, low=1, high=1000)
+    slip: float = option(0.0, low=0, high=1)
 
     @property
     def seat(self) -> int:
         """The seat of this player's role."""
         return USER if self.name == USER_SCRIPT else ASSISTANT
 
-    def reseeded(self, seed: int) -> ScriptedCollab:
-        """The same player with another seed."""
-        return replace(self, seed=seed)
-
     def lesson(self, view: CollabView) -> Lesson:
-        """The next move as an example to imitate, without detours."""
-        return Lesson(self.act(view))
-
-    def act(self, view: CollabView) -> str:
-        """The next move as text. `view` must be of this player's seat, which must be to move."""
+        """The next move as an example to imitate. `view` must be of this player's seat."""
         if view.seat != self.seat:
             raise ValueError(f"{self.name!r} plays seat {self.seat}, got a view of {view.seat}")
         if view.to_move != view.seat:
             raise ValueError(f"seat {view.seat} is not to move, seat {view.to_move} is")
         draw = random.Random(f"{self.seed} {len(view.log)}")
         if self.seat == USER:
-            return _act_user(self, view, draw)
+            return Lesson(_act_user(self, view, draw))
         if self.slip and not view.num_errors_this_turn and draw.random() < self.slip:
-            return f"[{ANSWER}]"
-        return _act_assistant(self, view, draw)
+            return Lesson(f"[{ANSWER}]")
+        return Lesson(_act_assistant(self, view, draw))
 
 
 def make_scripted(spec: str, *, seed: int) -> ScriptedCollab:
@@ -94,14 +87,7 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedCollab:
     Raises:
         ValueError: for an unknown name, option or value; names the valid ones.
     """
-    name, values = parse_spec(spec, _OPTIONS)
-    return ScriptedCollab(
-        name,
-        seed,
-        eager=number("eager", values.get("eager", "0"), low=0, high=1),
-        patience=int(number("patience", values.get("patience", "8"), low=1, high=1000)),
-        slip=number("slip", values.get("slip", "0"), low=0, high=1),
-    )
+    return made(ScriptedCollab, spec, _OPTIONS, seed=seed)
 
 
 def sentences(text: str) -> list[str]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dialop.game import Lesson
+from dialop.kit import option
 from dialop.matching import wording
 from dialop.matching.board import MatchingView
 from dialop.matching.pooling import (
@@ -31,23 +31,14 @@ from dialop.matching.pooling import (
     swaps,
     value_range,
 )
-from dialop.specs import number, parse_spec, unknown
+from dialop.specs import ScriptedBase, made, unknown
 
-T = TypeVar("T", bound=str)
-Tell = Literal["all", "top", "rows"]
-Reply = Literal["propose", "tell"]
-Plan = Literal["pooled", "own"]
-Think = Literal["no", "levels", "trial", "swaps"]
 NAMES = ("random", "solo", "honest")
 _OPTIONS = {
     "random": ("think", "trials", "slip"),
     "solo": ("think", "trials", "stray", "slip"),
     "honest": ("tell", "reply", "plan", "think", "trials", "stray", "slip"),
 }
-TELLS: tuple[Tell, ...] = ("all", "top", "rows")
-REPLIES: tuple[Reply, ...] = ("propose", "tell")
-PLANS: tuple[Plan, ...] = ("pooled", "own")
-THINKS: tuple[Think, ...] = ("no", "levels", "trial", "swaps")
 MOST_TRIALS = 8
 
 _MAX_REJECTIONS = 2
@@ -59,7 +50,7 @@ _NUM_DEVIATIONS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptedPlayer:
+class ScriptedPlayer(ScriptedBase):
     """One scripted player.
 
     - `tell`: the cells that an honest player states: all that it sees ("all"), its best few
@@ -82,17 +73,24 @@ class ScriptedPlayer:
 
     name: str
     seed: int
-    tell: Tell = "all"
-    reply: Reply = "propose"
-    slip: float = 0.0
-    think: Think = "no"
-    stray: float = 0.0
-    trials: int = 1
-    plan: Plan = "pooled"
+    tell: str = option("all", choices=("all", "top", "rows"))
+    reply: str = option("propose", choices=("propose", "tell"))
+    slip: float = option(0.0, low=0, high=1)
+    think: str = option("no", choices=("no", "levels", "trial", "swaps"))
+    stray: float = option(0.0, low=0, high=1)
+    trials: int = option(1, low=1, high=MOST_TRIALS)
+    plan: str = option("pooled", choices=("pooled", "own"))
 
-    def act(self, view: MatchingView) -> str:
-        """The player's next move as text. `view` must belong to the seat to move."""
-        return self.lesson(view).text
+    def __post_init__(self) -> None:
+        think = self.think
+        if self.name == "random" and think in ("levels", "swaps"):
+            raise ValueError(unknown("think", think, ("no", "trial")))
+        if self.trials > 1 and think != "trial":
+            raise ValueError(f"trials needs think=trial, got think={think}")
+        if self.stray and think not in ("trial", "swaps"):
+            raise ValueError(f"stray needs think=trial or think=swaps, got think={think}")
+        if self.plan == "own" and think == "swaps":
+            raise ValueError("plan=own needs think=no, levels or trial, got think=swaps")
 
     def lesson(self, view: MatchingView) -> Lesson:
         """The next move as an example to imitate. The reviewers of stray lines are detours."""
@@ -111,10 +109,6 @@ class ScriptedPlayer:
                 return replace(lesson, text=text[:tag_at] + malformed)
         return lesson
 
-    def reseeded(self, seed: int) -> ScriptedPlayer:
-        """The same player with another seed."""
-        return replace(self, seed=seed)
-
 
 def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     """Build a player from a spec such as "honest:tell=top,slip=0.05".
@@ -126,24 +120,7 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     Raises:
         ValueError: for an unknown name, option or value; names the valid ones.
     """
-    name, values = parse_spec(spec, _OPTIONS)
-    tell = _choice("tell", values.get("tell", "all"), TELLS)
-    reply = _choice("reply", values.get("reply", "propose"), REPLIES)
-    plan = _choice("plan", values.get("plan", "pooled"), PLANS)
-    slip = number("slip", values.get("slip", "0"), low=0, high=1)
-    thinks = THINKS if name != "random" else (THINKS[0], THINKS[2])
-    think = _choice("think", values.get("think", "no"), thinks)
-    stray = number("stray", values.get("stray", "0"), low=0, high=1)
-    trials = number("trials", values.get("trials", "1"), low=1, high=MOST_TRIALS)
-    if trials != int(trials):
-        raise ValueError(f"trials must be a whole number, got {trials:g}")
-    if trials > 1 and think != "trial":
-        raise ValueError(f"trials needs think=trial, got think={think}")
-    if stray and think not in ("trial", "swaps"):
-        raise ValueError(f"stray needs think=trial or think=swaps, got think={think}")
-    if plan == "own" and think == "swaps":
-        raise ValueError("plan=own needs think=no, levels or trial, got think=swaps")
-    return ScriptedPlayer(name, seed, tell, reply, slip, think, stray, int(trials), plan)
+    return made(ScriptedPlayer, spec, _OPTIONS, seed=seed)
 
 
 def _act_random(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> Lesson:
@@ -266,10 +243,3 @@ _POLICIES: dict[str, Callable[[ScriptedPlayer, MatchingView, np.random.Generator
     "solo": _act_solo,
     "honest": _act_honest,
 }
-
-
-def _choice(option: str, value: str, valid: tuple[T, ...]) -> T:
-    for choice in valid:
-        if choice == value:
-            return choice
-    raise ValueError(unknown(option, value, valid))

@@ -6,19 +6,17 @@ a pure function of its spec, its seed and the view, so it can be copied, forked 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 
 from dialop.game import Lesson
+from dialop.kit import option
 from dialop.mediation import wording
 from dialop.mediation.belief import believed_best, told_by
 from dialop.mediation.records import AGENT, USERS, AgentView, UserView
-from dialop.specs import number, parse_spec, unknown
+from dialop.specs import ScriptedBase, made
 
-Tell = Literal["costs", "top", "calendar"]
-TELLS: tuple[Tell, ...] = ("costs", "top", "calendar")
 NAMES = ("random", "solo", "honest")
 _OPTIONS = {
     "random": ("slip",),
@@ -31,7 +29,7 @@ _NEVER = 1000.0  # points
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptedPlayer:
+class ScriptedPlayer(ScriptedBase):
     """One scripted player.
 
     - `tell`: what an honest user states first: the calendar cost of all flights ("costs") or of its
@@ -44,14 +42,10 @@ class ScriptedPlayer:
 
     name: str
     seed: int
-    tell: Tell = "costs"
-    probe: int = 0
-    strict: float = _NEVER
-    slip: float = 0.0
-
-    def act(self, view: UserView | AgentView) -> str:
-        """The player's next move as text. `view` must belong to the seat to move."""
-        return self.lesson(view).text
+    tell: str = option("costs", choices=("costs", "top", "calendar"))
+    probe: int = option(0, low=0, high=9)
+    strict: float = option(_NEVER, low=0, high=_NEVER)
+    slip: float = option(0.0, low=0, high=1)
 
     def lesson(self, view: UserView | AgentView) -> Lesson:
         """The next move as an example to imitate."""
@@ -62,10 +56,6 @@ class ScriptedPlayer:
         if self.slip and not view.num_errors_this_turn and rng.random() < self.slip:
             text = wording.malformed(text, rng)
         return Lesson(text)
-
-    def reseeded(self, seed: int) -> ScriptedPlayer:
-        """The same player with another seed."""
-        return replace(self, seed=seed)
 
     def _book(self, view: AgentView, rng: np.random.Generator) -> str:
         """The agent: asks a user that has stated nothing, once, then proposes what seems best."""
@@ -119,18 +109,4 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     Raises:
         ValueError: for an unknown name, option or value; names the valid ones.
     """
-    name, values = parse_spec(spec, _OPTIONS)
-    tell = values.get("tell", "costs")
-    if tell not in TELLS:
-        raise ValueError(unknown("tell", tell, TELLS))
-    probe = number("probe", values.get("probe", "0"), low=0, high=9)
-    if not probe.is_integer():
-        raise ValueError(f"probe must be a whole number from 0 to 9, got {values['probe']!r}")
-    return ScriptedPlayer(
-        name,
-        seed,
-        next(choice for choice in TELLS if choice == tell),
-        int(probe),
-        number("strict", values.get("strict", str(_NEVER)), low=0, high=_NEVER),
-        number("slip", values.get("slip", "0"), low=0, high=1),
-    )
+    return made(ScriptedPlayer, spec, _OPTIONS, seed=seed)

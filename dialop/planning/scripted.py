@@ -6,12 +6,12 @@ A player is a pure function of its spec, its seed and the view. Its random draws
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 
 from dialop.game import Lesson
+from dialop.kit import option
 from dialop.planning.board import AGENT, USER, PlanningView, Sheet, Site
 from dialop.planning.estimate import (
     TOTAL_LABEL,
@@ -26,14 +26,8 @@ from dialop.planning.estimate import (
 from dialop.planning.preferences import Preference
 from dialop.planning.proposal import render_plan
 from dialop.planning.score import site_points
-from dialop.specs import number, parse_spec, unknown
+from dialop.specs import ScriptedBase, made
 
-Tell = Literal["all", "one", "asked"]
-By = Literal["table", "filter"]
-Think = Literal["no", "points"]
-TELLS: tuple[Tell, ...] = ("all", "one", "asked")
-BYS: tuple[By, ...] = ("table", "filter")
-THINKS: tuple[Think, ...] = ("no", "points")
 USERS = ("teller", "silent")
 AGENTS = ("searcher", "guesser")
 NAMES = (*AGENTS, *USERS)
@@ -53,7 +47,7 @@ _PATIENCE = 3  # proposals that a teller sees at most after its rounds
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptedPlayer:
+class ScriptedPlayer(ScriptedBase):
     """One scripted user or agent.
 
     - teller: a user who tells its preferences: all in one message ("all"), one in each message
@@ -73,21 +67,21 @@ class ScriptedPlayer:
 
     name: str
     seed: int
-    tell: Tell = "all"
-    rounds: int = 0
-    by: By = "table"
-    legs: int = _MAX_LEGS
-    think: Think = "no"
-    slip: float = 0.0
+    tell: str = option("all", choices=("all", "one", "asked"))
+    rounds: int = option(0, low=0, high=20)
+    by: str = option("table", choices=("table", "filter"))
+    legs: int = option(_MAX_LEGS, low=0, high=20)
+    think: str = option("no", choices=("no", "points"))
+    slip: float = option(0.0, low=0, high=1)
+
+    def __post_init__(self) -> None:
+        if self.think != "no" and self.by != "table":
+            raise ValueError(f"think={self.think} needs by=table")
 
     @property
     def seat(self) -> int:
         """The seat that it can play."""
         return USER if self.name in USERS else AGENT
-
-    def act(self, view: PlanningView) -> str:
-        """The player's next move as text. `view` must belong to the seat to move."""
-        return self.lesson(view).text
 
     def lesson(self, view: PlanningView) -> Lesson:
         """The next move as an example to imitate."""
@@ -105,10 +99,6 @@ class ScriptedPlayer:
             text = content or tag.strip("[]")
         return Lesson(text)
 
-    def reseeded(self, seed: int) -> ScriptedPlayer:
-        """The same player with another seed."""
-        return replace(self, seed=seed)
-
 
 def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     """Build a player from a spec such as "teller:tell=one,rounds=2" or "searcher:slip=0.05".
@@ -120,31 +110,7 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     Raises:
         ValueError: for an unknown name, option or value; names the valid ones.
     """
-    name, values = parse_spec(spec, _OPTIONS)
-    tell, by = values.get("tell", "all"), values.get("by", "table")
-    think = values.get("think", "no")
-    for option, value, valid in (("tell", tell, TELLS), ("by", by, BYS), ("think", think, THINKS)):
-        if value not in valid:
-            raise ValueError(unknown(option, value, valid))
-    if think != "no" and by != "table":
-        raise ValueError(f"think={think} needs by=table")
-    return ScriptedPlayer(
-        name,
-        seed,
-        tell=next(t for t in TELLS if t == tell),
-        rounds=_whole("rounds", values.get("rounds", "0")),
-        by=next(b for b in BYS if b == by),
-        legs=_whole("legs", values.get("legs", str(_MAX_LEGS))),
-        think=next(t for t in THINKS if t == think),
-        slip=number("slip", values.get("slip", "0"), low=0, high=1),
-    )
-
-
-def _whole(option: str, value: str) -> int:
-    read = number(option, value, low=0, high=20)
-    if read != int(read):
-        raise ValueError(f"{option} must be a whole number, got {read:g}")
-    return int(read)
+    return made(ScriptedPlayer, spec, _OPTIONS, seed=seed)
 
 
 def _teller(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generator) -> str:

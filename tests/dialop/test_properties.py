@@ -207,7 +207,11 @@ def test_a_refused_move_names_its_rule_and_counts_in_its_turn_alone(
             "stray needs think=trial or .*got think=levels",
         ),
         ("matching", "solo:think=levels,trials=2", "trials needs think=trial.*got think=levels"),
-        ("matching", "solo:think=trial,trials=1.5", "trials must be a whole number, got 1.5"),
+        (
+            "matching",
+            "solo:think=trial,trials=1.5",
+            "trials must be a whole number from 1 to 8, got '1.5'",
+        ),
         ("matching", "solo:think=trial,trials=9", "trials must be a number from 1 to 8, got '9'"),
         ("matching", "random:think=levels", "unknown think 'levels': choose one of no, trial"),
         (
