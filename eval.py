@@ -29,7 +29,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from transformers import AutoConfig
 
 from selfplay.chat.rendering import Rendering
-from selfplay.config import Config
+from selfplay.config import Config, DataConfig, EvalConfig, GameConfig
 from selfplay.config.player_spec import PERSON
 from selfplay.config.settings import SettingsError, dump
 from selfplay.data.instances import GENERATED
@@ -64,16 +64,22 @@ from selfplay.preflight.run import (
 from selfplay.setup import open_world, warn_forgeable
 
 
-def games_of(args: argparse.Namespace, config: Config, sources: Sequence[Source]) -> Games:
+def games_of(
+    args: argparse.Namespace,
+    game: GameConfig,
+    data: DataConfig,
+    eval_settings: EvalConfig,
+    sources: Sequence[Source],
+) -> Games:
     """The games that --games, --num and --start name, without boards that these policies imitated;
     says how many those are."""
     imitated = imitated_boards(sources)
     games = find_games(
         args.games,
         args.num,
-        game=config.game,
-        data=config.data,
-        eval_settings=config.eval,
+        game=game,
+        data=data,
+        eval_settings=eval_settings,
         start=find_start(args.start),
         imitated=imitated,
     )
@@ -229,7 +235,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if args.num is None and person:
             args.num = 1
         sources = {p.label: p.source for p in question.players if p.source is not None}
-        games = games_of(args, config, list(sources.values()))
+        games = games_of(args, config.game, config.data, config.eval, list(sources.values()))
         policies = {}
         for label, source in sources.items():
             own = find_config(source, question.settings, args.overrides)

@@ -29,7 +29,7 @@ from selfplay.checkpoint.whole import clear_leftovers, damage, discard, whole
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.restarts import Restarts
 from selfplay.colocation.start import load_engine
-from selfplay.config import Config, EngineConfig, ModelConfig
+from selfplay.config import Config, EngineConfig, ModelConfig, OptimConfig
 from selfplay.config.settings import SettingsError
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, barrier, gather_objects, init_world, on_first_rank
@@ -109,7 +109,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     on_first_rank(partial(mend, folder), world)
     stream = cleanup.enter_context(closing(TrainStream(config)))
     tokenizer = make_tokenizer(config, folder, world)
-    warn_low_rate(config, world)
+    warn_low_rate(config.model, config.optim, world)
     rendering = read_template(config.model, tokenizer, world)
     start_check = check_model(config, tokenizer, rendering, world)
     weights = first_weights(config, folder, tokenizer, rendering, world)
@@ -264,12 +264,12 @@ def read_template(
     return rendering
 
 
-def warn_low_rate(config: Config, world: World) -> None:
+def warn_low_rate(model: ModelConfig, optim: OptimConfig, world: World) -> None:
     """Rank 0 warns of a learning rate for adapters that is one for full training."""
-    low = config.model.lora is not None and config.optim.lr < LEAST_ADAPTER_LR
+    low = model.lora is not None and optim.lr < LEAST_ADAPTER_LR
     if low and world.rank == 0:
         print(
-            f"warning: optim.lr {config.optim.lr:g} trains adapters slowly; ten times the rate of "
+            f"warning: optim.lr {optim.lr:g} trains adapters slowly; ten times the rate of "
             "full training is usual, 1e-5 to 5e-5 on a pretrained model",
             file=sys.stderr,
         )
@@ -298,9 +298,9 @@ def first_weights(
     """
     warm = folder / "warm_start"
     if not config.warm_start.imitates:
-        return _own_weights(config, folder, tokenizer, world)
+        return _own_weights(config.model, config.seed, folder, tokenizer, world)
     if not warm.exists():
-        own = _own_weights(config, folder, tokenizer, world)
+        own = _own_weights(config.model, config.seed, folder, tokenizer, world)
         learner = make_learner(without_lora(config), own, world, reference=False)
         warm_start(learner, config, rendering, folder=folder)
         export_atomically(learner.model, tokenizer, warm, world=world)
@@ -375,17 +375,17 @@ def start_engine(
 
 
 def _own_weights(
-    config: Config, folder: Path, tokenizer: PreTrainedTokenizerBase, world: World
+    model: ModelConfig, seed: int, folder: Path, tokenizer: PreTrainedTokenizerBase, world: World
 ) -> Path:
     """The model's own folder, or the run's folder of random weights in the scratch shape."""
-    if config.model.path is not None:
-        return local_folder(config.model.path)
+    if model.path is not None:
+        return local_folder(model.path)
     random = folder / "random_start"
 
     def make() -> None:
         if not random.exists():
             with whole(random) as place:
-                export(_scratch(config.model, config.seed, tokenizer), tokenizer, place)
+                export(_scratch(model, seed, tokenizer), tokenizer, place)
 
     on_first_rank(make, world)
     return random

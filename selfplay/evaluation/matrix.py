@@ -16,7 +16,7 @@ from typing import Any
 
 from selfplay.chat.rendering import Rendering
 from selfplay.colocation.start import load_engine
-from selfplay.config import Config
+from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.distributed import World
 from selfplay.evaluation.evaluate import Evaluation, EvaluationContext, evaluate, evaluate_scripted
 from selfplay.evaluation.question import ITSELF, Match, Question
@@ -51,7 +51,12 @@ def play_matches(
     rows: dict[str, Evaluation] = {}
     for one, own in groupby(question.matches, key=lambda match: match.one):
         if one.source is None:
-            rows |= {match.name: _scripted(match, question.config, instances) for match in own}
+            rows |= {
+                match.name: _scripted(
+                    match, question.config.game, question.config.rollout, instances
+                )
+                for match in own
+            }
             continue
         config, rendering = policies[one.label].config, policies[one.label].rendering
         with ExitStack() as cleanup:
@@ -78,9 +83,9 @@ def play_matches(
     return rows
 
 
-def _scripted(match: Match, config: Config, instances: Sequence[Any]) -> Evaluation:
+def _scripted(
+    match: Match, game: GameConfig, rollout: RolloutConfig, instances: Sequence[Any]
+) -> Evaluation:
     specs = (match.one.spec.argument, match.other.spec.argument)
     first, second = specs[::-1] if match.seat == 1 else specs
-    return evaluate_scripted(
-        instances, spec=first, other=second, game=config.game, rollout=config.rollout
-    )
+    return evaluate_scripted(instances, spec=first, other=second, game=game, rollout=rollout)

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from selfplay.chat.rendering import Rendering
-from selfplay.config import Config, LoraConfig
+from selfplay.config import Config, DataConfig, GameConfig, LoraConfig, ModelConfig
 from selfplay.config.settings import SettingsError, dump
 from selfplay.data.instances import HELD_OUT, kept_back
 from selfplay.games import kit_of
@@ -34,9 +34,9 @@ def dry_run(config: Config, *, gpu_gb: float | None) -> None:
     """
     print(dump(config))
     rendering = read_rendering(config.model, config.game, seed=config.seed)
-    print(first_prompt(config, rendering))
-    described = _described(config)
-    shape = model_shape(config, described)
+    print(first_prompt(config.game, config.data, rendering))
+    described = _described(config.model)
+    shape = model_shape(described, config.model.lora)
     ranks = config.parallel.tp * (config.parallel.fsdp or 1)
     of_them = "" if shape.trained == shape.parameters else f", {shape.trained:,} of them trained"
     print(f"{described.model_type}: {shape.parameters:,} weights{of_them}, {ranks} GPU(s)")
@@ -52,24 +52,24 @@ def dry_run(config: Config, *, gpu_gb: float | None) -> None:
     print("it fits")
 
 
-def first_prompt(config: Config, rendering: Rendering) -> str:
+def first_prompt(game: GameConfig, data: DataConfig, rendering: Rendering) -> str:
     """The text and the number of tokens of the first held-out game's first prompt, then its ids."""
-    (instance,) = kept_back(HELD_OUT, num=1, game=config.game, data=config.data)
-    game = kit_of(config.game).new_game(instance, config.game)
-    seat = game.seat_to_move
+    (instance,) = kept_back(HELD_OUT, num=1, game=game, data=data)
+    new_game = kit_of(game).new_game(instance, game)
+    seat = new_game.seat_to_move
     assert seat is not None
-    ids = opening_ids(rendering, game.prompt(seat))
+    ids = opening_ids(rendering, new_game.prompt(seat))
     return (
         f"first prompt, {len(ids)} tokens (seat {seat} of instance {instance.key}):\n"
         f"{rendering.spelt(ids)}\ntokens: {' '.join(map(str, ids))}"
     )
 
 
-def model_shape(config: Config, described: PretrainedConfig) -> Shape:
+def model_shape(described: PretrainedConfig, lora: LoraConfig | None) -> Shape:
     """The shape of the model; with adapters only they are trained."""
     skeleton = empty_model(described, dtype=torch.float32)
     parameters = sum(parameter.numel() for parameter in skeleton.parameters())
-    trained, lora = parameters, config.model.lora
+    trained = parameters
     if lora is not None:
         trained = sum(
             lora.rank * (module.in_features + module.out_features)
@@ -80,11 +80,11 @@ def model_shape(config: Config, described: PretrainedConfig) -> Shape:
     return shape_of(described.get_text_config(), parameters=parameters, trained=trained)
 
 
-def _described(config: Config) -> PretrainedConfig:
-    if config.model.path is None:
-        assert config.model.scratch is not None
-        return scratch_config(config.model.scratch, vocab_size=config.model.scratch.vocab_size)
-    folder: Path = local_folder(config.model.path)
+def _described(model: ModelConfig) -> PretrainedConfig:
+    if model.path is None:
+        assert model.scratch is not None
+        return scratch_config(model.scratch, vocab_size=model.scratch.vocab_size)
+    folder: Path = local_folder(model.path)
     return AutoConfig.from_pretrained(described_in(folder))
 
 
@@ -99,7 +99,7 @@ def _gib(gpu_gb: float | None) -> float | None:
 
 def _advice(config: Config, described: PretrainedConfig, *, total: float, ranks: int) -> str:
     """What would make the run fit: overrides, more GPUs, adapters."""
-    shape, liger = model_shape(config, described), config.model.liger
+    shape, liger = model_shape(described, config.model.lora), config.model.liger
     words = remedy(config, shape, ranks=ranks, total=total, liger=liger)
     if words:
         return f"it fits with {' '.join(words)}"
@@ -118,7 +118,7 @@ def _advice(config: Config, described: PretrainedConfig, *, total: float, ranks:
             model=replace(config.model, lora=LoraConfig()),
             optim=replace(config.optim, master_dtype="bfloat16"),
         )
-        small = model_shape(adapted, described)
+        small = model_shape(described, adapted.model.lora)
         words = remedy(adapted, small, ranks=ranks, total=total, liger=liger)
         if words or why_not(adapted, small, ranks=ranks, total=total, liger=liger) is None:
             words = ["model.lora.rank=16", "optim.master_dtype=bfloat16", *words]

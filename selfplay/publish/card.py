@@ -16,7 +16,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from dialop.shown import escaped, fenced
-from selfplay.config import Config, load_config
+from selfplay.config import Config, GameConfig, load_config
 from selfplay.config.settings import SettingsError, difference
 from selfplay.evaluation.drawings import game_text
 from selfplay.metrics.tables import COLUMNS, show_interval, table
@@ -71,7 +71,7 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
     sampled = results.after["sampled"]
     start = f"[{base}](https://huggingface.co/{base})" if _on_hub(base) else "random weights"
     parts = [
-        f"---\n{_front_matter(name, config, sampled).to_yaml()}\n---",
+        f"---\n{_front_matter(name, config.game, config.model.path, sampled).to_yaml()}\n---",
         f"# {name.split('/')[1]}",
         f"One policy for both seats of {game}, trained from {start} by playing with itself "
         f"({step} steps of {config.algorithm.method}). It talks in the texts of its game and is "
@@ -109,20 +109,22 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
     return "\n\n".join(parts) + "\n"
 
 
-def _front_matter(name: str, config: Config, sampled: Mapping[str, Any]) -> ModelCardData:
+def _front_matter(
+    name: str, game: GameConfig, base: str | None, sampled: Mapping[str, Any]
+) -> ModelCardData:
     """What the hub's index reads."""
     mean, low, high = sampled["interval"]
     return ModelCardData(
         model_name=name.split("/")[1],
-        base_model=config.model.path if _on_hub(config.model.path) else None,
+        base_model=base if _on_hub(base) else None,
         library_name="transformers",
         pipeline_tag="text-generation",
-        tags=["selfplay", "self-play", "grpo", "dialogue", config.game.name],
+        tags=["selfplay", "self-play", "grpo", "dialogue", game.name],
         eval_results=[
             EvalResult(
                 task_type="text-generation",
-                dataset_type=config.game.name,
-                dataset_name=f"{len(sampled['scores'])} held-out games of {config.game.name}",
+                dataset_type=game.name,
+                dataset_name=f"{len(sampled['scores'])} held-out games of {game.name}",
                 metric_type="score",
                 metric_name=f"share of the best value, 95 % interval [{low:.3f}, {high:.3f}]",
                 metric_value=round(mean, 4),

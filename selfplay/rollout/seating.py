@@ -184,12 +184,13 @@ def check_players(config: Config) -> None:
         for spec, _ in parse_shares(rollout.partners)
     ]
     if seats is None and any(spec.kind != SELF for spec in specs):
-        _check_groups(config, num_seats=len(kit_of(game).ROLES))
+        _check_groups(
+            config.rollout.group_size, config.algorithm.method, num_seats=len(kit_of(game).ROLES)
+        )
 
 
-def _check_groups(config: Config, *, num_seats: int) -> None:
+def _check_groups(size: int, method: str, *, num_seats: int) -> None:
     """Raise SettingsError if the policy cannot have each seat in equally many games of a group."""
-    size, method = config.rollout.group_size, config.algorithm.method
     most = "half" if num_seats == 2 else f"1 of {num_seats}"
     if size % num_seats:
         rule = "even" if num_seats == 2 else f"a multiple of {num_seats}"

@@ -27,7 +27,7 @@ H100, H200 = gpu_gib(80), gpu_gib(141)
 
 
 def shape_of_qwen(size: str, config: Config) -> Shape:
-    return model_shape(config, qwen2_config(size))
+    return model_shape(qwen2_config(size), config.model.lora)
 
 
 # GiB of a pass of so many tokens before there are moments, measured on one H200 (docs/gpu.md).
