@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from dataclasses import asdict
@@ -80,16 +79,6 @@ def test_best_and_worst_are_found_well_below_a_tenth_of_a_second() -> None:
     for instance in instances:
         with_references(instance)
     assert (time.process_time() - begin_s) / 20 < 0.05
-
-
-def test_instances_survive_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "games.parquet"
-    instances = [SMALL, *generate(TINY, seed=1, num=3)]
-    write_instances(path, instances)
-    assert read_instances(path) == instances
-    assert instance_from_dict(json.loads(json.dumps(plain(asdict(SMALL))))) == SMALL
-    with pytest.raises(ValueError, match=r"written as \.parquet"):
-        write_instances(tmp_path / "games.csv", instances)
 
 
 @pytest.mark.parametrize(

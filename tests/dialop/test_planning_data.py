@@ -100,13 +100,6 @@ def test_the_stream_of_a_seed_does_not_change() -> None:
     assert instance.names[:3] == ("Einstein's summer house", "The Cakery", "City Museum of Art")
 
 
-def test_instances_survive_a_file(tmp_path: Path) -> None:
-    instances = [HAND, *generate(PlanningRecipe(), seed=2, num=3)]
-    path = tmp_path / "cities.parquet"
-    write_instances(path, instances)
-    assert read_instances(path) == instances
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -8,31 +8,33 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from dialop_boards import SCALED, SMALL
+from hand_games import HAND_GAMES
 
-from dialop.matching.generate import MatchingRecipe
-from dialop.matching.kit import generate
+from dialop.kit import load_kit
 from dialop.matching.store import read_instances, write_instances
 from dialop.rows import read_records
 
 
-def test_parquet_round_trip(tmp_path: Path) -> None:
-    recipe = MatchingRecipe(size=3, max_value=10)
-    instances = [SMALL, SCALED, *generate(recipe, seed=4, num=20)]
+@pytest.mark.parametrize("name", HAND_GAMES)
+def test_instances_survive_a_file(name: str, tmp_path: Path) -> None:
+    hand, kit = HAND_GAMES[name], load_kit(HAND_GAMES[name].kind.name)
+    instances = [hand.instance, *kit.generate(kit.Options(), seed=4, start=0, num=3)]
     path = tmp_path / "new" / "games.parquet"
-    write_instances(path, instances)
-    assert read_instances(path) == instances
-    assert type(read_instances(path)[0].best) is int
-    write_instances(path, [])
-    assert read_instances(path) == []
-
-
-def test_only_known_endings(tmp_path: Path) -> None:
+    kit.write(path, instances)
+    assert kit.read(path) == instances
+    kit.write(path, [])
+    assert kit.read(path) == []
     with pytest.raises(ValueError, match=r"written as \.parquet, got games\.csv"):
-        write_instances("games.csv", [SMALL])
+        kit.write(Path("games.csv"), instances)
     with pytest.raises(ValueError, match=r"read from \.parquet or \.jsonl, got games\.csv"):
-        read_instances("games.csv")
+        kit.read(Path("games.csv"))
     with pytest.raises(OSError, match=r"absent\.parquet"):
-        read_instances(tmp_path / "absent.parquet")
+        kit.read(tmp_path / "absent.parquet")
+
+
+def test_the_best_value_stays_an_integer(tmp_path: Path) -> None:
+    write_instances(tmp_path / "games.parquet", [SMALL])
+    assert type(read_instances(tmp_path / "games.parquet")[0].best) is int
 
 
 def test_damaged_files_are_named_with_their_place(tmp_path: Path) -> None:
