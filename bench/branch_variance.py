@@ -206,10 +206,9 @@ def gradient(learner: Learner, samples: Sequence[Sample], *, config: Config) -> 
     budget = config.optim.tokens_per_microbatch
     learner.model.train()
     for batch in micro_batches(samples, budget=budget, device=torch.device("cpu")):
-        tally = TokenMeans(learner.world)
-        (
-            part_loss(learner, part, batch, settings=UpdateSettings.of(config), tally=tally) / total
-        ).backward()
+        settings, tally = UpdateSettings.of(config), TokenMeans(learner.world)
+        loss = part_loss(learner, part, batch, settings=settings, tally=tally, not_finite=[])
+        (loss / total).backward()
     grads = [p.grad.flatten() for p in learner.model.parameters() if p.grad is not None]
     flat_P = torch.cat(grads).clone()
     learner.model.zero_grad(set_to_none=True)

@@ -19,11 +19,18 @@ from dialop.shown import escaped, fenced
 from selfplay.config import Config, GameConfig, load_config
 from selfplay.config.settings import SettingsError, difference
 from selfplay.evaluation.drawings import game_text
+from selfplay.games import kit_of
 from selfplay.metrics.tables import COLUMNS, show_interval, table
 from selfplay.model.hub import is_hub_name
+from selfplay.rollout.seating import chosen_seats
 
 Rows = Mapping[str, Mapping[str, Any]]
-_GAMES = {"matching": "reviewer–paper matching (DialOp)", "collab": "collaborative simulation"}
+_GAMES = {
+    "matching": "reviewer–paper matching (DialOp)",
+    "planning": "city planning (DialOp)",
+    "mediation": "mediation (DialOp)",
+    "collab": "collaborative simulation",
+}
 _POLICY = ("sampled", "greedy")  # rows of the policy with itself; the others are scripts
 # What a table shows beside the score, of the measures that a row has.
 _SHOWN = ("agreement", "talk_value", "messages", "words", "errors", "honesty")
@@ -73,7 +80,7 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
     parts = [
         f"---\n{_front_matter(name, config.game, config.model.path, sampled).to_yaml()}\n---",
         f"# {name.split('/')[1]}",
-        f"One policy for both seats of {game}, trained from {start} by playing with itself "
+        f"One policy for {seats_of(config)} of {game}, trained from {start} by self-play "
         f"({step} steps of {config.algorithm.method}). It talks in the texts of its game and is "
         "no general chat model.",
         "## Held-out games",
@@ -131,6 +138,15 @@ def _front_matter(
             )
         ],
     )
+
+
+def seats_of(config: Config) -> str:
+    """The seats that the policy has in the game."""
+    seats = chosen_seats(config.game, config.rollout)
+    roles = kit_of(config.game).ROLES
+    if seats is None:
+        return "both seats" if len(roles) == 2 else "all seats"
+    return f"the seat of the {' and the '.join(dict.fromkeys(roles[seat] for seat in seats))}"
 
 
 def _on_hub(path: str | None) -> bool:

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_run import finished
 
-from bench import imitation_loss, loop, plan_loss, table
+from bench import branch_variance, imitation_loss, loop, plan_loss, table
 from selfplay.config import load_config
 from selfplay.config.settings import dump
 from selfplay.data.instances import TRAIN, generated
@@ -82,6 +83,20 @@ def test_the_shared_prefix_bench_computes_fewer_tokens_for_the_same_loss() -> No
     assert plain["computed_tokens"] - shared["computed_tokens"] == (32 - 4) * 64
     assert abs(plain["loss"] - shared["loss"]) < 1e-5
     assert line.endswith("gradient cosine 1.000000")
+
+
+@pytest.mark.slow
+def test_the_branch_bench_compares_gradients_of_a_finished_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = finished()
+    words = ["--run", str(run), "--config", str(run / "config.yaml"), "--instances", "0"]
+    words += ["--setting", "groups:", "--setting", "branches: rollout.branch.turns=first"]
+    monkeypatch.setattr(sys, "argv", ["bench.branch_variance", *words, "--steps", "8"])
+    capsys.readouterr()
+    branch_variance.main()
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows if row[0].startswith("| ")][1:] == ["| groups", "| branches"]
 
 
 def test_a_table_leads_each_case_to_its_ranks_and_mesh() -> None:

@@ -17,6 +17,7 @@ from selfplay.config import load_config
 from selfplay.config.settings import dump
 from selfplay.partners.checkpoints import find_source
 from selfplay.publish import __main__ as publish
+from selfplay.publish.card import seats_of
 
 HOSTILE = "[message] ```\n# a heading <script>alert(1)</script> \x1b[2J ![x](http://x)"
 
@@ -95,6 +96,7 @@ def test_the_card_has_the_scores_beside_scripts_and_people(run: Path) -> None:
     assert head["base_model"] == "Qwen/Qwen2.5-0.5B-Instruct" and "selfplay" in head["tags"]
     metric = head["model-index"][0]["results"][0]["metrics"][0]
     assert metric["value"] == 0.8 and "[0.700, 0.900]" in metric["name"]
+    assert "One policy for both seats of reviewer–paper matching (DialOp)" in text
     rows = {line.split("|")[1].strip(): line for line in text.splitlines() if "|" in line}
     assert "0.500 [0.400, 0.600]" in rows["sampled, before self-play"]
     assert "0.800 [0.700, 0.900]" in rows["sampled, after"]
@@ -103,6 +105,18 @@ def test_the_card_has_the_scores_beside_scripts_and_people(run: Path) -> None:
     assert not any(name.startswith("honest") for name in rows), "each script has one row"
     assert "(7 steps of grpo)" in text and "commit b" in text and "commit a" not in text
     assert "data.train=boards.parquet" in text and "steps=9" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "seats"),
+    [
+        (["game.name=mediation"], "all seats"),
+        (["game.name=mediation", "rollout.policy_seats=[agent]"], "the seat of the agent"),
+        (["game.name=collab", "rollout.partners=[scripted:user]"], "the seat of the assistant"),
+    ],
+)
+def test_the_card_names_the_seats_of_the_policy(words: list[str], seats: str) -> None:
+    assert seats_of(load_config(None, ["model.path=x", *words])) == seats
 
 
 def test_what_a_model_wrote_stays_text(run: Path) -> None:

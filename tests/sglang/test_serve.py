@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pathlib
 import re
@@ -17,6 +18,7 @@ import pytest
 from tiny_run import finished
 
 import eval as evaluation
+from selfplay.play import __main__ as play
 from selfplay.serve import __main__ as serve
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -71,6 +73,38 @@ def test_greedy_games_with_the_served_policy_are_those_of_self_play(
     page = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     (row,) = (row for name, row in page["rows"].items() if name.startswith("policy"))
     assert row["scores"] == greedy["scores"]
+
+
+class Person(io.StringIO):
+    """A person at the terminal: accepts a proposal, else proposes, and leaves after two games."""
+
+    def __init__(self, screen: io.StringIO) -> None:
+        super().__init__()
+        self._screen, self._read, self._lines = screen, 0, list[str]()
+
+    def readline(self, size: int | None = -1) -> str:
+        if not self._lines:
+            shown = self._screen.getvalue()
+            new, self._read = shown[self._read :], len(shown)
+            if shown.count("kept in") == 2:
+                return ""
+            proposal = ["[propose]\n", "BLEU: Ava\n", "Electra: Daniel\n", "\n"]
+            self._lines = ["[accept]\n"] if "Partner: [propose]" in new else proposal
+        return self._lines.pop(0)
+
+
+def test_a_person_plays_with_the_served_policy(
+    run: pathlib.Path, partner: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two games at the terminal, which uses what the page uses; each ends with a result."""
+    screen, out = io.StringIO(), tmp_path / "played.jsonl"
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setattr("sys.stdin", Person(screen))
+    words = ["--checkpoint", str(run), "--terminal", "--partner", partner, "--out", str(out)]
+    assert play.main([*words, "endpoint.max_new_tokens=24"]) == 0
+    monkeypatch.undo()
+    games = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(games) == 2 and all(partner in game["players"] for game in games)
 
 
 def test_only_this_machine_reaches_the_server(partner: str) -> None:
