@@ -46,7 +46,7 @@ from selfplay.credit.sample import Sample
 from selfplay.distributed import World, close_world, init_world
 from selfplay.learner.learner import UpdateSettings
 from selfplay.learner.policy_update import update_policy
-from selfplay.model.liger import liger_is_here
+from selfplay.model.policy import liger_is_here
 from selfplay.setup import make_tokenizer
 
 
