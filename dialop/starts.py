@@ -10,13 +10,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from dialop.game import PlayerError
 from dialop.kit import Entries
 from dialop.rows import read_rows
+from dialop.values import checked_list
 
 RANDOM = "random"
 Records = Mapping[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,20 @@ def read_recorded(
             raise ValueError(f"{place}: {error}") from error
         games.append(RecordedGame(board, moves, longest(moves)))
     return games
+
+
+def read_log(log: Any, read: Callable[[Any], T]) -> list[T]:
+    """The entries of a record's `action_log` as moves. Raises ValueError for an entry that `read`
+    refuses; names it (from 0)."""
+    moves = []
+    for number, entry in enumerate(checked_list(log, "action_log")):
+        try:
+            moves.append(read(entry))
+        except PlayerError as error:
+            raise ValueError(f"log entry {number} does not fit the roster: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"log entry {number} is not a move: {error}") from None
+    return moves
 
 
 def before_accept(moves: Sequence[Any]) -> int:

@@ -13,7 +13,6 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from dialop.game import PlayerError
 from dialop.matching.board import (
     MAX_MAX_VALUE,
     MAX_VALUE,
@@ -25,7 +24,7 @@ from dialop.matching.board import (
 from dialop.matching.proposal import parse_proposal, render_proposal
 from dialop.matching.roster import PAPERS, REVIEWERS
 from dialop.matching.solve import best_value, solo_value
-from dialop.starts import RecordedGame, before_accept
+from dialop.starts import RecordedGame, before_accept, read_log
 from dialop.starts import read_recorded as read_games
 from dialop.values import (
     check_fields,
@@ -101,25 +100,23 @@ def agreed(record: Mapping[str, Any]) -> bool:
 
 def check_log(log: Any) -> None:
     """Raise ValueError for an invalid log; the message names the entry (from 0)."""
-    for number, entry in enumerate(checked_list(log, "action_log")):
-        try:
-            checked_int(field(entry, "player"), "player", low=0, high=1)
-            kind = field(entry, "type")
-            if kind == "message":
-                checked_string(field(field(entry, "message"), "data", "message"), "message.data")
-            elif kind == "proposal":
-                checked_string(field(entry, "proposal"), "proposal")
-                for pair in rows_of(field(entry, "proposal_ids"), "proposal_ids"):
-                    for index in checked_list(pair, "a pair of proposal_ids", low=2, high=2):
-                        checked_int(index, "proposal_ids", low=0, high=len(REVIEWERS) - 1)
-            elif kind == "proposal_response":
-                checked_bool(field(field(entry, "response"), "accept"), "response.accept")
-            else:
-                raise ValueError(
-                    "type must be message, proposal or proposal_response, got " + short(kind)
-                )
-        except ValueError as error:
-            raise ValueError(f"log entry {number} is not a move: {error}") from None
+    read_log(log, _check_entry)
+
+
+def _check_entry(entry: Any) -> None:
+    checked_int(field(entry, "player"), "player", low=0, high=1)
+    kind = field(entry, "type")
+    if kind == "message":
+        checked_string(field(field(entry, "message"), "data", "message"), "message.data")
+    elif kind == "proposal":
+        checked_string(field(entry, "proposal"), "proposal")
+        for pair in rows_of(field(entry, "proposal_ids"), "proposal_ids"):
+            for index in checked_list(pair, "a pair of proposal_ids", low=2, high=2):
+                checked_int(index, "proposal_ids", low=0, high=len(REVIEWERS) - 1)
+    elif kind == "proposal_response":
+        checked_bool(field(field(entry, "response"), "accept"), "response.accept")
+    else:
+        raise ValueError(f"type must be message, proposal or proposal_response, got {short(kind)}")
 
 
 def moves_from_record(record: Mapping[str, Any]) -> list[Action]:
@@ -131,15 +128,7 @@ def moves_from_record(record: Mapping[str, Any]) -> list[Action]:
     """
     check_log(record["action_log"])
     reviewers, papers = _names(record, size=len(record["table"]))
-    moves = []
-    for number, entry in enumerate(record["action_log"]):
-        try:
-            moves.append(_move(entry, reviewers, papers=papers))
-        except PlayerError as error:
-            raise ValueError(f"log entry {number} does not fit the roster: {error}") from error
-        except ValueError as error:
-            raise ValueError(f"log entry {number} is not a move: {error}") from error
-    return moves
+    return read_log(record["action_log"], lambda entry: _move(entry, reviewers, papers=papers))
 
 
 def said_in(record: Mapping[str, Any]) -> list[str]:

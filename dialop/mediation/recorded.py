@@ -34,7 +34,7 @@ from dialop.mediation.records import (
 )
 from dialop.mediation.score import pair_costs, pair_scores, price_costs
 from dialop.mediation.search import with_references
-from dialop.starts import RecordedGame
+from dialop.starts import RecordedGame, read_log
 from dialop.starts import read_recorded as read_games
 from dialop.values import checked_int, checked_list, checked_string, field
 
@@ -80,16 +80,7 @@ def moves_from_record(record: Mapping[str, Any], instance: MediationInstance) ->
     Raises:
         ValueError: for an entry that is not a move of this game; names it (from 0).
     """
-    log = record.get("action_log")
-    if not isinstance(log, list):
-        raise ValueError(f"action_log must be a list, got {short(log)}")
-    moves = []
-    for number, entry in enumerate(log):
-        try:
-            moves.append(_move(entry, instance))
-        except ValueError as error:
-            raise ValueError(f"log entry {number} is not a move: {error}") from None
-    return moves
+    return read_log(record.get("action_log"), lambda entry: _move(entry, instance))
 
 
 def read_recorded(path: Path) -> list[RecordedGame]:

@@ -25,7 +25,7 @@ from dialop.planning.board import (
 from dialop.planning.preferences import Kind, Preference
 from dialop.planning.proposal import render_plan
 from dialop.planning.score import referenced, score_range, sheet_of
-from dialop.starts import RecordedGame, before_accept, tally
+from dialop.starts import RecordedGame, before_accept, read_log, tally
 from dialop.starts import read_recorded as read_games
 from dialop.values import (
     check_fields,
@@ -73,15 +73,8 @@ def moves_from_record(record: Mapping[str, Any]) -> list[Action]:
     Raises:
         ValueError: for an entry that is not a move; names the entry (from 0).
     """
-    log = checked_list(record["action_log"], "action_log")
     names = [site.name for site in _sites(record)]
-    moves = []
-    for number, entry in enumerate(log):
-        try:
-            moves.append(_move(entry, names))
-        except ValueError as error:
-            raise ValueError(f"log entry {number} is not a move: {error}") from None
-    return moves
+    return read_log(record["action_log"], lambda entry: _move(entry, names))
 
 
 def read_recorded(path: Path) -> list[RecordedGame]:
