@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from selfplay.config import Config
 from selfplay.config.settings import described, renamed_keys
@@ -179,6 +180,17 @@ def test_every_picture_is_shown_and_every_link_leads_somewhere() -> None:
             assert path.exists(), (page.name, target)
             shown.add(path.name)
     assert {path.name for path in (DOCS / "figures").iterdir()} <= shown
+
+
+def test_the_site_lists_every_page_once() -> None:
+    """The settings of the site are valid; `make docs` builds it and checks its links."""
+    config = yaml.load((ROOT / "mkdocs.yml").read_text("utf-8"), yaml.BaseLoader)
+    listed = [page for part in config["nav"] for page in next(iter(part.values()))]
+    names = [next(iter(page.values())) for page in listed]
+    assert sorted(names) == sorted(
+        [path.name for path in DOCS.glob("*.md")] + ["settings.md", "errors.md"]
+    )
+    assert config["strict"] == "true" and "omitted_files" in config["validation"]["nav"]
 
 
 def test_the_readme_is_short() -> None:
