@@ -148,7 +148,6 @@ BAD = {
     "--partners person": "must name folders, scripted players and endpoints",
     "--partners scripted:solo --partner self": "--partners needs no --partner",
     "--partners scripted:solo --temperature 1 --temperature 0": "at most one --temperature",
-    "--partners scripted:solo --num 0": "--num must be at least 1",
     "--checkpoint {runs}/b": "--checkpoint must be given once without --partners, got 2",
 }
 
