@@ -22,20 +22,22 @@ from dialop.matching.kit import generate
 from dialop.matching.scripted import make_scripted
 
 BOARDS = {
-    "8x8": (MatchingRecipe(), Rules()),
+    "8x8": (MatchingRecipe(), Rules(private_reasoning=True)),
+    "4x4": (MatchingRecipe(size=4), Rules(private_reasoning=True)),
     "2x2": (
         MatchingRecipe(size=2, p_observed=0.5, scale=False, max_value=10, keep="exactly_one"),
-        Rules(brief=True),
+        Rules(brief=True, private_reasoning=True),
     ),
     "3x3": (
         MatchingRecipe(size=3, p_observed=0.5, scale=False, max_value=10),
-        Rules(brief=True),
+        Rules(brief=True, private_reasoning=True),
     ),
 }
 PAIRS = (
     ("random", "random"),
     ("solo", "solo"),
     ("honest", "honest"),
+    ("honest:think=swaps", "honest:think=swaps"),
     ("honest:reply=tell", "honest:reply=tell"),
     ("honest:tell=top", "honest:tell=top"),
     ("honest:tell=rows", "honest:tell=rows"),
