@@ -95,10 +95,9 @@ def test_a_trainer_killed_in_a_push_leaves_nothing_and_goes_on(tmp_path: Path) -
 
 
 @pytest.mark.two_gpus
-def test_a_run_goes_on_over_two_gpus_one_and_two_with_split_layers(tmp_path: Path) -> None:
+def test_a_run_goes_on_over_two_gpus_one_and_two_again(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    wide = ("parallel.tp=2", "engine.tp_size=2")
-    for num_steps, num_gpus, words in ((1, 2, ()), (2, 0, ()), (3, 2, wide), (4, 2, ())):
-        run(folder, f"steps={num_steps}", *words, torchrun=num_gpus)
+    for num_steps, num_gpus in ((1, 2), (2, 0), (3, 2)):
+        run(folder, f"steps={num_steps}", torchrun=num_gpus)
         assert steps_of(folder, num_steps)[-1]["sync_check_mismatch"] < 0.03
         assert (folder / "checkpoints" / f"step_{num_steps:06d}" / "progress.json").exists()
