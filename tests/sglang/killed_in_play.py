@@ -24,7 +24,7 @@ def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
     async def asked(self: Asker, *words: Any, version: int, **named: Any) -> Any:
         if version == STEP and len(games) == STEP + 1 and len(games[-1].games) >= NUM_ENDED:
             games.append(driver.Kept())
-            (pid,) = (p.pid for p in self._loop.processes if "scheduler" in title(p.pid))
+            pid, *_ = (p.pid for p in self._loop.processes if "scheduler" in title(p.pid))
             os.kill(pid, number)
             say("killed", pid=pid)
         return await ask(self, *words, version=version, **named)

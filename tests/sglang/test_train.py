@@ -212,9 +212,9 @@ def test_an_engine_that_dies_or_hangs_in_an_update_is_restarted_at_the_push(star
 def test_an_engine_killed_in_play_is_restarted_and_only_unfinished_games_are_played_again(
     start: Train,
 ) -> None:
-    """`killed_in_play.py` sends SIGKILL to the scheduler in the second step's games, at a turn
-    before which some games have ended."""
-    words = ("steps=3", "algorithm.epochs=1")
+    """`killed_in_play.py` sends SIGKILL to one of two schedulers in the second step's games, at a
+    turn before which some games have ended."""
+    words = ("steps=3", "algorithm.epochs=1", "engine.processes=2")
     process, folder = start("killed in play", *words, script=KILLED_IN_PLAY)
     output = final_output(process, num_starts=3)
     assert process.returncode == 0, output
