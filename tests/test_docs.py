@@ -5,18 +5,24 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
 
+from dialop.kit import load_kit
 from selfplay.config import Config
 from selfplay.config.settings import described, renamed_keys
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-KEYS = {entry.name for entry in described(Config)}
+GAMES = ("collab", "matching", "mediation", "planning", str(ROOT / "examples/meeting/meeting.py"))
+OPTIONS = {
+    f"game.options.{field.name}" for game in GAMES for field in fields(load_kit(game).Options)
+}
+KEYS = {entry.name for entry in described(Config)} | OPTIONS
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 # Pages that hold past commands, with the names of their time.
 PAST = ("changes.md", "log.md")
@@ -165,7 +171,7 @@ def test_every_setting_that_a_page_names_exists() -> None:
         if page.name in (*PAST, "coming_from.md"):
             continue
         for key in re.findall(r"`([a-z_]+\.[a-z_.]+)(?:[:=][^`]*)?`", page.read_text("utf-8")):
-            other = key.startswith("game.options.") or key.endswith((".py", ".zip"))
+            other = key.endswith((".py", ".zip"))
             if key.partition(".")[0] in sections and key not in KEYS | parts and not other:
                 wrong.append((page.name, key))
     assert not wrong
