@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -128,6 +130,46 @@ def test_a_lock_file_has_one_version_of_each_requirement_in_its_range(name: str)
         if line and line[0] not in "#-":
             wanted = Requirement(line.split("#")[0])
             assert wanted.specifier.contains(locked[canonicalize_name(wanted.name)]), line
+
+
+def listed_in(path: Path) -> set[str]:
+    """The packages that a requirements file names, itself or in a file that it includes."""
+    names = set()
+    for line in path.read_text().splitlines():
+        if line.startswith("-r "):
+            names |= listed_in(path.parent / line[3:])
+        elif line and line[0] != "#":
+            names.add(canonicalize_name(Requirement(line.split("#")[0]).name))
+    return names
+
+
+@pytest.mark.parametrize(
+    ("folders", "name"),
+    [(("dialop", "selfplay"), "requirements"), (("tests",), "requirements-dev")],
+)
+def test_every_imported_library_is_listed(folders: tuple[str, ...], name: str) -> None:
+    """What a module imports when it is read; none is there only because another package brings it.
+    Bridges, the engine and GPU tests have lists of their own."""
+    listed, packages = listed_in(ROOT / f"{name}.txt"), packages_distributions()
+    own = {
+        "dialop",
+        "selfplay",
+        "bench",
+        "train",
+        "eval",
+        *(p.stem for p in ROOT.rglob("tests/**/*.py")),
+    }
+    missing = set()
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        if {"bridges", "sglang", "gpu"} & set(path.relative_to(ROOT).parts[1:-1]):
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                module = (getattr(node, "module", None) or node.names[0].name).split(".")[0]
+                if module not in own and module not in sys.stdlib_module_names:
+                    given = {canonicalize_name(p) for p in packages.get(module, [module])}
+                    missing |= {f"{path.name}: {module}"} if not given & listed else set()
+    assert not missing
 
 
 def test_the_docker_file_installs_what_is_here() -> None:
