@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,7 @@ from selfplay.learner.recompute import recompute_logprobs
 LENGTH = "algorithm.constant_length=10"
 # The overrides of each variant; `token_loss` has its formula.
 VARIANTS = {
+    "default": (),
     "sequence_mean": ("algorithm.aggregation=sequence_mean",),
     "constant": ("algorithm.aggregation=constant", LENGTH),
     "entropy": ("algorithm.entropy=0.3", "algorithm.aggregation=sequence_mean"),
@@ -79,14 +81,20 @@ def far_model() -> PreTrainedModel:
     return tiny_model(seed=3).requires_grad_(False)
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in ("gspo", "vespo")])
-def test_the_gradient_is_that_of_the_naive_loop(variant: str) -> None:
-    model, reference = tiny_model(), far_model()
+@pytest.mark.parametrize(
+    ("variant", "arch"),
+    [("default", "llama"), *((v, "qwen2") for v in VARIANTS if v not in ("gspo", "vespo"))],
+)
+def test_the_gradient_is_that_of_the_naive_loop(variant: str, arch: str) -> None:
+    model, reference = tiny_model(arch), far_model()
     samples = some_samples(model, num=5, shift=0.4)
     expected = naive_gradient(variant, model, reference, samples)
     held = reference if variant in ("k2", "k1_ratio") else None
     moved, metrics = change(model, [Part(samples, "surrogate")], *VARIANTS[variant], reference=held)
     assert_same({name: -delta for name, delta in moved.items()}, expected)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
+    assert metrics["grad_norm"] == near(norm, GRADIENT)
+    assert 0 < metrics["clip_share"] < 1
     assert metrics["num_trained_tokens"] == sum(sum(s.mask) for s in samples)
 
 

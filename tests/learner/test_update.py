@@ -1,4 +1,4 @@
-"""One optimizer step: its gradient is that of the formula, however the batch is split."""
+"""One optimizer step: its metrics, its parts, what ends it, and the rates of all steps."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import torch
 from small_updates import assert_same, change, config_of, learner_of, some_samples
 from tiny_run import CPU, FORWARD, GRADIENT, LOGPROB, VOCAB, tiny_model, trainer_logprobs
 from tolerance import near, tolerance
-from transformers import PreTrainedModel
 
 from selfplay.credit.sample import Sample
-from selfplay.learner.batch import micro_batches, pack
+from selfplay.learner.batch import pack
 from selfplay.learner.learner import UpdateSettings
 from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import learning_rate, make_optimizer, self_play_rate
@@ -28,50 +27,6 @@ LOOSE = "engine.max_mismatch=1"  # these samples' old log-probs are made up
 def as_taught(samples: list[Sample]) -> list[Sample]:
     """The same tokens as a teacher's, each with weight 1."""
     return [replace(s, advantages=[float(m) for m in s.mask]) for s in samples]
-
-
-def naive_gradient(model: PreTrainedModel, samples: list[Sample]) -> dict[str, torch.Tensor]:
-    """The formula, token by token, on the plain model's logits of one transcript at a time."""
-    total = torch.zeros(())
-    for sample in samples:
-        logprobs_TV = model(torch.tensor([sample.ids])).logits[0].log_softmax(-1)
-        for t, trained in enumerate(sample.mask):
-            if trained:
-                ratio = (logprobs_TV[t - 1, sample.ids[t]] - sample.old_logprobs[t]).exp()
-                a = sample.advantages[t]
-                total = total - torch.minimum(a * ratio, a * ratio.clamp(0.8, 1.2))
-    loss = total / sum(sum(sample.mask) for sample in samples)
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
-
-
-@pytest.mark.parametrize("arch", ["qwen2", "llama"])
-def test_the_gradient_is_that_of_the_naive_loop(arch: str) -> None:
-    model = tiny_model(arch)
-    samples = some_samples(model, shift=0.4)
-    expected = naive_gradient(model, samples)
-    moved, metrics = change(model, [Part(samples, "surrogate")])
-    assert_same({name: -delta for name, delta in moved.items()}, expected)
-    norm = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
-    assert metrics["grad_norm"] == near(norm, GRADIENT)
-    assert 0 < metrics["clip_share"] < 1
-    assert metrics["num_trained_tokens"] == sum(sum(s.mask) for s in samples)
-
-
-def test_the_step_does_not_depend_on_the_micro_batches() -> None:
-    """176 tokens in 1, 2 and 8 micro-batches, and in another order: same gradient and metrics."""
-    model = tiny_model()
-    samples = some_samples(model)
-    whole, metrics = change(tiny_model(), [Part(samples, "surrogate")])
-    for budget, num_batches in ((176, 1), (100, 2), (16, 8)):
-        assert len(micro_batches(samples, budget=budget, device=CPU)) == num_batches
-        cut, same = change(
-            tiny_model(),
-            [Part(samples[::-1], "surrogate")],
-            f"optim.tokens_per_microbatch={budget}",
-        )
-        assert_same(cut, whole)
-        assert same == near(metrics, GRADIENT)
 
 
 def test_metrics_are_means_over_trained_tokens() -> None:
