@@ -65,7 +65,7 @@ def save_checkpoint(
         elif policy:
             _export_adapters(learner, tokenizer, place / "hf")
         if world.rank == 0:
-            progress = {"step": step, "kl": learner.kl, "state": state}
+            progress = {"step": step, "kl": learner.kl, "ranks": world.world_size, "state": state}
             (place / "progress.json").write_text(json.dumps(progress))
     on_first_rank(partial(keep_newest, folder, keep), world)
     return final
@@ -137,7 +137,13 @@ def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
             optim_state_dict=state["critic_optimizer"],
         )
     progress = json.loads((newest / "progress.json").read_text())
-    learner.kl = progress["kl"]
+    learner.kl, ranks = progress["kl"], learner.world.world_size
+    if learner.world.rank == 0 and progress.get("ranks", ranks) != ranks:
+        print(
+            f"{newest} goes on over another number of ranks ({progress['ranks']} -> {ranks}); "
+            "results are no longer bit for bit those of an unbroken run",
+            flush=True,
+        )
     return progress["step"], progress["state"]
 
 

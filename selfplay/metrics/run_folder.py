@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 from typing import TextIO
@@ -17,8 +18,8 @@ import selfplay
 from selfplay.config import Config
 from selfplay.config.settings import SettingsError, difference, dump, load
 
-# These settings may change when a run resumes: they set its length and its logs, not its results.
-_MAY_CHANGE = (
+# These settings may change when a run resumes. The first set its length and its logs.
+_LENGTH = (
     *(
         "out",
         "steps",
@@ -31,11 +32,12 @@ _MAY_CHANGE = (
     ),
     "warm_start.save_every",
 )
-# They decide where memory is, not what is computed: they may change until a step has been saved.
-_MEMORY = (
-    *("engine.mem_fraction", "engine.max_cache_tokens", "engine.max_batch"),
-    *("optim.tokens_per_microbatch", "parallel.checkpointing"),
-    *("parallel.offload_optimizer", "parallel.offload_parameters", "parallel.offload_reference"),
+# They say where and how things are computed, not what: results stay equal up to rounding, or, with
+# SGLang, in distribution.
+_WHERE = (
+    *("device", "threads", "parallel", "engine", "model.liger", "data.processes", "game.code_wall"),
+    *("optim.tokens_per_microbatch", "optim.share_prefixes"),
+    *("endpoint.key_variable", "endpoint.timeout_s", "endpoint.concurrency"),
 )
 # What a start makes before anything is trained, and what tells that something was.
 _PREPARED = ("tokenizer", "random_start")
@@ -81,32 +83,39 @@ def open_run(folder: Path, config: Config) -> None:
     """Create the run's folder, or open an existing run to resume it. Only rank 0 calls this.
 
     Writes `config.yaml`, which loads back to an equal `config`, and appends to `code.txt`. A start
-    that failed before anything was trained leaves no run: other settings begin anew. Raises
-    SettingsError if the folder holds a run with other settings.
+    that failed before anything was trained leaves no run: other settings begin anew. Otherwise
+    settings of the length and the logs may change, and those of where things are computed, which
+    are printed. Raises SettingsError if others differ.
     """
     saved = folder / "config.yaml"
-    if saved.exists():
-        changed = difference(load(Config, saved), config)
-        stepped = any((folder / "checkpoints").glob("step_*"))
-        refused = [line for line in changed if not _may_change(line.split(":")[0], stepped=stepped)]
-        if refused and not any((folder / name).exists() for name in _TRAINED):
-            for name in _PREPARED:
-                shutil.rmtree(folder / name, ignore_errors=True)
-        elif refused:
-            raise SettingsError(
-                f"{folder} holds a run with other settings (saved -> given): {'; '.join(refused)}; "
-                "give the saved ones, or another folder with out=FOLDER"
-            )
+    changed = difference(load(Config, saved), config) if saved.exists() else []
+    moved = [line for line in changed if _among(_WHERE, line)]
+    refused = [line for line in changed if line not in moved and not _among(_LENGTH, line)]
+    trained = any((folder / name).exists() for name in _TRAINED)
+    if refused and trained:
+        raise SettingsError(
+            f"{folder} holds a run with other settings (saved -> given): {'; '.join(refused)}; "
+            "give the saved ones, or another folder with out=FOLDER"
+        )
+    if refused:
+        for name in _PREPARED:
+            shutil.rmtree(folder / name, ignore_errors=True)
+    elif moved and trained:
+        print(
+            f"{folder} goes on, computed in another way (saved -> given): {'; '.join(moved)}; its "
+            "results are no longer bit for bit those of an unbroken run",
+            flush=True,
+        )
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(saved, dump(config))
     with (folder / "code.txt").open("a", encoding="utf-8") as file:
         file.write(_describe_code() + "\n")
 
 
-def _may_change(key: str, *, stepped: bool) -> bool:
-    if key in _MEMORY and not stepped:
-        return True
-    return key in _MAY_CHANGE or key.split(".")[0] in _MAY_CHANGE
+def _among(keys: Collection[str], line: str) -> bool:
+    """Whether a line of `difference` is of one of these keys or sections."""
+    name = line.split(":")[0]
+    return name in keys or any(name.startswith(f"{key}.") for key in keys)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import Any
 
-import killed_in_play
+import interrupted
 import torch
 from processes import say
 
@@ -51,6 +51,6 @@ if __name__ == "__main__":
     if how == "push":
         kill_in_push()
     else:
-        killed_in_play.kill_in_play(signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+        interrupted.kill_in_play(signal.SIGSTOP if how == "stop" else signal.SIGKILL)
         hold_memory()
     sys.exit(train.main(words))

@@ -205,6 +205,94 @@ def adapters(world: World, folder: Path) -> dict[str, float]:
     }
 
 
+# --- another mesh ---------------------------------------------------------------------------------
+
+
+def make_saved(kind: str, world: World, base: Path) -> Learner:
+    """A learner of each kind of saved state, under AdamW: all weights with a moving reference, bf16
+    weights, a critic with a backbone of its own, adapters."""
+    if kind == "critic":
+        return make_with_critic("model", world, plain=False)
+    if kind == "adapters":
+        learner = make_adapted(base, world)
+        learner.optimizer = make_optimizer(learner.model, OptimConfig())
+        return learner
+    bf16 = kind == "bf16"
+    model = tiny_model().bfloat16() if bf16 else tiny_model()
+    model = shard(model, world)
+    optim = OptimConfig(master_dtype="bfloat16") if bf16 else OptimConfig()
+    learner = Learner(model, make_optimizer(model, optim), world, torch.float32)
+    if kind == "weights":
+        learner.reference = shard(tiny_model(seed=4), world).requires_grad_(False)
+        learner.kl, learner.reference_moves = 0.1, True
+    return learner
+
+
+def held(learner: Learner) -> dict[str, torch.Tensor]:
+    """Every weight and every moment of the optimizers, whole."""
+    found = {}
+    parts = [("policy", learner.model, learner.optimizer)]
+    if learner.critic is not None:
+        parts.append(("critic", learner.critic.module, learner.critic.optimizer))
+    for part, module, optimizer in parts:
+        for name, parameter in module.named_parameters():
+            found[f"{part} {name}"] = mesh_worker.whole(parameter).clone()
+            for moment in ("exp_avg", "exp_avg_sq"):
+                if moment in optimizer.state.get(parameter, {}):
+                    tensor = optimizer.state[parameter][moment]
+                    found[f"{part} {name} {moment}"] = mesh_worker.whole(tensor).clone()
+    if learner.reference is not None:
+        found |= {f"reference {n}": t.clone() for n, t in full_tensors(learner.reference)}
+    return found
+
+
+def one_step(learner: Learner) -> None:
+    samples = some_samples(tiny_model())
+    if learner.critic is not None:
+        samples = rewarded(samples)
+    mine = samples if learner.world.dp_size == 1 else dealt(samples, learner.world)
+    parts = [Part(mine, "surrogate")]
+    config = config_of("algorithm.kl=0.1") if learner.reference else config_of()
+    if learner.critic is not None:
+        config = config_of(*PPO)
+        mine, _ = estimate_values(learner, mine, settings=UpdateSettings.of(config))
+        parts = with_values([Part(mine, "surrogate")], mine, step=0, critic=config.critic)
+    optimizer_step(learner, parts, lr=1e-3, settings=UpdateSettings.of(config))
+
+
+def moved(kind: str, world: World, meshes: Sequence[World], folder: Path) -> dict[str, float]:
+    """Checkpoints that go from each mesh to the next. Whether all that was saved came back bit for
+    bit, and the largest difference of the next gradient from that on the mesh before, as a share of
+    a tensor's largest. The gradient is read off AdamW's first moment, m' = 0.9 m + 0.1 g."""
+    base = folder / "base"
+    if kind == "adapters":
+        if world.rank == 0:
+            export(tiny_model(), None, base)
+        barrier(world)
+    learner = make_saved(kind, meshes[0], base)
+    one_step(learner)
+    same, gap, num = True, 0.0, 0
+    for place, mesh in enumerate(meshes[1:]):
+        if learner.world.world_size > 1 or world.rank == 0:
+            save_checkpoint(folder / f"{place}", learner, None, step=1, keep=1, state={})
+        barrier(world)
+        again = make_saved(kind, mesh, base)
+        assert resume(folder / f"{place}", again) == (1, {})
+        before, loaded = held(learner), held(again)
+        same &= before.keys() == loaded.keys()
+        same &= all(torch.equal(before[name], loaded[name]) for name in before)
+        one_step(learner)
+        one_step(again)
+        ours, theirs = held(again), held(learner)
+        for name in ours:
+            if name.endswith("exp_avg"):
+                mine, other = ((10 * s[name] - 9 * before[name]).float() for s in (ours, theirs))
+                gap = max(gap, float((mine - other).abs().max() / other.abs().max()))
+                num += 1
+        learner = again
+    return {"same": float(same), "gradient": gap, "num": float(num)}
+
+
 # --- a batch that is filled up --------------------------------------------------------------------
 
 
@@ -250,6 +338,10 @@ def main(part: str, folder: Path) -> None:
         report |= {"adapters": adapters(world, folder / "adapters"), "filled up": filled_up(world)}
     for kind in ("model",) if fast else ("head", "shared_head"):
         report[f"critic {kind}"] = critic(kind, world, folder)
+    there_and_back = [world, ALONE, pair, world]
+    for kind in ("weights",) if fast else ("bf16", "critic", "adapters"):
+        meshes = there_and_back if kind in ("weights", "bf16") else [world, ALONE, world]
+        report[f"moved {kind}"] = moved(kind, world, meshes, folder / f"moved {kind}")
     if world.rank == 0:
         (folder / "report.json").write_text(json.dumps(report, indent=1))
     close_world(world)

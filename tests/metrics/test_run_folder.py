@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 from pathlib import Path
@@ -49,17 +50,47 @@ def test_a_start_that_trained_nothing_leaves_no_run_to_agree_with(tmp_path: Path
     assert not (tmp_path / "tokenizer").exists()
 
 
-def test_memory_settings_may_change_until_a_step_is_saved(tmp_path: Path) -> None:
+WHERE = (
+    *("threads=2", "device=cpu", "data.processes=2", "parallel.tp=2", "parallel.fsdp=2"),
+    *("parallel.offload_optimizer=true", "parallel.checkpointing=full", "model.liger=false"),
+    *("engine.kind=sglang", "engine.tp_size=2", "engine.mem_fraction=0.3"),
+    *("engine.max_cache_tokens=9999", "engine.max_batch=64", "engine.attention=triton"),
+    *("engine.prefill_graphs=true", "engine.timeout_s=9", "engine.max_mismatch=0.1"),
+    *("optim.tokens_per_microbatch=4096", "optim.share_prefixes=false", "endpoint.concurrency=2"),
+)
+WHAT = (
+    *("seed=1", "game.size=3", "data.train=x.parquet", "model.dtype=bfloat16", "model.lora={}"),
+    *("warm_start.num_games=7", "rollout.instances=3", "rollout.temperature=0.9", "optim.lr=1"),
+    *("policy_pool.every=3", "reward.error_penalty=0.3", "algorithm.kl=0.1"),
+    *("optim.betas=[0.8, 0.9]", "endpoint.max_new_tokens=7"),
+)
+
+
+@pytest.mark.parametrize("stage", ["warm_start_progress", "warm_start", "checkpoints/step_000002"])
+def test_where_a_run_is_computed_may_change_at_any_time_and_is_told(
+    stage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_run(tmp_path, load(Config, None, SCRATCH))
+    (tmp_path / stage).mkdir(parents=True)
+    open_run(tmp_path, load(Config, None, SCRATCH))
+    assert capsys.readouterr().out == ""
+    moved = load(Config, None, [*SCRATCH, *WHERE])
+    open_run(tmp_path, moved)
+    assert load(Config, tmp_path / "config.yaml") == moved
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "parallel.tp: 1 -> 2; " in line and "no longer bit for bit" in line
+    assert set(re.findall(r" ([\w.]+): \S+ -> ", line)) == {word.split("=")[0] for word in WHERE}
+
+
+def test_what_a_run_computes_may_not_change(tmp_path: Path) -> None:
     open_run(tmp_path, load(Config, None, SCRATCH))
     (tmp_path / "warm_start").mkdir()
-    smaller = [*SCRATCH, "engine.mem_fraction=0.3", "optim.tokens_per_microbatch=4096"]
-    open_run(tmp_path, load(Config, None, smaller))
-    assert load(Config, tmp_path / "config.yaml").engine.mem_fraction == 0.3
-    with pytest.raises(SettingsError, match=r"optim\.lr"):
-        open_run(tmp_path, load(Config, None, [*smaller, "optim.lr=1"]))
-    (tmp_path / "checkpoints" / "step_000002").mkdir(parents=True)
-    with pytest.raises(SettingsError, match=r"engine\.mem_fraction: 0\.3 -> 0\.2"):
-        open_run(tmp_path, load(Config, None, [*smaller, "engine.mem_fraction=0.2"]))
+    for word in WHAT:
+        with pytest.raises(SettingsError) as refusal:
+            open_run(tmp_path, load(Config, None, [*SCRATCH, word, "threads=2"]))
+        told = str(refusal.value)
+        assert f" {word.split('=')[0]}" in told and "threads" not in told, word
+    assert load(Config, tmp_path / "config.yaml").threads == 0
 
 
 def test_a_folder_is_locked_until_the_file_is_closed(tmp_path: Path) -> None:

@@ -70,11 +70,12 @@ def ended(launched: subprocess.Popen[str]) -> tuple[int, str]:
     return launched.returncode, output
 
 
-def run_on(num_ranks: int, folder: Path, settings: tuple[str, ...] = SETTINGS) -> None:
-    """One launch on one host."""
+def run_on(num_ranks: int, folder: Path, settings: tuple[str, ...] = SETTINGS) -> str:
+    """What one launch on one host prints."""
     where = ["--standalone", "--nproc-per-node", str(num_ranks)]
     returncode, output = ended(launch(folder, where, settings))
     assert returncode == 0, output[-4000:]
+    return output
 
 
 def run_on_two_hosts(folders: list[Path]) -> list[tuple[int, str]]:
@@ -149,7 +150,11 @@ def weights_after(run: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def state_after(run: Path, step: int) -> dict[str, Any]:
-    return json.loads((run / "checkpoints" / f"step_{step:06d}" / "progress.json").read_text())
+    """All saved state that is not in tensors, without the number of ranks."""
+    path = run / "checkpoints" / f"step_{step:06d}" / "progress.json"
+    progress = json.loads(path.read_text())
+    assert progress.pop("ranks") in (1, 2)
+    return progress
 
 
 def assert_alike(one: Any, other: Any) -> None:
@@ -166,17 +171,21 @@ def assert_alike(one: Any, other: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_over_two_ranks_over_one_and_over_two_again(tmp_path: Path) -> None:
+def test_a_run_goes_on_over_two_ranks_over_one_and_over_two_that_divide_layers(
+    tmp_path: Path,
+) -> None:
     """After each change the next step equals, up to rounding, the step without the change: its
     metrics, its weights and all state that is saved."""
     two = tmp_path / "two"
     begin_warm(two, *MESHES)
     run_on(2, two, (*MESHES, "steps=1"))
     one = shutil.copytree(two, tmp_path / "one")
-    run_on(1, one, (*MESHES, "steps=2"))
+    assert "ranks (2 -> 1)" in run_on(1, one, (*MESHES, "steps=2"))
     run_on(2, two, (*MESHES, "steps=2"))
     back = shutil.copytree(one, tmp_path / "back")
-    run_on(2, back, (*MESHES, "steps=3"))
+    said = run_on(2, back, (*MESHES, "steps=3", "parallel.tp=2", "engine.tp_size=2"))
+    told = ("ranks (1 -> 2)", "engine.tp_size: 1 -> 2", "parallel.tp: 1 -> 2")
+    assert all(part in said for part in told), said
     run_on(1, one, (*MESHES, "steps=3"))
     for step, changed, same in ((2, one, two), (3, back, one)):
         mine, yours = (metrics_of(run)[step - 1] for run in (changed, same))

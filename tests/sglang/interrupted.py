@@ -1,4 +1,8 @@
-"""train.py, whose scheduler gets a SIGKILL in the second step's games, once some have ended."""
+"""train.py with an engine that is interrupted: `interrupted.py play|crash|hang|mark WORDS`.
+
+"play" sends SIGKILL to a scheduler in the second step's games, once some have ended. "crash" and
+"hang" send SIGKILL or SIGSTOP to it as the first update begins. "mark" only says when each begins.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import signal
 import sys
 from typing import Any
 
+import psutil
 from processes import say
 
 import train
@@ -40,10 +45,28 @@ def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
     train.play_games = played
 
 
+def tell_updates(number: signal.Signals | None = None) -> None:
+    """Say when an update begins; in the first one this signal goes to the scheduler."""
+    update = train.update_policy
+
+    def updated(*words: Any, step: int, **named: Any) -> Any:
+        if step == 0 and number is not None:
+            everyone = psutil.Process().children(recursive=True)
+            next(p for p in everyone if p.name().startswith("sglang::sche")).send_signal(number)
+        say("update", step=step)
+        return update(*words, step=step, **named)
+
+    train.update_policy = updated
+
+
 def title(pid: int) -> str:
     return pathlib.Path(f"/proc/{pid}/cmdline").read_text()
 
 
 if __name__ == "__main__":
-    kill_in_play()
-    sys.exit(train.main(sys.argv[1:]))
+    how, *words = sys.argv[1:]
+    if how == "play":
+        kill_in_play()
+    else:
+        tell_updates({"crash": signal.SIGKILL, "hang": signal.SIGSTOP, "mark": None}[how])
+    sys.exit(train.main(words))

@@ -1,0 +1,21 @@
+"""A checkpoint written on one mesh is read on any other, whole."""
+
+from __future__ import annotations
+
+import pytest
+from processes import two_ranks
+from shared_work import slow_except
+from tiny_run import GRADIENT
+from tolerance import tolerance
+
+
+@pytest.mark.parametrize("kind", slow_except(["weights", "bf16", "critic", "adapters"], "weights"))
+def test_a_checkpoint_goes_to_other_meshes_and_back(kind: str) -> None:
+    """Two FSDP ranks, one process, two tensor-parallel ranks, two FSDP ranks. A critic and adapters
+    go without tensor parallel, which they do not support. With bf16 weights only a mesh of ranks
+    computes in fp32, so there the gradients are not compared."""
+    report = two_ranks(f"moved {kind}", part="fast" if kind == "weights" else "slow")
+    assert report["same"] == 1.0, "weights, reference and moments come back bit for bit"
+    assert report["num"] > 0
+    if kind != "bf16":
+        assert report["gradient"] < tolerance(GRADIENT)
