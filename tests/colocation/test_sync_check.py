@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from small_updates import config_of, learner_of, some_samples
-from tiny_run import VOCAB, metrics_of, run_tiny, tiny_model, trainer_logprobs
+from tiny_run import VOCAB, begin_warm, finished, metrics_of, run_tiny, tiny_model, trainer_logprobs
 from transformers import PreTrainedModel
 
 import train
@@ -248,9 +248,8 @@ def test_a_run_that_its_checks_end_saves_first_and_goes_on_from_there(
 ) -> None:
     """The check of the rollout ends the run in step 3, which is not saved; then a push after step 3
     ends it, and that step is saved. The final weights are those of an uninterrupted run."""
-    full, broken = tmp_path / "full", tmp_path / "broken"
-    quick = ("steps=4", "save_every=100", "eval.final_games=1")
-    assert run_tiny(full, *quick) == 0
+    full, broken, quick = finished(), tmp_path / "run", ("save_every=100", "eval.final_games=1")
+    begin_warm(broken, *quick)
     real_learn, real_deliver = train.update_policy, hand_over.deliver
 
     def learn_ended(*args: Any, step: int, **named: Any) -> Any:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from shared_work import once
@@ -80,11 +81,17 @@ def write_tiny(folder: Path) -> Path:
     return path
 
 
-def run_tiny(folder: Path, *overrides: str) -> int:
-    """Train in `folder`; returns the exit status of the command."""
+def run_tiny(folder: Path, *overrides: str, page: bool = False) -> int:
+    """Train in `folder`; returns the exit status of the command.
+
+    Without `page` no report.html is drawn: it takes a third of the run's time.
+    """
     import train
 
-    return train.main(["--config", str(write_tiny(folder)), f"out={folder}", *overrides])
+    with pytest.MonkeyPatch.context() as patch:
+        if not page:
+            patch.setattr(train, "refresh_report", lambda folder, *, rank: None)
+        return train.main(["--config", str(write_tiny(folder)), f"out={folder}", *overrides])
 
 
 # A run under these settings may begin from a warm start that was made without them.
@@ -117,10 +124,10 @@ def begin_warm(folder: Path, *overrides: str) -> None:
     shutil.copy(run / "warm_start.jsonl", folder)
 
 
-def run_warm(folder: Path, *overrides: str) -> Path:
+def run_warm(folder: Path, *overrides: str, page: bool = False) -> Path:
     """A whole run in a new folder, from the warm start that all runs with its settings share."""
     begin_warm(folder, *overrides)
-    assert run_tiny(folder, *overrides) == 0
+    assert run_tiny(folder, *overrides, page=page) == 0
     return folder
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from run_folders import make_run, write_lines
-from tiny_run import RUNS, finished
+from tiny_run import RUNS, run_warm
 
 from dialop.matching.generate import MatchingRecipe
 from dialop.matching.kit import generate
@@ -248,7 +248,7 @@ def test_several_runs_in_one_page(
 
 
 def test_a_finished_run_has_its_page(tmp_path: Path) -> None:
-    folder = finished(*RUNS["branches"])
+    folder = run_warm(tmp_path / "run", *RUNS["branches"], "steps=1", page=True)
     data = data_of((folder / "report.html").read_text())
     turns = [turn for game in data["games"] for turn in game["turns"]]
     branches = [turn["branch"] for turn in turns if "branch" in turn]

@@ -64,6 +64,7 @@ def test_the_tiny_run_learns_something_to_compare(straight: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_same_settings_give_the_same_run(straight: Path, tmp_path: Path) -> None:
     """Includes a new warm start, which equals the shared one."""
     assert run_tiny(tmp_path / "run") == 0
@@ -84,6 +85,7 @@ def test_a_run_killed_after_its_third_step_resumes_exactly(straight: Path, tmp_p
     assert_same_run(straight, folder)
 
 
+@pytest.mark.slow
 def test_more_steps_later_are_the_same_steps(tmp_path: Path) -> None:
     """With a schedule that does not depend on the length: two steps, then two more, are four."""
     constant = "optim.schedule=constant"
