@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
-pytest.importorskip("pettingzoo", reason="requirements-bridges.txt installs it")
-
 from pettingzoo.test import api_test, seed_test
 
 from dialop.bridges.pettingzoo import DialogueEnv, text_of

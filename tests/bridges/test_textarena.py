@@ -7,9 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("textarena", reason="requirements-bridges.txt installs it")
-
 from scripted_engine import WaveEngine
 
 from dialop.bridges.textarena import TextArenaGame, View, module_of

@@ -27,11 +27,6 @@ from selfplay.learner.learner import TokenMeans, UpdateSettings
 from selfplay.learner.mismatch import importance_weights
 from selfplay.learner.objective import Part, denominator, part_loss
 
-pytest.importorskip("trl", reason="requirements-dev.txt is not installed in full")
-from accelerate import Accelerator
-from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.utils import add_fused_lm_head
-
 PROMPT, TEMPERATURE, LENGTH = 3, 0.8, 24
 SEQUENCE = "algorithm.aggregation=sequence_mean"
 CONSTANT = ("algorithm.aggregation=constant", f"algorithm.constant_length={LENGTH}")
@@ -82,6 +77,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 def plain(model: PreTrainedModel) -> PreTrainedModel:
     """The same weights in a model that takes padded batches and scores them as TRL does."""
+    from trl.trainer.utils import add_fused_lm_head
+
     config = Qwen2Config(**{**model.config.to_dict(), "attn_implementation": "eager"})
     copy = Qwen2ForCausalLM(config)
     copy.load_state_dict(model.state_dict())
@@ -89,8 +86,11 @@ def plain(model: PreTrainedModel) -> PreTrainedModel:
     return copy.train()
 
 
-def trl_trainer(model: PreTrainedModel, *, weighted: bool, **settings: Any) -> GRPOTrainer:
+def trl_trainer(model: PreTrainedModel, *, weighted: bool, **settings: Any) -> Any:
     """The attributes of a trainer that `_compute_loss` reads, at TRL's defaults or `settings`."""
+    from accelerate import Accelerator
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
     trainer = GRPOTrainer.__new__(GRPOTrainer)
     entropy = settings.get("entropy_coef", 0.0)
     args = {
