@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from selfplay.play.games import (
     play_one,
     result_of,
     seats_for_a_person,
+    suggested,
 )
 from selfplay.play.server import make_app
 from selfplay.play.table import SeatedPerson, Table
@@ -185,7 +187,11 @@ def play_here(
             opponent,
             config=config,
             number=number,
-            begin=lambda game, place: print(f"\nYou play with {opponent.name}."),
+            begin=lambda game, place, rules: print(
+                f"\nYou play with {opponent.name}.",
+                *([rules] if config.game.brief else []),
+                sep="\n\n",
+            ),
         )
         if episode is None:
             print("\nThe game ended without a result.")
@@ -205,11 +211,8 @@ def play_on_page(
     out: Path,
 ) -> int:
     """Serve the page until the program is stopped; games run in a thread of their own."""
-    table, token, port = (
-        Table(kit_of(config.game).ROLES),
-        secrets.token_urlsafe(24),
-        sock.getsockname()[1],
-    )
+    table = Table(kit_of(config.game).ROLES, partial(suggested, config=config))
+    token, port = secrets.token_urlsafe(24), sock.getsockname()[1]
     app = make_app(table, token=token, port=port, opponent=opponent.name)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)

@@ -24,7 +24,7 @@ _SEARCH = (
 _EMPTY = ("NULL", "leave it empty")
 # A move as a seat writes it, perhaps with whom it is for, and a line that begins another's move.
 _MOVE = re.compile(r"\s*(?:(\w+)\s*:)?\s*\[\s*(\w+)\s*\]\s*(.*)", re.DOTALL)
-_SPOKEN = re.compile(r"([A-Za-z][\w ]*): \[(\w+)\] ?(.*)")
+_SPOKEN = re.compile(r"([A-Za-z][\w ]*):(?: \[(\w+)\] ?(.*))?")
 
 Choices = list[tuple[str, str]]  # (what the move says, what the page shows)
 
@@ -119,18 +119,24 @@ def spoken(observation: str, names: Sequence[str], *, rooms: Sequence[str]) -> l
     """What a seat reads, as the moves of others and the game's own texts, in order.
 
     A game writes "Agent: [message] …"; the further lines of a player's text are indented, and lines
-    that are not are the game's. The game's lines after a move are its `note`; before any move they
-    are an entry without a `seat`.
+    that are not are the game's. In the brief style of mediation "Agent:" stands alone, and lines up
+    to one with a tag are the player's. The game's lines after a move are its `note`; before any
+    move they are an entry without a `seat`.
     """
     seats = {name.lower(): seat for seat, name in enumerate(names)}
     seats |= {f"seat {seat}": seat for seat in range(len(names))}
     entries: list[dict[str, Any]] = []
+    alone = False
     for line in printable(observation).splitlines():
         found = _SPOKEN.fullmatch(line)
         seat = seats.get(found[1].lower()) if found else None
         if found and seat is not None:
-            entry = {"seat": seat, "kind": found[2], "text": found[3], "note": ""}
+            alone = found[2] is None
+            kind, text = found[2] or "message", found[3] or ""
+            entry = {"seat": seat, "kind": kind, "text": text, "note": ""}
             entries.append(entry | ({"room": seat} if seat < len(rooms) else {}))
+        elif alone and not line.startswith("["):
+            entries[-1]["text"] = f"{entries[-1]['text']}\n{line.strip()}".strip()
         elif not entries:
             entries.append({"text": "", "note": line})
         elif line.startswith("  ") and "seat" in entries[-1] and not entries[-1]["note"]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,11 @@ def play_one(
     *,
     config: Config,
     number: int,
-    begin: Callable[[Game, int], None],
+    begin: Callable[[Game, int, str], None],
 ) -> Episode | None:
     """Play one game with the person in `seat`; None if the game ended without a result, because the
-    person left or the partner gave no answer. `begin` is told the game before its first move.
+    person left or the partner gave no answer. `begin` is told, before the first move, the game, the
+    seat and the seat's rules in words, which a person needs in the brief style too.
 
     `number` counts the games of a start: a second game on an instance has other draws.
     """
@@ -68,7 +70,9 @@ def play_one(
         for place in range(len(kit.ROLES))
     )
     setup = GameSetup(game=game, players=players, instance=instance.key, index=number)
-    begin(game, seat)
+    brief = config.game.brief
+    full = kit.new_game(instance, replace(config.game, brief=False)) if brief else game
+    begin(game, seat, full.prompt(seat).system)
     limits = limits_of(config.rollout)
     if opponent.engine is None or opponent.rendering is None:
         episodes = play_scripted([setup], limits=limits)
@@ -92,6 +96,16 @@ def _other(opponent: Opponent, names: tuple[object, ...], seat: int, config: Con
         max_new_tokens=rollout.max_new_tokens,
         max_game_tokens=rollout.max_game_tokens,
     )
+
+
+def suggested(game: Game, seat: int, *, config: Config) -> str:
+    """The move that a scripted player would make in a seat whose move it is; "" where the game has
+    no script for it."""
+    kit = kit_of(config.game)
+    for spec in kit.BASELINES[:1]:
+        with suppress(ValueError):  # a script need not know what to do where people led a game
+            return kit.make_script(kit.seated(spec)[seat], seed=config.seed).act(game.view(seat))
+    return ""
 
 
 def result_of(episode: Episode, opponent: Opponent) -> dict[str, Any]:

@@ -62,6 +62,8 @@ function drawPlaying(state) {
   for (const box of rooms.length ? rooms : [talk]) box.scrollTop = box.scrollHeight;
   drawForms(state);
   find("leave").disabled = !yours;
+  find("suggest").hidden = !state.suggestion;
+  find("told").hidden = true;
 }
 
 function turnNode(state, turn) {
@@ -163,6 +165,30 @@ function drawBuilder(board, building) {
       make("button", { type: "button", id: "clear", disabled: !building || !pairs.length, on: { click: () => { play.chosen.clear(); drawBoard(play.state, true); drawBuilder(board, true); } } }, "Clear")));
 }
 
+// What a scripted player would do in this seat, filled into the form that makes such a move.
+function suggest() {
+  const { suggestion, forms, board } = play.state, lines = suggestion.split("\n");
+  find("told").textContent = `A script would: ${suggestion}`;
+  find("told").hidden = false;
+  if (board && lines[0] === "[propose]") {
+    play.chosen = new Map(lines.slice(1).map((line) => line.split(": ")).filter((pair) => pair[1]).map(([paper, reviewer]) => [numberOf(board.columns, paper), numberOf(board.rows, reviewer)]));
+    drawBoard(play.state, true);
+    drawBuilder(board, true);
+    return;
+  }
+  const written = forms.filter((form) => !form.button), fits = written.filter((form) => suggestion.startsWith(form.before.trim()));
+  const form = fits.sort((a, b) => b.before.length - a.before.length)[0];
+  if (!form) return;
+  play.form = written.indexOf(form);
+  drawForms(play.state);
+  const words = suggestion.slice(form.before.trim().length).trim();
+  if (!form.choices.length) { find("words").value = words; return; }
+  words.slice(0, words.length - form.after.length).split(", ").forEach((value, i) => { const list = find("picks").querySelectorAll("select")[i]; if (list) list.value = value; });
+  offer(form);
+}
+// A proposal names people and papers in full or in short, as the game's style has them.
+const numberOf = (names, name) => names.findIndex((one) => name === one || name.startsWith(`${one} `));
+
 async function propose() {
   if (await call("move", { pairs: [...play.chosen].map(([p, r]) => [r, p]) })) play.chosen.clear();
 }
@@ -179,12 +205,13 @@ function drawEnding(state) {
   game.seats.forEach((seat, place) => { seat.role = nameOf(state, place); });
   find("heading").textContent = "How it ended";
   find("before").replaceChildren(make("span", { class: "big-score" }, game.agreed ? `${(100 * game.score_norm).toFixed(0)} % of what was possible` : "No agreement"),
-    make("br"), game.agreed ? "You agreed. Below is everything that was hidden." : `${{ turns: "The moves ran out.", retries: "Too many tries were refused.", tokens: "The policy ran out of tokens." }[game.ended] || "The game ended."} Below is everything that was hidden.`);
+    make("br"), game.agreed ? "You agreed. Below is everything that was hidden." : `${{ turns: "The moves ran out.", retries: "Too many tries were refused.", tokens: "The policy ran out of tokens, which your words take as well." }[game.ended] || "The game ended."} Below is everything that was hidden.`);
   const pick = (number) => { play.picked = number; find("ending").replaceChildren(...gamePanels(game, result.texts, number, pick)); };
   pick(proposalsOf(game).length - 1);
 }
 
 find("start").addEventListener("click", () => call("start", {}));
+find("suggest").addEventListener("click", suggest);
 find("leave").addEventListener("click", () => call("move", { leave: true }));
 find("say").addEventListener("submit", async (event) => {
   event.preventDefault();

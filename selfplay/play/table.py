@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dialop.collab.task import CollabView
@@ -33,8 +33,12 @@ class NotNow(ValueError):
 class Table:
     """One person's table. All methods may be called from any thread."""
 
-    def __init__(self, roles: Sequence[str]) -> None:
-        """`roles` are those of the game's seats."""
+    def __init__(
+        self, roles: Sequence[str], suggest: Callable[[Game, int], str] = lambda *_: ""
+    ) -> None:
+        """`roles` are those of the game's seats. `suggest` names a move that the person, in a seat
+        whose move it is, could make; "" for none."""
+        self._suggest, self._suggestion = suggest, ""
         self._lock = threading.Lock()
         self._moves: queue.Queue[str | None] = queue.Queue()
         self._starts: queue.Queue[bool] = queue.Queue()
@@ -66,6 +70,7 @@ class Table:
                 "prompt": self._prompt,
                 "board": self._board,
                 "forms": self._forms if self._phase == YOURS else [],
+                "suggestion": self._suggestion if self._phase == YOURS else "",
                 "talk": [*self._talk, *sent],
                 "result": self._result,
             }
@@ -128,21 +133,23 @@ class Table:
         """Wait for the person to ask for a game; False when the table is closed."""
         return self._starts.get()
 
-    def begin(self, game: Game, seat: int) -> None:
-        """Show the seat's first view of a new game."""
+    def begin(self, game: Game, seat: int, rules: str) -> None:
+        """Show the seat's first view of a new game, and its rules."""
         prompt = game.prompt(seat)
         with self._lock:
             self._number += 1
             self._seat, self._given, self._refused, self._num_log = seat, None, False, 0
             self._talk, self._result = [], None
-            self._prompt = {"system": printable(prompt.system), "user": printable(prompt.user)}
+            self._prompt = {"system": printable(rules), "user": printable(prompt.user)}
             self._see(game, "")
             self._set(THEIRS)
 
     def ask(self, game: Game, seat: int, observation: str) -> str | None:
         """Show the game as the seat sees it and wait for the person's move; None if they leave."""
+        suggestion = printable(self._suggest(game, seat))
         with self._lock:
             self._see(game, observation)
+            self._suggestion = suggestion
             self._set(YOURS)
         return self._moves.get()
 

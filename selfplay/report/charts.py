@@ -107,7 +107,7 @@ def line_chart(
                 axes.plot(x, y, color=line.colour, alpha=0.3, linewidth=0.7)
             if line.points:
                 x, y = zip(*thinned(line.points), strict=True)
-                dots = "o" if len(x) <= MAX_DOTTED and line.band else ""
+                dots = "o" if len(x) == 1 or (len(x) <= MAX_DOTTED and line.band) else ""
                 axes.plot(
                     x,
                     y,
@@ -121,8 +121,8 @@ def line_chart(
 
 
 def area_chart(title: str, lines: Sequence[Line], *, note: str = "") -> Chart | None:
-    """Values on top of each other over the steps that all curves share; None without any."""
-    lines = [line for line in lines if line.points]
+    """Values on top of each other over the steps that all curves share; None for a single step."""
+    lines = [line for line in lines if len(line.points) > 1]
     if not lines:
         return None
     with mpl.rc_context(_STYLE):

@@ -143,9 +143,10 @@ function lossText(board, proposal) {
   return losses.length ? `; against the best: ${losses.map(([name, lost]) => `${name} ${lost > 0 ? "−" : "+"}${Math.abs(lost)}`).join(", ")}` : "; nothing is lost";
 }
 
-// What a game tells the mover (a tool's answer, for one), and who reads the move where not all do.
+// What a game without tables tells the mover (a tool's answer, for one), and who reads the move where
+// not all do.
 function readers(game, turn) {
-  const own = turn.read[turn.seat], others = turn.read.map((text, seat) => [seat, text]).filter(([seat, text]) => seat !== turn.seat && text);
+  const own = !game.board && turn.read[turn.seat], others = turn.read.map((text, seat) => [seat, text]).filter(([seat, text]) => seat !== turn.seat && text);
   const parts = [];
   if (own) parts.push(make("div", { class: "read" }, "It reads: ", prose(own)));
   if (game.seats.length > 2 && !turn.error) parts.push(make("div", { class: "note" }, others.length ? `read by ${others.map(([seat]) => seatName(game, seat)).join(", ")}` : "read by nobody else"));

@@ -105,7 +105,7 @@ function headline(game) {
     `${game.turns.length} turns`, `${game.num_errors} refused`,
     game.rewards ? `rewards ${game.rewards.map(short).join(", ")}` : null,
     game.seat_scores && game.seat_scores.length ? `seat scores ${game.seat_scores.map(share).join(", ")}` : null,
-    ...Object.entries(game.facts || {}).map(([name, value]) => `${name} ${short(value)}`),
+    ...Object.entries(game.facts || {}).map(([name, value]) => `${name.replaceAll("_", " ")} ${short(value)}`),
   ];
   return make("div", { class: "panel" },
     make("div", { class: "headline" },

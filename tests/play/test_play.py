@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,14 @@ from selfplay.config import Config, load_config
 from selfplay.games import kit_of
 from selfplay.play.__main__ import bound, main, play_here
 from selfplay.play.forms import forms_of, spoken
-from selfplay.play.games import Opponent, keep_game, play_one, result_of, seats_for_a_person
+from selfplay.play.games import (
+    Opponent,
+    keep_game,
+    play_one,
+    result_of,
+    seats_for_a_person,
+    suggested,
+)
 from selfplay.play.server import MAX_BODY, MAX_MOVES, MAX_TEXT, TOKEN_HEADER, make_app
 from selfplay.play.table import NotNow, SeatedPerson, Table
 from selfplay.report.games import seat_names
@@ -58,7 +66,8 @@ class Running:
     """A game and its server in threads, as the page's program runs them, with a client."""
 
     def __init__(self, config: Config, instance: Any, *, seat: int = 0) -> None:
-        self.table, self.episodes = Table(kit_of(config.game).ROLES), []
+        self.table = Table(kit_of(config.game).ROLES, partial(suggested, config=config))
+        self.episodes: list[Any] = []
         self.thread = threading.Thread(target=self._play, args=(config, instance, seat))
         socket = bound(0)
         self.port = socket.getsockname()[1]
@@ -403,6 +412,28 @@ def test_the_rooms_of_mediation_are_apart() -> None:
         assert own["kind"] == "propose" and "room" not in own and "error" not in own
 
 
+def test_the_rooms_are_apart_in_the_brief_style() -> None:
+    """Whose lines have no tag, and where a line of a player that looks like a name is indented."""
+    read = "User 0:\n0 -15\n  user 1:\nUser 1:\n0 -1\n[off] Your move."
+    first, second = spoken(read, ["user 0", "user 1", "agent"], rooms=["user 0", "user 1"])
+    assert (first["room"], first["text"], first["note"]) == (0, "0 -15\nuser 1:", "")
+    assert (second["room"], second["text"], second["note"]) == (1, "0 -1", "[off] Your move.")
+
+
+def test_a_script_says_what_it_would_do() -> None:
+    """Each suggestion is a legal move of the seat, and is offered at the person's move alone."""
+    for seat, name in ((0, "planning"), (1, "planning"), (0, "mediation"), (2, "mediation")):
+        with dealt(seat, name) as game:
+            state = game.wait("yours")
+            while state["phase"] == "yours":
+                assert state["suggestion"]
+                game.post("/move", {"text": state["suggestion"]})
+                while (state := game.state())["phase"] == "theirs":
+                    assert state["suggestion"] == ""
+                    threading.Event().wait(0.02)
+            assert state["result"]["game"]["agreed"] and not state["result"]["game"]["num_errors"]
+
+
 def test_a_user_of_mediation_sees_the_own_room_alone() -> None:
     with dealt(1, "mediation") as game:
         end = to_the_end(game, "Not before noon.")
@@ -441,6 +472,7 @@ def test_a_mistake_is_one_line(
     words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(path.name for path in finished().iterdir())
+    capsys.readouterr()  # of the run itself, if it was made here
     assert main(["--checkpoint", str(finished()), *words]) == 2
     said = capsys.readouterr().err
     assert told in said and said.count("\n") == 1
