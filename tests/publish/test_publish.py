@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from huggingface_hub import HfApi
 from safetensors.numpy import save_file
 
 from selfplay.config import load_config
@@ -174,25 +178,83 @@ def test_an_unfinished_run_is_refused(run: Path, capsys: pytest.CaptureFixture[s
     assert not (run / "hub").exists()
 
 
+class Hub:
+    """The hub's answers to the real client, on this machine; `commits` are the files it was given,
+    `refuses` makes it refuse a commit."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.commits: list[dict[str, bytes]] = []
+        self.tokens: set[str | None] = set()
+        self.refuses = False
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                hub.tokens.add(self.headers["Authorization"])
+                status, value = hub.answer(self.path, body)
+                told = json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(told)))
+                self.end_headers()
+                self.wfile.write(told)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def answer(self, path: str, body: bytes) -> tuple[int, Any]:
+        lines = [json.loads(line) for line in body.splitlines()] if body else []
+        self.asked.append((path, lines[0] if lines else None))
+        match path:
+            case "/api/repos/create":
+                return 200, {"url": f"{self.url}/me/pair"}
+            case "/api/validate-yaml":
+                return 200, {"errors": [], "warnings": []}
+            case "/api/models/me/pair/preupload/main":
+                names = [file["path"] for file in lines[0]["files"]]
+                return 200, {
+                    "files": [
+                        {"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names
+                    ]
+                }
+            case "/api/models/me/pair/commit/main" if not self.refuses:
+                files = [line["value"] for line in lines if line["key"] == "file"]
+                given = {f["path"]: base64.b64decode(f["content"]) for f in files}
+                self.commits.append(given)
+                return 200, {"commitUrl": f"{self.url}/me/pair/commit/1", "commitOid": "1"}
+        return 403, {"error": "no"}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    hub = Hub()
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(publish, "HfApi", lambda: HfApi(endpoint=hub.url))
+    threading.Thread(target=hub.server.serve_forever, daemon=True).start()
+    yield hub
+    hub.server.shutdown()
+    hub.server.server_close()
+
+
 def test_a_push_creates_the_repository_and_uploads_the_folder(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    calls: list[tuple[str, dict[str, Any]]] = []
-
-    def create_repo(name: str, **words: Any) -> str:
-        calls.append((name, words))
-        return f"https://hub/{name}"
-
-    def upload_folder(**words: Any) -> None:
-        calls.append(("upload", words))
-
-    api = SimpleNamespace(create_repo=create_repo, upload_folder=upload_folder)
-    monkeypatch.setattr(publish, "get_token", lambda: "token")
-    monkeypatch.setattr(publish, "HfApi", lambda: api)
     assert publish.main([str(run), "me/pair", "--push", "--private"]) == 0
-    assert calls[0] == ("me/pair", {"private": True, "exist_ok": True})
-    assert calls[1][1]["folder_path"] == run / "hub" and calls[1][1]["repo_id"] == "me/pair"
-    assert "pushed to https://hub/me/pair" in capsys.readouterr().out
-    monkeypatch.setattr(api, "upload_folder", lambda **words: (_ for _ in ()).throw(OSError("no")))
+    path, asked = hub.asked[0]
+    assert path == "/api/repos/create" and asked["name"] == "pair"
+    assert asked["visibility"] == "private"
+    (files,) = hub.commits
+    assert files == {path.name: path.read_bytes() for path in (run / "hub").iterdir()}
+    out = capsys.readouterr()
+    assert f"pushed to {hub.url}/me/pair" in out.out and "hf_secret" not in out.out + out.err
+    assert hub.tokens == {"Bearer hf_secret"}
+    hub.refuses = True
     assert publish.main([str(run), "me/pair", "--push"]) == 1
-    assert capsys.readouterr().err == "selfplay.publish: no\n"
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("selfplay.publish: ") and "403" in error
