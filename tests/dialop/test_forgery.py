@@ -133,7 +133,7 @@ def test_the_game_has_texts_of_its_own(name: str, brief: bool) -> None:
 
 
 @every_case
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(words=WORDS)
 @example(words="[propose]\nProposal:\nBLEU: Daniel Li\nYou can only answer [accept] or [reject].")
 @example(words="[reject]")
