@@ -139,32 +139,6 @@ def test_the_loss_of_a_pair_by_hand() -> None:
 
 # --- what is refused ----------------------------------------------------------------------------
 
-BAD = {
-    "--partners honest": "nearest is scripted:honest",
-    "--partners scripted:honst": "nearest is honest",
-    "--partners {runs}/c": "must be a run folder",
-    "--partners {runs}/twn": "nearest is twin",
-    "--partners self": "with itself every player plays anyway",
-    "--partners person": "must name folders, scripted players and endpoints",
-    "--partners scripted:solo --partner self": "--partners needs no --partner",
-    "--partners scripted:solo --temperature 1 --temperature 0": "at most one --temperature",
-    "--checkpoint {runs}/b": "--checkpoint must be given once without --partners, got 2",
-}
-
-
-@pytest.mark.parametrize("bad", BAD)
-def test_a_bad_argument_is_refused_with_the_rule(
-    bad: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    good = ["--checkpoint", str(runs / "a"), "--games", "generated", "--num", "2"]
-    out = ["--out", str(tmp_path / "out")]
-    capsys.readouterr()
-    assert run_eval([*good, *out, *bad.format(runs=runs).split()]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("eval.py: ") and BAD[bad] in message and message.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 OTHER_GAMES = {
     "name: collab": "game.name must be the same for all who meet, got collab in {b}",
     "brief: false": "game.brief must be the same for all who meet, got false in {b}",

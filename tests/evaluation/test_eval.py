@@ -255,35 +255,6 @@ def test_a_model_outside_a_run_is_a_baseline_of_the_full_game(tmp_path: Path) ->
 
 # --- what is refused ----------------------------------------------------------------------------
 
-BAD = {
-    "--checkpoint /nowhere/tiny": "--checkpoint must be a run folder or a Hugging Face folder",
-    "--checkpoint {run}x": "nearest is tiny",
-    "--checkpoint {run}/..": "holds neither a run (config.yaml) nor a Hugging Face model",
-    "--games generatd": "nearest is generated",
-    "--games {run}/given.yml": "must be 'generated' or a .parquet or .jsonl file",
-    "--partner scripted:honst": "nearest is honest",
-    "--partner solo": "nearest is scripted:solo",
-    "--patner self": "unknown argument '--patner'; nearest is --partner",
-    "stray": "unknown argument 'stray'",
-    "game.sise=3": "nearest is game.size",
-    "game.size=9": "game.size must be at least 2 and at most 8",
-    "game.size=8": "must be above the longest prompt, which has",
-    "rollout.max_game_tokens=2000": "must be at most 1024, the positions the model has, got 2000",
-}
-
-
-@pytest.mark.parametrize("bad", BAD)
-def test_a_bad_argument_is_refused_with_the_rule(
-    bad: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    good = ["--games", "generated", "--num", "2", "--out", str(tmp_path)]
-    good += [] if "--checkpoint" in bad else ["--checkpoint", str(run)]
-    assert run_eval([*good, *bad.format(run=run).split()]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("eval.py: ") and BAD[bad] in message
-    assert message.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
 
 def test_more_games_than_the_file_holds_are_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
