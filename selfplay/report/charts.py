@@ -40,6 +40,7 @@ _STYLE: Any = {
     "grid.color": _GRID,
 }
 _INCHES = (4.8, 2.5)
+_TICKS = (1, 2, 2.5, 5, 10)
 
 Point = tuple[float, float]
 
@@ -101,7 +102,7 @@ def line_chart(
             if line.band:
                 x, low_N, high_N = zip(*thinned(line.band), strict=True)
                 axes.fill_between(x, low_N, high_N, color=line.colour, alpha=0.2, linewidth=0)
-            style = "--" if line.dashed else "-"
+            style = (0, (4, 2)) if line.dashed else "-"
             if line.faint:
                 x, y = zip(*thinned(line.faint), strict=True)
                 axes.plot(x, y, color=line.colour, alpha=0.3, linewidth=0.7)
@@ -158,12 +159,16 @@ def _axes() -> tuple[Figure, Axes]:
     axes.grid(axis="y", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, pad=4)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=_TICKS))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=_TICKS))
     axes.margins(x=0.01)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     return figure, axes
+
+
+def _dashed(entry: Line | Level) -> bool:
+    return isinstance(entry, Level) or entry.dashed
 
 
 def _chart(
@@ -187,8 +192,7 @@ def _chart(
     box = (place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height)
     entries: list[Line | Level] = [*lines, *levels]
     legend = [
-        {"name": entry.name, "colour": entry.colour, "level": isinstance(entry, Level)}
-        for entry in entries
+        {"name": entry.name, "colour": entry.colour, "dashed": _dashed(entry)} for entry in entries
     ]
     under_pointer = [
         {

@@ -105,7 +105,7 @@ function headline(game) {
     `${game.turns.length} turns`, `${game.num_errors} refused`,
     game.rewards ? `rewards ${game.rewards.map(short).join(", ")}` : null,
     game.seat_scores && game.seat_scores.length ? `seat scores ${game.seat_scores.map(share).join(", ")}` : null,
-    ...Object.entries(game.facts || {}).map(([name, value]) => `${name.replaceAll("_", " ")} ${short(value)}`),
+    ...Object.entries(game.facts || {}).map(([name, value]) => `${name.replace(/_(\d+)$/, " of seat $1").replaceAll("_", " ")}: ${short(value)}`),
   ];
   return make("div", { class: "panel" },
     make("div", { class: "headline" },
@@ -131,7 +131,7 @@ const keys = {
 if (find("list")) {
   const sources = [...new Set(games.map(sourceOf))];
   find("source").append(...["all", ...sources].map((name) => make("option", { value: name }, name)));
-  if (sources.includes("after")) find("source").value = "after";
+  find("source").value = sources.find((name) => /(^|: )after$/.test(name)) || "all";
   for (const id of ["source", "show", "order"]) find(id).addEventListener("change", () => refilter());
   find("search").addEventListener("input", () => refilter());
   document.addEventListener("keydown", (event) => {

@@ -222,6 +222,7 @@ def run_charts(run: RunFiles) -> list[Chart]:
             kind.removeprefix("errors_").replace("_", " "),
             smoothed([(step["step"], step.get(kind) or 0.0) for step in run.steps]),
             COLOURS[i % len(COLOURS)],
+            dashed=i >= len(COLOURS),
         )
         for i, kind in enumerate(kinds)
     ]
@@ -241,14 +242,18 @@ def run_charts(run: RunFiles) -> list[Chart]:
 
 
 def compared_charts(runs: Sequence[RunFiles]) -> list[Chart]:
-    """The charts of several runs, one line a run."""
+    """The charts of several runs, one line a run; beside the score, the players that all of them
+    were compared with on the same games."""
+    levels = [reference_levels(run) for run in runs]
+    shared = [one for one in levels[0] if all(one in other for other in levels)]
     colours = [COLOURS[i % len(COLOURS)] for i in range(len(runs))]
     scores = [
         line
         for run, c in zip(runs, colours, strict=True)
         for line in score_lines(run, c, name=run.name)
     ]
-    charts = [line_chart("Score", scores, note="validation games where there are any")]
+    note = "validation games where there are any; dashed: other players"
+    charts = [line_chart("Score", scores, shared, note=note)]
     for metric, title in _COMPARED:
         lines = [
             Line(run.name, smoothed(points), colour, faint=points)

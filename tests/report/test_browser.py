@@ -120,8 +120,9 @@ def test_themes_and_a_phone(address: str) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_branch_points_and_tokens() -> None:
-    with open_page((finished(*RUNS["branches"]) / "report.html").as_uri()) as page:
+def test_branch_points_and_tokens(tmp_path: Path) -> None:
+    write_report([read_run(finished(*RUNS["branches"]))], tmp_path / "branches.html")
+    with open_page((tmp_path / "branches.html").as_uri()) as page:
         page.select_option("#source", "training")
         page.select_option("#show", "branches")
         expect(page.locator(".branch").first).to_contain_text("3 turns tried here")
@@ -138,5 +139,6 @@ def test_several_runs(tmp_path: Path) -> None:
     with open_page((tmp_path / "both.html").as_uri()) as page:
         names = page.locator("#source option").all_inner_texts()
         assert {"one: after", "two: before", "two: training"} <= set(names)
+        expect(page.locator("#source")).to_have_value("one: after")
         page.select_option("#source", "two: after")
         expect(page.locator("#game h3")).to_contain_text("two: after")
