@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pathlib
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,6 @@ import pytest
 from tiny_run import finished
 
 import eval as evaluation
-from selfplay.play import __main__ as play
 from selfplay.serve import __main__ as serve
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -75,36 +75,34 @@ def test_greedy_games_with_the_served_policy_are_those_of_self_play(
     assert row["scores"] == greedy["scores"]
 
 
-class Person(io.StringIO):
-    """A person at the terminal: accepts a proposal, else proposes, and leaves after two games."""
-
-    def __init__(self, screen: io.StringIO) -> None:
-        super().__init__()
-        self._screen, self._read, self._lines = screen, 0, list[str]()
-
-    def readline(self, size: int | None = -1) -> str:
-        if not self._lines:
-            shown = self._screen.getvalue()
-            new, self._read = shown[self._read :], len(shown)
-            if shown.count("kept in") == 2:
-                return ""
-            proposal = ["[propose]\n", "BLEU: Ava\n", "Electra: Daniel\n", "\n"]
-            self._lines = ["[accept]\n"] if "Partner: [propose]" in new else proposal
-        return self._lines.pop(0)
-
-
 def test_a_person_plays_with_the_served_policy(
-    run: pathlib.Path, partner: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    run: pathlib.Path, partner: str, tmp_path: pathlib.Path
 ) -> None:
-    """Two games at the terminal, which uses what the page uses; each ends with a result."""
-    screen, out = io.StringIO(), tmp_path / "played.jsonl"
-    monkeypatch.setattr("sys.stdout", screen)
-    monkeypatch.setattr("sys.stdin", Person(screen))
-    words = ["--checkpoint", str(run), "--terminal", "--partner", partner, "--out", str(out)]
-    assert play.main([*words, "endpoint.max_new_tokens=24"]) == 0
-    monkeypatch.undo()
-    games = [json.loads(line) for line in out.read_text().splitlines()]
-    assert len(games) == 2 and all(partner in game["players"] for game in games)
+    """Two whole games through the page's addresses, a script's moves in the person's seat."""
+    out = tmp_path / "played.jsonl"
+    command = [sys.executable, "-m", "selfplay.play", "--checkpoint", str(run), "--port", "0"]
+    command += ["--partner", partner, "--out", str(out), "endpoint.max_new_tokens=24"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as program:
+        try:
+            assert program.stdout
+            page = next(line for line in program.stdout if line.startswith("http://127.0.0.1:"))
+            here, token = page.strip().split("/?token=")
+            headers = {"x-play-token": token, "origin": here}
+            with httpx.Client(
+                base_url=here, headers=headers, timeout=60, trust_env=False
+            ) as client:
+                for _ in range(2):
+                    state = client.post("/start", json={}).json()
+                    while state["phase"] != "over":
+                        time.sleep(0.6)  # the page's limits: 20 moves in 10 s
+                        state = client.get("/state").json()
+                        if state["phase"] == "yours":
+                            client.post("/move", json={"text": state["suggestion"]})
+                    players = {seat["player"] for seat in state["result"]["game"]["seats"]}
+                    assert players == {"person", partner}
+        finally:
+            program.terminate()
+    assert len(out.read_text().splitlines()) == 2
 
 
 def test_only_this_machine_reaches_the_server(partner: str) -> None:
