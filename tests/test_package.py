@@ -57,6 +57,8 @@ def test_the_wheel_holds_the_code_and_the_settings_and_nothing_else(wheel: zipfi
     assert {name.split("/")[0].split("-")[0] for name in names} == {
         *("dialop", "selfplay", "selfplay_lm")
     }
+    assert f"\nversion: {selfplay.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {selfplay.__version__}" in (ROOT / "CHANGELOG.md").read_text()
     data = {name for name in names if name.endswith((".jsonl", ".json", ".parquet", ".csv"))}
     assert not data and not any("test" in Path(name).name for name in names)
 
