@@ -33,6 +33,7 @@ RECORDED = {"optimization": "matching", "planning": "planning", "mediation": "me
 # The first that is found in a command tells what it needs.
 NEEDS = {
     r"--dry-run": "a model of the hub",
+    r"eval.py.*optimization\.jsonl": "a policy that reads full tables",
     r"--nproc-per-node [48]|train.py.*_h200|qwen\S* *$|-gpu|\[gpu\]": "GPUs",
     rf"bench\.({GPU_BENCHES})\b|plan_loss": "GPUs",
     r"^docker": "a container engine",

@@ -181,6 +181,11 @@ def test_an_agent_in_two_private_rooms(tmp_path: Path) -> None:
         our_turn(page)
         rooms = page.locator("#talk .room")
         expect(rooms).to_have_count(2)
+        page.click("#suggest")
+        expect(page.locator("#told")).to_contain_text("A script would: ")
+        words = page.locator("#words").input_value()
+        chosen = page.locator("#picks option:checked").all_inner_texts()
+        assert words or (chosen and "choose …" not in chosen), "the form of the move is filled"
         page.click("#tabs button:has-text('To user 1')")
         page.fill("#words", "Which day is free?")
         page.press("#words", "Enter")
