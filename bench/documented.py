@@ -32,7 +32,7 @@ GPU_BENCHES = "engine_speed|loop|peers|push|rollout|shared_prefix|table|update"
 RECORDED = {"optimization": "matching", "planning": "planning", "mediation": "mediation"}
 # The first that is found in a command tells what it needs.
 NEEDS = {
-    r"--dry-run": "a model of the hub",
+    r"--dry-run|ORG/NAME .*--num": "a model of the hub",
     r"eval.py.*optimization\.jsonl": "a policy that reads full tables",
     r"--nproc-per-node [48]|train.py.*_h200|qwen\S* *$|-gpu|\[gpu\]": "GPUs",
     rf"bench\.({GPU_BENCHES})\b|plan_loss": "GPUs",
@@ -91,7 +91,7 @@ def runnable(command: str, number: int) -> str:
         out = f"runs/{own[1] if own else 'tiny'}"
         out = f"runs/documented_{number}" if Path(out).exists() else out
         return " ".join([*words, SMALL, f"out={out}"])
-    if "eval.py" in command:
+    if "eval.py" in command and ".jsonl" not in command:
         return re.sub(r" --num \d+|$", " --num 16", command, count=1)
     return re.sub(r"--num 1\d+", "--num 20", command) if "bench." in command else command
 
@@ -152,7 +152,8 @@ def main() -> int:
             continue
         command, began_s = runnable(command, number), time.monotonic()
         status, last = run(command)
-        failed += status != 0
+        # `replay` ends with 1 where a recorded game breaks a rule, as one game of two files does.
+        failed += status != 0 and not last.endswith(" games agree")
         print(f"{status}\t{page}\t{command}\t{time.monotonic() - began_s:.0f} s", flush=True)
         if status:
             print(f"\t{last}", flush=True)

@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 import yaml
 
+from bench.documented import PAST, parts
 from dialop.kit import load_kit
 from selfplay.config import Config
 from selfplay.config.settings import described, renamed_keys
@@ -24,8 +25,6 @@ OPTIONS = {
 }
 KEYS = {entry.name for entry in described(Config)} | OPTIONS
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-# Pages that hold past commands, with the names of their time.
-PAST = ("changes.md", "log.md")
 # Where a command's flags are declared.
 SOURCES = {
     "train.py": ("train.py", "selfplay/preflight/*.py", "selfplay/config/*.py"),
@@ -44,12 +43,9 @@ def commands() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         if page.name in PAST:
             continue
-        text = re.sub(r"\\\n\s*", " ", page.read_text(encoding="utf-8"))
-        for line in text.splitlines():
-            parts = [line] if line.startswith("    ") else re.findall(r"`([^`]+)`", line)
-            for part in parts:
-                if found := COMMAND.search(part):
-                    yield page.name, re.split(r"\s+#\s", found[0].strip(" `|"))[0]
+        for part, _ in parts(page):
+            if found := COMMAND.search(part):
+                yield page.name, re.split(r"\s+#\s", found[0].strip(" `|"))[0]
 
 
 @pytest.fixture(scope="module")
