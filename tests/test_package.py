@@ -69,7 +69,8 @@ def test_the_requirements_are_those_of_the_requirements_files(wheel: zipfile.Zip
     wanted = [Requirement(line.split(": ")[1]) for line in lines if line.startswith("Requires-D")]
     extras = {line.split(": ")[1] for line in lines if line.startswith("Provides-Extra")}
     for extra in ("", *extras):
-        path = ROOT / (f"requirements-{extra}.txt" if extra else "requirements.txt")
+        name = {"": "", "real": "-gguf"}.get(extra, f"-{extra}")
+        path = ROOT / f"requirements{name}.txt"
         listed = [line.split("#")[0] for line in path.read_text().splitlines()]
         asked = {
             canonicalize_name(Requirement(line).name) for line in listed if line and line[0] != "-"
