@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import HANG_S
 from tiny_run import finished
 
 from bench import branch_variance, imitation_loss, loop, plan_loss, table
@@ -34,7 +35,7 @@ def run_bench(name: str, *arguments: str) -> str:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
@@ -221,7 +222,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not() -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "6 kills: " in done.stdout and "are the same bit for bit" in done.stdout

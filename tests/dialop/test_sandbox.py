@@ -229,7 +229,7 @@ def takes_too_much(name: str, wall: str, folders: Path) -> None:
     tests = "got = f()\nassert got is not None\nif hasattr(got, '__next__'): list(got)"
     started = time.perf_counter()
     assert not passes(code, tests=tests, entry_point="f", limit_s=limit_s, wall=wall)
-    assert time.perf_counter() - started < limit_s + 5
+    assert time.perf_counter() - started < limit_s + 30
     assert not any(folders.iterdir())
     assert processes_in(folders) == []
 

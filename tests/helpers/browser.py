@@ -23,7 +23,7 @@ def open_page(address: str, **options: Any) -> Iterator[Page]:
         # Without an installed browser Playwright takes its own, or says how to get it.
         chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         page = chromium.new_context(**options).new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(120_000)
         page.on("pageerror", lambda error: troubles.append(str(error)))
         page.on(
             "console", lambda line: troubles.append(line.text) if line.type == "error" else None

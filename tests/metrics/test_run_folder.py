@@ -122,7 +122,7 @@ def test_a_second_trainer_is_refused_until_the_first_is_killed(tmp_path: Path, r
     files = sorted(path for path in folder.rglob("*") if path.is_file())
 
     second = processes.start(ROOT / "train.py", *words, torchrun=ranks)
-    output = second.communicate(timeout=300)[0]
+    output = second.communicate(timeout=processes.HANG_S)[0]
     refusals = [line for line in output.splitlines() if "train.py: out" in line]
     assert second.returncode != 0 and len(refusals) == max(1, ranks), output
     assert str(folder) in refusals[0] and f"pid {first.pid} on" in refusals[0]
@@ -134,5 +134,5 @@ def test_a_second_trainer_is_refused_until_the_first_is_killed(tmp_path: Path, r
     first.send_signal(signal.SIGKILL)
     first.wait()
     third = processes.start(ROOT / "train.py", *words)
-    output = third.communicate(timeout=300)[0]
+    output = third.communicate(timeout=processes.HANG_S)[0]
     assert third.returncode == 0, output

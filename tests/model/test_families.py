@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from family_models import FAMILIES, TEXTS, eager_logprobs, family_config, random_folder
+from processes import HANG_S
 from transformers import AutoModelForCausalLM
 
 from selfplay.credit.sample import Sample
@@ -177,7 +178,7 @@ def on_two_ranks(tp: int, names: list[str], folder: Path) -> dict[str, float | s
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -75,7 +75,7 @@ class Running:
         app = make_app(self.table, token=TOKEN, port=self.port, opponent="scripted:honest")
         self.server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
         self.serving = threading.Thread(target=self.server.run, kwargs={"sockets": [socket]})
-        self.client = httpx.Client(base_url=self.here, timeout=20, trust_env=False)
+        self.client = httpx.Client(base_url=self.here, timeout=120, trust_env=False)
         self.thread.start()
         self.serving.start()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import TESTS, start
+from processes import HANG_S, TESTS, start
 from tiny_run import RUN_GAP, RUN_STEP, RUNS, begin_warm, finished, metrics_of, run_warm, write_tiny
 from tolerance import near
 
@@ -50,7 +50,7 @@ def test_two_ranks_take_the_step_of_one(branched: Path, tmp_path: Path) -> None:
     begin_warm(folder)
     train, settings = TESTS.parent / "train.py", ["--config", str(write_tiny(folder))]
     process = start(train, *settings, f"out={folder}", *BRANCHES, torchrun=2)
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, output[-4000:]
     alone, shared = metrics_of(branched)[0], metrics_of(folder)[0]
     assert shared.keys() == alone.keys()

@@ -26,7 +26,7 @@ def test_a_rank_waits_while_the_others_engine_is_restarted(tmp_path: Path) -> No
     for folder in folders.values():
         folder.parent.mkdir()
     runs = {case: start(case, folder) for case, folder in folders.items()}
-    said = {case: run.communicate(timeout=240)[0] for case, run in runs.items()}
+    said = {case: run.communicate(timeout=processes.HANG_S)[0] for case, run in runs.items()}
     for case, run in runs.items():
         assert run.returncode == 0, said[case][-4000:]
     assert said["engine"].count("engine failure 1 of 3 in a row") == 4
@@ -56,7 +56,7 @@ def test_a_rank_that_ends_ends_all_within_a_minute_by_name(
     run = start(how, tmp_path / "run")
     output = processes.read_until(run, "MARK failing")
     everyone, began_s = processes.tree(run), time.perf_counter()
-    rest, _ = run.communicate(timeout=90)
+    rest, _ = run.communicate(timeout=processes.HANG_S)
     assert time.perf_counter() - began_s < 60
     assert processes.seconds_until_gone(everyone) < 5
     assert run.returncode != 0

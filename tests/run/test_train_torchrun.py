@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import HANG_S
 from safetensors.torch import load_file
 from tiny_run import RUN_GAP, RUN_STEP, begin_warm, metrics_of, write_tiny
 from tolerance import near
@@ -64,7 +65,7 @@ def launch(
 def ended(launched: subprocess.Popen[str]) -> tuple[int, str]:
     """The launch's exit status and output."""
     try:
-        output, _ = launched.communicate(timeout=240)
+        output, _ = launched.communicate(timeout=HANG_S)
     finally:
         launched.terminate()  # also ends the ranks of a launch that hangs
     return launched.returncode, output
