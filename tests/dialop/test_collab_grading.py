@@ -100,7 +100,7 @@ def test_an_answer_has_its_own_folder_and_little_time() -> None:
     assert passes("open('a', 'w').write('1')", tests="assert open('a').read() == '1'")
     started = time.perf_counter()
     assert not passes("while True: pass", tests="", limit_s=0.5)
-    assert time.perf_counter() - started < 3
+    assert time.perf_counter() - started < 30  # not for ever, also on a busy machine
 
 
 def test_interactivity_by_hand() -> None:
