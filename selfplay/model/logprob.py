@@ -215,11 +215,11 @@ def _logit_grad(
 
 
 def _matmul_fp32(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The product in fp32. On CUDA a product of half-precision factors is not rounded to bf16: its
-    steps of 1/16 at a logit of 10 would be the largest error of the pass."""
+    """The product in fp32. That of half-precision factors is not rounded to bf16: its steps of 1/16
+    at a logit of 10 would be the largest error of the pass."""
     if left.is_cuda and left.dtype != torch.float32:
         return torch.mm(left, right, out_dtype=torch.float32)
-    return torch.mm(left, right).float()
+    return torch.mm(left.float(), right.float())
 
 
 def _fused(function: Callable[..., Any], tensor: torch.Tensor) -> Callable[..., Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +44,25 @@ def test_a_gpu_engine_starts_without_features_with_known_bugs() -> None:
     assert arguments["base_gpu_id"] == 4
     assert "disable_cuda_graph" not in arguments
     assert "context_length" not in arguments, "SGLang chooses its own default"
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype", "device", "exact"),
+    [
+        (512, "bfloat16", "cuda", True),
+        (151_936, "bfloat16", "cuda", False),
+        (512, "float32", "cuda", False),
+        (512, "bfloat16", "cpu", False),
+    ],
+)
+def test_a_small_vocabulary_s_logits_are_not_rounded_to_bf16(
+    vocab_size: int, dtype: str, device: str, exact: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"vocab_size": vocab_size, "hidden_size": 512})
+    )
+    arguments = engine_arguments(str(tmp_path), device=device, **{**OPTIONS, "dtype": dtype})
+    assert arguments.get("enable_fp32_lm_head", False) is exact
 
 
 def test_prefill_graphs_are_captured_if_asked_for() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from tolerance import near
 
+from selfplay.config import AlgorithmConfig
 from selfplay.learner.loss import (
     aggregation_weights,
     cispo,
@@ -21,6 +25,7 @@ from selfplay.learner.loss import (
     sapo,
     vespo,
 )
+from selfplay.learner.objective import kl_losses
 
 LOW, HIGH = 0.2, 0.3
 
@@ -282,6 +287,33 @@ def test_what_the_gradient_of_each_estimator_means() -> None:
     torch.testing.assert_close(mean_gradient("k1", where="reward"), reverse)
     # This far apart the two KLs have different gradients.
     assert (reverse - forward).norm() > 0.1 * reverse.norm()
+
+
+def test_the_ratio_corrects_k3_for_an_engine_with_other_probabilities() -> None:
+    """Tokens come from an engine whose rounding swaps two of three probabilities. Times the ratio
+    the mean gradient is still that of KL(policy || reference); without it, it is another one. A
+    token that the engine finds likely and the trainer does not has an enormous gradient alone."""
+    engine_V = LOGITS.softmax(0)[torch.tensor([0, 2, 1])]
+    logits_V = LOGITS.clone().requires_grad_()
+    algorithm = AlgorithmConfig(kl=0.1, kl_ratio=True)
+    batch: Any = SimpleNamespace(old_logprobs_M=engine_V.log())
+    gradients = []
+    for kl_ratio in (True, False):
+        kl_V = kl_losses(
+            logits_V.log_softmax(0), REFERENCE.log(), batch, replace(algorithm, kl_ratio=kl_ratio)
+        )
+        gradients.append(torch.autograd.grad((engine_V * kl_V).sum(), logits_V)[0])
+    exact = exact_gradient(forward=False)
+    torch.testing.assert_close(gradients[0], exact)
+    assert (gradients[1] - exact).norm() > 0.1 * exact.norm()
+
+    batch.old_logprobs_M = torch.tensor([-1.0])
+    for kl_ratio, bound in ((True, 1e-3), (False, 1e5)):
+        logprobs_M = torch.tensor([-12.0], requires_grad=True)
+        settings = replace(algorithm, kl_ratio=kl_ratio)
+        kl_losses(logprobs_M, torch.tensor([-0.5]), batch, settings).sum().backward()
+        assert logprobs_M.grad is not None
+        assert 0.1 * bound < abs(logprobs_M.grad.item()) < bound
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
+import json
 import logging
+import math
 import multiprocessing
 import os
 import pathlib
@@ -52,6 +54,12 @@ FIRST_PORT, NUM_PORTS = 20_000, 750
 # Tokens of the prefills that are captured as CUDA graphs; a shorter one is padded, SGLang runs a
 # longer one without a graph, as it does where padding would more than double it.
 PREFILL_GRAPHS = (4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+
+
+# Elements of the output layer up to which bf16 logits are computed in fp32, as the trainer's are.
+# Rounded to bf16 they are the largest part of the mismatch (docs/log.md), but SGLang copies the
+# layer to fp32 in each step, which a large vocabulary pays for.
+LARGEST_FP32_HEAD = 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +171,11 @@ def engine_arguments(
         "enable_memory_saver": memory_saver,
         "enable_deterministic_inference": deterministic,
     }
-    if device == "cpu":
+    if device == "cpu":  # where SGLang may hold the layer in a packed format, it has no fp32 logits
         arguments["disable_cuda_graph"] = True
     else:
+        if dtype == "bfloat16" and head_size(model_path) <= LARGEST_FP32_HEAD:
+            arguments["enable_fp32_lm_head"] = True
         arguments["cuda_graph_max_bs_decode"] = max_running_requests
         if prefill_graphs:
             arguments["cuda_graph_backend_prefill"] = "breakable"
@@ -173,6 +183,15 @@ def engine_arguments(
         else:
             arguments["disable_prefill_cuda_graph"] = True
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def head_size(model_path: str) -> float:
+    """The elements of a model folder's output layer; infinite if its config does not tell."""
+    try:
+        config = json.loads((pathlib.Path(model_path) / "config.json").read_text("utf-8"))
+        return float(config["vocab_size"] * config["hidden_size"])
+    except (OSError, ValueError, LookupError):
+        return math.inf
 
 
 def with_cache(
