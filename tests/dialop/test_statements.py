@@ -5,9 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from dialop_boards import BRIEF, FULL, SMALL
-from hand_games import HAND_GAMES, ODD, TAGS
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from dialop.logged import Rules
 from dialop.matching import wording
@@ -97,20 +94,3 @@ def test_everything_that_scripted_players_tell_reads_back(
     for seed in range(10):
         nothing = wording.message({}, view, rng=np.random.default_rng(seed))
         assert stated_cells(nothing, view) == []
-
-
-@given(
-    st.one_of(
-        st.text(max_size=60),
-        st.lists(st.sampled_from([*TAGS, *ODD, *HAND_GAMES["matching"].pieces]), max_size=14).map(
-            "".join
-        ),
-    )
-)
-@example("\u017fAva BLEU 3, \u0130va BLEU " + "9" * 6000)
-def test_reading_statements_never_raises(text: str) -> None:
-    view = MatchingGame(SMALL, Rules()).view(0)
-    cells = stated_cells(text, view)
-    assert all(0 <= r < 2 and 0 <= p < 2 and 0 <= v < 10**6 for r, p, v in cells)
-    num_true, num_stated = count_true(view, text)
-    assert 0 <= num_true <= num_stated == len(cells)

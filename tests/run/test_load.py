@@ -162,7 +162,8 @@ def fuzz(num: int, *, seed: int) -> None:
             game.step(0, text)
             step = game.step(game.seat_to_move or 0, text)
             assert (step.error is None) == (step.action is not None)
-            count_true(game.view(0), text)
+            num_true, num_stated = count_true(game.view(0), text)
+            assert 0 <= num_true <= num_stated
             talk = CollabGame(NUMBER, collab)
             talk.step(ASSISTANT, text)
             talk.step(USER, text)
