@@ -19,7 +19,7 @@ from selfplay.games import kit_of
 from selfplay.model.hub import local_folder
 from selfplay.model.policy import described_in, empty_model
 from selfplay.model.scratch import scratch_config
-from selfplay.preflight.memory import Shape, estimate, gpu_gib, remedy, shape_of, why_not
+from selfplay.preflight.memory import Demand, Shape, estimate, gpu_gib, remedy, shape_of, why_not
 from selfplay.preflight.run import read_rendering
 from selfplay.rollout.players import opening_ids
 
@@ -37,18 +37,17 @@ def dry_run(config: Config, *, gpu_gb: float | None) -> None:
     print(first_prompt(config.game, config.data, rendering))
     described = _described(config.model)
     shape = model_shape(described, config.model.lora)
-    ranks = config.parallel.tp * (config.parallel.fsdp or 1)
-    of_them = "" if shape.trained == shape.parameters else f", {shape.trained:,} of them trained"
-    print(f"{described.model_type}: {shape.parameters:,} weights{of_them}, {ranks} GPU(s)")
     total = _gib(gpu_gb)
+    demand = Demand.of(config, shape, total=total or 0.0)
+    of_them = "" if shape.trained == shape.parameters else f", {shape.trained:,} of them trained"
+    print(f"{described.model_type}: {shape.parameters:,} weights{of_them}, {demand.ranks} GPU(s)")
     if total is None:
         print("no GPU here: give --gpu GB for its memory, as in --gpu 80")
         return
-    liger = config.model.liger
-    print(estimate(config, shape, ranks=ranks, total=total, liger=liger).table())
-    why = why_not(config, shape, ranks=ranks, total=total, liger=liger)
+    print(estimate(demand).table())
+    why = why_not(demand)
     if why is not None:
-        raise SettingsError(f"{why}; {_advice(config, described, total=total, ranks=ranks)}")
+        raise SettingsError(f"{why}; {_advice(demand, described)}")
     print("it fits")
 
 
@@ -97,30 +96,29 @@ def _gib(gpu_gb: float | None) -> float | None:
     return torch.cuda.get_device_properties(0).total_memory / 2**30
 
 
-def _advice(config: Config, described: PretrainedConfig, *, total: float, ranks: int) -> str:
+def _advice(demand: Demand, described: PretrainedConfig) -> str:
     """What would make the run fit: overrides, more GPUs, adapters."""
-    shape, liger = model_shape(described, config.model.lora), config.model.liger
-    words = remedy(config, shape, ranks=ranks, total=total, liger=liger)
+    words = remedy(demand)
     if words:
         return f"it fits with {' '.join(words)}"
     choices = []
-    more = ranks * 2
+    more = demand.ranks * 2
     while more <= _MOST_RANKS:
-        fsdp = replace(config, parallel=replace(config.parallel, fsdp=more // config.parallel.tp))
-        words = remedy(fsdp, shape, ranks=more, total=total, liger=liger)
-        if words or why_not(fsdp, shape, ranks=more, total=total, liger=liger) is None:
+        wider = replace(demand, ranks=more)
+        words = remedy(wider)
+        if words or why_not(wider) is None:
             choices.append(f"{more} such GPUs{' and ' if words else ''}{' '.join(words)}")
             break
         more *= 2
-    if config.model.lora is None:
+    if not demand.adapters:
         adapted = replace(
-            config,
-            model=replace(config.model, lora=LoraConfig()),
-            optim=replace(config.optim, master_dtype="bfloat16"),
+            demand,
+            shape=model_shape(described, LoraConfig()),
+            adapters=True,
+            optim=replace(demand.optim, master_dtype="bfloat16"),
         )
-        small = model_shape(described, adapted.model.lora)
-        words = remedy(adapted, small, ranks=ranks, total=total, liger=liger)
-        if words or why_not(adapted, small, ranks=ranks, total=total, liger=liger) is None:
+        words = remedy(adapted)
+        if words or why_not(adapted) is None:
             words = ["model.lora.rank=16", "optim.master_dtype=bfloat16", *words]
             choices.append(f"adapters: {' '.join(words)}")
     return f"it fits with {', or with '.join(choices)}" if choices else "use a smaller model"

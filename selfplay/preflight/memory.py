@@ -42,6 +42,45 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """What a run asks of the memory of `ranks` GPUs with `total` GiB each. `kl` says that there is
+    a KL to a reference, `critic` that a critic has a model of its own, `adapters` that only these
+    are trained, `imitates` that a warm start comes first."""
+
+    shape: Shape
+    ranks: int
+    total: float
+    engine: EngineConfig
+    optim: OptimConfig
+    parallel: ParallelConfig
+    dtype: str
+    liger: bool
+    adapters: bool
+    kl: bool
+    critic: bool
+    imitates: bool
+    max_game_tokens: int
+
+    @classmethod
+    def of(cls, config: Config, shape: Shape, *, total: float) -> Demand:
+        return cls(
+            shape=shape,
+            ranks=config.parallel.tp * (config.parallel.fsdp or 1),
+            total=total,
+            engine=config.engine,
+            optim=config.optim,
+            parallel=config.parallel,
+            dtype=config.model.dtype,
+            liger=config.model.liger,
+            adapters=config.model.lora is not None,
+            kl=config.algorithm.kl > 0,
+            critic=config.algorithm.method == "ppo" and config.critic.kind == "model",
+            imitates=config.warm_start.imitates,
+            max_game_tokens=config.rollout.max_game_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """GiB of one GPU by phase and part, and the GiB that it has."""
 
@@ -85,25 +124,21 @@ def gpu_gib(sold_gb: float) -> float:
     return 0.99 * sold_gb
 
 
-def estimate(config: Config, shape: Shape, *, ranks: int, total: float, liger: bool) -> Memory:
-    """The memory of each phase of a step on one of `ranks` GPUs with `total` GiB each.
+def estimate(demand: Demand) -> Memory:
+    """The memory of each phase of a step on one GPU.
 
     With adapters the warm start, which trains all weights, is a phase of its own.
     """
-    optim, parallel, engine = config.optim, config.parallel, config.engine
-    master = _BYTES[optim.master_dtype]
-    frozen = shape.parameters - shape.trained
-    weights = master * (shape.trained + frozen) / ranks / GIB
+    shape, ranks, optim, parallel = demand.shape, demand.ranks, demand.optim, demand.parallel
+    master, computed = _BYTES[optim.master_dtype], _BYTES[demand.dtype]
+    weights = master * shape.parameters / ranks / GIB
     gradients = master * shape.trained / ranks / GIB
     moments = 8 * shape.trained / ranks / GIB
-    second = config.algorithm.kl > 0 and config.model.lora is None
-    reference = master * shape.parameters / ranks / GIB if second else 0.0
-    critic = 0.0
-    if config.algorithm.method == "ppo" and config.critic.kind == "model":
-        critic = (2 * master + 8) * shape.parameters / ranks / GIB
-    gathered = 0.0 if ranks == 1 else 3 * _BYTES[config.model.dtype] * _layer(shape) / GIB
-    asleep = ASLEEP * engine.processes if engine.kind == "sglang" else 0.0
-    own = engine_parts(engine, shape, config.model.dtype, total=total)
+    reference = weights if demand.kl and not demand.adapters else 0.0
+    critic = (2 * master + 8) * shape.parameters / ranks / GIB if demand.critic else 0.0
+    gathered = 0.0 if ranks == 1 else 3 * computed * _layer(shape) / GIB
+    asleep = ASLEEP * demand.engine.processes if demand.engine.kind == "sglang" else 0.0
+    own = engine_parts(demand)
     in_play = {
         "context": CONTEXT,
         "weights": 0.0 if parallel.offload_parameters else weights,
@@ -112,7 +147,7 @@ def estimate(config: Config, shape: Shape, *, ranks: int, total: float, liger: b
         "critic": critic,
         **own,
     }
-    tokens = optim.tokens_per_microbatch / config.parallel.tp
+    tokens = optim.tokens_per_microbatch / parallel.tp
     update = {
         "context": CONTEXT,
         "weights": weights,
@@ -120,7 +155,7 @@ def estimate(config: Config, shape: Shape, *, ranks: int, total: float, liger: b
         "moments": moments,
         "reference": reference,
         "critic": critic,
-        "activations": 1.1 * activations(shape, tokens, parallel, liger=liger),
+        "activations": 1.1 * activations(demand, tokens),
         "logits": _LOGPROB * tokens * max(shape.vocabulary / 152_000, 0.1),
         "gathered layers": gathered,
         "engine asleep": asleep,
@@ -129,79 +164,77 @@ def estimate(config: Config, shape: Shape, *, ranks: int, total: float, liger: b
         "context": CONTEXT,
         "weights": weights,
         "moments": 0.0 if parallel.offload_optimizer else moments,
-        "buckets": 2 * min(BUCKET, _BYTES[config.model.dtype] * shape.parameters / GIB),
+        "buckets": 2 * min(BUCKET, computed * shape.parameters / GIB),
         "engine's weights": own.get("engine's weights", 0.0),
         "engine asleep": asleep,
     }
     phases = {"play": in_play, "update": update, "push": push}
-    if config.model.lora is not None and config.warm_start.imitates:
-        all_weights = replace(config, model=replace(config.model, lora=None))
+    if demand.adapters and demand.imitates:
         whole = replace(shape, trained=shape.parameters)
-        parts = estimate(all_weights, whole, ranks=ranks, total=total, liger=liger).phases["update"]
+        parts = estimate(replace(demand, shape=whole, adapters=False)).phases["update"]
         phases["imitation"] = {name: parts[name] for name in parts if name != "engine asleep"}
-    return Memory(phases, total)
+    return Memory(phases, demand.total)
 
 
-def engine_parts(
-    engine: EngineConfig, shape: Shape, dtype: str, *, total: float
-) -> dict[str, float]:
+def engine_parts(demand: Demand) -> dict[str, float]:
     """The engine's own memory in play. SGLang takes a fraction of what is free at its start; the
     transformers engine uses the trainer's weights."""
+    engine = demand.engine
     if engine.kind != "sglang":
         return {}
-    weights = engine.processes * _BYTES[dtype] * shape.parameters / engine.tp_size / GIB
-    share = engine.mem_fraction * (total - CONTEXT)
+    per_gpu = _BYTES[demand.dtype] * demand.shape.parameters / engine.tp_size / GIB
+    weights = engine.processes * per_gpu
     return {
         "engine's weights": weights,
-        "engine's cache": max(0.0, share - weights),
+        "engine's cache": max(0.0, engine.mem_fraction * (demand.total - CONTEXT) - weights),
         "engine's graphs": ASLEEP * engine.processes,
     }
 
 
-def cache_tokens(engine: EngineConfig, shape: Shape, dtype: str, *, total: float) -> float:
+def cache_tokens(demand: Demand) -> float:
     """How many tokens SGLang's cache holds."""
-    cache = engine_parts(engine, shape, dtype, total=total).get("engine's cache", 0.0)
-    per_token = _BYTES[dtype] * shape.layers * shape.cache_width / engine.tp_size
-    return cache * GIB / per_token
+    shape, tp_size = demand.shape, demand.engine.tp_size
+    per_token = _BYTES[demand.dtype] * shape.layers * shape.cache_width / tp_size
+    return engine_parts(demand).get("engine's cache", 0.0) * GIB / per_token
 
 
-def activations(shape: Shape, tokens: float, parallel: ParallelConfig, *, liger: bool) -> float:
+def activations(demand: Demand, tokens: float) -> float:
     """GiB that a pass of so many tokens keeps for its backward pass."""
-    layer = (4 if liger else 8) * shape.mlp_width + 12 * shape.width + 9 * 1024
+    shape = demand.shape
+    layer = (4 if demand.liger else 8) * shape.mlp_width + 12 * shape.width + 9 * 1024
     kept = shape.layers * layer
-    if parallel.checkpointing == "full":
+    if demand.parallel.checkpointing == "full":
         kept = shape.layers * 2 * shape.width + layer
     return tokens * kept / GIB
 
 
-def why_not(config: Config, shape: Shape, *, ranks: int, total: float, liger: bool) -> str | None:
+def why_not(demand: Demand) -> str | None:
     """Why the run does not fit; None if it does."""
-    if config.engine.kind == "sglang":
-        tokens = cache_tokens(config.engine, shape, config.model.dtype, total=total)
-        least = LEAST_GAMES * config.rollout.max_game_tokens
+    if demand.engine.kind == "sglang":
+        tokens, least = cache_tokens(demand), LEAST_GAMES * demand.max_game_tokens
         if tokens < least:
             return (
                 f"engine.mem_fraction must leave a cache of at least {least:,} tokens "
                 f"({LEAST_GAMES} transcripts of rollout.max_game_tokens), got "
-                f"{config.engine.mem_fraction:g}, which leaves {tokens:,.0f}"
+                f"{demand.engine.mem_fraction:g}, which leaves {tokens:,.0f}"
             )
-    memory = estimate(config, shape, ranks=ranks, total=total, liger=liger)
+    memory = estimate(demand)
     if memory.fits():
         return None
     phase, parts = max(memory.phases.items(), key=lambda item: sum(item[1].values()))
     return (
-        f"the phase {phase} needs about {sum(parts.values()):.0f} GiB of a GPU with {total:.0f}, "
-        f"{SPARE:.0f} of them spare"
+        f"the phase {phase} needs about {sum(parts.values()):.0f} GiB of a GPU with "
+        f"{demand.total:.0f}, {SPARE:.0f} of them spare"
     )
 
 
-def remedy(config: Config, shape: Shape, *, ranks: int, total: float, liger: bool) -> list[str]:
+def remedy(demand: Demand) -> list[str]:
     """Overrides with which the run fits, as few as do; [] if none of the usual ones is enough.
 
     They are tried from what costs least to what costs most: the engine's share, recomputed
     activations, fewer tokens a pass, bf16 master weights, moments on the host, weights on the host.
     """
-    tokens = config.optim.tokens_per_microbatch
+    tokens = demand.optim.tokens_per_microbatch
     steps: list[tuple[str, Any]] = [
         ("parallel.checkpointing", "full"),
         ("optim.tokens_per_microbatch", max(_LEAST_TOKENS, min(tokens, 8192))),
@@ -211,15 +244,14 @@ def remedy(config: Config, shape: Shape, *, ranks: int, total: float, liger: boo
     ]
 
     def fraction(words: Mapping[str, Any]) -> float | None:
-        for share in _fractions(config.engine):
-            tried = _changed(config, {**words, "engine.mem_fraction": share})
-            if why_not(tried, shape, ranks=ranks, total=total, liger=liger) is None:
+        for share in _fractions(demand.engine):
+            if why_not(_changed(demand, {**words, "engine.mem_fraction": share})) is None:
                 return share
         return None
 
     chosen: dict[str, Any] = {}
     for step in (None, *steps):
-        if step is not None and _value(config, step[0]) != step[1]:
+        if step is not None and _value(demand, step[0]) != step[1]:
             chosen[step[0]] = step[1]
         if fraction(chosen) is None:
             continue
@@ -228,7 +260,7 @@ def remedy(config: Config, shape: Shape, *, ranks: int, total: float, liger: boo
             if fraction(fewer) is not None:
                 chosen = fewer
         share = fraction(chosen)
-        if share != config.engine.mem_fraction:
+        if share != demand.engine.mem_fraction:
             chosen["engine.mem_fraction"] = share
         return [f"{name}={str(value).lower()}" for name, value in chosen.items()]
     return []
@@ -246,18 +278,14 @@ def _layer(shape: Shape) -> float:
     return (shape.parameters - shape.vocabulary * shape.width) / shape.layers
 
 
-_SECTIONS = {"engine": EngineConfig, "optim": OptimConfig, "parallel": ParallelConfig}
-
-
-def _value(config: Config, key: str) -> Any:
+def _value(demand: Demand, key: str) -> Any:
     section, _, name = key.partition(".")
-    return getattr(getattr(config, section), name)
+    return getattr(getattr(demand, section), name)
 
 
-def _changed(config: Config, values: Mapping[str, Any]) -> Config:
+def _changed(demand: Demand, values: Mapping[str, Any]) -> Demand:
     for key, value in values.items():
         section, _, name = key.partition(".")
-        assert section in _SECTIONS
-        part = replace(getattr(config, section), **{name: value})
-        config = replace(config, **{section: part})
-    return config
+        part: Any = replace(getattr(demand, section), **{name: value})
+        demand = replace(demand, **{section: part})
+    return demand

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, load_config
 from selfplay.preflight.dry_run import model_shape
 from selfplay.preflight.memory import (
-    Shape,
+    Demand,
     cache_tokens,
     estimate,
     gpu_gib,
@@ -26,8 +27,9 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 H100, H200 = gpu_gib(80), gpu_gib(141)
 
 
-def shape_of_qwen(size: str, config: Config) -> Shape:
-    return model_shape(qwen2_config(size), config.model.lora)
+def demand_of(size: str, config: Config, *, total: float = H200) -> Demand:
+    """The demand of a Qwen2.5 model with these settings."""
+    return Demand.of(config, model_shape(qwen2_config(size), config.model.lora), total=total)
 
 
 # GiB of a pass of so many tokens before there are moments, measured on one H200 (docs/gpu.md).
@@ -48,11 +50,10 @@ def test_a_pass_is_estimated_near_what_was_measured(
         None,
         [
             *("model.path=x", "model.dtype=bfloat16", f"optim.tokens_per_microbatch={tokens}"),
-            f"parallel.checkpointing={checkpointing}",
+            *(f"parallel.checkpointing={checkpointing}", f"model.liger={str(liger).lower()}"),
         ],
     )
-    shape = shape_of_qwen(size, config)
-    update = estimate(config, shape, ranks=1, total=H200, liger=liger).phases["update"]
+    update = estimate(demand_of(size, config)).phases["update"]
     passed = sum(update[part] for part in ("weights", "gradients", "activations", "logits"))
     assert 0.95 * gib < passed < 1.2 * gib
 
@@ -70,29 +71,28 @@ FITTING = [
 @pytest.mark.parametrize(("name", "size", "ranks", "total"), FITTING)
 def test_shipped_configs_fit_where_they_say(name: str, size: str, ranks: int, total: float) -> None:
     config = load_config(CONFIGS / f"{name}.yaml")
-    shape = shape_of_qwen(size, config)
-    assert why_not(config, shape, ranks=ranks, total=total, liger=True) is None
+    assert why_not(replace(demand_of(size, config, total=total), ranks=ranks)) is None
 
 
 def test_what_does_not_fit_gets_settings_with_which_it_fits() -> None:
-    config = load_config(CONFIGS / "qwen2.5_7b.yaml")
-    shape = shape_of_qwen("7B", config)
-    assert why_not(config, shape, ranks=1, total=H200, liger=True) is not None
-    words = remedy(config, shape, ranks=1, total=H200, liger=True)
+    def asked(*words: str, total: float = H200) -> Demand:
+        config = load_config(CONFIGS / "qwen2.5_7b.yaml", words)
+        return replace(demand_of("7B", config, total=total), ranks=1)
+
+    assert why_not(asked()) is not None
+    words = remedy(asked())
     assert words
-    mended = load_config(CONFIGS / "qwen2.5_7b.yaml", words)
-    assert why_not(mended, shape, ranks=1, total=H200, liger=True) is None
+    assert why_not(asked(*words)) is None
     for word in words:  # none of them is needless
-        fewer = load_config(CONFIGS / "qwen2.5_7b.yaml", [w for w in words if w != word])
-        assert why_not(fewer, shape, ranks=1, total=H200, liger=True) is not None
-    assert remedy(config, shape, ranks=1, total=H100, liger=True) == []
+        assert why_not(asked(*(w for w in words if w != word))) is not None
+    assert remedy(asked(total=H100)) == []
 
 
 def test_a_cache_too_small_for_the_games_is_refused() -> None:
     config = load_config(CONFIGS / "qwen2.5_7b_lora.yaml", ["engine.mem_fraction=0.2"])
-    shape = shape_of_qwen("7B", config)
-    assert cache_tokens(config.engine, shape, "bfloat16", total=H100) < 32_768
-    why = why_not(config, shape, ranks=1, total=H100, liger=True)
+    demand = demand_of("7B", config, total=H100)
+    assert cache_tokens(demand) < 32_768
+    why = why_not(demand)
     assert why is not None and why.startswith("engine.mem_fraction must leave a cache of")
 
 
@@ -102,8 +102,7 @@ def test_static_memory_is_the_exact_sum_of_bytes() -> None:
     for dtype, gib in (("float32", 113.5), ("bfloat16", 85.1)):
         words = ["model.path=x", "model.dtype=bfloat16", f"optim.master_dtype={dtype}"]
         config = load_config(None, words)
-        shape = shape_of_qwen("7B", config)
-        update = estimate(config, shape, ranks=1, total=H200, liger=True).phases["update"]
+        update = estimate(demand_of("7B", config)).phases["update"]
         static = sum(update[part] for part in ("weights", "gradients", "moments"))
         assert static == pytest.approx(gib, abs=0.1)
     assert set(SHAPES) >= {"0.5B", "1.5B", "7B"}
