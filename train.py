@@ -77,7 +77,15 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         pieces=run.rendering.pieces,
     )
     ending = Ending()
-    sync_check = SyncCheck(learner, engine, run.restarts, ending, config=config)
+    sync_check = SyncCheck(
+        learner,
+        engine,
+        run.restarts,
+        ending,
+        config=config.engine,
+        token_budget=config.optim.tokens_per_microbatch,
+        offloaded=config.parallel.offload_parameters,
+    )
 
     save = partial(
         save_checkpoint, run.folder, learner, run.tokenizer, keep=config.keep_checkpoints

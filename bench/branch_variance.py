@@ -124,7 +124,7 @@ def player(
     rendering = make_rendering(
         AutoTokenizer.from_pretrained(weights), template_kwargs=config.model.chat_template
     )
-    learner = make_learner(config, weights, world, reference=False)
+    learner = make_learner(config, weights, world)
     engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
     sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
     stream = TrainStream(config)

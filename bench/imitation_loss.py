@@ -259,7 +259,7 @@ def train(config: Config, *, every: int) -> Path:
         start = first_weights(
             replace(config, warm_start=without), folder, tokenizer, rendering, world
         )
-        learner = make_learner(config, start, world, reference=False)
+        learner = make_learner(config, start, world, imitation=True)
         # The learner's weights may be sharded; they are measured in a model of their own.
         own = load_model(str(start), device=str(world.device), dtype=torch.float32).eval()
         examined = Examined(config, rendering, own)

@@ -184,7 +184,7 @@ def make_learner(
     if options.config is not None:
         weights = folder / "weights"
         on_first_rank(partial(save_random, shape, weights, world.device), world)
-        return setup.make_learner(config, weights, world, reference=config.algorithm.kl > 0)
+        return setup.make_learner(config, weights, world)
     liger = config.model.liger and world.device.type == "cuda" and liger_is_here()
     model = random_model(
         shape,
@@ -235,7 +235,15 @@ def run_steps(
     restarts.push(0)
     update_settings = UpdateSettings.of(config)
     watch, steps = Stopwatch(), []
-    check = SyncCheck(learner, engine, restarts, Ending(), config=config)
+    check = SyncCheck(
+        learner,
+        engine,
+        restarts,
+        Ending(),
+        config=config.engine,
+        token_budget=config.optim.tokens_per_microbatch,
+        offloaded=config.parallel.offload_parameters,
+    )
     for step in range(options.steps + 1):
         num = config.rollout.instances if step else max(world.replica.num, 1)
         with watch("play"), peaks("play"):

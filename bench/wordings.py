@@ -99,8 +99,11 @@ def main(words: Sequence[str] | None = None) -> None:
         instances = generated(HELD_OUT, game=config.game, seed=0, start=0, num=args.num)
         for name, rules in WORDINGS.items():
             for shown in args.shown:
-                own = replace(config, game=replace(config.game, demonstrations=shown))
-                context = EvaluationContext.of(own, engine, rendering=rendering, world=world)
+                game = replace(config.game, demonstrations=shown)
+                max_batch = config.engine.max_batch
+                context = EvaluationContext(
+                    engine, rendering, world, game, config.rollout, max_batch
+                )
                 with patch.object(texts, "RULES", rules):
                     played = play_instances(instances, context)
                     measures = summarize(played, context).measures

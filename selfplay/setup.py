@@ -7,9 +7,9 @@ sleeps while the learner is made.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from selfplay.checkpoint.whole import clear_leftovers, damage, discard, whole
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.restarts import Restarts
 from selfplay.colocation.start import load_engine
-from selfplay.config import Config, EngineConfig, ModelConfig, OptimConfig
+from selfplay.config import Config, ModelConfig, OptimConfig
+from selfplay.config.player_spec import parse_shares
 from selfplay.config.settings import SettingsError
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, barrier, gather_objects, init_world, on_first_rank
@@ -39,7 +40,7 @@ from selfplay.engines.hf import HFEngine
 from selfplay.evaluation.drift_monitor import DriftMonitor, make_drift_monitor
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import held_out_at_start
-from selfplay.learner.critic import Critic, make_critic
+from selfplay.learner.critic import make_critic
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.metrics.run_folder import hold_run, open_run
@@ -48,7 +49,7 @@ from selfplay.model.hub import local_folder
 from selfplay.model.lora import Adapters
 from selfplay.model.policy import DTYPES, export, liger_is_here, load_sharded, scratch_model
 from selfplay.partners.judge import make_judge
-from selfplay.partners.partners import Partners, make_partners
+from selfplay.partners.partners import Partners
 from selfplay.preflight.model import check_model
 from selfplay.warm_start import progress_folder, scratch_tokenizer, tokenizer_folder, warm_start
 
@@ -113,15 +114,23 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     rendering = read_template(config.model, tokenizer, world)
     start_check = check_model(config, tokenizer, rendering, world)
     weights = first_weights(config, folder, tokenizer, rendering, world)
-    partners = make_partners(config, rendering, world, cleanup=cleanup)
+    shares = parse_shares(config.rollout.partners)
+    partners = Partners(shares, config, rendering=rendering, world=world)
+    cleanup.callback(partners.close)
     drift_monitor = make_drift_monitor(
         config.eval, config.data, config.game, weights=weights, partners=partners, folder=folder
     )
-    # The engine starts before the learner: it takes its share of the memory that is free.
-    engine = start_engine(config, weights, world, listen=start_check.listen, cleanup=cleanup)
-    learner = make_learner(config, weights, world, reference=config.algorithm.kl > 0)
-    learner.critic = make_own_critic(config, weights, learner)
-    if shares_policy(config.engine, world):
+    # The hf engine of one unsharded process reads the trained parameters themselves.
+    shares_policy = config.engine.kind == "hf" and world.mesh is None
+    engine = None
+    if not shares_policy:
+        # It starts before the learner, for it takes its share of the memory that is free.
+        engine = load_engine(config, weights, world, cleanup=cleanup)
+        start_check.listen(engine)
+        if engine is not None:
+            engine.sleep()
+    learner = make_learner(config, weights, world)
+    if shares_policy:
         engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
     start_check.compare(learner, engine, weights)
     router = partners.beside(engine)
@@ -133,11 +142,13 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         parameters=parallel.offload_parameters,
     )
     restarts = Restarts(learner, engine, offload, config=config.engine)
-    evaluation = EvaluationContext.of(
-        config,
+    evaluation = EvaluationContext(
         router,
-        rendering=rendering,
-        world=world,
+        rendering,
+        world,
+        config.game,
+        config.rollout,
+        config.engine.max_batch,
         partner=partners.usual(),
         restarts=restarts,
     )
@@ -301,77 +312,55 @@ def first_weights(
         return _own_weights(config.model, config.seed, folder, tokenizer, world)
     if not warm.exists():
         own = _own_weights(config.model, config.seed, folder, tokenizer, world)
-        learner = make_learner(without_lora(config), own, world, reference=False)
+        learner = make_learner(config, own, world, imitation=True)
         warm_start(learner, config, rendering, folder=folder)
         export_atomically(learner.model, tokenizer, warm, world=world)
         on_first_rank(partial(discard, progress_folder(folder)), world)
     return warm
 
 
-def without_lora(config: Config) -> Config:
-    """The settings of an imitation: it trains all weights, adapters are put on its result."""
-    return replace(config, model=replace(config.model, lora=None))
-
-
-def make_learner(config: Config, weights: Path, world: World, *, reference: bool) -> Learner:
-    """The policy spread over the ranks, its optimizer and, if asked for, a frozen reference.
-
-    With adapters only they are trained, and the reference is the same model without them.
+def make_learner(
+    config: Config, weights: Path, world: World, *, imitation: bool = False
+) -> Learner:
+    """The policy spread over the ranks, its optimizer and what the method needs: a frozen reference
+    for a KL, PPO's critic. With adapters only they are trained; the reference is the same model
+    without them. For `imitation` all weights are trained, and there is nothing beside them.
     """
-    lora = config.model.lora
-    model = _load(config, weights, world).eval()
-    frozen = None
-    if reference:
-        frozen = _load(config, weights, world).requires_grad_(False) if lora is None else model
+    lora = None if imitation else config.model.lora
+    load = partial(
+        load_sharded,
+        str(weights),
+        world,
+        dtype=DTYPES[config.optim.master_dtype],
+        param_dtype=DTYPES[config.model.dtype],
+        activation_checkpointing=config.parallel.checkpointing,
+        seed=config.seed,
+        liger=config.model.liger and world.device.type == "cuda" and liger_is_here(),
+    )
+    model = load(lora=lora).eval()
+    reference = critic = None
+    if config.algorithm.kl > 0 and not imitation:
+        reference = load().requires_grad_(False) if lora is None else model
+    optimizer = make_optimizer(model, config.optim, seed=config.seed)
+    if config.algorithm.method == "ppo" and not imitation:
+        critic = make_critic(
+            load() if config.critic.kind == "model" else None,
+            width=model.config.hidden_size,
+            config=config.critic,
+            optim=config.optim,
+            world=world,
+        )
     return Learner(
         model=model,
-        optimizer=make_optimizer(model, config.optim, seed=config.seed),
+        optimizer=optimizer,
         world=world,
         compute_dtype=DTYPES[config.model.dtype],
-        reference=frozen,
+        reference=reference,
         kl=config.algorithm.kl,
         reference_moves=config.algorithm.reference_every > 0,
+        critic=critic,
         adapters=None if lora is None else Adapters(lora, weights),
     )
-
-
-def make_own_critic(config: Config, weights: Path, learner: Learner) -> Critic | None:
-    """PPO's critic, on a second model from the same weights or on the learner's hidden states."""
-    if config.algorithm.method != "ppo":
-        return None
-    own = config.critic.kind == "model"
-    backbone = _load(without_lora(config), weights, learner.world) if own else None
-    width = learner.model.config.hidden_size
-    return make_critic(
-        backbone, width=width, config=config.critic, optim=config.optim, world=learner.world
-    )
-
-
-def shares_policy(engine: EngineConfig, world: World) -> bool:
-    """Whether the engine reads the trained parameters themselves: one process, nothing sharded."""
-    return engine.kind == "hf" and world.mesh is None
-
-
-def start_engine(
-    config: Config,
-    weights: Path,
-    world: World,
-    *,
-    listen: Callable[[Engine | None], None],
-    cleanup: ExitStack,
-) -> Engine | None:
-    """This rank's own engine, asleep; None where it shares the policy or another rank's engine.
-
-    It holds the first weights, which the first push replaces; `listen` hears it before it sleeps.
-    `cleanup` will close it.
-    """
-    if shares_policy(config.engine, world):
-        return None
-    engine = load_engine(config, weights, world, cleanup=cleanup)
-    listen(engine)
-    if engine is not None:
-        engine.sleep()
-    return engine
 
 
 def _own_weights(
@@ -400,18 +389,4 @@ def _scratch(model: ModelConfig, seed: int, tokenizer: PreTrainedTokenizerBase) 
         seed=seed,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-    )
-
-
-def _load(config: Config, weights: Path, world: World) -> PreTrainedModel:
-    """Master weights in their dtype, layers computing in the configured one."""
-    return load_sharded(
-        str(weights),
-        world,
-        dtype=DTYPES[config.optim.master_dtype],
-        param_dtype=DTYPES[config.model.dtype],
-        activation_checkpointing=config.parallel.checkpointing,
-        lora=config.model.lora,
-        seed=config.seed,
-        liger=config.model.liger and world.device.type == "cuda" and liger_is_here(),
     )

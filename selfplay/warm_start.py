@@ -188,7 +188,12 @@ def _fitting(samples: Sequence[Sample], whose: str, *, limit: int) -> list[Sampl
 
 
 def kept_samples(
-    config: Config, rendering: Rendering, *, folder: Path, world: World
+    settings: TeacherSettings,
+    model: ModelConfig,
+    rendering: Rendering,
+    *,
+    folder: Path,
+    world: World,
 ) -> list[list[Sample]]:
     """The transcripts of the warm start's first games and those of the others, as `teacher_samples`
     gives them; a list without games is left out.
@@ -197,8 +202,8 @@ def kept_samples(
     played. A part that is there is not played again. With `data.processes` above 1 each rank has as
     many processes, with one thread each. Every rank must call.
     """
-    settings, processes = TeacherSettings.of(config), config.data.processes
-    num_games, num_first = config.warm_start.num_games, config.warm_start.first_games
+    processes = settings.data.processes
+    num_games, num_first = settings.warm_start.num_games, settings.warm_start.first_games
     size = min(MOST_OF_A_PART, -(-num_games // (4 * processes)))
     kept = progress_folder(folder)
     stages = [
@@ -216,18 +221,15 @@ def kept_samples(
             _keep(_play(settings, rendering, start=start, num=num), part)
     elif own:
         job_settings = replace(settings, data=replace(settings.data, processes=1))
-        tokenizer = tokenizer_folder(config.model, folder)
-        jobs = [
-            (job_settings, tokenizer, config.model.chat_template, start, num)
-            for _, start, num in own
-        ]
+        tokenizer = tokenizer_folder(model, folder)
+        jobs = [(job_settings, tokenizer, model.chat_template, start, num) for _, start, num in own]
         with ProcessPoolExecutor(
             processes, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
         ) as pool:
             for (part, _, _), samples in zip(own, pool.map(_play_job, jobs), strict=True):
                 _keep(samples, part)
     barrier(world)
-    limit = config.rollout.max_game_tokens
+    limit = settings.rollout.max_game_tokens
     return [
         _fitting(
             [s for part, _, _ in stage for s in _kept(part)], "the teachers' games", limit=limit
@@ -312,9 +314,9 @@ def warm_start(
     LOG_EVERY optimizer steps.
     """
     warm, world, settings = config.warm_start, learner.world, UpdateSettings.of(config)
-    stages = kept_samples(config, rendering, folder=folder, world=world)
+    teachers = TeacherSettings.of(config)
+    stages = kept_samples(teachers, config.model, rendering, folder=folder, world=world)
     if warm.recorded is not None:
-        teachers = TeacherSettings.of(config)
         people = _people(teachers, rendering, folder=folder, rank=world.rank)
         last = stages.pop() if warm.num_games > warm.first_games else []
         stages.append(last + people)

@@ -25,7 +25,7 @@ from selfplay.colocation.faults import EnginesFailed
 from selfplay.colocation.handover import deliver_again, warn
 from selfplay.colocation.noise_floor import FEWEST, FIRST, MORE, NoiseFloor, turn_mismatch
 from selfplay.colocation.restarts import Restarts
-from selfplay.config import Config
+from selfplay.config import EngineConfig
 from selfplay.credit.sample import Sample
 from selfplay.distributed import gather_objects
 from selfplay.engines.base import Engine, EngineFault
@@ -48,7 +48,7 @@ class SyncCheck:
     """The comparison after each push, with the noise floor that it needs.
 
     Off with the hf engine, which reads the policy's own parameters or a copy that is compared bit
-    for bit, and with `parallel.offload_parameters`, because offloaded parameters cannot score.
+    for bit, and with `offloaded` parameters, which cannot score. `token_budget` is a micro-batch's.
     Every rank calls each method. `turns` are those of this rank, `num_turns` if there are as many.
     Each of an engine's processes scores its own turns and is compared like an engine.
     """
@@ -60,12 +60,14 @@ class SyncCheck:
         restarts: Restarts,
         ending: Ending,
         *,
-        config: Config,
+        config: EngineConfig,
+        token_budget: int,
+        offloaded: bool,
     ) -> None:
         self._restarts, self._ending = restarts, ending
         self._learner, self._engine, self._config = learner, engine, config
-        self._off = config.engine.kind == "hf" or config.parallel.offload_parameters
-        self._num_processes = config.engine.processes
+        self._token_budget, self._off = token_budget, config.kind == "hf" or offloaded
+        self._num_processes = config.processes
         self.num_turns = (FIRST + MORE + MORE) * self._num_processes
         self._floor = NoiseFloor()
         self._turns: Sequence[Turn] = ()
@@ -107,13 +109,13 @@ class SyncCheck:
     def _push_again(self, turns: Sequence[Turn], version: int) -> None:
         """Raises EngineDisagrees if the mismatch stays after a new push."""
         warn("log-prob mismatch above the noise floor: weights are pushed again", self._learner)
-        deliver_again(self._learner, self._engine, version=version, config=self._config.engine)
+        deliver_again(self._learner, self._engine, version=version, config=self._config)
         third = self._mismatches(turns)
         if not self._floor.suspects(third, fewest=MORE):
             self._add_to_floor(third)
             return
         worst = max(sum(of_engine) / len(of_engine) for of_engine in third.values())
-        bound = self._config.engine.max_mismatch
+        bound = self._config.max_mismatch
         if worst > bound:
             raise EngineDisagrees(
                 f"sync check failed: with equal weights the log-prob mismatch is {worst:.4f} nats "
@@ -170,9 +172,9 @@ class SyncCheck:
         learner, world = self._learner, self._learner.world
         everyone = [sample for part in gather_objects(samples, world) for sample in part]
         share = everyone[world.dp_rank :: world.dp_size]
-        budget = self._config.optim.tokens_per_microbatch
         by_name: dict[str, list[float]] = {sample.name: [] for sample in share}
-        for batch in even_out(micro_batches(share, budget=budget, device=world.device), world):
+        batches = micro_batches(share, budget=self._token_budget, device=world.device)
+        for batch in even_out(batches, world):
             with torch.no_grad():
                 logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
             if not is_filler(batch):

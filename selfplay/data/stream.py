@@ -47,7 +47,12 @@ class TrainStream:
         self._file: Sequence[Instance] | None = None
         self._prefetcher: Prefetcher | None = None
         if config.data.train != GENERATED:
-            self._file = _read(config)
+            self._file = _read(
+                config.data.train,
+                config.game,
+                batch=config.rollout.instances,
+                num_resampled=config.algorithm.resample,
+            )
         elif config.data.processes > 1:
             self._prefetcher = Prefetcher(seed=config.seed, processes=config.data.processes)
         self._recorded: Sequence[Recorded] = ()
@@ -211,19 +216,17 @@ def game_at(
     return game
 
 
-def _read(config: Config) -> Sequence[Instance]:
+def _read(path: str, game: GameConfig, *, batch: int, num_resampled: int) -> Sequence[Instance]:
     """The instances of data.train. Raises SettingsError if they are too few for one step."""
-    path, num_places = config.data.train, config.rollout.instances + config.algorithm.resample
-    instances: Sequence[Instance] = read_file(config.game, "data.train", path)
-    if len(instances) < config.rollout.instances:
+    instances: Sequence[Instance] = read_file(game, "data.train", path)
+    if len(instances) < batch:
         raise SettingsError(
             f"rollout.instances must be at most the {len(instances)} instances of {path}, "
-            f"got {config.rollout.instances}"
+            f"got {batch}"
         )
-    if len(instances) < num_places:
+    if len(instances) < batch + num_resampled:
         raise SettingsError(
-            f"algorithm.resample must be at most {len(instances) - config.rollout.instances} "
-            f"(the {len(instances)} instances of {path} minus rollout.instances), got "
-            f"{config.algorithm.resample}"
+            f"algorithm.resample must be at most {len(instances) - batch} (the {len(instances)} "
+            f"instances of {path} minus rollout.instances), got {num_resampled}"
         )
     return instances

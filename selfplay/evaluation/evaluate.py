@@ -15,7 +15,7 @@ from typing import Any
 from dialop.game import Instance
 from selfplay.chat.rendering import Rendering
 from selfplay.colocation.restarts import FolderRestarts, Restarts
-from selfplay.config import Config, GameConfig, RolloutConfig
+from selfplay.config import GameConfig, RolloutConfig
 from selfplay.distributed import World, gather_objects
 from selfplay.engines.base import Engine, Sampling
 from selfplay.games import kit_of
@@ -53,42 +53,18 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationContext:
-    """What held-out games need: the engine, the policy's partner, the ranks that share the games,
-    and the settings of game and rollout. `max_batch` is the engine's largest batch, in games.
-    `restarts` restarts an engine that fails."""
+    """What held-out games need: the engine, the ranks that share the games, the settings of game
+    and rollout, the policy's partner. `max_batch` is the engine's largest batch, in games.
+    `restarts` restarts an engine that fails; without it the engine reads its folder again."""
 
     engine: Engine | None
-    partner: Partner
     rendering: Rendering
     world: World
     game: GameConfig
     rollout: RolloutConfig
     max_batch: int
-    restarts: Restarts | FolderRestarts
-
-    @classmethod
-    def of(
-        cls,
-        config: Config,
-        engine: Engine | None,
-        *,
-        rendering: Rendering,
-        world: World,
-        partner: Partner = SELF_PLAY,
-        restarts: Restarts | FolderRestarts | None = None,
-    ) -> EvaluationContext:
-        """The context from a run's settings. Without `restarts` a failed engine starts again with
-        the weights of its folder."""
-        return cls(
-            engine,
-            partner,
-            rendering,
-            world,
-            config.game,
-            config.rollout,
-            config.engine.max_batch,
-            restarts or FolderRestarts(engine, world),
-        )
+    partner: Partner = SELF_PLAY
+    restarts: Restarts | FolderRestarts | None = None
 
 
 def evaluate(
@@ -187,7 +163,8 @@ def play_instances(
         return PlayedGames(games, num_void)
 
     with progress(len(share), "evaluation", rank=bar_rank) as bar:
-        return context.restarts.asking(attempt)
+        restarts = context.restarts or FolderRestarts(engine, world)
+        return restarts.asking(attempt)
 
 
 def evaluate_scripted(

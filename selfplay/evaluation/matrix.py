@@ -67,11 +67,13 @@ def play_matches(
                 with closing(
                     Partners([(spec, 1.0)], config, rendering=rendering, world=world)
                 ) as partners:
-                    context = EvaluationContext.of(
-                        config,
+                    context = EvaluationContext(
                         partners.beside(engine),
-                        rendering=rendering,
-                        world=world,
+                        rendering,
+                        world,
+                        config.game,
+                        config.rollout,
+                        config.engine.max_batch,
                         partner=partners.for_step(0)[0][0],
                     )
                     for match in matches:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -303,16 +302,6 @@ def _find(spec: Spec) -> Source:
         return find_source(Path(spec.argument), what=f"partner {spec.text!r}")
     except ValueError as error:
         raise SettingsError(str(error)) from None
-
-
-def make_partners(
-    config: Config, rendering: Rendering, world: World, *, cleanup: ExitStack
-) -> Partners:
-    """The partners that the settings name; `cleanup` closes them."""
-    shares = parse_shares(config.rollout.partners)
-    partners = Partners(shares, config, rendering=rendering, world=world)
-    cleanup.callback(partners.close)
-    return partners
 
 
 def _person(names: tuple[object, ...], seat: int) -> Player:

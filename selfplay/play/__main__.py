@@ -18,10 +18,8 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
-from itertools import cycle
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 
@@ -38,12 +36,11 @@ from selfplay.partners.checkpoints import Source, find_source
 from selfplay.partners.partners import Partners
 from selfplay.play.games import (
     Opponent,
+    Session,
     ending_text,
     keep_game,
-    play_one,
     result_of,
     seats_for_a_person,
-    suggested,
 )
 from selfplay.play.server import make_app
 from selfplay.play.table import SeatedPerson, Table
@@ -148,16 +145,23 @@ def main(words: Sequence[str] | None = None) -> int:
                     rollout=config.rollout,
                     max_positions=None,
                 )
-            seats = seats_for_a_person(config, opponent)
+            seats = seats_for_a_person(config.game, opponent)
             if args.seat is not None and args.seat not in seats:
                 raise ValueError(f"--seat must be one of {seats}, got {args.seat}")
-            seats = seats if args.seat is None else [args.seat]
+            session = Session(
+                games.instances,
+                opponent,
+                seats=seats if args.seat is None else [args.seat],
+                game=config.game,
+                rollout=config.rollout,
+                seed=config.seed,
+            )
             sock = None if args.terminal else bound(args.port)
         except (SettingsError, RunEnds, ValueError, OSError) as error:
             return refused(PROGRAM, error)
         if sock is None:
-            return play_here(games.instances, opponent, config=config, seats=seats, out=out)
-        return play_on_page(games.instances, opponent, sock, config=config, seats=seats, out=out)
+            return play_here(session, out)
+        return play_on_page(session, out, sock)
 
 
 def bound(port: int) -> socket.socket:
@@ -173,26 +177,15 @@ def bound(port: int) -> socket.socket:
     return sock
 
 
-def play_here(
-    instances: Sequence[Any], opponent: Opponent, *, config: Config, seats: Sequence[int], out: Path
-) -> int:
+def play_here(session: Session, out: Path) -> int:
     """Play in the terminal until the input ends."""
-    for number, instance in enumerate(cycle(instances)):
+    name = session.opponent.name
+    for number in count():
         person = PersonPlayer(name=PERSON, lines_in=sys.stdin, lines_out=sys.stdout)
-        seat = seats[number % len(seats)]
-        episode = play_one(
-            instance,
-            person,
-            seat,
-            opponent,
-            config=config,
-            number=number,
-            begin=lambda game, place, rules: print(
-                f"\nYou play with {opponent.name}.",
-                *([rules] if config.game.brief else []),
-                sep="\n\n",
-            ),
+        begin = lambda game, seat, rules: print(  # noqa: E731
+            f"\nYou play with {name}.", *([rules] if session.game.brief else []), sep="\n\n"
         )
+        episode = session.play(number, person, begin)
         if episode is None:
             print("\nThe game ended without a result.")
             return 0
@@ -201,49 +194,35 @@ def play_here(
     return 0
 
 
-def play_on_page(
-    instances: Sequence[Any],
-    opponent: Opponent,
-    sock: socket.socket,
-    *,
-    config: Config,
-    seats: Sequence[int],
-    out: Path,
-) -> int:
+def play_on_page(session: Session, out: Path, sock: socket.socket) -> int:
     """Serve the page until the program is stopped; games run in a thread of their own."""
-    table = Table(kit_of(config.game).ROLES, partial(suggested, config=config))
+    table = Table(kit_of(session.game).ROLES, session.suggested)
     token, port = secrets.token_urlsafe(24), sock.getsockname()[1]
-    app = make_app(table, token=token, port=port, opponent=opponent.name)
+    app = make_app(table, token=token, port=port, opponent=session.opponent.name)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
     )
 
     def deal() -> None:
-        for number, instance in enumerate(cycle(instances)):
+        for number in count():
             if not table.wait_for_start():
                 return
             try:
-                episode = play_one(
-                    instance,
-                    SeatedPerson(table),
-                    seats[number % len(seats)],
-                    opponent,
-                    config=config,
-                    number=number,
-                    begin=table.begin,
-                )
+                episode = session.play(number, SeatedPerson(table), table.begin)
                 if episode is None:
                     table.finish({"error": "The game ended without a result and is not kept."})
                     continue
                 keep_game(episode, out)
-                table.finish(result_of(episode, opponent))
+                table.finish(result_of(episode, session.opponent))
             except Exception as error:  # noqa: BLE001 the page tells it and can start another game
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
                 print(f"{PROGRAM}: {reason}", file=sys.stderr, flush=True)
                 table.finish({"error": f"The game failed: {reason}"})
 
     threading.Thread(target=deal, name="games", daemon=True).start()
-    print(f"You play with {opponent.name}. Open this address on this machine; Ctrl-C ends it:")
+    print(
+        f"You play with {session.opponent.name}. Open this address on this machine; Ctrl-C ends it:"
+    )
     print(f"http://127.0.0.1:{port}/?token={token}", flush=True)
     server.run(sockets=[sock])
     table.close()

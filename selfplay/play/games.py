@@ -17,15 +17,15 @@ from dialop.game import Game, Instance
 from dialop.matching.game import MatchingGame
 from dialop.matching.recorded import record_of
 from selfplay.chat.rendering import Rendering
-from selfplay.config import Config
+from selfplay.config import GameConfig, RolloutConfig
 from selfplay.engines.base import Engine, Sampling
 from selfplay.games import kit_of
 from selfplay.metrics.step import game_record
 from selfplay.report.games import Texts, drawn_game
 from selfplay.rollout.driver import play_games, play_scripted
 from selfplay.rollout.episode import VOID, Episode, GameSetup, limits_of
-from selfplay.rollout.players import Player, PolicyPlayer
-from selfplay.rollout.seating import Sit, scripted_partner
+from selfplay.rollout.players import Player
+from selfplay.rollout.seating import Sit, policy_player, scripted_partner
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,73 +39,72 @@ class Opponent:
     sit: Sit | None = None
 
 
-def seats_for_a_person(config: Config, opponent: Opponent) -> list[int]:
+def seats_for_a_person(game: GameConfig, opponent: Opponent) -> list[int]:
     """The seats that leave the opponent one to play."""
-    kit = kit_of(config.game)
+    kit = kit_of(game)
     theirs = kit.POLICY_SEATS if opponent.sit is None else range(len(kit.ROLES))
     return [s for s in range(len(kit.ROLES)) if any(other != s for other in theirs)]
 
 
-def play_one(
-    instance: Instance,
-    person: Player,
-    seat: int,
-    opponent: Opponent,
-    *,
-    config: Config,
-    number: int,
-    begin: Callable[[Game, int, str], None],
-) -> Episode | None:
-    """Play one game with the person in `seat`; None if the game ended without a result, because the
-    person left or the partner gave no answer. `begin` is told, before the first move, the game, the
-    seat and the seat's rules in words, which a person needs in the brief style too.
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The games of one start of the program: the instances in turn, the person in `seats` in turn.
+    `seed` is the run's."""
 
-    `number` counts the games of a start: a second game on an instance has other draws.
-    """
-    kit = kit_of(config.game)
-    names = (config.seed, "with a person", instance.key, number)
-    game = kit.new_game(instance, config.game)
-    players = tuple(
-        person if place == seat else _other(opponent, names, place, config)
-        for place in range(len(kit.ROLES))
-    )
-    setup = GameSetup(game=game, players=players, instance=instance.key, index=number)
-    brief = config.game.brief
-    full = kit.new_game(instance, replace(config.game, brief=False)) if brief else game
-    begin(game, seat, full.prompt(seat).system)
-    limits = limits_of(config.rollout)
-    if opponent.engine is None or opponent.rendering is None:
-        episodes = play_scripted([setup], limits=limits)
-    else:
-        sampling = Sampling(
-            temperature=config.rollout.temperature, stop_ids=opponent.rendering.stop_ids
+    instances: Sequence[Instance]
+    opponent: Opponent
+    seats: Sequence[int]
+    game: GameConfig
+    rollout: RolloutConfig
+    seed: int
+
+    def play(
+        self, number: int, person: Player, begin: Callable[[Game, int, str], None]
+    ) -> Episode | None:
+        """Play game `number`; None if it ended without a result, because the person left or the
+        partner gave no answer. `begin` is told, before the first move, the game, the person's seat
+        and its rules in words, which a person needs in the brief style too. A second game on an
+        instance has other draws.
+        """
+        instance = self.instances[number % len(self.instances)]
+        own, opponent = self.seats[number % len(self.seats)], self.opponent
+        kit = kit_of(self.game)
+        game = kit.new_game(instance, self.game)
+        names = (self.seed, "with a person", instance.key, number)
+        players = tuple(
+            person if seat == own else self._other(names, seat) for seat in range(len(kit.ROLES))
         )
-        episodes, _ = play_games([setup], opponent.engine, sampling=sampling, limits=limits)
-    return next((episode for episode in episodes if episode.ended != VOID), None)
+        setup = GameSetup(game=game, players=players, instance=instance.key, index=number)
+        brief = self.game.brief
+        full = kit.new_game(instance, replace(self.game, brief=False)) if brief else game
+        begin(game, own, full.prompt(own).system)
+        limits = limits_of(self.rollout)
+        if opponent.engine is None or opponent.rendering is None:
+            episodes = play_scripted([setup], limits=limits)
+        else:
+            sampling = Sampling(
+                temperature=self.rollout.temperature, stop_ids=opponent.rendering.stop_ids
+            )
+            episodes, _ = play_games([setup], opponent.engine, sampling=sampling, limits=limits)
+        return next((episode for episode in episodes if episode.ended != VOID), None)
 
+    def suggested(self, game: Game, seat: int) -> str:
+        """The move that a scripted player would make in a seat whose move it is; "" where the game
+        has no script for it."""
+        kit = kit_of(self.game)
+        for spec in kit.BASELINES[:1]:
+            with suppress(ValueError):  # a script need not know what to do where people led a game
+                script = kit.make_script(kit.seated(spec)[seat], seed=self.seed)
+                return script.act(game.view(seat))
+        return ""
 
-def _other(opponent: Opponent, names: tuple[object, ...], seat: int, config: Config) -> Player:
-    kit, rollout = kit_of(config.game), config.rollout
-    if opponent.sit is not None:
-        return opponent.sit(names, seat)
-    if opponent.rendering is None or seat not in kit.POLICY_SEATS:
-        return scripted_partner(kit.BASELINES[0], names, seat, config.game)
-    return PolicyPlayer(
-        opponent.rendering,
-        seed_names=names,
-        max_new_tokens=rollout.max_new_tokens,
-        max_game_tokens=rollout.max_game_tokens,
-    )
-
-
-def suggested(game: Game, seat: int, *, config: Config) -> str:
-    """The move that a scripted player would make in a seat whose move it is; "" where the game has
-    no script for it."""
-    kit = kit_of(config.game)
-    for spec in kit.BASELINES[:1]:
-        with suppress(ValueError):  # a script need not know what to do where people led a game
-            return kit.make_script(kit.seated(spec)[seat], seed=config.seed).act(game.view(seat))
-    return ""
+    def _other(self, names: tuple[object, ...], seat: int) -> Player:
+        kit, opponent = kit_of(self.game), self.opponent
+        if opponent.sit is not None:
+            return opponent.sit(names, seat)
+        if opponent.rendering is None or seat not in kit.POLICY_SEATS:
+            return scripted_partner(kit.BASELINES[0], names, seat, self.game)
+        return policy_player(names, self.rollout, opponent.rendering)
 
 
 def result_of(episode: Episode, opponent: Opponent) -> dict[str, Any]:

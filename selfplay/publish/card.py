@@ -16,7 +16,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from dialop.shown import escaped, fenced
-from selfplay.config import Config, GameConfig, load_config
+from selfplay.config import Config, GameConfig, RolloutConfig, load_config
 from selfplay.config.settings import SettingsError, difference
 from selfplay.evaluation.drawings import game_text
 from selfplay.games import kit_of
@@ -80,9 +80,9 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
     parts = [
         f"---\n{_front_matter(name, config.game, config.model.path, sampled).to_yaml()}\n---",
         f"# {name.split('/')[1]}",
-        f"One policy for {seats_of(config)} of {game}, trained from {start} by self-play "
-        f"({step} steps of {config.algorithm.method}). It talks in the texts of its game and is "
-        "no general chat model.",
+        f"One policy for {seats_of(config.game, config.rollout)} of {game}, trained from {start} "
+        f"by self-play ({step} steps of {config.algorithm.method}). It talks in the texts of its "
+        "game and is no general chat model.",
         "## Held-out games",
         f"{len(sampled['scores'])} instances that training never drew. The score is the share of "
         "the best possible value, 0 without an agreement, with a bootstrap 95 % interval over "
@@ -140,10 +140,9 @@ def _front_matter(
     )
 
 
-def seats_of(config: Config) -> str:
+def seats_of(game: GameConfig, rollout: RolloutConfig) -> str:
     """The seats that the policy has in the game."""
-    seats = chosen_seats(config.game, config.rollout)
-    roles = kit_of(config.game).ROLES
+    seats, roles = chosen_seats(game, rollout), kit_of(game).ROLES
     if seats is None:
         return "both seats" if len(roles) == 2 else "all seats"
     return f"the seat of the {' and the '.join(dict.fromkeys(roles[seat] for seat in seats))}"

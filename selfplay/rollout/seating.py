@@ -328,16 +328,17 @@ def seat_players(
     """The player of each seat: the policy where `policy_places` says so, else the partner."""
     places = policy_places(game, rollout, partner=partner, index=index)
     return tuple(
-        _policy_player(names, rollout, rendering)
+        policy_player(names, rollout, rendering)
         if partner.sit is None or seat in places
         else partner.sit(names, seat)
         for seat in range(len(kit_of(game).ROLES))
     )
 
 
-def _policy_player(
+def policy_player(
     names: tuple[object, ...], rollout: RolloutConfig, rendering: Rendering
 ) -> PolicyPlayer:
+    """The policy in training; `names` are those of the game's draws."""
     return PolicyPlayer(
         rendering,
         seed_names=names,

@@ -149,7 +149,15 @@ def checked(engine: PreTrainedModel) -> tuple[SyncCheck, Learner, Ending]:
         learner, scorer, Offload(learner, state=False, reference=False), config=config.engine
     )
     ending = Ending()
-    check = SyncCheck(learner, scorer, restarts, ending, config=config)
+    check = SyncCheck(
+        learner,
+        scorer,
+        restarts,
+        ending,
+        config=config.engine,
+        token_budget=config.optim.tokens_per_microbatch,
+        offloaded=False,
+    )
     check.listen(spoken(model, FEWEST, seed=0))
     check._engine = Scorer(engine)  # type: ignore[assignment]
     return check, learner, ending

@@ -145,9 +145,8 @@ def monitor_in(
         )
         return FrozenPlayer(player, name="warm_start")
 
-    context = EvaluationContext.of(
-        config, router, rendering=rendering, world=init_world(device="cpu")
-    )
+    world, max_batch = init_world(device="cpu"), config.engine.max_batch
+    context = EvaluationContext(router, rendering, world, config.game, config.rollout, max_batch)
     partner = Partner("warm_start", sit)
     drift_monitor = DriftMonitor(config.eval, config.data, partner, folder=folder)
     return drift_monitor, context, policy, config

@@ -7,7 +7,6 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,7 @@ from selfplay.config import Config, load_config
 from selfplay.games import kit_of
 from selfplay.play.__main__ import bound, main, play_here
 from selfplay.play.forms import forms_of, spoken
-from selfplay.play.games import (
-    Opponent,
-    keep_game,
-    play_one,
-    result_of,
-    seats_for_a_person,
-    suggested,
-)
+from selfplay.play.games import Opponent, Session, keep_game, result_of, seats_for_a_person
 from selfplay.play.server import MAX_BODY, MAX_MOVES, MAX_TEXT, TOKEN_HEADER, make_app
 from selfplay.play.table import NotNow, SeatedPerson, Table
 from selfplay.report.games import seat_names
@@ -57,6 +49,10 @@ def honest(config: Config) -> Opponent:
     return Opponent("scripted:honest", None, None, sit)
 
 
+def session(config: Config, instance: Any, opponent: Opponent, seat: int = 0) -> Session:
+    return Session([instance], opponent, [seat], config.game, config.rollout, config.seed)
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     return settings(tmp_path / "run", "game.size=2", "game.scale=false", "game.max_value=10")
@@ -66,9 +62,10 @@ class Running:
     """A game and its server in threads, as the page's program runs them, with a client."""
 
     def __init__(self, config: Config, instance: Any, *, seat: int = 0) -> None:
-        self.table = Table(kit_of(config.game).ROLES, partial(suggested, config=config))
+        self.session = session(config, instance, honest(config), seat)
+        self.table = Table(kit_of(config.game).ROLES, self.session.suggested)
         self.episodes: list[Any] = []
-        self.thread = threading.Thread(target=self._play, args=(config, instance, seat))
+        self.thread = threading.Thread(target=self._play)
         socket = bound(0)
         self.port = socket.getsockname()[1]
         self.here = f"http://127.0.0.1:{self.port}"
@@ -79,14 +76,12 @@ class Running:
         self.thread.start()
         self.serving.start()
 
-    def _play(self, config: Config, instance: Any, seat: int) -> None:
+    def _play(self) -> None:
         if self.table.wait_for_start():
-            person, opponent = SeatedPerson(self.table), honest(config)
-            episode = play_one(
-                instance, person, seat, opponent, config=config, number=0, begin=self.table.begin
-            )
+            episode = self.session.play(0, SeatedPerson(self.table), self.table.begin)
             self.episodes.append(episode)
-            self.table.finish({} if episode is None else result_of(episode, opponent))
+            result = {} if episode is None else result_of(episode, self.session.opponent)
+            self.table.finish(result)
 
     def post(self, path: str, body: Any, **headers: str) -> Any:
         given = {TOKEN_HEADER: TOKEN, "origin": self.here, **headers}
@@ -289,7 +284,7 @@ def test_the_terminal_plays_the_same_game(
     screen, out = io.StringIO(), tmp_path / "games.jsonl"
     monkeypatch.setattr("sys.stdout", screen)
     monkeypatch.setattr("sys.stdin", Talker(screen))
-    assert play_here([SMALL], honest(config), config=config, seats=[0], out=out) == 0
+    assert play_here(session(config, SMALL, honest(config)), out) == 0
     assert dialop(["replay", str(out)]) == 0
     monkeypatch.undo()
     said = screen.getvalue()
@@ -301,7 +296,9 @@ def test_the_terminal_plays_the_same_game(
 def test_a_game_of_another_kind_is_kept_whole(tmp_path: Path) -> None:
     config = settings(tmp_path / "run", "game.name=collab", "rollout.partners=[scripted:user]")
     opponent = Opponent("policy", None, None)
-    assert seats_for_a_person(config, opponent) == [0], "the policy can have only the other seat"
+    assert seats_for_a_person(config.game, opponent) == [0], (
+        "the policy can have only the other seat"
+    )
     (task,) = kit_of(config.game).generate(
         config.game, seed=0, start=0, num=1, processes=1, easy=True
     )
@@ -309,15 +306,8 @@ def test_a_game_of_another_kind_is_kept_whole(tmp_path: Path) -> None:
     table = Table(("user", "assistant"))
     for _ in range(100):
         table._moves.put("[message] It is 3.")
-    episode = play_one(
-        task,
-        SeatedPerson(table),
-        0,
-        Opponent("scripted:ask", None, None, sit),
-        config=config,
-        number=0,
-        begin=table.begin,
-    )
+    games = session(config, task, Opponent("scripted:ask", None, None, sit))
+    episode = games.play(0, SeatedPerson(table), table.begin)
     assert episode is not None
     state = table.state()
     assert state["board"] is None and any("text" in turn for turn in state["talk"])

@@ -43,7 +43,7 @@ def config_of(folder: Path, *overrides: str) -> Config:
 def parts(folder: Path) -> tuple[Learner, StartCheck]:
     config = config_of(folder)
     world, tokenizer = init_world(device="cpu"), AutoTokenizer.from_pretrained(folder)
-    learner = make_learner(config, folder, world, reference=False)
+    learner = make_learner(config, folder, world)
     start = StartCheck(
         tokenizer,
         AutoConfig.from_pretrained(folder),

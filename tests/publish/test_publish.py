@@ -120,7 +120,8 @@ def test_the_card_has_the_scores_beside_scripts_and_people(run: Path) -> None:
     ],
 )
 def test_the_card_names_the_seats_of_the_policy(words: list[str], seats: str) -> None:
-    assert seats_of(load_config(None, ["model.path=x", *words])) == seats
+    config = load_config(None, ["model.path=x", *words])
+    assert seats_of(config.game, config.rollout) == seats
 
 
 def test_what_a_model_wrote_stays_text(run: Path) -> None:

@@ -88,7 +88,9 @@ def test_the_first_teachers_play_the_first_games_and_no_others(tmp_path: Path) -
     )
     world = init_world(device="cpu")
     rendering = make_rendering(make_tokenizer(config, tmp_path, world), template_kwargs={})
-    first, others = kept_samples(config, rendering, folder=tmp_path, world=world)
+    first, others = kept_samples(
+        TeacherSettings.of(config), config.model, rendering, folder=tmp_path, world=world
+    )
     assert (len(first), len(others)) == (22, 38)
     texts = [rendering.decode([i for i, m in zip(s.ids, s.mask, strict=True) if m]) for s in first]
     plans = [text.partition("[propose]\n")[::2] for text in texts if "[propose]" in text]

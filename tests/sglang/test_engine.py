@@ -195,16 +195,24 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
     """All weights old, one old matrix of 26, or all too large; bits are not compared here."""
     folder = tiny.save(tmp_path)
     config = load_config(None, ["engine.kind=sglang", f"model.path={folder}", "model.scratch=null"])
-    learner = make_learner(config, pathlib.Path(folder), init_world(device="cpu"), reference=False)
+    learner = make_learner(config, pathlib.Path(folder), init_world(device="cpu"))
     prompts = [[*range(10 + n, 50 + n)] for n in range(36)]
     answers = engine.generate([Request(prompt, 12, 0) for prompt in prompts], PLAIN)
     turns = [
         ([*prompt, *completion.ids], [0] * len(prompt) + [1] * len(completion.ids))
         for prompt, completion in zip(prompts, answers, strict=True)
     ]
-    offload = Offload(learner, state=False, reference=False)
+    offload = Offload(learner, state=False)
     restarts, ending = Restarts(learner, engine, offload, config=config.engine), Ending()
-    check = SyncCheck(learner, engine, restarts, ending, config=config)
+    check = SyncCheck(
+        learner,
+        engine,
+        restarts,
+        ending,
+        config=config.engine,
+        token_budget=config.optim.tokens_per_microbatch,
+        offloaded=False,
+    )
     check.listen(turns)
     served = engine.served.num_requests
     metrics = check.after_push(version=engine.version)
