@@ -19,6 +19,9 @@ and may define
     BASELINES                scripted players that evaluations compare the policy with
     POLICY_SEATS             the seats that the policy can have (default: all)
     read(path)               the instances of a file; ValueError for an invalid row
+    check_machine(instances, options)   what to tell of how they are played on this machine, "" for
+                             nothing; ValueError if they cannot be
+    easy(options)            the options that keep every instance, hard or not
     write(path, instances)   write a .parquet file that `read` reads back
     PLAYED_BY_PEOPLE         whether a .jsonl of instances holds recorded games of people
     replay(record, *, index)   one recorded game rescored, as plain values; `agrees` is False if
@@ -222,6 +225,16 @@ class Kit:
     def read(self, path: Path) -> list[Any]:
         """The instances of a file. Raises ValueError for an invalid row."""
         return list(self._part("read")(path))
+
+    def check_machine(self, instances: Sequence[Any], options: Any) -> str:
+        """What to tell of how the instances are played on this machine; "" for nothing."""
+        if self.has("check_machine"):
+            return str(self._module.check_machine(instances, options))
+        return ""
+
+    def easy(self, options: Any) -> Any:
+        """The options that keep every instance, hard or not."""
+        return self._module.easy(options) if self.has("easy") else options
 
     def write(self, path: Path, instances: Sequence[Any]) -> None:
         """Write a file that `read` reads back."""

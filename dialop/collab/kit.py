@@ -1,18 +1,27 @@
-"""The collab game as `dialop.kit` describes a game: for `python -m dialop check` and bridges.
-
-The instances are hidden-number tasks. The trainer reads the same rules from its section `game`.
-"""
+"""The collab game as `dialop.kit` describes a game. Generated instances are hidden-number tasks."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from dialop.collab import numbers, script
+from dialop.collab import numbers, sandbox, script, texts
 from dialop.collab.game import CollabGame
 from dialop.collab.store import read_instances as read
 from dialop.collab.store import write_instances as write
-from dialop.collab.task import ASSISTANT, NAMES, USER, CollabInstance, CollabOptions
+from dialop.collab.task import (
+    ANSWER,
+    ASSISTANT,
+    END,
+    NAMES,
+    USER,
+    CollabInstance,
+    CollabOptions,
+)
 from dialop.kit import check_options, option
+from dialop.logged import part_of
 
 __all__ = ["make_script", "read", "restore", "write"]
 
@@ -27,12 +36,10 @@ restore = CollabGame.from_state
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(CollabOptions):
     """The numbers of the tasks, and the rules of play."""
 
     max_value: int = option(100, "all numbers are below this", low=2, high=10_000)
-    brief: bool = False
-    private_reasoning: bool = False
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -48,8 +55,35 @@ def generate(options: Options, *, seed: int, start: int, num: int) -> list[Colla
 
 def new_game(instance: CollabInstance, options: Options) -> CollabGame:
     """A new conversation about a task."""
-    rules = CollabOptions(brief=options.brief, private_reasoning=options.private_reasoning)
-    return CollabGame(instance, rules)
+    return CollabGame(instance, part_of(options, CollabOptions))
+
+
+def check_machine(instances: Sequence[CollabInstance], options: Options) -> str:
+    """How answers are isolated while they are graded, if there are code tasks.
+
+    Raises sandbox.NoWall if the isolation that the options require is not available.
+    """
+    if all(instance.task != "code" for instance in instances):
+        return ""
+    return f"isolation of code answers: {sandbox.available_wall(options.code_wall)}"
+
+
+def described(instances: Sequence[CollabInstance], options: Options) -> dict[str, Any]:
+    """The number of instances of each kind of task."""
+    return {"tasks": dict(Counter(instance.task for instance in instances))}
+
+
+def phrases(
+    instances: Sequence[CollabInstance], options: Options, *, split_lines: bool
+) -> Sequence[str]:
+    """Tags and sentences of the hidden-number task in the brief style; () in the full style.
+
+    `split_lines` is ignored: no move of this game has several lines.
+    """
+    if not options.brief:
+        return ()
+    sentences = (script.ASK_NUMBER, script.SMALL_TALK)
+    return [f"[{ANSWER}]", f"[{END}]", *sentences, *texts.EMPTY_REPLIES, *numbers.phrases()]
 
 
 def seated(spec: str) -> tuple[str, str]:

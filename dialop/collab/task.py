@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from reprlib import repr as short
 from typing import Any, Literal
 
+from dialop.collab.sandbox import CHOICES
+from dialop.kit import option
+
 Task = Literal["math", "writing", "code"]
 Kind = Literal["message", "answer", "end"]
 
@@ -56,12 +59,14 @@ class CollabOptions:
 
     `brief` leaves the rules out of the prompts, for small models. `private_reasoning` allows text
     up to `</think>`, which is hidden from the other seat. `code_wall` selects the wall of the
-    sandbox for code answers (one of `sandbox.CHOICES`).
+    sandbox for code answers.
     """
 
     brief: bool = False
     private_reasoning: bool = False
-    code_wall: str = "auto"
+    code_wall: str = option(
+        "auto", "isolation of code answers while they are graded", choices=CHOICES, play=True
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,32 +5,55 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
+from dialop.demonstrations import demonstrated
+from dialop.kit import option
 from dialop.logged import Rules, part_of
-from dialop.matching import scripted
+from dialop.matching import people, scripted, texts
 from dialop.matching.board import MatchingInstance
 from dialop.matching.game import MatchingGame
 from dialop.matching.generate import MatchingRecipe, generate_instance
-from dialop.matching.recorded import replay
+from dialop.matching.people import board_digest as digest
+from dialop.matching.recorded import agreed, read_recorded, replay, said_in
 from dialop.matching.solve import best_value, solo_value
 from dialop.matching.store import read_instances as read
 from dialop.matching.store import write_instances as write
+from dialop.starts import tally
 
-__all__ = ["make_script", "read", "replay", "restore", "write"]
+__all__ = [
+    "digest",
+    "make_script",
+    "read",
+    "read_recorded",
+    "recorded_messages",
+    "replay",
+    "restore",
+    "write",
+]
 
 ROLES: tuple[str, ...] = ("player", "player")
 SCRIPT_NAMES: tuple[str, ...] = scripted.NAMES
 BASELINES: tuple[str, ...] = ("honest", "solo", "random")
 PLAYED_BY_PEOPLE: bool = True
+# Both seats tell all that they see, then the first proposes.
+_DEMONSTRATOR, _DEMONSTRATED = "honest:reply=tell", 2**62  # the player, and the stream of boards
+
 make_script = scripted.make_scripted
+recorded_messages = said_in
 restore = MatchingGame.from_state
 
 
 @dataclass(frozen=True)
 class Options(MatchingRecipe, Rules):
     """The recipe of instances and the rules of play."""
+
+    demonstrations: int = option(
+        0, "finished games that every prompt shows first", low=0, high=16, play=True
+    )
 
 
 def generate(
@@ -40,9 +63,24 @@ def generate(
     return [generate_instance(options, seed=seed, index=start + i) for i in range(num)]
 
 
-def new_game(instance: MatchingInstance, options: Rules) -> MatchingGame:
-    """A game on a board, at its start."""
-    return MatchingGame(instance, part_of(options, Rules))
+def easy(options: Options) -> Options:
+    """Boards are kept whatever the seats' solo plans are worth."""
+    return replace(options, keep="all")
+
+
+def new_game(instance: MatchingInstance, options: Options) -> MatchingGame:
+    """A game on a board, at its start, with `demonstrations` games in its prompts."""
+    rules = part_of(options, Rules)
+    return MatchingGame(instance, rules, demonstrations=_demonstrations(options))
+
+
+@lru_cache(maxsize=8)
+def _demonstrations(options: Options) -> tuple[tuple[tuple[str, str], ...], str]:
+    """The demonstration games of these rules, the same for every game of every run."""
+    boards = generate(easy(options), seed=_DEMONSTRATED, num=options.demonstrations)
+    scripts = [make_script(_DEMONSTRATOR, seed=seat) for seat in (0, 1)]
+    rules = part_of(options, Rules)
+    return demonstrated([(MatchingGame(board, rules), scripts) for board in boards])
 
 
 def vary(instance: MatchingInstance, seat: int, *, seed: int) -> MatchingInstance | None:
@@ -64,6 +102,43 @@ def vary(instance: MatchingInstance, seat: int, *, seed: int) -> MatchingInstanc
 
 def _solo(instance: MatchingInstance, table: Sequence[Sequence[int]], seat: int) -> float:
     return float(solo_value(table, instance.masks[seat], unknown=instance.unknown))
+
+
+def recorded_tally(record: Mapping[str, Any], instance: MatchingInstance) -> dict[str, float]:
+    """The figures of people's recorded game.
+
+    The score is the recorded one, so games whose proposals use another roster count, too. Errors
+    were not recorded, and the parser of scripted statements finds almost none in people's prose. A
+    note between two moves of one person counts as a message.
+    """
+    log, accepted = record["action_log"], agreed(record)
+    score = instance.norm(float(record["proposal_reward"])) if accepted else 0.0
+    proposals = sum(entry["type"] == "proposal" for entry in log)
+    said = said_in(record)
+    figures = tally(score, said, accepted=accepted, proposals=proposals, turns=len(log))
+    return {**figures, "talk_value": score - instance.norm(max(instance.solo))}
+
+
+def read_people(path: Path) -> list[people.PeoplesGame]:
+    """The games of a .jsonl of recorded games, to imitate."""
+    games = [people.peoples_game(game) for game in read_recorded(path)]
+    return [game for game in games if game is not None]
+
+
+def described(instances: Sequence[MatchingInstance], options: Options) -> dict[str, Any]:
+    """The sizes of the boards, and whether the seats may send messages."""
+    sizes = sorted({instance.size for instance in instances})
+    return {"board_sizes": sizes, "messages_allowed": options.messages}
+
+
+def phrases(
+    instances: Sequence[MatchingInstance], options: Options, *, split_lines: bool
+) -> Sequence[str]:
+    """Tags, cell names and assignment lines of the brief style; () in the full style."""
+    if not options.brief:
+        return ()
+    first = instances[0]
+    return texts.brief_phrases(first.reviewers, first.papers, split_lines=split_lines)
 
 
 def figures(instances: Sequence[MatchingInstance]) -> str:

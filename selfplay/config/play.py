@@ -95,11 +95,13 @@ class GameConfig:
                     raise ValueError(f"game.options.{name} must be given as game.{name}")
 
     def rules(self) -> Any:
-        """The options of a game with a kit of its own, with the settings that all games share."""
-        options = self.options or options_type(self.name)()
-        own = {entry.name for entry in fields(options)}
-        shared = {name: getattr(self, name) for name in SHARED if name in own}
-        return replace(options, **shared)
+        """The game's own options (dialop/kit.py), filled from these settings."""
+        keyed = self.name in KEYED_GAMES
+        options = None if keyed else self.options
+        options = options or load_kit(self.name).Options()
+        keys = {entry.name for entry in fields(self)} if keyed else set(SHARED)
+        own = keys.intersection(entry.name for entry in fields(options))
+        return replace(options, **{name: getattr(self, name) for name in own})
 
 
 def options_type(name: str) -> type:

@@ -19,11 +19,11 @@ import pytest
 from sandbox_abuses import FAKES, HONEST, PROBES
 
 from dialop.collab import sandbox
-from dialop.collab.game import CollabGame
 from dialop.collab.sandbox import NoWall, available_wall, passes
-from dialop.collab.task import CollabInstance, CollabOptions
+from dialop.collab.store import write_instances
+from dialop.collab.task import CollabInstance
 from selfplay.config import GameConfig
-from selfplay.games import collab
+from selfplay.games import kit_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = ("square", "both", "ordered", "apply", "saved")
@@ -442,15 +442,14 @@ def test_the_setting_reaches_the_grade_and_the_wall_is_printed(
 ) -> None:
     task = CollabInstance("k", "code", "Write.", "f gives 1.", "", "assert f() == 1", "f")
     path = tmp_path / "tasks.parquet"
-    collab.store.write_instances(path, [task])
+    write_instances(path, [task])
     game = GameConfig(name="collab", code_wall="none")
-    assert collab.read(path, game) == [task]
+    kit = kit_of(game)
+    assert kit.read(path, game) == [task]
     assert "none" in capfd.readouterr().err
     seen = []
     monkeypatch.setattr(sandbox, "available_wall", lambda wall: seen.append(wall) or "none")
-    played = CollabGame(
-        task, CollabOptions(code_wall=collab.new_game(task, game).options.code_wall)
-    )
+    played = kit.new_game(task, game)
     played.step(1, "[answer] def f(): return 1")
     assert played.outcome().score == 1.0 and seen == ["none"]
 
