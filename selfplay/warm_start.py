@@ -94,17 +94,6 @@ def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     )
 
 
-def tokenizer_folder(model: ModelConfig, folder: Path) -> Path:
-    """The folder of the tokenizer: the model's own, downloaded if needed, or `folder`/tokenizer for
-    the scratch model of the run in `folder`."""
-    return folder / "tokenizer" if model.path is None else local_folder(model.path)
-
-
-def progress_folder(folder: Path) -> Path:
-    """Where a run keeps what an unfinished warm start goes on with; deleted when it ends."""
-    return folder / "warm_start_progress"
-
-
 def _texts(
     game: GameConfig, rollout: RolloutConfig, specs: Sequence[str], instances: Sequence[Any]
 ) -> Iterator[str]:
@@ -122,69 +111,67 @@ def _texts(
                 yield from (f"user\n{text}" for text in (*turn.observations, turn.error) if text)
 
 
-def teacher_samples(
-    settings: TeacherSettings, rendering: Rendering, *, start: int, num: int
-) -> list[Sample]:
-    """Transcripts of both seats of the teachers' games start..start+num-1, with errors masked out.
+def tokenizer_folder(model: ModelConfig, folder: Path) -> Path:
+    """The folder of the tokenizer: the model's own, downloaded if needed, or `folder`/tokenizer for
+    the scratch model of the run in `folder`."""
+    return folder / "tokenizer" if model.path is None else local_folder(model.path)
 
-    Transcripts above `rollout.max_game_tokens` are dropped. Raises SettingsError if these are more
-    than 5 %.
+
+def progress_folder(folder: Path) -> Path:
+    """Where a run keeps what an unfinished warm start goes on with; deleted when it ends."""
+    return folder / "warm_start_progress"
+
+
+def warm_start(
+    learner: Learner,
+    config: Config,
+    rendering: Rendering,
+    *,
+    folder: Path,
+    after_step: Callable[[int], None] | None = None,
+) -> dict[str, float]:
+    """Train the learner, in place, to imitate the teachers. Each rank takes its share of a batch.
+
+    Writes `warm_start.jsonl` to the run's `folder`, and to `progress_folder` what a restart goes on
+    with: the games, and a checkpoint every `warm_start.save_every` optimizer steps. `after_step`
+    gets the number of finished steps after each. Returns the metrics averaged over the last
+    LOG_EVERY optimizer steps.
     """
-    transcripts = _play(settings, rendering, start=start, num=num)
-    return _fitting(transcripts, "the teachers' games", limit=settings.rollout.max_game_tokens)
-
-
-def _play(settings: TeacherSettings, rendering: Rendering, *, start: int, num: int) -> list[Sample]:
-    instances = generated(
-        TEACHERS,
-        game=settings.game,
-        seed=settings.seed,
-        start=start,
-        num=num,
-        processes=settings.data.processes,
-        easy=settings.warm_start.keep == "all",
-    )
-    warm = settings.warm_start
-    setups = teacher_games(
-        instances,
-        teachers=warm.first_teachers if start < warm.first_games else warm.teachers,
-        game=settings.game,
-        seed=settings.seed,
-        rendering=rendering,
-    )
-    return imitation_samples(play_scripted(setups, limits=limits_of(settings.rollout)))
-
-
-def people_samples(
-    settings: TeacherSettings, rendering: Rendering, played: Sequence[Played]
-) -> list[Sample]:
-    """Transcripts of both seats of recorded human games.
-
-    Raises SettingsError if more than 5 % are above `rollout.max_game_tokens`; the others are
-    dropped.
-    """
-    kit, samples = kit_of(settings.game), []
-    for game in played:
-        players = tuple(Teacher(script, rendering, name="people") for script in game.scripts)
-        new_game = kit.new_game(game.instance, settings.game)
-        setup = GameSetup(new_game, players, game.instance.key, index=0)
-        # A recording that ends without an answer ends there.
-        limits = Limits(max_turns=len(game.moves), max_retries=0)
-        samples += imitation_samples(play_scripted([setup], limits=limits))
-    return _fitting(samples, "the recorded games", limit=settings.rollout.max_game_tokens)
-
-
-def _fitting(samples: Sequence[Sample], whose: str, *, limit: int) -> list[Sample]:
-    """The samples of at most `limit` tokens. Raises SettingsError if more than 5 % are longer."""
-    fitting = [s for s in samples if s.longest <= limit]
-    # A rare long dispute exceeds any sensible limit; if many games do, the limit is wrong.
-    if len(fitting) < 0.95 * len(samples):
-        raise SettingsError(
-            f"rollout.max_game_tokens must hold {whose}: {len(samples) - len(fitting)} of "
-            f"{len(samples)} transcripts are longer than {limit}, the longest "
-            f"{max(s.longest for s in samples)}"
+    warm, world, settings = config.warm_start, learner.world, UpdateSettings.of(config)
+    teachers = TeacherSettings.of(config)
+    stages = kept_samples(teachers, config.model, rendering, folder=folder, world=world)
+    if warm.recorded is not None:
+        people = _people(teachers, rendering, folder=folder, rank=world.rank)
+        last = stages.pop() if warm.num_games > warm.first_games else []
+        stages.append(last + people)
+    batches = warm_start_batches(stages, warm, seed=config.seed)
+    kept = progress_folder(folder)
+    first, state = resume(kept, learner)
+    log = StepLog(folder / "warm_start.jsonl", after_step=first or None, rank=world.rank)
+    recent = deque[dict[str, float]](state.get("recent", []), maxlen=LOG_EVERY)
+    means: dict[str, float] = {}
+    for step in progress(range(first, len(batches)), "warm start", rank=world.rank):
+        part = Part(batches[step][world.dp_rank :: world.dp_size], "imitation")
+        lr = learning_rate(
+            step,
+            peak=warm.lr,
+            num_steps=len(batches),
+            warmup_steps=warm.warmup_steps,
+            schedule="cosine",
+            final_share=0.05,
         )
-    return fitting
+        recent.append(optimizer_step(learner, [part], lr=lr, settings=settings))
+        if after_step is not None:
+            after_step(step + 1)
+        if (step + 1) % LOG_EVERY == 0 or step + 1 == len(batches):
+            means = {name: sum(m[name] for m in recent) / len(recent) for name in recent[-1]}
+            log.append({"step": step + 1, **means})
+        if (step + 1) % warm.save_every == 0 and step + 1 < len(batches):
+            log.sync()
+            state = {"recent": list(recent)}
+            save_checkpoint(kept, learner, None, step=step + 1, keep=2, state=state, policy=False)
+    log.close()
+    return means
 
 
 def kept_samples(
@@ -278,78 +265,6 @@ def _kept(folder: Path) -> list[Sample]:
     ]
 
 
-def warm_start_batches(
-    stages: Sequence[Sequence[Sample]], warm: WarmStartConfig, *, seed: int
-) -> list[list[Sample]]:
-    """The samples of each optimizer step: of each stage, one after the other, `epochs` passes in
-    seeded random order, each without a short last batch."""
-    size = warm.batch_size
-    batches = []
-    for samples in stages:
-        if len(samples) < size:
-            raise SettingsError(
-                f"warm_start.batch_size must be at most {len(samples)} transcripts, got {size}"
-            )
-        for epoch in range(warm.epochs):
-            order = list(samples)
-            random.Random(named_seed(seed, "warm start", epoch)).shuffle(order)
-            for start in range(0, len(order) - size + 1, size):
-                batches.append(order[start : start + size])
-    return batches
-
-
-def warm_start(
-    learner: Learner,
-    config: Config,
-    rendering: Rendering,
-    *,
-    folder: Path,
-    after_step: Callable[[int], None] | None = None,
-) -> dict[str, float]:
-    """Train the learner, in place, to imitate the teachers. Each rank takes its share of a batch.
-
-    Writes `warm_start.jsonl` to the run's `folder`, and to `progress_folder` what a restart goes on
-    with: the games, and a checkpoint every `warm_start.save_every` optimizer steps. `after_step`
-    gets the number of finished steps after each. Returns the metrics averaged over the last
-    LOG_EVERY optimizer steps.
-    """
-    warm, world, settings = config.warm_start, learner.world, UpdateSettings.of(config)
-    teachers = TeacherSettings.of(config)
-    stages = kept_samples(teachers, config.model, rendering, folder=folder, world=world)
-    if warm.recorded is not None:
-        people = _people(teachers, rendering, folder=folder, rank=world.rank)
-        last = stages.pop() if warm.num_games > warm.first_games else []
-        stages.append(last + people)
-    batches = warm_start_batches(stages, warm, seed=config.seed)
-    kept = progress_folder(folder)
-    first, state = resume(kept, learner)
-    log = StepLog(folder / "warm_start.jsonl", after_step=first or None, rank=world.rank)
-    recent = deque[dict[str, float]](state.get("recent", []), maxlen=LOG_EVERY)
-    means: dict[str, float] = {}
-    for step in progress(range(first, len(batches)), "warm start", rank=world.rank):
-        part = Part(batches[step][world.dp_rank :: world.dp_size], "imitation")
-        lr = learning_rate(
-            step,
-            peak=warm.lr,
-            num_steps=len(batches),
-            warmup_steps=warm.warmup_steps,
-            schedule="cosine",
-            final_share=0.05,
-        )
-        recent.append(optimizer_step(learner, [part], lr=lr, settings=settings))
-        if after_step is not None:
-            after_step(step + 1)
-        if (step + 1) % LOG_EVERY == 0 or step + 1 == len(batches):
-            means = {name: sum(m[name] for m in recent) / len(recent) for name in recent[-1]}
-            log.append({"step": step + 1, **means})
-        if (step + 1) % warm.save_every == 0 and step + 1 < len(batches):
-            log.sync()
-            state = {"recent": list(recent)}
-            save_checkpoint(kept, learner, None, step=step + 1, keep=2, state=state, policy=False)
-    log.close()
-    return means
-
-
 def _people(
     settings: TeacherSettings, rendering: Rendering, *, folder: Path, rank: int
 ) -> list[Sample]:
@@ -374,6 +289,45 @@ def _people(
     return samples * warm.recorded_repeats
 
 
+def people_samples(
+    settings: TeacherSettings, rendering: Rendering, played: Sequence[Played]
+) -> list[Sample]:
+    """Transcripts of both seats of recorded human games.
+
+    Raises SettingsError if more than 5 % are above `rollout.max_game_tokens`; the others are
+    dropped.
+    """
+    kit, samples = kit_of(settings.game), []
+    for game in played:
+        players = tuple(Teacher(script, rendering, name="people") for script in game.scripts)
+        new_game = kit.new_game(game.instance, settings.game)
+        setup = GameSetup(new_game, players, game.instance.key, index=0)
+        # A recording that ends without an answer ends there.
+        limits = Limits(max_turns=len(game.moves), max_retries=0)
+        samples += imitation_samples(play_scripted([setup], limits=limits))
+    return _fitting(samples, "the recorded games", limit=settings.rollout.max_game_tokens)
+
+
+def warm_start_batches(
+    stages: Sequence[Sequence[Sample]], warm: WarmStartConfig, *, seed: int
+) -> list[list[Sample]]:
+    """The samples of each optimizer step: of each stage, one after the other, `epochs` passes in
+    seeded random order, each without a short last batch."""
+    size = warm.batch_size
+    batches = []
+    for samples in stages:
+        if len(samples) < size:
+            raise SettingsError(
+                f"warm_start.batch_size must be at most {len(samples)} transcripts, got {size}"
+            )
+        for epoch in range(warm.epochs):
+            order = list(samples)
+            random.Random(named_seed(seed, "warm start", epoch)).shuffle(order)
+            for start in range(0, len(order) - size + 1, size):
+                batches.append(order[start : start + size])
+    return batches
+
+
 def auxiliary_imitation(
     settings: TeacherSettings, rendering: Rendering, *, step: int, world: World
 ) -> list[Part]:
@@ -387,3 +341,49 @@ def auxiliary_imitation(
     return [
         Part(samples[world.dp_rank :: world.dp_size], "imitation", weight=warm.auxiliary_weight)
     ]
+
+
+def teacher_samples(
+    settings: TeacherSettings, rendering: Rendering, *, start: int, num: int
+) -> list[Sample]:
+    """Transcripts of both seats of the teachers' games start..start+num-1, with errors masked out.
+
+    Transcripts above `rollout.max_game_tokens` are dropped. Raises SettingsError if these are more
+    than 5 %.
+    """
+    transcripts = _play(settings, rendering, start=start, num=num)
+    return _fitting(transcripts, "the teachers' games", limit=settings.rollout.max_game_tokens)
+
+
+def _play(settings: TeacherSettings, rendering: Rendering, *, start: int, num: int) -> list[Sample]:
+    instances = generated(
+        TEACHERS,
+        game=settings.game,
+        seed=settings.seed,
+        start=start,
+        num=num,
+        processes=settings.data.processes,
+        easy=settings.warm_start.keep == "all",
+    )
+    warm = settings.warm_start
+    setups = teacher_games(
+        instances,
+        teachers=warm.first_teachers if start < warm.first_games else warm.teachers,
+        game=settings.game,
+        seed=settings.seed,
+        rendering=rendering,
+    )
+    return imitation_samples(play_scripted(setups, limits=limits_of(settings.rollout)))
+
+
+def _fitting(samples: Sequence[Sample], whose: str, *, limit: int) -> list[Sample]:
+    """The samples of at most `limit` tokens. Raises SettingsError if more than 5 % are longer."""
+    fitting = [s for s in samples if s.longest <= limit]
+    # A rare long dispute exceeds any sensible limit; if many games do, the limit is wrong.
+    if len(fitting) < 0.95 * len(samples):
+        raise SettingsError(
+            f"rollout.max_game_tokens must hold {whose}: {len(samples) - len(fitting)} of "
+            f"{len(samples)} transcripts are longer than {limit}, the longest "
+            f"{max(s.longest for s in samples)}"
+        )
+    return fitting

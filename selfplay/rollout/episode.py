@@ -20,6 +20,49 @@ VOID = "void"  # how a game ended in which a partner gave no answer; it is not s
 
 
 @dataclass(frozen=True, slots=True)
+class Branching:
+    """A branch plan: where a game is forked, into how many sibling turns, each with how many
+    continuations.
+
+    `rule` is `rollout.branch.turns`. The rules first and decisions fork at most `most` turns, the
+    rule random forks the turns in `drawn`.
+    """
+
+    rule: str
+    most: int
+    drawn: frozenset[int]
+    siblings: int
+    continuations: int
+
+
+@dataclass(frozen=True, slots=True)
+class GameSetup:
+    """A game that is ready to be played.
+
+    `instance` is the key of its instance, `index` its place among the instance's games.
+    """
+
+    game: Game
+    players: tuple[Player, ...]
+    instance: str
+    index: int
+    branching: Branching | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many legal moves a game may have, all seats together, and how many refused tries in a row
+    before it ends. A move that keeps the turn, such as a tool call, counts as a legal move."""
+
+    max_turns: int
+    max_retries: int
+
+
+def limits_of(rollout: RolloutConfig) -> Limits:
+    return Limits(max_turns=rollout.max_turns, max_retries=rollout.max_retries)
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One try at a move: the seat, its text, the legal action or the error, each seat's observation
     and each seat's reward for it (empty: none). Without an action the try is refused."""
@@ -83,49 +126,6 @@ class BranchPoint:
     turn: int
     seat: int
     continuations: dict[tuple[int, int], Episode] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Branching:
-    """A branch plan: where a game is forked, into how many sibling turns, each with how many
-    continuations.
-
-    `rule` is `rollout.branch.turns`. The rules first and decisions fork at most `most` turns, the
-    rule random forks the turns in `drawn`.
-    """
-
-    rule: str
-    most: int
-    drawn: frozenset[int]
-    siblings: int
-    continuations: int
-
-
-@dataclass(frozen=True, slots=True)
-class GameSetup:
-    """A game that is ready to be played.
-
-    `instance` is the key of its instance, `index` its place among the instance's games.
-    """
-
-    game: Game
-    players: tuple[Player, ...]
-    instance: str
-    index: int
-    branching: Branching | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How many legal moves a game may have, all seats together, and how many refused tries in a row
-    before it ends. A move that keeps the turn, such as a tool call, counts as a legal move."""
-
-    max_turns: int
-    max_retries: int
-
-
-def limits_of(rollout: RolloutConfig) -> Limits:
-    return Limits(max_turns=rollout.max_turns, max_retries=rollout.max_retries)
 
 
 @dataclass(frozen=True, slots=True)

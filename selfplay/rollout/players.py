@@ -60,6 +60,52 @@ class Player(Protocol):
         ...
 
 
+class _Talk:
+    """What a seat has read and said, as its exact tokens.
+
+    Where the chat template rewrites old turns, each turn is a sequence of its own in the
+    transcript, whose prompt is the template's rendering of the conversation so far.
+    """
+
+    def __init__(self, rendering: Rendering) -> None:
+        self.transcript, self._rendering = Transcript(), rendering
+        self._system, self._users, self._answers = "", list[str](), list[str]()
+
+    def read(self, game: Game, seat: int, observation: str) -> None:
+        """Append what the seat reads before its next turn: the opening prompt, or what happened
+        since its last turn."""
+        transcript, rendering = self.transcript, self._rendering
+        if not transcript.ids:
+            prompt = game.prompt(seat)
+            self._system = prompt.system
+            self._users, self._answers = prompt.read(observation)
+            transcript.observe(opening_ids(rendering, prompt, observation))
+        elif rendering.rewritten:
+            self._users.append(observation)
+            transcript.begin()
+            transcript.observe(rendering.conversation(self._system, self._users, self._answers))
+        else:
+            last = transcript.spans[-1]
+            closed = rendering.ends_turn(transcript.ids[last.start : last.end])
+            transcript.observe(rendering.following(observation, closed=closed))
+
+    def said(self, text: str) -> None:
+        """Keep the turn just sampled as text, for templates that render it anew."""
+        self._answers.append(text)
+
+    def fork(self) -> _Talk:
+        """An independent copy."""
+        twin = copy.copy(self)
+        twin.transcript = self.transcript.fork()
+        twin._users, twin._answers = list(self._users), list(self._answers)
+        return twin
+
+
+def opening_ids(rendering: Rendering, prompt: Prompt, observation: str = "") -> list[int]:
+    """The ids of a seat's first prompt of a game, demonstration games included."""
+    return rendering.conversation(prompt.system, *prompt.read(observation))
+
+
 class PolicyPlayer:
     """The model being trained. It keeps the seat's exact tokens and requests each turn from the
     engine."""
@@ -197,49 +243,3 @@ class Teacher:
         twin.transcript = twin._talk.transcript
         twin._script = self._script.reseeded(named_seed(self._script.seed, *names))
         return twin
-
-
-class _Talk:
-    """What a seat has read and said, as its exact tokens.
-
-    Where the chat template rewrites old turns, each turn is a sequence of its own in the
-    transcript, whose prompt is the template's rendering of the conversation so far.
-    """
-
-    def __init__(self, rendering: Rendering) -> None:
-        self.transcript, self._rendering = Transcript(), rendering
-        self._system, self._users, self._answers = "", list[str](), list[str]()
-
-    def read(self, game: Game, seat: int, observation: str) -> None:
-        """Append what the seat reads before its next turn: the opening prompt, or what happened
-        since its last turn."""
-        transcript, rendering = self.transcript, self._rendering
-        if not transcript.ids:
-            prompt = game.prompt(seat)
-            self._system = prompt.system
-            self._users, self._answers = prompt.read(observation)
-            transcript.observe(opening_ids(rendering, prompt, observation))
-        elif rendering.rewritten:
-            self._users.append(observation)
-            transcript.begin()
-            transcript.observe(rendering.conversation(self._system, self._users, self._answers))
-        else:
-            last = transcript.spans[-1]
-            closed = rendering.ends_turn(transcript.ids[last.start : last.end])
-            transcript.observe(rendering.following(observation, closed=closed))
-
-    def said(self, text: str) -> None:
-        """Keep the turn just sampled as text, for templates that render it anew."""
-        self._answers.append(text)
-
-    def fork(self) -> _Talk:
-        """An independent copy."""
-        twin = copy.copy(self)
-        twin.transcript = self.transcript.fork()
-        twin._users, twin._answers = list(self._users), list(self._answers)
-        return twin
-
-
-def opening_ids(rendering: Rendering, prompt: Prompt, observation: str = "") -> list[int]:
-    """The ids of a seat's first prompt of a game, demonstration games included."""
-    return rendering.conversation(prompt.system, *prompt.read(observation))
