@@ -12,7 +12,6 @@ full length. The first pass warms up; seconds are the median of the others.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from bench.rows import keep, show
 from bench.shapes import SHAPES, qwen2_config, random_model
 from selfplay.colocation import weight_sync as sync
 from selfplay.distributed import World, close_world, init_world
@@ -122,13 +122,8 @@ def main() -> None:
                 row = measure(
                     options, world, folder, attention=attention, deterministic=mode == "on"
                 )
-                shown = (
-                    f"{n} {v:.4g}" if isinstance(v, float) else f"{n} {v}" for n, v in row.items()
-                )
-                print(" | ".join(shown), flush=True)
-                if options.out is not None:
-                    with options.out.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
+                show(row)
+                keep(row, options.out)
     close_world(world)
 
 

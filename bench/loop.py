@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import random
 import statistics
 import tempfile
@@ -28,6 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.memory import Peaks, lone_pushes, nap
+from bench.rows import keep, show
 from bench.shapes import SHAPES, qwen2_config, random_model, save_random
 from bench.talks import TURNS, Watched, talks
 from selfplay import setup
@@ -361,11 +361,8 @@ def main() -> None:
     with ExitStack() as cleanup:
         row = measure(options, world, cleanup)
         if world.rank == 0:
-            shown = (f"{n} {v:.4g}" if isinstance(v, float) else f"{n} {v}" for n, v in row.items())
-            print(" | ".join(shown), flush=True)
-            if options.out is not None:
-                with options.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+            show(row)
+            keep(row, options.out)
         barrier(world)
     gc.collect()
     close_world(world)

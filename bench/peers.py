@@ -38,6 +38,7 @@ from transformers import (
 )
 
 from bench import loop
+from bench.rows import group_arguments, keep
 from bench.shapes import SHAPES, qwen2_config
 from bench.shared_prefix import transcripts
 from bench.update import memory_gib, restart_peak, synchronize
@@ -51,17 +52,10 @@ from selfplay.setup import make_tokenizer
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["0.5B", "7B"])
-    parser.add_argument("--groups", type=int, default=16)
-    parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--prompt", type=int, default=640, help="tokens that a group shares")
-    parser.add_argument("--own", type=int, default=320, help="mean tokens after the prompt")
+    parser = group_arguments(__doc__)
     parser.add_argument("--batches", nargs="+", type=int, default=[4, 8, 16, 32], help="of TRL")
-    parser.add_argument("--budget", type=int, default=16_384, help="computed tokens of our passes")
     parser.add_argument("--steps", type=int, default=2, help="timed steps, after one for warm-up")
     parser.add_argument("--out", type=Path, help="append the JSON lines to this file, too")
-    parser.add_argument("--dry-run", action="store_true", help="run a tiny shape on the CPU")
     chosen = parser.parse_args()
     if chosen.dry_run:
         chosen.shapes, chosen.groups, chosen.prompt, chosen.own = ["tiny"], 2, 24, 12
@@ -254,9 +248,7 @@ def main() -> None:
 
     def say(row: dict[str, Any]) -> dict[str, Any]:
         print(json.dumps(row), flush=True)
-        if options.out is not None:
-            with options.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+        keep(row, options.out)
         return row
 
     for name in options.shapes:

@@ -15,7 +15,6 @@ the weights into a bucket, then copies them into place. Sizes are in GiB, times 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pathlib
 import statistics
@@ -30,6 +29,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from bench.memory import copy_ceiling
+from bench.rows import keep
 from bench.shapes import SHAPES, qwen2_config
 from selfplay.colocation import weight_sync as sync
 from selfplay.engines.base import Completion, Request, Sampling
@@ -306,9 +306,8 @@ def main() -> None:
     bench = Bench(options)
     for index, shape in enumerate(options.shapes.split(",")):
         measure(bench, shape, with_soak=index == 0 and options.soak > 0)
-        if options.out is not None and bench.rank == 0:
-            with options.out.open("a") as file:
-                file.write(json.dumps(bench.facts) + "\n")
+        if bench.rank == 0:
+            keep(bench.facts, options.out)
     if bench.size > 1:
         dist.destroy_process_group()
 

@@ -38,6 +38,7 @@ from typing import Any
 import torch
 
 from bench import loop
+from bench.rows import keep
 from bench.shapes import SHAPES, qwen2_config, random_model
 from bench.talks import GROUP, TURNS, Watched, talks
 from selfplay.chat.rendering import Rendering, make_rendering
@@ -314,9 +315,7 @@ def main() -> None:
                 )
             for row in bench.rows(engine, config, variant):
                 print(json.dumps(row), flush=True)
-                if options.out is not None:
-                    with options.out.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
+                keep(row, options.out)
     close_world(world)
 
 

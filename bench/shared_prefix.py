@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from bench.rows import group_arguments
 from bench.shapes import SHAPES, random_model
 from bench.update import matmul_peak, memory_gib, restart_peak, timed
 from selfplay.credit.sample import Sample
@@ -29,15 +30,8 @@ from selfplay.model.policy import policy_logprobs
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["0.5B", "7B"])
-    parser.add_argument("--groups", type=int, default=16)
-    parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--prompt", type=int, default=640, help="tokens that a group shares")
-    parser.add_argument("--own", type=int, default=320, help="mean tokens after the prompt")
-    parser.add_argument("--budget", type=int, default=16_384)
+    parser = group_arguments(__doc__)
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--dry-run", action="store_true", help="run a tiny shape on the CPU")
     chosen = parser.parse_args()
     if chosen.dry_run:
         chosen.shapes, chosen.groups, chosen.prompt, chosen.own = ["tiny"], 4, 64, 32

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import math
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from typing import Any
 
 import torch
 
+from bench.rows import keep
 from bench.shapes import SHAPES, random_model
 from selfplay.distributed import World, all_reduce_max, clip_grad_norm, close_world, init_world
 from selfplay.model.attention import attention_backend
@@ -294,9 +294,8 @@ def main() -> None:
             f"{row['forward_backward_s'] * 1e3:.1f} ms {step} | {row['tokens_per_s']:.0f} "
             f"{row['utilisation']:.2f} | {row['peak_pass_gib']:.1f} {row['peak_all_gib']:.1f}"
         )
-        if options.out is not None and world.rank == 0:
-            with options.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+        if world.rank == 0:
+            keep(row, options.out)
     close_world(world)
 
 

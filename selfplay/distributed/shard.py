@@ -35,13 +35,12 @@ def shard(
     world: World,
     *,
     param_dtype: torch.dtype = torch.float32,
-    reduce_dtype: torch.dtype = torch.float32,
     activation_checkpointing: str = "none",
 ) -> PreTrainedModel:
     """Shard the model over the mesh, in place: parameters become DTensors on `world.device`.
 
     Parameters keep their dtype (the master copy). Layers compute in `param_dtype`, and gradients
-    are summed over ranks in `reduce_dtype`. `activation_checkpointing` is "none", "full" or
+    are summed over ranks in float32. `activation_checkpointing` is "none", "full" or
     "every K" (each K-th layer). A model on the meta device takes no memory until `fill_shards`. A
     single CPU process shards nothing. Raises ValueError for an unknown `activation_checkpointing`
     and for a model that `divide` refuses.
@@ -51,7 +50,7 @@ def shard(
         return model if model.device.type == "meta" else model.to(world.device)
     if world.tp > 1:
         divide(model, world.mesh["tp"])
-    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32)
     mesh = world.mesh["dp"]
     for layer in model.base_model.layers:
         # With one rank there is nothing to gather, so keep the compute copy for the backward pass

@@ -217,12 +217,12 @@ def all_reduce_max(value: float, world: World) -> float:
     return float(number)
 
 
-def broadcast_object(value: T, world: World, *, source: int = 0) -> T:
-    """Rank `source`'s value, on every rank."""
+def broadcast_object(value: T, world: World) -> T:
+    """Rank 0's value, on every rank."""
     if world.control is None:
         return value
     box: list[Any] = [value]
-    dist.broadcast_object_list(box, src=source, group=world.control)
+    dist.broadcast_object_list(box, src=0, group=world.control)
     received: T = box[0]
     return received
 

@@ -91,6 +91,10 @@ class _Span:
     window: int | None = None
     softcap: float | None = None
 
+    @property
+    def bounds(self) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+        return self.queries_S1, self.keys_S1, self.max_queries, self.max_keys
+
 
 def _packed_attention(
     module: torch.nn.Module,
@@ -236,10 +240,7 @@ def _flash(
         query_NHD,
         key_KGD,
         value_KGD,
-        span.queries_S1,
-        span.keys_S1,
-        span.max_queries,
-        span.max_keys,
+        *span.bounds,
         softmax_scale=span.scale,
         causal=True,
         window_size=(-1, -1) if span.window is None else (span.window - 1, 0),
@@ -257,10 +258,7 @@ def _varlen(
         query_NHD,
         key_KGD,
         value_KGD,
-        span.queries_S1,
-        span.keys_S1,
-        span.max_queries,
-        span.max_keys,
+        *span.bounds,
         scale=span.scale,
         window_size=(-1, 0) if span.window is None else (span.window - 1, 0),
         **grouped,

@@ -74,7 +74,6 @@ def load_sharded(
     *,
     dtype: torch.dtype,
     param_dtype: torch.dtype,
-    reduce_dtype: torch.dtype = torch.float32,
     activation_checkpointing: str = "none",
     liger: bool = False,
     lora: LoraConfig | None = None,
@@ -104,7 +103,6 @@ def load_sharded(
         model,
         world,
         param_dtype=param_dtype,
-        reduce_dtype=reduce_dtype,
         activation_checkpointing=activation_checkpointing,
     )
 

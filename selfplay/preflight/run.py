@@ -85,14 +85,7 @@ def check_run(config: Config, *, here: bool = True) -> None:
         share = config.warm_start.recorded_share
         recorded = config.warm_start.recorded
         imitated_people(config.game, config.data, recorded=recorded, share=share)
-    read_rendering(config.model, config.game, seed=config.seed)
-    if config.model.path is not None:
-        own = local_folder(config.model.path)
-        if described_in(own) != own:
-            raise SettingsError(
-                f"model.path must be a full model to train, got adapters: {own}; nearest: the "
-                "final/ of their run, which holds them merged"
-            )
+    read_rendering(config.model, config.game, seed=config.seed, adapters=False)
 
 
 def check_machine(device: str, engine: EngineConfig) -> None:
@@ -148,14 +141,17 @@ def check_endpoint(spec: Spec, endpoint: EndpointConfig, *, what: str) -> None:
                 raise SettingsError(str(error)) from None
 
 
-def read_rendering(model: ModelConfig, game: GameConfig, *, seed: int) -> Rendering:
+def read_rendering(
+    model: ModelConfig, game: GameConfig, *, seed: int, adapters: bool = True
+) -> Rendering:
     """The policy's rendering, from its folder's tokenizer. A scratch model has no trained tokenizer
     yet, so an untrained one of the same size stands in.
 
-    Raises SettingsError for a model, a tokenizer or a template that cannot be used.
+    Raises SettingsError for a model, a tokenizer or a template that cannot be used, and without
+    `adapters` for a folder of adapters.
     """
     try:
-        tokenizer = _tokenizer(model, game, seed=seed)
+        tokenizer = _tokenizer(model, game, seed=seed, adapters=adapters)
         rendering = make_rendering(tokenizer, template_kwargs=model.chat_template)
     except SettingsError:
         raise
@@ -172,7 +168,9 @@ def read_rendering(model: ModelConfig, game: GameConfig, *, seed: int) -> Render
     return rendering
 
 
-def _tokenizer(model: ModelConfig, game: GameConfig, *, seed: int) -> PreTrainedTokenizerBase:
+def _tokenizer(
+    model: ModelConfig, game: GameConfig, *, seed: int, adapters: bool
+) -> PreTrainedTokenizerBase:
     if model.path is None:
         scratch = model.scratch
         assert scratch is not None
@@ -185,7 +183,14 @@ def _tokenizer(model: ModelConfig, game: GameConfig, *, seed: int) -> PreTrained
     folder = local_folder(model.path)
     check_weights(folder, what="model.path")
     try:
-        AutoConfig.from_pretrained(described_in(folder))
-        return AutoTokenizer.from_pretrained(folder)
+        described = described_in(folder)
+        AutoConfig.from_pretrained(described)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     except Exception as error:
         raise SettingsError(f"model.path: {folder} cannot be read: {error}") from error
+    if described != folder and not adapters:
+        raise SettingsError(
+            f"model.path must be a full model to train, got adapters: {folder}; nearest: the "
+            "final/ of their run, which holds them merged"
+        )
+    return tokenizer
