@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dialop.collab import numbers, sandbox, script, texts
+from dialop.collab import numbers, sandbox, script, store, texts
 from dialop.collab.game import CollabGame
-from dialop.collab.store import read_instances as read
-from dialop.collab.store import write_instances as write
 from dialop.collab.task import (
     ANSWER,
     ASSISTANT,
@@ -23,16 +21,14 @@ from dialop.collab.task import (
 from dialop.kit import check_options, option
 from dialop.logged import part_of
 
-__all__ = ["make_script", "read", "restore", "write"]
-
 ROLES: tuple[str, ...] = NAMES
 POLICY_SEATS: tuple[int, ...] = (ASSISTANT,)
 SCRIPT_NAMES: tuple[str, ...] = script.NAMES
 BASELINES: tuple[str, ...] = ("ask", "guess")
 
-
 make_script = script.make_scripted
 restore = CollabGame.from_state
+read, write = store.read_instances, store.write_instances
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,27 +13,12 @@ from typing import Any, cast
 from dialop.demonstrations import demonstrated
 from dialop.kit import option
 from dialop.logged import Rules, part_of
-from dialop.matching import people, scripted, texts
+from dialop.matching import people, recorded, scripted, store, texts
 from dialop.matching.board import MatchingInstance
 from dialop.matching.game import MatchingGame
 from dialop.matching.generate import MatchingRecipe, generate_instance
-from dialop.matching.people import board_digest as digest
-from dialop.matching.recorded import agreed, read_recorded, replay, said_in
 from dialop.matching.solve import best_value, solo_value
-from dialop.matching.store import read_instances as read
-from dialop.matching.store import write_instances as write
 from dialop.starts import tally
-
-__all__ = [
-    "digest",
-    "make_script",
-    "read",
-    "read_recorded",
-    "recorded_messages",
-    "replay",
-    "restore",
-    "write",
-]
 
 ROLES: tuple[str, ...] = ("player", "player")
 SCRIPT_NAMES: tuple[str, ...] = scripted.NAMES
@@ -43,8 +28,10 @@ PLAYED_BY_PEOPLE: bool = True
 _DEMONSTRATOR, _DEMONSTRATED = "honest:reply=tell", 2**62  # the player, and the stream of boards
 
 make_script = scripted.make_scripted
-recorded_messages = said_in
 restore = MatchingGame.from_state
+read, write, digest = store.read_instances, store.write_instances, people.board_digest
+replay, read_recorded = recorded.replay, recorded.read_recorded
+recorded_messages = recorded.said_in
 
 
 @dataclass(frozen=True)
@@ -111,10 +98,10 @@ def recorded_tally(record: Mapping[str, Any], instance: MatchingInstance) -> dic
     were not recorded, and the parser of scripted statements finds almost none in people's prose. A
     note between two moves of one person counts as a message.
     """
-    log, accepted = record["action_log"], agreed(record)
+    log, accepted = record["action_log"], recorded.agreed(record)
     score = instance.norm(float(record["proposal_reward"])) if accepted else 0.0
     proposals = sum(entry["type"] == "proposal" for entry in log)
-    said = said_in(record)
+    said = recorded.said_in(record)
     figures = tally(score, said, accepted=accepted, proposals=proposals, turns=len(log))
     return {**figures, "talk_value": score - instance.norm(max(instance.solo))}
 

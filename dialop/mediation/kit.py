@@ -10,34 +10,13 @@ from typing import Any
 import numpy as np
 
 from dialop.logged import Rules, part_of
-from dialop.mediation import scripted, store, texts
+from dialop.mediation import recorded, scripted, store, texts
 from dialop.mediation.game import MediationGame
 from dialop.mediation.generate import MediationRecipe, generate_instance
-from dialop.mediation.recorded import (
-    accepted_pair,
-    moves_from_record,
-    read_recorded,
-    replay,
-    said_in,
-)
-from dialop.mediation.records import (
-    MAX_IMPORTANCE,
-    USERS,
-    MediationInstance,
-)
+from dialop.mediation.records import MAX_IMPORTANCE, USERS, MediationInstance
 from dialop.mediation.score import calendar_costs, pair_costs, pair_scores
 from dialop.mediation.search import with_references
 from dialop.starts import tally
-
-__all__ = [
-    "make_script",
-    "read",
-    "read_recorded",
-    "recorded_messages",
-    "replay",
-    "restore",
-    "write",
-]
 
 ROLES = ("user", "user", "agent")
 SCRIPT_NAMES = scripted.NAMES
@@ -46,9 +25,9 @@ PLAYED_BY_PEOPLE = True
 
 make_script = scripted.make_scripted
 restore = MediationGame.from_state
-read = store.read_instances
-write = store.write_instances
-recorded_messages = said_in
+read, write = store.read_instances, store.write_instances
+replay, read_recorded = recorded.replay, recorded.read_recorded
+recorded_messages = recorded.said_in
 
 
 @dataclass(frozen=True)
@@ -90,8 +69,8 @@ def vary(instance: MediationInstance, seat: int, *, seed: int) -> MediationInsta
 def recorded_tally(record: Mapping[str, Any], instance: MediationInstance) -> dict[str, float]:
     """The figures of people's recorded game. Errors were not recorded, and the reader of scripted
     statements finds almost none in people's prose."""
-    moves = moves_from_record(record, instance)
-    pair, said = accepted_pair(moves), [act.text for act in moves if act.kind == "message"]
+    moves = recorded.moves_from_record(record, instance)
+    pair, said = recorded.accepted_pair(moves), [act.text for act in moves if act.kind == "message"]
     score = 0.0
     if pair is not None:
         score = instance.norm(sum(costs.total for costs in pair_costs(instance, pair)))

@@ -8,33 +8,23 @@ from statistics import fmean
 from typing import Any
 
 from dialop.logged import part_of
-from dialop.planning import scripted, texts
+from dialop.planning import recorded, scripted, store, texts
 from dialop.planning.board import USER, PlanningInstance, PlanningOptions
 from dialop.planning.city import COMMON
 from dialop.planning.game import PlanningGame
 from dialop.planning.generate import PlanningRecipe, generate_instance, other_preferences
-from dialop.planning.recorded import read_recorded, recorded_messages, recorded_tally, replay
-from dialop.planning.scripted import ASK, GREETING, make_scripted
-from dialop.planning.store import read_instances as read
-from dialop.planning.store import write_instances as write
-
-__all__ = [
-    "make_script",
-    "read",
-    "read_recorded",
-    "recorded_messages",
-    "recorded_tally",
-    "replay",
-    "restore",
-    "write",
-]
+from dialop.planning.scripted import ASK, GREETING
 
 ROLES = ("user", "agent")
 SCRIPT_NAMES = scripted.NAMES
 BASELINES = ("searcher", "guesser")
 PLAYED_BY_PEOPLE = True
+
+make_script = scripted.make_scripted
 restore = PlanningGame.from_state
-make_script = make_scripted
+read, write = store.read_instances, store.write_instances
+replay, read_recorded = recorded.replay, recorded.read_recorded
+recorded_messages, recorded_tally = recorded.recorded_messages, recorded.recorded_tally
 
 
 @dataclass(frozen=True)
@@ -65,7 +55,7 @@ def seated(spec: str) -> tuple[str, str]:
 
     A silent user has a guesser, because nothing else can be done for it.
     """
-    player = make_scripted(spec, seed=0)
+    player = make_script(spec, seed=0)
     if player.seat != 0:
         return "teller", spec
     return spec, "guesser" if player.name == "silent" else "searcher"
