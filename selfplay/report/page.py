@@ -133,10 +133,14 @@ def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
             if change
             else show_interval(after.interval),
         )
-        for measure, name in (("messages", "messages a game"), ("errors", "refused moves a game")):
+        for measure, name, meaning in (
+            ("talk_value", "talk value", "score beyond the better solo plan"),
+            ("messages", "messages a game", "before → after"),
+            ("errors", "refused moves a game", "before → after"),
+        ):
             if measure in before.measures and measure in after.measures:
                 old, new = before.measures[measure], after.measures[measure]
-                yield name, f"{old:.2f} → {new:.2f}", "held-out games, before → after"
+                yield name, f"{old:.2f} → {new:.2f}", meaning
     elif before:
         yield "score before self-play", f"{before.interval[0]:.3f}", show_interval(before.interval)
     evaluated = [step for step in run.steps if step.get("eval_score") is not None]
