@@ -58,7 +58,9 @@ const proposalsOf = (game) => game.turns.map((turn, number) => ({ ...turn.propos
 // The tables, the private views and the talk of a game; `picked` is the proposal on the table.
 function gamePanels(game, texts, picked, pick) {
   const panels = views(game, texts);
-  if (!game.board) return [make("div", { class: "views texts" }, panels), talk(game, picked, pick)];
+  // Three short views, those of the brief style, stand side by side.
+  const narrow = panels.length > 2 && !game.seats.some((seat) => texts[seat.system]);
+  if (!game.board) return [make("div", { class: `views ${narrow ? "small" : "texts"}` }, panels), talk(game, picked, pick)];
   const both = pooled(game, picked, pick);
   const tables = game.board.columns.length <= 4
     ? [make("div", { class: "views small" }, panels[0], both, panels.slice(1))]
