@@ -62,7 +62,7 @@ def _read(path: Path) -> dict[str, Any]:
         page: dict[str, Any] = json.loads(path.read_bytes())
         for row in page.get("rows", page).values():
             show_interval(tuple(row["interval"]))
-            row["measures"]["errors"], row["examples"].items()
+            row["measures"].items(), row["examples"].items()
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise SettingsError(f"{path} must hold the games of an evaluation: {error!r}") from None
     return page

@@ -70,7 +70,8 @@ def run(tmp_path: Path) -> Path:
     after = {"sampled": row(0.8, HOSTILE), "greedy": row(0.82), "honest": row(0.9)}
     (run / "held_out_before.json").write_text(json.dumps(before))
     (run / "held_out_after.json").write_text(json.dumps(after))
-    page = {"games": "/x/optimization.jsonl", "num_games": 4, "rows": {"people": row(0.87)}}
+    people = row(0.87) | {"measures": {"agreement": 1.0}, "examples": {}}  # as eval.py writes them
+    page = {"games": "/x/optimization.jsonl", "num_games": 4, "rows": {"people": people}}
     (run / "eval_optimization").mkdir()
     (run / "eval_optimization" / "evaluation.json").write_text(json.dumps(page))
     return run
