@@ -54,7 +54,7 @@ def test_sigterm_during_training_is_an_ordinary_exit(model: str, start: Start) -
     everyone = family(process, reports)
     assert any("sglang::scheduler" in " ".join(p.cmdline()) for p in everyone)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=processes.HANG_S)
     assert process.returncode == 128 + signal.SIGTERM, output
     assert processes.marks(output)["finally"]["alive"] == [True, True]
     assert processes.seconds_until_gone(everyone) < 10
@@ -73,7 +73,7 @@ def test_a_hang_ends_at_the_time_out_and_sigkill_ends_the_stopped_engine_too(
     process.kill()
     assert processes.seconds_until_gone(everyone) < 10
     os.kill(reports["training"]["bystander"], signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=processes.HANG_S)
 
 
 def test_a_crash_in_training_fails_the_next_call_and_sigterm_works_in_a_collective(
@@ -87,14 +87,14 @@ def test_a_crash_in_training_fails_the_next_call_and_sigterm_works_in_a_collecti
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
     assert processes.seconds_until_gone(everyone) < 10
-    process.communicate(timeout=60)
+    process.communicate(timeout=processes.HANG_S)
 
 
 def test_a_crash_during_a_request_and_a_failed_start_raise_at_once_and_a_stopped_one_is_closed(
     model: str, start: Start
 ) -> None:
     process = start("crash while asked", "stopped", "broken", model)
-    output, _ = process.communicate(timeout=400)
+    output, _ = process.communicate(timeout=processes.HANG_S)
     reports = processes.marks(output)
     assert process.returncode == 0, output
     assert re.search(
@@ -109,14 +109,14 @@ def test_a_trainer_killed_while_the_engine_starts_leaves_nothing_behind(
     model: str, start: Start
 ) -> None:
     process = start("plain", model)
-    until_s = time.perf_counter() + 240
+    until_s = time.perf_counter() + processes.HANG_S
     while len(everyone := processes.tree(process)) < 4 and time.perf_counter() < until_s:
         time.sleep(0.05)
     process.kill()
     assert len(everyone) >= 4
     # The children check for their trainer once its main module is imported: 3 s on an idle machine.
     assert processes.seconds_until_gone(everyone, limit_s=120) < 100
-    process.communicate(timeout=60)
+    process.communicate(timeout=processes.HANG_S)
 
 
 def test_an_engine_waits_for_its_kernels_before_it_gives_memory_up(

@@ -29,7 +29,7 @@ def test_a_run_with_every_kind_of_partner(tmp_path: pathlib.Path) -> None:
             "eval.final_games=4",
             path=(STAND_INS,),
         )
-        output = run.communicate(timeout=240)[0]
+        output = run.communicate(timeout=processes.HANG_S)[0]
     assert run.returncode == 0, output
     lines = metrics_of(tmp_path / "run")
     assert [line["num_void"] for line in lines] == [0, 0]

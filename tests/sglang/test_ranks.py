@@ -33,7 +33,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     output = processes.read_until(process, "MARK failing")
     everyone = processes.tree(process)[1:]
     gone_s = processes.seconds_until_gone(everyone, limit_s=40)
-    rest, _ = process.communicate(timeout=240)
+    rest, _ = process.communicate(timeout=processes.HANG_S)
     return Ran(processes.marks(output + rest), folder, process.returncode, gone_s)
 
 

@@ -35,7 +35,7 @@ SETTINGS = (
     "save_every=1",
 )
 FOR_EVER = "steps=1000000"
-GENEROUS_S = 900.0  # limit of waits that are not measured: only what hangs takes so long
+
 Train = Callable[..., tuple[subprocess.Popen[str], pathlib.Path]]
 
 
@@ -65,7 +65,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
 
 def wait_for(process: subprocess.Popen[str], path: pathlib.Path) -> None:
     """Wait until a run has written this file."""
-    until_s = time.perf_counter() + GENEROUS_S
+    until_s = time.perf_counter() + processes.HANG_S
     while not path.exists():
         check_running(process, until_s, f"without {path.name}")
         time.sleep(0.05)
@@ -80,7 +80,7 @@ def check_running(process: subprocess.Popen[str], until_s: float, how: str) -> N
 
 def final_output(process: subprocess.Popen[str], *, num_starts: int = 1) -> str:
     """What the process printed from here to its end; it may start this many engines."""
-    return process.communicate(timeout=num_starts * GENEROUS_S)[0]
+    return process.communicate(timeout=num_starts * processes.HANG_S)[0]
 
 
 def schedulers(everyone: list[psutil.Process]) -> list[psutil.Process]:
@@ -140,7 +140,7 @@ def ended(start: Train) -> dict[str, Ended]:
         everyone = processes.tree(process)
         process.send_signal(signals[name])
         gone_s = processes.seconds_until_gone(everyone)
-        results[name] = Ended(folder, len(everyone), gone_s, process.wait(GENEROUS_S))
+        results[name] = Ended(folder, len(everyone), gone_s, process.wait(processes.HANG_S))
     return results
 
 
