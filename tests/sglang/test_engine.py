@@ -202,7 +202,7 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
         ([*prompt, *completion.ids], [0] * len(prompt) + [1] * len(completion.ids))
         for prompt, completion in zip(prompts, answers, strict=True)
     ]
-    offload = Offload(learner, state=False)
+    offload = Offload(learner, state=False, reference=False)
     restarts, ending = Restarts(learner, engine, offload, config=config.engine), Ending()
     check = SyncCheck(
         learner,
