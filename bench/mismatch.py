@@ -25,6 +25,7 @@ from selfplay.credit.sample import Sample, trained_stretches
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.learner.batch import micro_batches
+from selfplay.learner.mismatch import mismatch_values
 from selfplay.model.policy import DTYPES, load_model, policy_logprobs
 
 BUDGET = 65_536  # packed tokens per forward pass
@@ -35,15 +36,15 @@ ENGINE = ("processes", "dtype", "attention_backend", "deterministic")  # the res
 @torch.no_grad()
 def told(model: torch.nn.Module, samples: Sequence[Sample], device: str) -> str:
     """The differences between the samples' log-probs and the model's own."""
-    gaps = []
+    pairs = []
     for batch in micro_batches(samples, budget=BUDGET, device=torch.device(device)):
         own_M, _ = policy_logprobs(model, batch.row, batch.targets_M, temperature=1.0)
-        gaps.append((own_M - batch.old_logprobs_M).double())
-    gap_M = torch.cat(gaps)
-    kl = (gap_M.clamp(max=20).expm1() - gap_M).mean()
+        pairs.append((own_M.double(), batch.old_logprobs_M.double()))
+    own_M, engine_M = (torch.cat(side) for side in zip(*pairs, strict=True))
+    values, gap_M = mismatch_values(own_M, engine_M), (own_M - engine_M).abs()
     return (
-        f"mean {gap_M.abs().mean():.5f}, KL {kl:.1e}, largest {gap_M.abs().max():.3f}, above 0.2 "
-        f"{(gap_M.abs() > 0.2).double().mean():.4f} on {len(gap_M)} tokens"
+        f"mean {values['mismatch_mean'].mean():.5f}, KL {values['mismatch_kl'].mean():.1e}, largest "
+        f"{gap_M.max():.3f}, above 0.2 {(gap_M > 0.2).double().mean():.4f} on {len(gap_M)} tokens"
     )
 
 
