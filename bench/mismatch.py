@@ -1,10 +1,10 @@
 """Compares an SGLang engine's log-probs with the trainer's, by settings of the engine.
 
     python -m bench.mismatch runs/a/warm_start --num 64
-    python -m bench.mismatch runs/a/warm_start --variants "{}" "processes=4" "dtype=float32"
+    python -m bench.mismatch runs/a/warm_start --variants "engine.processes=4" "model.dtype=float32"
 
-The folder of weights must lie in its run's folder; both sides compute in the run's `model.dtype`.
-Each variant starts an engine with arguments of `SGLangEngine` (`{name: value}` or `name=value`). It
+The folder of weights must lie in its run's folder; the trainer computes in the run's `model.dtype`.
+Each variant is settings of the engine, with "; " between two, over the run's own. The engine
 samples the first turn of both seats of scripted games after the true prefix (decoding), and scores
 the scripted games' own turns (prefill). One line each: the mean |engine - trainer|, the engine's
 KL to the trainer (k3), the largest difference, in nats a token, and the share above 0.2.
@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-import yaml
 
 from bench.imitation_loss import Examined, clean_games
+from selfplay.colocation.start import load_engine
+from selfplay.config import load_config
 from selfplay.credit.sample import Sample, trained_stretches
+from selfplay.distributed import close_world, init_world
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.learner.batch import micro_batches
@@ -29,8 +32,7 @@ from selfplay.learner.mismatch import mismatch_values
 from selfplay.model.policy import DTYPES, load_model, policy_logprobs
 
 BUDGET = 65_536  # packed tokens per forward pass
-VARIANTS = ("enable_fp32_lm_head=false", "enable_fp32_lm_head=true")
-ENGINE = ("processes", "dtype", "attention_backend", "deterministic")  # the rest is SGLang's
+VARIANTS = [f"engine.server_args={{enable_fp32_lm_head: {value}}}" for value in ("false", "true")]
 
 
 @torch.no_grad()
@@ -43,8 +45,9 @@ def told(model: torch.nn.Module, samples: Sequence[Sample], device: str) -> str:
     own_M, engine_M = (torch.cat(side) for side in zip(*pairs, strict=True))
     values, gap_M = mismatch_values(own_M, engine_M), (own_M - engine_M).abs()
     return (
-        f"mean {values['mismatch_mean'].mean():.5f}, KL {values['mismatch_kl'].mean():.1e}, largest "
-        f"{gap_M.max():.3f}, above 0.2 {(gap_M > 0.2).double().mean():.4f} on {len(gap_M)} tokens"
+        f"mean {values['mismatch_mean'].mean():.5f}, KL {values['mismatch_kl'].mean():.1e}, "
+        f"largest {gap_M.max():.3f}, above 0.2 {(gap_M > 0.2).double().mean():.4f} "
+        f"on {len(gap_M)} tokens"
     )
 
 
@@ -54,49 +57,41 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--num", type=int, default=64, help="scripted games")
     parser.add_argument("--variants", nargs="+", default=VARIANTS)
     asked = parser.parse_args(words)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    world = init_world()
+    device, path = str(world.device), asked.weights.parent / "config.yaml"
     examined = Examined.load(asked.weights, device="cpu")
     config, stop_ids = examined.config, examined.rendering.stop_ids
     model = load_model(str(asked.weights), device=device, dtype=DTYPES[config.model.dtype]).eval()
     _, scripted = clean_games(config, examined.rendering, num=asked.num)
+    starts = [next(trained_stretches(sample.mask))[0] for sample in scripted]
+    requests = [
+        Request(s.ids[:start], config.rollout.max_new_tokens, seed)
+        for seed, (s, start) in enumerate(zip(scripted, starts, strict=True))
+    ]
     for variant in asked.variants:
-        given = dict([variant.split("=", 1)]) if "=" in variant else yaml.safe_load(variant)
-        given = {name: yaml.safe_load(str(value)) for name, value in given.items()}
-        options = {"dtype": config.model.dtype, "processes": 1}
-        options |= {name: value for name, value in given.items() if name in ENGINE}
-        server = {name: value for name, value in given.items() if name not in ENGINE}
-        engine = SGLangEngine(
-            str(asked.weights),
-            device=device,
-            max_running_requests=512,
-            server_args=server,
-            **options,
-        )
-        starts = [next(trained_stretches(sample.mask))[0] for sample in scripted]
-        requests = [
-            Request(s.ids[:start], config.rollout.max_new_tokens, seed)
-            for seed, (s, start) in enumerate(zip(scripted, starts, strict=True))
-        ]
+        given = load_config(path, ["engine.kind=sglang", *filter(None, variant.split("; "))])
+        with ExitStack() as cleanup:
+            engine = load_engine(given, asked.weights, world, cleanup=cleanup)
+            assert isinstance(engine, SGLangEngine)
+            said = engine.generate(requests, Sampling(1.0, stop_ids))
+            scores = engine.begin_scoring([sample.ids for sample in scripted])()
         sampled = [
             Sample(
                 f"{number}",
-                [*request.prompt_ids, *said.ids],
-                [0] * len(request.prompt_ids) + [1] * len(said.ids),
-                [0.0] * len(request.prompt_ids) + said.logprobs,
-                [0.0] * (len(request.prompt_ids) + len(said.ids)),
+                [*request.prompt_ids, *turn.ids],
+                [0] * len(request.prompt_ids) + [1] * len(turn.ids),
+                [0.0] * len(request.prompt_ids) + turn.logprobs,
+                [0.0] * (len(request.prompt_ids) + len(turn.ids)),
             )
-            for number, (request, said) in enumerate(
-                zip(requests, engine.generate(requests, Sampling(1.0, stop_ids)), strict=True)
-            )
+            for number, (request, turn) in enumerate(zip(requests, said, strict=True))
         ]
-        scores = engine.begin_scoring([sample.ids for sample in scripted])()
         scored = [
             replace(sample, old_logprobs=[0.0, *score])
             for sample, score in zip(scripted, scores, strict=True)
         ]
         print(f"{variant}: sampled {told(model, sampled, device)}", flush=True)
         print(f"{variant}: scored {told(model, scored, device)}", flush=True)
-        engine.close()
+    close_world(world)
 
 
 if __name__ == "__main__":
