@@ -341,7 +341,8 @@ def make_learner(
     reference = critic = None
     if config.algorithm.kl > 0 and not imitation:
         reference = load().requires_grad_(False) if lora is None else model
-    optimizer = make_optimizer(model, config.optim, seed=config.seed)
+    kind = config.warm_start.optimizer if imitation else "adamw"
+    optimizer = make_optimizer(model, config.optim, seed=config.seed, kind=kind)
     if config.algorithm.method == "ppo" and not imitation:
         critic = make_critic(
             load() if config.critic.kind == "model" else None,

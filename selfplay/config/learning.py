@@ -49,6 +49,12 @@ class WarmStartConfig:
     )
     batch_size: int = key(16, "transcripts per optimizer step", low=1, high=100_000)
     epochs: int = key(1, "passes over the scripted games", low=1, high=1_000)
+    optimizer: str = key(
+        "adamw",
+        "muon: orthogonal steps for the matrices inside the model, which learn faster from random "
+        "weights; AdamW for the rest",
+        choices=("adamw", "muon"),
+    )
     lr: float = key(1e-3, "peak learning rate", low=0.0, high=10.0)
     warmup_steps: int = key(
         50, "optimizer steps of linear learning-rate warm-up", low=0, high=10_000_000

@@ -5,7 +5,7 @@ It never sees games, tokens or losses. Outside it only checkpoints and the weigh
 `torch.distributed` directly.
 """
 
-from selfplay.distributed.gather import gather_flat, local_part, place_of
+from selfplay.distributed.gather import box_at, gather_flat, local_part, place_of
 from selfplay.distributed.shard import (
     clip_grad_norm,
     fill_shards,
@@ -36,6 +36,7 @@ __all__ = [
     "all_reduce_max",
     "all_reduce_sum",
     "barrier",
+    "box_at",
     "broadcast_object",
     "clip_grad_norm",
     "close_world",

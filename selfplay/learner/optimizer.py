@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from selfplay.config import OptimConfig
+from selfplay.learner.muon import Muon
 from selfplay.learner.rounding import RoundedAdamW
 
 
 def make_optimizer(
-    model: nn.Module, config: OptimConfig, *, lr: float | None = None, seed: int = 0
+    model: nn.Module,
+    config: OptimConfig,
+    *,
+    lr: float | None = None,
+    seed: int = 0,
+    kind: str = "adamw",
 ) -> torch.optim.Optimizer:
-    """AdamW over the parameters that are not frozen, with weight decay on matrices only.
+    """AdamW, or Muon, over the parameters that are not frozen, with weight decay on matrices only.
 
-    `lr` replaces the settings' rate. `seed` names the draws of the stochastic rounding of bf16
-    weights.
+    With `kind="muon"`, for a language model, the matrices other than embedding and output layer
+    take Muon's steps and the rest AdamW's. `lr` replaces the settings' rate. `seed` names the draws
+    of the stochastic rounding of bf16 weights.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.ndim >= 2]
     vectors = [p for p in trained if p.ndim < 2]
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
     rate, betas = config.lr if lr is None else lr, (config.betas[0], config.betas[1])
+    if kind == "muon":
+        assert isinstance(model, PreTrainedModel)
+        layers = (model.get_input_embeddings(), model.get_output_embeddings())
+        ends = {id(p) for layer in layers if layer is not None for p in layer.parameters()}
+        inside = [p for p in matrices if p.ndim == 2 and id(p) not in ends]
+        orthogonal = {id(p) for p in inside}
+        groups[0]["params"] = [p for p in matrices if id(p) not in orthogonal]
+        groups.append({"params": inside, "weight_decay": config.weight_decay, "orthogonal": True})
+        return Muon(groups, lr=rate, betas=betas, seed=seed)
     if config.master_dtype == "bfloat16":
         return RoundedAdamW(groups, lr=rate, betas=betas, seed=seed)
     return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)

@@ -52,6 +52,7 @@ from selfplay.learner.ppo import estimate_values, with_values
 from selfplay.model.lora import Adapters, full_weights, is_adapter
 from selfplay.model.policy import export, load_model, load_sharded
 
+LR = 1e-3
 ALONE = World(0, 1, 0, CPU, None, 0, 1, 0, 1, None, make_replica(0, 1, 1))
 
 
@@ -209,8 +210,8 @@ def adapters(world: World, folder: Path) -> dict[str, float]:
 
 
 def make_saved(kind: str, world: World, base: Path) -> Learner:
-    """A learner of each kind of saved state, under AdamW: all weights with a moving reference, bf16
-    weights, a critic with a backbone of its own, adapters."""
+    """A learner of each kind of saved state: all weights with a moving reference, bf16 weights, a
+    critic with a backbone of its own, adapters, each under AdamW; all weights under Muon."""
     if kind == "critic":
         return make_with_critic("model", world, plain=False)
     if kind == "adapters":
@@ -221,7 +222,8 @@ def make_saved(kind: str, world: World, base: Path) -> Learner:
     model = tiny_model().bfloat16() if bf16 else tiny_model()
     model = shard(model, world)
     optim = OptimConfig(master_dtype="bfloat16") if bf16 else OptimConfig()
-    learner = Learner(model, make_optimizer(model, optim), world, torch.float32)
+    optimizer = make_optimizer(model, optim, kind="muon" if kind == "muon" else "adamw")
+    learner = Learner(model, optimizer, world, torch.float32)
     if kind == "weights":
         learner.reference = shard(tiny_model(seed=4), world).requires_grad_(False)
         learner.kl, learner.reference_moves = 0.1, True
@@ -237,7 +239,7 @@ def held(learner: Learner) -> dict[str, torch.Tensor]:
     for part, module, optimizer in parts:
         for name, parameter in module.named_parameters():
             found[f"{part} {name}"] = mesh_worker.whole(parameter).clone()
-            for moment in ("exp_avg", "exp_avg_sq"):
+            for moment in ("exp_avg", "exp_avg_sq", "momentum"):
                 if moment in optimizer.state.get(parameter, {}):
                     tensor = optimizer.state[parameter][moment]
                     found[f"{part} {name} {moment}"] = mesh_worker.whole(tensor).clone()
@@ -257,13 +259,14 @@ def one_step(learner: Learner) -> None:
         config = config_of(*PPO)
         mine, _ = estimate_values(learner, mine, settings=UpdateSettings.of(config))
         parts = with_values([Part(mine, "surrogate")], mine, step=0, critic=config.critic)
-    optimizer_step(learner, parts, lr=1e-3, settings=UpdateSettings.of(config))
+    optimizer_step(learner, parts, lr=LR, settings=UpdateSettings.of(config))
 
 
 def moved(kind: str, world: World, meshes: Sequence[World], folder: Path) -> dict[str, float]:
     """Checkpoints that go from each mesh to the next. Whether all that was saved came back bit for
     bit, and the largest difference of the next gradient from that on the mesh before, as a share of
-    a tensor's largest. The gradient is read off AdamW's first moment, m' = 0.9 m + 0.1 g."""
+    a tensor's largest. The gradient is read off the first moment, m' = 0.9 m + 0.1 g of AdamW and
+    0.95 m + 0.05 g of Muon; of Muon also the largest difference of the step in learning rates."""
     base = folder / "base"
     if kind == "adapters":
         if world.rank == 0:
@@ -271,7 +274,8 @@ def moved(kind: str, world: World, meshes: Sequence[World], folder: Path) -> dic
         barrier(world)
     learner = make_saved(kind, meshes[0], base)
     one_step(learner)
-    same, gap, num = True, 0.0, 0
+    same, gap, step, num = True, 0.0, 0.0, 0
+    parts = {"exp_avg": 10, "momentum": 20}
     for place, mesh in enumerate(meshes[1:]):
         if learner.world.world_size > 1 or world.rank == 0:
             save_checkpoint(folder / f"{place}", learner, None, step=1, keep=1, state={})
@@ -285,12 +289,17 @@ def moved(kind: str, world: World, meshes: Sequence[World], folder: Path) -> dic
         one_step(again)
         ours, theirs = held(again), held(learner)
         for name in ours:
-            if name.endswith("exp_avg"):
-                mine, other = ((10 * s[name] - 9 * before[name]).float() for s in (ours, theirs))
+            part = parts.get(name.rpartition(" ")[2])
+            if part is not None:
+                mine, other = (
+                    (part * s[name] - (part - 1) * before[name]).float() for s in (ours, theirs)
+                )
                 gap = max(gap, float((mine - other).abs().max() / other.abs().max()))
                 num += 1
+            if f"{name} momentum" in ours:
+                step = max(step, float((ours[name] - theirs[name]).abs().max()) / LR)
         learner = again
-    return {"same": float(same), "gradient": gap, "num": float(num)}
+    return {"same": float(same), "gradient": gap, "step": step, "num": float(num)}
 
 
 # --- a batch that is filled up --------------------------------------------------------------------
@@ -339,8 +348,8 @@ def main(part: str, folder: Path) -> None:
     for kind in ("model",) if fast else ("head", "shared_head"):
         report[f"critic {kind}"] = critic(kind, world, folder)
     there_and_back = [world, ALONE, pair, world]
-    for kind in ("weights",) if fast else ("bf16", "critic", "adapters"):
-        meshes = there_and_back if kind in ("weights", "bf16") else [world, ALONE, world]
+    for kind in ("weights", "muon") if fast else ("bf16", "critic", "adapters"):
+        meshes = [world, ALONE, world] if kind in ("critic", "adapters") else there_and_back
         report[f"moved {kind}"] = moved(kind, world, meshes, folder / f"moved {kind}")
     if world.rank == 0:
         (folder / "report.json").write_text(json.dumps(report, indent=1))
