@@ -13,7 +13,11 @@ MAX_PARAMETERS = 10_000_000_000  # of a model with random initial weights
 class ScratchConfig:
     """A model with random initial weights and its own byte-level BPE tokenizer."""
 
-    arch: str = key("qwen2", "architecture", choices=("qwen2", "llama"))
+    arch: str = key(
+        "qwen2",
+        "architecture; qwen3 normalizes queries and keys",
+        choices=("qwen2", "qwen3", "llama"),
+    )
     width: int = key(96, "hidden size", low=8, high=32_768)
     layers: int = key(3, "number of layers", low=1, high=256)
     heads: int = key(

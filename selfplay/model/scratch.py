@@ -8,11 +8,17 @@ from transformers import (
     PretrainedConfig,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from selfplay.config import ScratchConfig
 
-ARCHITECTURES = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+ARCHITECTURES = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+}
 
 
 def scratch_config(
@@ -25,6 +31,8 @@ def scratch_config(
         raise ValueError(f"model.scratch.arch must be one of {names}, got {scratch.arch!r}")
     scratch.check()
     config_class, _ = ARCHITECTURES[scratch.arch]
+    if scratch.arch == "qwen3":  # whose heads are 128 wide if nothing is said
+        special_ids["head_dim"] = scratch.width // scratch.heads
     return config_class(
         vocab_size=scratch.vocab_size if vocab_size is None else vocab_size,
         hidden_size=scratch.width,

@@ -51,7 +51,7 @@ def generate(
     return engine.generate(requests, Sampling(temperature=temperature, stop_ids=stops))
 
 
-@pytest.mark.parametrize("arch", ["qwen2", "llama"])
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3", "llama"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("requests", [REQUESTS, BEHIND_RULES], ids=["short", "behind rules"])
 def test_logprobs_are_the_trainers(

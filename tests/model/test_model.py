@@ -61,7 +61,7 @@ def one_by_one(
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-@pytest.mark.parametrize(("arch", "tied"), [("qwen2", True), ("llama", False)])
+@pytest.mark.parametrize(("arch", "tied"), [("qwen2", True), ("qwen3", True), ("llama", False)])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_packed_scores_and_gradients_are_those_of_each_sequence_alone(
     arch: str, tied: bool, temperature: float
