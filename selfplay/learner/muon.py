@@ -87,10 +87,19 @@ class Muon(RoundedAdamW):
             state["step"] = torch.zeros((), dtype=torch.float32)
             state["momentum"] = torch.zeros_like(weight, dtype=torch.float32)
         state["step"] += 1
-        direction = grad.float()  # a new tensor if the gradient is bf16
-        momentum = local_part(state["momentum"])
-        momentum.lerp_(local_part(direction), 1 - MOMENTUM)
-        return torch.lerp(direction, state["momentum"], MOMENTUM)
+        part, momentum = local_part(grad).float(), local_part(state["momentum"])
+        momentum.lerp_(part, 1 - MOMENTUM)
+        direction = torch.lerp(part, momentum, MOMENTUM)
+        if not isinstance(weight, DTensor):
+            return direction
+        return DTensor.from_local(
+            direction,
+            weight.device_mesh,
+            weight.placements,
+            run_check=False,
+            shape=weight.shape,
+            stride=weight.stride(),
+        )
 
 
 def orthogonalized(matrices_BRC: Tensor) -> Tensor:
