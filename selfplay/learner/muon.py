@@ -11,6 +11,7 @@ Shapes: B matrices of one shape, R rows, C columns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw
 
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import box_at, gather_flat, local_part, place_of
@@ -41,65 +43,100 @@ class Muon(RoundedAdamW):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         assert closure is None
-        number, matrices = -1, list[tuple[int, Tensor, dict[str, Any]]]()
+        number = 0
         for group in self.param_groups:
-            for weight in group["params"]:
-                number += 1
-                if weight.grad is None:
-                    continue
-                if group.get("orthogonal"):
-                    matrices.append((number, weight, group))
-                else:
-                    self._step_one(weight, weight.grad, group, number)
-        matrices.sort(key=lambda entry: tuple(entry[1].shape))
-        for shape, of_shape in groupby(matrices, key=lambda entry: tuple(entry[1].shape)):
-            entries = list(of_shape)
-            size = max(1, MOST_AT_ONCE // (shape[0] * shape[1]))
-            for start in range(0, len(entries), size):
-                self._step_matrices(entries[start : start + size])
+            numbered = enumerate(group["params"], number)
+            number += len(group["params"])
+            moving = [(at, weight) for at, weight in numbered if weight.grad is not None]
+            if not group.get("orthogonal"):
+                self._step_others(moving, group)
+                continue
+            moving.sort(key=lambda entry: tuple(entry[1].shape))
+            for shape, same in groupby(moving, key=lambda entry: tuple(entry[1].shape)):
+                entries, size = list(same), max(1, MOST_AT_ONCE // math.prod(shape))
+                for start in range(0, len(entries), size):
+                    self._step_matrices(entries[start : start + size], group)
 
-    def _step_matrices(self, entries: Sequence[tuple[int, Tensor, dict[str, Any]]]) -> None:
+    def _step_others(self, entries: Sequence[tuple[int, Tensor]], group: dict[str, Any]) -> None:
+        """AdamW's step; that of fp32 weights in one kernel."""
+        exact = []
+        for number, weight in entries:
+            assert weight.grad is not None
+            if weight.dtype == torch.float32:
+                exact.append(weight)
+            else:
+                self._step_one(weight, weight.grad, group, number)
+        if not exact:
+            return
+        for weight in exact:
+            state = self.state[weight]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
+                state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(weight) for _ in "12")
+        held = [self.state[weight] for weight in exact]
+        adamw(
+            [local_part(weight) for weight in exact],
+            [local_part(weight.grad) for weight in exact if weight.grad is not None],
+            [local_part(state["exp_avg"]) for state in held],
+            [local_part(state["exp_avg_sq"]) for state in held],
+            [],
+            [state["step"] for state in held],
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+    def _step_matrices(self, entries: Sequence[tuple[int, Tensor]], group: dict[str, Any]) -> None:
         """Step weights of one shape [R, C]."""
-        weights = [weight for _, weight, _ in entries]
-        directions = [self._direction(weight) for weight in weights]
+        weights, lr = [weight for _, weight in entries], group["lr"]
         rows, columns = weights[0].shape
         dtype = torch.bfloat16 if weights[0].is_cuda else torch.float32
-        flat_N = gather_flat(directions, dtype=dtype, device=weights[0].device)
-        steps_BRC = orthogonalized(flat_N.view(len(weights), rows, columns))
-        length = ADAMW_RMS * max(rows, columns) ** 0.5
-        for (number, weight, group), step_RC in zip(entries, steps_BRC, strict=True):
-            if isinstance(weight, DTensor):
-                step_RC = step_RC[box_at(weight, place_of(weight))]
-            part, lr = local_part(weight), group["lr"]
-            moved = part.float().mul_(1 - lr * group["weight_decay"])
-            moved.add_(step_RC.float(), alpha=-lr * length)
-            if weight.dtype == torch.bfloat16:
+        flat_N = gather_flat(self._directions(weights), dtype=dtype, device=weights[0].device)
+        steps_BRC = orthogonalized(flat_N.view(len(weights), rows, columns)).float()
+        steps = [
+            step_RC[box_at(weight, place_of(weight))] if isinstance(weight, DTensor) else step_RC
+            for weight, step_RC in zip(weights, steps_BRC, strict=True)
+        ]
+        parts = [local_part(weight) for weight in weights]
+        moved = parts if weights[0].dtype == torch.float32 else [part.float() for part in parts]
+        torch._foreach_mul_(moved, 1 - lr * group["weight_decay"])
+        torch._foreach_add_(moved, steps, alpha=-lr * ADAMW_RMS * max(rows, columns) ** 0.5)
+        if moved is not parts:
+            for (number, weight), part, exact in zip(entries, parts, moved, strict=True):
                 step = int(self.state[weight]["step"])
                 seed = named_seed("rounding", self._seed, step, number, place_of(weight))
-                moved = rounded(moved, seed=seed)
-            part.copy_(moved)
+                part.copy_(rounded(exact, seed=seed))
 
-    def _direction(self, weight: Tensor) -> Tensor:
-        """Nesterov's momentum of the gradient, sharded as the weight is."""
-        state, grad = self.state[weight], weight.grad
-        assert grad is not None
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            state["momentum"] = torch.zeros_like(weight, dtype=torch.float32)
-        state["step"] += 1
-        part, momentum = local_part(grad).float(), local_part(state["momentum"])
-        momentum.lerp_(part, 1 - MOMENTUM)
-        direction = torch.lerp(part, momentum, MOMENTUM)
-        if not isinstance(weight, DTensor):
-            return direction
-        return DTensor.from_local(
-            direction,
-            weight.device_mesh,
-            weight.placements,
-            run_check=False,
-            shape=weight.shape,
-            stride=weight.stride(),
-        )
+    def _directions(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """Nesterov's momentum of each gradient, sharded as its weight is."""
+        for weight in weights:
+            state = self.state[weight]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32)
+                state["momentum"] = torch.zeros_like(weight, dtype=torch.float32)
+            state["step"] += 1
+        grads = [local_part(weight.grad).float() for weight in weights if weight.grad is not None]
+        momenta = [local_part(self.state[weight]["momentum"]) for weight in weights]
+        torch._foreach_lerp_(momenta, grads, 1 - MOMENTUM)
+        directions = torch._foreach_lerp(grads, momenta, MOMENTUM)
+        return [
+            DTensor.from_local(
+                direction,
+                weight.device_mesh,
+                weight.placements,
+                run_check=False,
+                shape=weight.shape,
+                stride=weight.stride(),
+            )
+            if isinstance(weight, DTensor) and weight.device_mesh.size() > 1
+            else direction
+            for weight, direction in zip(weights, directions, strict=True)
+        ]
 
 
 def orthogonalized(matrices_BRC: Tensor) -> Tensor:

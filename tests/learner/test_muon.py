@@ -73,7 +73,7 @@ def test_momentum_is_nesterovs_average() -> None:
     first = 1 - MOMENTUM
     expected = (MOMENTUM * first - first) * torch.eye(3)
     assert_near(optimizer.state[weight]["momentum"], expected, 4, held=first)
-    assert float(once.diagonal().max()) < 0 < float((weight - once).diagonal().min())
+    assert float(once.diagonal().max()) < 0 < float((weight.detach() - once).diagonal().min())
 
 
 def test_embeddings_output_layer_and_vectors_take_adamws_steps() -> None:
