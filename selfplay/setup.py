@@ -26,8 +26,9 @@ from selfplay.checkpoint import (
     set_damaged_aside,
 )
 from selfplay.checkpoint.whole import clear_leftovers, damage, discard, whole
+from selfplay.colocation.handover import sleep_or_end
 from selfplay.colocation.offload import Offload
-from selfplay.colocation.restarts import Restarts
+from selfplay.colocation.restarts import FolderRestarts, Restarts
 from selfplay.colocation.start import load_engine
 from selfplay.config import Config, ModelConfig, OptimConfig
 from selfplay.config.player_spec import parse_shares
@@ -126,9 +127,8 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     if not shares_policy:
         # It starts before the learner, for it takes its share of the memory that is free.
         engine = load_engine(config, weights, world, cleanup=cleanup)
-        start_check.listen(engine)
-        if engine is not None:
-            engine.sleep()
+        start_check.listen(engine, FolderRestarts(engine, world).asking)
+        sleep_or_end(engine)
     learner = make_learner(config, weights, world)
     if shares_policy:
         engine = HFEngine(learner.model, max_batch=config.engine.max_batch)

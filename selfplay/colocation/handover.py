@@ -28,18 +28,21 @@ SPARE_BYTES = 6 * 2**30
 
 
 def sleep_engine(engine: Engine | None, offload: Offload, world: World) -> None:
-    """The engine frees its memory, then the offloaded tensors return. Every rank calls.
+    """The engine frees its memory, then the offloaded tensors return. Every rank calls."""
+    sleep_or_end(engine)
+    barrier(world)
+    offload.onload()
 
-    An engine that fails to is ended, which frees its memory too; the next push restarts it.
-    """
+
+def sleep_or_end(engine: Engine | None) -> None:
+    """The engine frees its memory. One that fails to is ended, which frees its memory too; the next
+    push restarts it."""
     if engine is not None:
         try:
             engine.sleep()
         except EngineFault as fault:
             print(f"engine ended instead of put to sleep: {fault}", file=sys.stderr, flush=True)
             engine.close()
-    barrier(world)
-    offload.onload()
 
 
 def sync_and_wake(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
@@ -184,6 +185,9 @@ class PlainPass:
     layer_noise: float
 
 
+Sampled = tuple[list[int], list[float]]  # a text's token ids, and the log-probs of its last ones
+
+
 @dataclass(slots=True)
 class StartCheck:
     """The comparison on real weights: `listen` to the engine that holds them, then `compare`.
@@ -202,16 +206,23 @@ class StartCheck:
     _ids: list[int] = field(default_factory=list)
     _engine_logprobs: list[float] = field(default_factory=list)
 
-    def listen(self, engine: Engine | None) -> None:
-        """Let rank 0's engine, which must be awake, sample a few tokens after the text. Every rank
-        must call."""
-        sampled: tuple[list[int], list[float]] = ([], [])
-        if self.world.rank == 0 and engine is not None:
-            prompt = text_ids(self.tokenizer, self._length())
+    def listen(
+        self,
+        engine: Engine | None,
+        asking: Callable[[Callable[[], Sampled]], Sampled] = lambda ask: ask(),
+    ) -> None:
+        """Let rank 0's engine, which must be awake, sample a few tokens after the text. `asking`
+        asks it again if it fails (`restarts.FolderRestarts.asking`). Every rank must call."""
+        prompt = text_ids(self.tokenizer, self._length())
+
+        def ask() -> Sampled:
+            if self.world.rank != 0 or engine is None:
+                return [], []
             sampling = Sampling(temperature=1.0, stop_ids=())
             (completion,) = engine.generate([Request(prompt, NUM_SAMPLED, seed=0)], sampling)
-            sampled = ([*prompt, *completion.ids], completion.logprobs)
-        self._ids, self._engine_logprobs = broadcast_object(sampled, self.world)
+            return [*prompt, *completion.ids], completion.logprobs
+
+        self._ids, self._engine_logprobs = broadcast_object(asking(ask), self.world)
 
     def _length(self) -> int:
         """Tokens of the text, without those that the engine samples."""

@@ -18,11 +18,17 @@ import train
 
 
 def engine_fails() -> None:
-    """Rank 1's engine dies in a wave of the first step's games, is silent in one of the second's
-    and dies in a push; rank 0's gives garbage once."""
+    """Rank 0's engine dies in the start check and gives garbage once; rank 1's dies as it goes to
+    sleep for the first time, in a wave of the first step's games and in a push, and is silent in a
+    wave of the second step's."""
     plans: dict[int, dict[tuple[str, int], str]] = {
-        0: {("generate", 16): "nan"},
-        1: {("generate", 11): "dies", ("generate", 22): "hangs", ("push", 3): "dies"},
+        0: {("generate", 1): "dies", ("generate", 17): "nan"},
+        1: {
+            ("sleep", 1): "dies",
+            ("generate", 11): "dies",
+            ("generate", 22): "hangs",
+            ("push", 3): "dies",
+        },
     }
     FaultyHF.faults = Faults(plans[int(os.environ["RANK"])])
     import selfplay.colocation.start as start
