@@ -317,3 +317,16 @@ def test_a_damaged_part_is_played_again_and_a_damaged_checkpoint_set_aside(
     assert "step_000008 is damaged: progress.json has" in capsys.readouterr().err
     mine, wanted = (load_file(folder / "model.safetensors") for folder in (weights, unbroken))
     assert all(torch.equal(mine[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.slow
+def test_muon_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its momentum is saved, and moves other weights than AdamW does."""
+    straight = load_file(warm_up(tmp_path / "a", "warm_start.optimizer=muon") / "model.safetensors")
+    with monkeypatch.context() as patched, pytest.raises(Stopped):
+        patched.setattr(warm_start, "optimizer_step", stop_at(10, warm_start.optimizer_step))
+        warm_up(tmp_path / "b", "warm_start.optimizer=muon")
+    resumed = load_file(warm_up(tmp_path / "b", "warm_start.optimizer=muon") / "model.safetensors")
+    adamw = load_file(warm_up(tmp_path / "c") / "model.safetensors")
+    assert all(torch.equal(resumed[name], straight[name]) for name in straight)
+    assert not any(torch.equal(adamw[name], straight[name]) for name in straight)
