@@ -5,7 +5,7 @@ It never sees games, tokens or losses. Outside it only checkpoints and the weigh
 `torch.distributed` directly.
 """
 
-from selfplay.distributed.gather import box_at, gather_flat, local_part, place_of
+from selfplay.distributed.gather import box_at, gather_flat, local_part, place_of, sharded_as
 from selfplay.distributed.shard import (
     clip_grad_norm,
     fill_shards,
@@ -55,5 +55,6 @@ __all__ = [
     "run_as_forward",
     "shard",
     "shard_alone",
+    "sharded_as",
     "vocab_shard",
 ]

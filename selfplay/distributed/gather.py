@@ -139,6 +139,21 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def sharded_as(local: Tensor, like: Tensor) -> Tensor:
+    """The tensor that has these values as this rank's part and is sharded as `like`, whose shape it
+    has; `local` itself if `like` is not sharded. Nothing is sent."""
+    if not isinstance(like, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
 def place_of(tensor: Tensor) -> tuple[int, ...]:
     """This rank's coordinate in the tensor's mesh; () for a tensor that is not sharded.
 

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from selfplay.distributed.gather import box_at, local_part
+from selfplay.distributed.gather import box_at, local_part, sharded_as
 from selfplay.distributed.tensor_parallel import divide, partial_parameters
 from selfplay.distributed.world import World
 
@@ -222,16 +222,7 @@ def plus_product(
     # `base` and `left` are split by the same rows, so each rank only needs its own rows of both.
     product = local_part(left).float() @ full_tensor(right).float()
     local = (local_part(base).float() + scale * product).to(base.dtype)
-    if not isinstance(base, DTensor):
-        return local
-    return DTensor.from_local(
-        local,
-        base.device_mesh,
-        base.placements,
-        run_check=False,
-        shape=base.shape,
-        stride=base.stride(),
-    )
+    return sharded_as(local, base)
 
 
 def fill_shards(

@@ -21,9 +21,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
-from selfplay.data.seeds import named_seed
-from selfplay.distributed import box_at, gather_flat, local_part, place_of
-from selfplay.learner.rounding import RoundedAdamW, rounded
+from selfplay.distributed import box_at, gather_flat, local_part, place_of, sharded_as
+from selfplay.learner.rounding import RoundedAdamW
 
 MOMENTUM = 0.95
 # Jordan et al.'s quintic iteration; five of them take singular values of 0.01 to 1 near 1.
@@ -72,7 +71,8 @@ class Muon(RoundedAdamW):
             state = self.state[weight]
             if not state:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
-                state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(weight) for _ in "12")
+                for name in ("exp_avg", "exp_avg_sq"):
+                    state[name] = torch.zeros_like(weight)
         held = [self.state[weight] for weight in exact]
         adamw(
             [local_part(weight) for weight in exact],
@@ -107,10 +107,8 @@ class Muon(RoundedAdamW):
         torch._foreach_mul_(moved, 1 - lr * group["weight_decay"])
         torch._foreach_add_(moved, steps, alpha=-lr * ADAMW_RMS * max(rows, columns) ** 0.5)
         if moved is not parts:
-            for (number, weight), part, exact in zip(entries, parts, moved, strict=True):
-                step = int(self.state[weight]["step"])
-                seed = named_seed("rounding", self._seed, step, number, place_of(weight))
-                part.copy_(rounded(exact, seed=seed))
+            for (number, weight), exact in zip(entries, moved, strict=True):
+                self._store(weight, exact, number)
 
     def _directions(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """Nesterov's momentum of each gradient, sharded as its weight is."""
@@ -124,19 +122,7 @@ class Muon(RoundedAdamW):
         momenta = [local_part(self.state[weight]["momentum"]) for weight in weights]
         torch._foreach_lerp_(momenta, grads, 1 - MOMENTUM)
         directions = torch._foreach_lerp(grads, momenta, MOMENTUM)
-        return [
-            DTensor.from_local(
-                direction,
-                weight.device_mesh,
-                weight.placements,
-                run_check=False,
-                shape=weight.shape,
-                stride=weight.stride(),
-            )
-            if isinstance(weight, DTensor) and weight.device_mesh.size() > 1
-            else direction
-            for weight, direction in zip(weights, directions, strict=True)
-        ]
+        return [sharded_as(*pair) for pair in zip(directions, weights, strict=True)]
 
 
 def orthogonalized(matrices_BRC: Tensor) -> Tensor:

@@ -74,7 +74,12 @@ class RoundedAdamW(torch.optim.Optimizer):
         scale = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
         moved = local_part(weight).float().mul_(1 - lr * group["weight_decay"])
         moved.addcdiv_(mean, scale, value=-lr / (1 - beta1**step))
+        self._store(weight, moved, number)
+
+    def _store(self, weight: Tensor, moved: Tensor, number: int) -> None:
+        """Write this rank's fp32 values of a weight after its step, rounded if it is bf16."""
         if weight.dtype == torch.bfloat16:
+            step = int(self.state[weight]["step"])
             seed = named_seed("rounding", self._seed, step, number, place_of(weight))
             moved = rounded(moved, seed=seed)
         local_part(weight).copy_(moved)

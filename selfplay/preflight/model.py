@@ -213,11 +213,11 @@ class StartCheck:
     ) -> None:
         """Let rank 0's engine, which must be awake, sample a few tokens after the text. `asking`
         asks it again if it fails (`restarts.FolderRestarts.asking`). Every rank must call."""
-        prompt = text_ids(self.tokenizer, self._length())
 
         def ask() -> Sampled:
             if self.world.rank != 0 or engine is None:
                 return [], []
+            prompt = text_ids(self.tokenizer, self._length())
             sampling = Sampling(temperature=1.0, stop_ids=())
             (completion,) = engine.generate([Request(prompt, NUM_SAMPLED, seed=0)], sampling)
             return [*prompt, *completion.ids], completion.logprobs
