@@ -57,9 +57,9 @@ class ScriptedPlayer(ScriptedBase):
       ("top"), or each reviewer's best paper ("rows").
     - `reply`: what it does if the partner states cells first: propose at once ("propose") or state
       its own cells too ("tell").
-    - `plan`: the cells that its plans count: all that it knows ("pooled") or its own ("own"). The
-      second knows the game's protocol and no more: it tells, writes down what it hears, proposes
-      from its own cells and accepts any proposal.
+    - `plan`: the cells that its plans count: all that it knows ("pooled"), its own ("own") or none,
+      so that any plan is equally likely ("random"). The last two know the game's protocol and no
+      more: they tell, write down what they hear, do not plan with it and accept any proposal.
     - `think`: what it writes in private before a proposal: nothing ("no"), its estimate of the
       table in levels 0 to 9 ("levels"), that table and trial plans ("trial"), or the way there in
       small steps ("swaps"): each level beside the value that it comes from, a plan chosen highest
@@ -79,7 +79,7 @@ class ScriptedPlayer(ScriptedBase):
     think: str = option("no", choices=("no", "levels", "trial", "swaps"))
     stray: float = option(0.0, low=0, high=1)
     trials: int = option(1, low=1, high=MOST_TRIALS)
-    plan: str = option("pooled", choices=("pooled", "own"))
+    plan: str = option("pooled", choices=("pooled", "own", "random"))
 
     def __post_init__(self) -> None:
         think = self.think
@@ -89,8 +89,8 @@ class ScriptedPlayer(ScriptedBase):
             raise ValueError(f"trials needs think=trial, got think={think}")
         if self.stray and think not in ("trial", "swaps"):
             raise ValueError(f"stray needs think=trial or think=swaps, got think={think}")
-        if self.plan == "own" and think == "swaps":
-            raise ValueError("plan=own needs think=no, levels or trial, got think=swaps")
+        if self.plan != "pooled" and think == "swaps":
+            raise ValueError(f"plan={self.plan} needs think=no, levels or trial, got think=swaps")
 
     def lesson(self, view: MatchingView) -> Lesson:
         """The next move as an example to imitate. The reviewers of stray lines are detours."""
@@ -114,8 +114,8 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     """Build a player from a spec such as "honest:tell=top,slip=0.05".
 
     The name is "random", "solo" or "honest". Options: tell=all|top|rows, reply=propose|tell and
-    plan=pooled|own (honest only), think=no|levels|trial|swaps (random: no|trial), trials=1..8 and
-    slip=0..1 (all), stray=0..1 (solo and honest).
+    plan=pooled|own|random (honest only), think=no|levels|trial|swaps (random: no|trial),
+    trials=1..8 and slip=0..1 (all), stray=0..1 (solo and honest).
 
     Raises:
         ValueError: for an unknown name, option or value; names the valid ones.
@@ -144,7 +144,7 @@ def _act_honest(player: ScriptedPlayer, view: MatchingView, rng: np.random.Gener
         return _act_solo(player, view, rng)
     stated = stated_by(view, seat=1 - view.seat)
     if view.pending is not None:
-        accepts = player.plan == "own" or _accepts(view, stated)
+        accepts = player.plan != "pooled" or _accepts(view, stated)
         return Lesson(wording.answer("accept" if accepts else "reject"))
     has_stated = any(a.kind == "message" and a.seat == view.seat for a in view.log)
     has_proposed = any(a.kind == "propose" and a.seat == view.seat for a in view.log)
@@ -162,6 +162,8 @@ def _proposal(
     levels_RP = levels(table_RP, top)
     if player.plan == "own":
         table_RP = pooled_table(view, {})
+    elif player.plan == "random":
+        table_RP = rng.random(table_RP.shape)
     if player.think == "no":
         return Lesson(wording.proposal(best_plan(table_RP), view))
     if player.think == "swaps":

@@ -227,7 +227,7 @@ def test_a_refused_move_names_its_rule_and_counts_in_its_turn_alone(
         ),
         ("matching", "honest:tel=all", "unknown option of honest 'tel'.*nearest is tell"),
         ("matching", "honest:tell=most", "unknown tell 'most': choose one of all, top, rows"),
-        ("matching", "honest:plan=all", "unknown plan 'all': choose one of pooled, own"),
+        ("matching", "honest:plan=all", "unknown plan 'all': choose one of pooled, own, random"),
         (
             "matching",
             "honest:plan=own,think=swaps",

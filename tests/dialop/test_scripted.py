@@ -309,6 +309,18 @@ def test_a_player_of_the_protocol_writes_what_it_hears_and_plans_with_its_own_ce
     assert answers == ["[reject]", "[accept]"]
 
 
+def test_a_player_of_random_plans_writes_the_same_table_and_proposes_each_plan() -> None:
+    game = MatchingGame(SMALL, Rules(brief=True, private_reasoning=True))
+    play(game, (0, "[message] Ava BLEU 1, Daniel Electra 1"))
+    own = make_scripted("honest:think=levels,plan=own", seed=0).act(game.view(1))
+    moves = [
+        make_scripted("honest:think=levels,plan=random", seed=seed).act(game.view(1))
+        for seed in range(32)
+    ]
+    assert {move.partition("[propose]")[0] for move in moves} == {own.partition("[propose]")[0]}
+    assert {f"[propose]{move.partition('[propose]')[2]}" for move in moves} == {BEST, WORST}
+
+
 def test_random_tries_random_plans_without_a_table() -> None:
     view = MatchingGame(SMALL, Rules(brief=True, private_reasoning=True)).view(0)
     plans, seen = {"BLEU: Ava\nElectra: Daniel", "BLEU: Daniel\nElectra: Ava"}, set()
