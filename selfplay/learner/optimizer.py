@@ -38,9 +38,7 @@ def make_optimizer(
     rate, betas = config.lr if lr is None else lr, (config.betas[0], config.betas[1])
     if kind == "muon":
         assert isinstance(model, PreTrainedModel)
-        layers = (model.get_input_embeddings(), model.get_output_embeddings())
-        ends = {id(p) for layer in layers if layer is not None for p in layer.parameters()}
-        inside = [p for p in matrices if p.ndim == 2 and id(p) not in ends]
+        inside = matrices_inside(model)
         orthogonal = {id(p) for p in inside}
         groups[0]["params"] = [p for p in matrices if id(p) not in orthogonal]
         groups.append({"params": inside, "weight_decay": config.weight_decay, "orthogonal": True})
@@ -48,6 +46,14 @@ def make_optimizer(
     if config.master_dtype == "bfloat16":
         return RoundedAdamW(groups, lr=rate, betas=betas, seed=seed)
     return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
+
+
+def matrices_inside(model: PreTrainedModel) -> list[nn.Parameter]:
+    """The trained matrices of a language model other than its embedding and output layer."""
+    layers = (model.get_input_embeddings(), model.get_output_embeddings())
+    ends = {id(p) for layer in layers if layer is not None for p in layer.parameters()}
+    trained = (p for p in model.parameters() if p.requires_grad)
+    return [p for p in trained if p.ndim == 2 and id(p) not in ends]
 
 
 def learning_rate(

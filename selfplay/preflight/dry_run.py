@@ -16,6 +16,7 @@ from selfplay.config import Config, DataConfig, GameConfig, LoraConfig, ModelCon
 from selfplay.config.settings import SettingsError, dump
 from selfplay.data.instances import HELD_OUT, kept_back
 from selfplay.games import kit_of
+from selfplay.learner.optimizer import matrices_inside
 from selfplay.model.hub import local_folder
 from selfplay.model.policy import described_in, empty_model
 from selfplay.model.scratch import scratch_config
@@ -67,16 +68,16 @@ def first_prompt(game: GameConfig, data: DataConfig, rendering: Rendering) -> st
 def model_shape(described: PretrainedConfig, lora: LoraConfig | None) -> Shape:
     """The shape of the model; with adapters only they are trained."""
     skeleton = empty_model(described, dtype=torch.float32)
-    parameters = sum(parameter.numel() for parameter in skeleton.parameters())
-    trained = parameters
+    base = sum(parameter.numel() for parameter in skeleton.parameters())
+    adapters = 0
     if lora is not None:
-        trained = sum(
+        adapters = sum(
             lora.rank * (module.in_features + module.out_features)
             for name, module in skeleton.named_modules()
             if isinstance(module, torch.nn.Linear) and name.rpartition(".")[2] in lora.targets
         )
-        parameters += trained
-    return shape_of(described.get_text_config(), parameters=parameters, trained=trained)
+    matrices = sum(parameter.numel() for parameter in matrices_inside(skeleton))
+    return shape_of(described.get_text_config(), base=base, adapters=adapters, matrices=matrices)
 
 
 def _described(model: ModelConfig) -> PretrainedConfig:
@@ -110,11 +111,10 @@ def _advice(demand: Demand, described: PretrainedConfig) -> str:
             choices.append(f"{more} such GPUs{' and ' if words else ''}{' '.join(words)}")
             break
         more *= 2
-    if not demand.adapters:
+    if not demand.shape.adapters:
         adapted = replace(
             demand,
             shape=model_shape(described, LoraConfig()),
-            adapters=True,
             optim=replace(demand.optim, master_dtype="bfloat16"),
         )
         words = remedy(adapted)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from selfplay.config import Config, EngineConfig, OptimConfig, ParallelConfig
+from selfplay.learner.muon import MOST_AT_ONCE
 
 GIB = 2**30
 CONTEXT = 1.0  # CUDA context and kernels of the trainer
@@ -24,28 +25,39 @@ LEAST_GAMES = 8  # transcripts of full length that the engine's cache should hol
 _BYTES = {"float32": 4, "bfloat16": 2}
 _LOGPROB = 1.5 / 16_384  # GiB a trained token's log-prob needs at 152,000 words, measured
 _LEAST_TOKENS = 2048  # of a micro-batch
+_MUON_COPIES = 7  # of the matrices of a shape, in bf16, which an iteration of Muon holds at most
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What memory depends on. `parameters` counts all weights, `trained` those with a gradient,
-    `mlp_width` the units that one token uses, `cache_width` the keys and values of a token in one
-    layer."""
+    """What memory depends on. `base` counts the weights of the model, `adapters` those beside it,
+    `matrices` those that Muon steps. `mlp_width` counts the units that one token uses,
+    `cache_width` the keys and values of a token in one layer."""
 
-    parameters: int
-    trained: int
+    base: int
+    adapters: int
+    matrices: int
     layers: int
     width: int
     mlp_width: int
     cache_width: int
     vocabulary: int
 
+    @property
+    def parameters(self) -> int:
+        return self.base + self.adapters
+
+    @property
+    def trained(self) -> int:
+        """The weights that self-play trains; a warm start trains those of the model."""
+        return self.adapters or self.base
+
 
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What a run asks of the memory of `ranks` GPUs with `total` GiB each. `kl` says that there is
-    a KL to a reference, `critic` that a critic has a model of its own, `adapters` that only these
-    are trained, `imitates` that a warm start comes first."""
+    a KL to a reference, `critic` that a critic has a model of its own, `imitates` that a warm start
+    comes first, `muon` that it trains with Muon."""
 
     shape: Shape
     ranks: int
@@ -55,10 +67,10 @@ class Demand:
     parallel: ParallelConfig
     dtype: str
     liger: bool
-    adapters: bool
     kl: bool
     critic: bool
     imitates: bool
+    muon: bool
     max_game_tokens: int
 
     @classmethod
@@ -72,10 +84,10 @@ class Demand:
             parallel=config.parallel,
             dtype=config.model.dtype,
             liger=config.model.liger,
-            adapters=config.model.lora is not None,
             kl=config.algorithm.kl > 0,
             critic=config.algorithm.method == "ppo" and config.critic.kind == "model",
             imitates=config.warm_start.imitates,
+            muon=config.warm_start.optimizer == "muon",
             max_game_tokens=config.rollout.max_game_tokens,
         )
 
@@ -102,15 +114,16 @@ class Memory:
         return "\n".join(lines)
 
 
-def shape_of(text: Any, *, parameters: int, trained: int) -> Shape:
+def shape_of(text: Any, *, base: int, adapters: int, matrices: int) -> Shape:
     """The shape of a model from the config of its text part."""
     heads = text.num_attention_heads
     head = getattr(text, "head_dim", None) or text.hidden_size // heads
     experts = getattr(text, "num_experts_per_tok", None)
     expert_width = getattr(text, "moe_intermediate_size", None) or text.intermediate_size
     return Shape(
-        parameters=parameters,
-        trained=trained,
+        base=base,
+        adapters=adapters,
+        matrices=matrices,
         layers=text.num_hidden_layers,
         width=text.hidden_size,
         mlp_width=experts * expert_width if experts else text.intermediate_size,
@@ -125,18 +138,17 @@ def gpu_gib(sold_gb: float) -> float:
 
 
 def estimate(demand: Demand) -> Memory:
-    """The memory of each phase of a step on one GPU.
+    """The memory of each phase of a step on one GPU, and of the warm start before the first.
 
-    With adapters the warm start, which trains all weights, is a phase of its own.
+    The warm start trains the model's own weights, with no adapters, reference, critic or engine
+    beside them. Muon keeps one moment of a matrix.
     """
     shape, ranks, optim, parallel = demand.shape, demand.ranks, demand.optim, demand.parallel
     master, computed = _BYTES[optim.master_dtype], _BYTES[demand.dtype]
     weights = master * shape.parameters / ranks / GIB
-    gradients = master * shape.trained / ranks / GIB
     moments = 8 * shape.trained / ranks / GIB
-    reference = weights if demand.kl and not demand.adapters else 0.0
+    reference = weights if demand.kl and not shape.adapters else 0.0
     critic = (2 * master + 8) * shape.parameters / ranks / GIB if demand.critic else 0.0
-    gathered = 0.0 if ranks == 1 else 3 * computed * _layer(shape) / GIB
     asleep = ASLEEP * demand.engine.processes if demand.engine.kind == "sglang" else 0.0
     own = engine_parts(demand)
     in_play = {
@@ -147,17 +159,14 @@ def estimate(demand: Demand) -> Memory:
         "critic": critic,
         **own,
     }
-    tokens = optim.tokens_per_microbatch / parallel.tp
     update = {
         "context": CONTEXT,
         "weights": weights,
-        "gradients": gradients,
+        "gradients": master * shape.trained / ranks / GIB,
         "moments": moments,
         "reference": reference,
         "critic": critic,
-        "activations": 1.1 * activations(demand, tokens),
-        "logits": _LOGPROB * tokens * max(shape.vocabulary / 152_000, 0.1),
-        "gathered layers": gathered,
+        **_pass(demand),
         "engine asleep": asleep,
     }
     push = {
@@ -169,11 +178,32 @@ def estimate(demand: Demand) -> Memory:
         "engine asleep": asleep,
     }
     phases = {"play": in_play, "update": update, "push": push}
-    if demand.adapters and demand.imitates:
-        whole = replace(shape, trained=shape.parameters)
-        parts = estimate(replace(demand, shape=whole, adapters=False)).phases["update"]
-        phases["imitation"] = {name: parts[name] for name in parts if name != "engine asleep"}
+    if demand.imitates:
+        of_moments = 8 * shape.base - (4 * shape.matrices if demand.muon else 0)
+        imitation = {
+            "context": CONTEXT,
+            "weights": master * shape.base / ranks / GIB,
+            "gradients": master * shape.base / ranks / GIB,
+            "moments": of_moments / ranks / GIB,
+            **_pass(demand),
+        }
+        if demand.muon:  # its step follows the pass, whose memory is free by then
+            step = _MUON_COPIES * 2 * min(MOST_AT_ONCE, shape.matrices) / GIB
+            passed = imitation["activations"] + imitation["logits"]
+            imitation["Muon's step above the pass"] = max(0.0, step - passed)
+        phases = {"imitation": imitation, **phases}
     return Memory(phases, demand.total)
+
+
+def _pass(demand: Demand) -> dict[str, float]:
+    """GiB of a forward and backward pass of one micro-batch, without weights and gradients."""
+    shape, tokens = demand.shape, demand.optim.tokens_per_microbatch / demand.parallel.tp
+    gathered = 3 * _BYTES[demand.dtype] * _layer(shape) / GIB
+    return {
+        "activations": 1.1 * activations(demand, tokens),
+        "logits": _LOGPROB * tokens * max(shape.vocabulary / 152_000, 0.1),
+        "gathered layers": 0.0 if demand.ranks == 1 else gathered,
+    }
 
 
 def engine_parts(demand: Demand) -> dict[str, float]:

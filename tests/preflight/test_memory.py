@@ -11,9 +11,11 @@ from tiny_run import TINY, tiny_model
 import train
 from bench.shapes import SHAPES, qwen2_config
 from selfplay.chat.rendering import make_rendering
-from selfplay.config import Config, load_config
+from selfplay.config import Config, OptimConfig, load_config
+from selfplay.learner.optimizer import make_optimizer
 from selfplay.preflight.dry_run import model_shape
 from selfplay.preflight.memory import (
+    GIB,
     Demand,
     cache_tokens,
     estimate,
@@ -108,6 +110,26 @@ def test_static_memory_is_the_exact_sum_of_bytes() -> None:
     assert set(SHAPES) >= {"0.5B", "1.5B", "7B"}
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_the_warm_start_is_estimated_with_the_moments_that_its_optimizer_holds(kind: str) -> None:
+    """Also with adapters and a KL, which it does not have: it trains the model's own weights."""
+    model = tiny_model()
+    optimizer = make_optimizer(model, OptimConfig(), kind=kind)
+    sum(p.sum() for p in model.parameters()).backward()
+    optimizer.step()
+    held = [v for state in optimizer.state.values() for v in state.values() if v.ndim]
+    words = ["model.path=x", "warm_start.num_games=8", f"warm_start.optimizer={kind}"]
+    beside = ["model.lora.rank=4", "algorithm.kl=0.1", "engine.kind=sglang"]
+    for more in ([], beside):
+        config = load_config(None, [*words, *more])
+        shape = model_shape(model.config, config.model.lora)
+        parts = estimate(Demand.of(config, shape, total=H100)).phases["imitation"]
+        num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        assert parts["moments"] * GIB == sum(v.numel() * v.element_size() for v in held)
+        assert parts["weights"] * GIB == parts["gradients"] * GIB == num_bytes
+        assert not {"reference", "critic", "engine asleep"} & set(parts)
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
@@ -133,7 +155,7 @@ def test_a_dry_run_prints_settings_prompt_and_memory_and_makes_nothing(
     rendering = make_rendering(scratch_tokenizer(config))
     assert f"first prompt, {len(ids)} tokens" in shown
     assert rendering.spelt(ids) in shown and "<|im_start|>user" in shown
-    for phase in ("play", "update", "push"):
+    for phase in ("imitation", "play", "update", "push"):
         assert f"\n  {phase} " in shown
     assert shown.rstrip().endswith("it fits")
 
