@@ -50,7 +50,6 @@ from selfplay.evaluation.question import (
 from selfplay.evaluation.report import Report, report_text, write_report
 from selfplay.games import kit_of
 from selfplay.metrics.ending import RunEnds
-from selfplay.metrics.run_folder import write_atomically
 from selfplay.model.policy import described_in
 from selfplay.partners.checkpoints import Source, nearest
 from selfplay.preflight.run import (
@@ -62,6 +61,7 @@ from selfplay.preflight.run import (
     refused,
 )
 from selfplay.setup import open_world, warn_forgeable
+from selfplay.whole import write_atomically
 
 
 def games_of(

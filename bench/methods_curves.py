@@ -19,7 +19,7 @@ from statistics import fmean
 
 from bench.tiny_report import row
 from selfplay.evaluation.drawings import learning_curve_svg
-from selfplay.metrics.run_folder import write_atomically
+from selfplay.whole import write_atomically
 
 Steps = list[dict[str, float]]  # a run's lines, in order
 MEASURES = ("messages", "honesty", "errors", "zero_variance_groups", "entropy", "kl_reference")

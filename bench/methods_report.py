@@ -22,8 +22,8 @@ from bench.tiny_report import Run, curve_rows, held_to, read_run, row
 from selfplay.config.settings import SettingsError, difference
 from selfplay.evaluation.drawings import learning_curve_svg
 from selfplay.metrics.console import clock
-from selfplay.metrics.run_folder import write_atomically
 from selfplay.metrics.tables import bootstrap_interval, show_interval
+from selfplay.whole import write_atomically
 
 Runs = dict[str, list[Run]]  # method name: its runs, sorted by folder name
 HEADINGS = (

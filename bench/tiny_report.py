@@ -25,8 +25,8 @@ from selfplay.evaluation.drawings import drift_svg, game_text, learning_curve_sv
 from selfplay.evaluation.report import fenced
 from selfplay.games import kit_of
 from selfplay.metrics.console import clock
-from selfplay.metrics.run_folder import write_atomically
 from selfplay.metrics.tables import show_interval
+from selfplay.whole import write_atomically
 
 # Metric, name of its figure, title.
 CURVES = (

@@ -25,7 +25,6 @@ from selfplay.checkpoint import (
     resume,
     set_damaged_aside,
 )
-from selfplay.checkpoint.whole import clear_leftovers, damage, discard, whole
 from selfplay.colocation.handover import sleep_or_end
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.restarts import FolderRestarts, Restarts
@@ -53,6 +52,7 @@ from selfplay.partners.judge import make_judge
 from selfplay.partners.partners import Partners
 from selfplay.preflight.model import check_model
 from selfplay.warm_start import progress_folder, scratch_tokenizer, tokenizer_folder, warm_start
+from selfplay.whole import clear_leftovers, damage, discard, whole
 
 LEAST_ADAPTER_LR = 5e-6  # below it a run with adapters is warned
 

@@ -24,7 +24,6 @@ from dialop.kit import Played
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.checkpoint import resume, save_checkpoint
-from selfplay.checkpoint.whole import damage, whole
 from selfplay.config import (
     Config,
     DataConfig,
@@ -45,13 +44,14 @@ from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import learning_rate
 from selfplay.learner.optimizer_step import optimizer_step
 from selfplay.metrics.console import progress
-from selfplay.metrics.run_folder import IMITATED_BOARDS, write_atomically
+from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.metrics.step_log import StepLog
 from selfplay.model.hub import local_folder
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import GameSetup, Limits, limits_of
 from selfplay.rollout.players import Teacher
 from selfplay.rollout.seating import scripted_games, teacher_games, teacher_mixture
+from selfplay.whole import damage, whole, write_atomically
 
 LOG_EVERY = 50  # optimizer steps per line of the warm start's log
 MOST_OF_A_PART = 1000  # games that are kept together

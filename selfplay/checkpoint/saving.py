@@ -30,12 +30,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from selfplay.checkpoint.whole import damage, discard, replacing
 from selfplay.config.settings import SettingsError
 from selfplay.distributed import World, broadcast_object, on_first_rank
 from selfplay.learner.learner import Learner
 from selfplay.model.lora import export_adapters, is_adapter
 from selfplay.model.policy import export
+from selfplay.whole import damage, discard, replacing
 
 
 def save_checkpoint(

@@ -22,9 +22,9 @@ from selfplay.evaluation.drawings import drift_svg
 from selfplay.evaluation.held_out import EvaluationContext, validation, validation_score
 from selfplay.evaluation.word_drift import check_words
 from selfplay.metrics.ending import RunEnds
-from selfplay.metrics.run_folder import write_atomically
 from selfplay.partners.partners import Partners, check_spec
 from selfplay.rollout.seating import Partner, chosen_seats, read_spec
+from selfplay.whole import write_atomically
 
 # Step, self-play score, score with the fixed partner.
 Scores = tuple[int, float, float]

@@ -24,8 +24,8 @@ from selfplay.evaluation.evaluate import (
 from selfplay.evaluation.report import rows_json, table_text
 from selfplay.evaluation.word_drift import read_people, word_drift
 from selfplay.games import kit_of
-from selfplay.metrics.run_folder import write_atomically
 from selfplay.metrics.tables import COLUMNS, show_interval
+from selfplay.whole import write_atomically
 
 
 def held_out(

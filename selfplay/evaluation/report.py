@@ -16,8 +16,8 @@ from dialop.shown import escaped, fenced, on_one_line
 from selfplay.evaluation.drawings import game_text
 from selfplay.evaluation.evaluate import Evaluation
 from selfplay.evaluation.question import pair_name
-from selfplay.metrics.run_folder import write_atomically
 from selfplay.metrics.tables import bootstrap_interval, columns_of, show_interval, table
+from selfplay.whole import write_atomically
 
 _ERRORS = "errors_"
 _HOW_TO_READ = (

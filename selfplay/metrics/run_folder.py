@@ -17,6 +17,7 @@ from typing import TextIO
 import selfplay
 from selfplay.config import Config
 from selfplay.config.settings import SettingsError, difference, dump, load
+from selfplay.whole import write_atomically
 
 # These settings may change when a run resumes. The first set its length and its logs.
 _LENGTH = (
@@ -116,21 +117,6 @@ def _among(keys: Collection[str], line: str) -> bool:
     """Whether a line of `difference` is of one of these keys or sections."""
     name = line.split(":")[0]
     return name in keys or any(name.startswith(f"{key}.") for key in keys)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write the complete file or none of it: a crash or a full disk leaves the old file."""
-    new = path.with_name(path.name + ".new")
-    try:
-        # UTF-8 cannot encode a lone surrogate; it is written as an escape.
-        with new.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
 
 
 def _describe_code() -> str:

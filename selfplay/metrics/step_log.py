@@ -19,10 +19,10 @@ from typing import Any
 from selfplay.config import TrackConfig
 from selfplay.config.settings import SettingsError
 from selfplay.metrics.console import step_line
-from selfplay.metrics.run_folder import write_atomically
 from selfplay.metrics.step import Pieces, game_record
 from selfplay.metrics.tracker import open_tracker
 from selfplay.rollout.episode import Episode
+from selfplay.whole import write_atomically
 
 
 class Stopwatch:

@@ -21,7 +21,7 @@ import yaml
 from dialop.shown import fenced, printable
 from selfplay.config import TrackConfig
 from selfplay.config.settings import SettingsError
-from selfplay.metrics.run_folder import write_atomically
+from selfplay.whole import write_atomically
 
 Record = Mapping[str, Any]
 

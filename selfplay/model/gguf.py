@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
-import shutil
 import sys
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from selfplay.chat.rendering import make_rendering
 from selfplay.config.settings import SettingsError
+from selfplay.whole import whole
 
 CACHE = Path(HF_HOME) / "selfplay-gguf"
 _CONVERSION = b"2"  # a changed conversion has another number, so that no old folder is used
@@ -32,7 +32,7 @@ def converted(file: Path, *, what: str, cache: Path = CACHE) -> Path:
 
     The cache names a file by its size and its first and last MiB, so a copy is not converted again.
     Raises SettingsError, which begins with `what`, for a file that transformers cannot convert and
-    where gguf is not installed.
+    where gguf is not installed; OSError if the file system refuses the folder.
     """
     try:
         name = _name(file)
@@ -52,17 +52,14 @@ def converted(file: Path, *, what: str, cache: Path = CACHE) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # ranks of one host wait for the one that converts
         if not (folder / "config.json").exists():
             print(f"converting {file}, once, into {folder}", file=sys.stderr, flush=True)
-            new = cache / f"{name}.new"
-            shutil.rmtree(new, ignore_errors=True)
-            try:
-                _convert(file, new)
-            except Exception as error:
-                shutil.rmtree(new, ignore_errors=True)
-                raise SettingsError(
-                    f"{what} must be a GGUF file of a model that transformers can convert, got "
-                    f"{file}: {type(error).__name__}: {error}"
-                ) from error
-            new.rename(folder)
+            with whole(folder) as new:
+                try:
+                    _convert(file, new)
+                except Exception as error:
+                    raise SettingsError(
+                        f"{what} must be a GGUF file of a model that transformers can convert, got "
+                        f"{file}: {type(error).__name__}: {error}"
+                    ) from error
     return folder
 
 

@@ -16,7 +16,6 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.checkpoint import export_atomically
-from selfplay.checkpoint.whole import damage
 from selfplay.config import Config, GameConfig
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, PERSON, POOL, SELF, Spec, parse_shares
 from selfplay.config.settings import SettingsError
@@ -34,6 +33,7 @@ from selfplay.rollout.episode import Episode
 from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer
 from selfplay.rollout.seating import SELF_PLAY, Partner, chosen_seats, scripted_partner
 from selfplay.rollout.text_players import EndpointPlayer, PersonPlayer
+from selfplay.whole import damage
 
 POLICY = PolicyPlayer.name
 

@@ -14,7 +14,6 @@ import argparse
 import json
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,11 +27,11 @@ from huggingface_hub.utils import validate_repo_id
 from selfplay.checkpoint.saving import step_of
 from selfplay.config import load_config
 from selfplay.config.settings import SettingsError, dump
-from selfplay.metrics.run_folder import write_atomically
 from selfplay.model.hub import FETCHED, SETTINGS
 from selfplay.partners.checkpoints import find_source
 from selfplay.preflight.run import Words, check_folder, refused
 from selfplay.publish.card import card, read_results
+from selfplay.whole import whole
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -84,17 +83,12 @@ def write_folder(run: Path, name: str, out: Path) -> None:
         code=code[code.rindex("started ") :],
         step=step_of(weights),
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}", dir=out.parent) as place:
-        new = Path(place) / out.name
-        new.mkdir()
+    with whole(out) as new:
         for file in sorted(weights.iterdir()):
             if any(file.match(pattern) for pattern in FETCHED) and file.name != "progress.json":
                 shutil.copy2(file, new / file.name)
-        write_atomically(new / "README.md", text)
-        write_atomically(new / SETTINGS, dump(public))
-        shutil.rmtree(out, ignore_errors=True)
-        new.rename(out)
+        (new / "README.md").write_text(text, encoding="utf-8", errors="backslashreplace")
+        (new / SETTINGS).write_text(dump(public), encoding="utf-8")
 
 
 def _without_paths(value: Any) -> Any:

@@ -19,7 +19,6 @@ from tiny_run import RUNS, finished, go_on_from, metrics_of, run_tiny
 from bench import tiny_report
 from dialop.matching.store import write_instances
 from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.checkpoint.whole import whole
 from selfplay.config import Config, load_config
 from selfplay.config.settings import SettingsError
 from selfplay.distributed import init_world
@@ -35,6 +34,7 @@ from selfplay.evaluation.drift_monitor import (
 from selfplay.evaluation.held_out import EvaluationContext, validation
 from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
 from selfplay.rollout.seating import Partner
+from selfplay.whole import whole
 
 # --- the verdict --------------------------------------------------------------------------------
 

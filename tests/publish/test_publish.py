@@ -84,7 +84,8 @@ def test_the_folder_holds_a_policy_its_settings_and_a_card(
     assert publish.main([str(run), "me/pair"]) == 0, "an earlier copy is replaced"
     out = run / "hub"
     assert sorted(path.name for path in out.iterdir()) == [
-        *("README.md", "config.json", "model.safetensors", "selfplay.yaml", "tokenizer.json")
+        *("README.md", "config.json", "manifest.json", "model.safetensors"),
+        *("selfplay.yaml", "tokenizer.json"),
     ]
     text = "".join((out / name).read_text() for name in ("README.md", "selfplay.yaml"))
     assert str(tmp_path) not in text and "boards.parquet" in text

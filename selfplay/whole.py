@@ -1,4 +1,5 @@
-"""Folders that are written completely or not at all, and that show damage when they are read.
+"""Files and folders that are written completely or not at all, and folders that show damage when
+they are read.
 
 A folder is filled under a hidden name and synced to disk. A manifest with the size and SHA-256 of
 each file is written last. Then the folder takes its name. Knows no models.
@@ -27,6 +28,21 @@ REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 _HASHERS = 8  # threads; hashlib lets them run at once
 
 
+def write_atomically(path: Path, text: str) -> None:
+    """Write the complete file or none of it: a crash or a full disk leaves the old file."""
+    new = path.with_name(path.name + ".new")
+    try:
+        # UTF-8 cannot encode a lone surrogate; it is written as an escape.
+        with new.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
 @contextmanager
 def replacing(folder: Path, world: World) -> Iterator[Path]:
     """A hidden folder to fill, which replaces `folder` at the end. Every rank must enter, and
@@ -45,11 +61,15 @@ def replacing(folder: Path, world: World) -> Iterator[Path]:
 
 @contextmanager
 def whole(folder: Path) -> Iterator[Path]:
-    """`replacing` for a process that writes alone."""
+    """`replacing` for a process that writes alone; any error leaves nothing beside `folder`."""
     partial = folder.with_name(PARTIAL + folder.name)
     _make_empty(partial)
-    with _refusals(folder) as refusals:
-        yield partial
+    try:
+        with _refusals(folder) as refusals:
+            yield partial
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     _finish(partial, folder, refusals)
 
 

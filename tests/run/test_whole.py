@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from selfplay.checkpoint.whole import MANIFEST, clear_leftovers, damage, discard, whole
+from selfplay.whole import MANIFEST, clear_leftovers, damage, discard, whole
 
 OLD = {"a.bin": b"old" * 50, "deep/b.txt": b"old b"}
 NEW = {"a.bin": b"new" * 70, "deep/c.txt": b"", "d.txt": b"more"}
