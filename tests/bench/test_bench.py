@@ -13,7 +13,8 @@ import pytest
 from processes import HANG_S
 from tiny_run import finished
 
-from bench import branch_variance, imitation_loss, loop, plan_loss, table
+from bench import branch_variance, imitation_loss, loop, plan_loss, scripted_figures, table
+from dialop.matching.kit import generate
 from selfplay.config import load_config
 from selfplay.config.settings import dump
 from selfplay.data.instances import TRAIN, generated
@@ -226,3 +227,11 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not() -> None:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "6 kills: " in done.stdout and "are the same bit for bit" in done.stdout
+
+
+def test_boards_kept_by_their_solo_plans_tell_one_seat_more_than_its_solo_plan_uses() -> None:
+    recipe, _ = scripted_figures.BOARDS["2x2"]
+    instances = generate(recipe, seed=3, num=2000)
+    solo = [i.norm(value) for i in instances for value in i.solo]
+    assert sum(solo) / len(solo) == pytest.approx(0.80, abs=0.02)
+    assert scripted_figures.best_unheard(instances) > 0.88
