@@ -74,10 +74,7 @@ def test_eval_refuses_a_key_in_a_partner(
 
 @pytest.mark.parametrize("place", ["url", "body"])
 def test_the_key_of_the_variable_is_found_anywhere(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    place: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     monkeypatch.setenv("PLANTED_KEY", KEY)
     url = f"http://127.0.0.1:9/{KEY if place == 'url' else 'v1'}"

@@ -244,10 +244,7 @@ TASKS: dict[str, tuple[str, Write]] = {
 }
 ROWS: dict[str, tuple[str, Write]] = {
     "no known columns": (".jsonl", lines({"question": "?"})),
-    "a deep tests": (
-        ".jsonl",
-        lines({"prompt": "a", "completion": "b", "test": [[1]]}),
-    ),
+    "a deep tests": (".jsonl", lines({"prompt": "a", "completion": "b", "test": [[1]]})),
     "metadata of deep JSON": (
         ".jsonl",
         lines({"prompt": "a", "completion": "b", "metadata": '{"task": ' + "[" * 400}),

@@ -228,10 +228,7 @@ def test_each_check_finds_a_game_that_breaks_it(
 
 @pytest.mark.parametrize(
     ("parts", "name"),
-    [
-        ({"SCRIPT_NAMES": ()}, "play"),
-        ({"vary": lambda instance, seat, *, seed: None}, "views"),
-    ],
+    [({"SCRIPT_NAMES": ()}, "play"), ({"vary": lambda instance, seat, *, seed: None}, "views")],
 )
 def test_what_cannot_be_checked_is_said(parts: dict[str, Any], name: str) -> None:
     result = results_of(**parts)[name]

@@ -159,10 +159,7 @@ BY_HAND: dict[str, tuple[str, list[tuple[int, str]], list[int | None], str]] = {
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_instances_are_drawn_and_played_by_hand(
-    name: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words, moves, movers, bad = BY_HAND[name]
     path = tmp_path / "games.parquet"

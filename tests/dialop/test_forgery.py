@@ -56,7 +56,7 @@ PLAYS: dict[str, Moves] = {
         *((1, BEST_PLAN), (0, "[accept]")),
     ],
     "collab": [
-        *((1, ""), (1, "[end]"), (1, "Hello?"), (0, "[answer] 3"), (0, "hi"), (1, "[answer]")),
+        *((1, ""), (1, "[end]"), (1, "Hello?"), (0, "[answer] 3"), (0, "hi"), (1, "[answer]"))
     ],
     "mediation": [
         *((0, "[message] x"), (1, "[message] x"), (0, "x"), (2, "x"), (2, "0: [message] x")),

@@ -15,13 +15,7 @@ from dialop.mediation.game import MediationGame
 from dialop.mediation.generate import MediationRecipe
 from dialop.mediation.kit import generate
 from dialop.mediation.moves import parse_proposal
-from dialop.mediation.records import (
-    AGENT,
-    AgentView,
-    Event,
-    MediationInstance,
-    UserView,
-)
+from dialop.mediation.records import AGENT, AgentView, Event, MediationInstance, UserView
 from dialop.mediation.score import overlap, pair_costs, pair_scores
 from dialop.mediation.search import with_references
 from dialop.mediation.texts import span_text, time_text

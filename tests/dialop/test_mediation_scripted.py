@@ -19,13 +19,7 @@ from dialop.mediation.belief import arrival_weight, believed_best, price_points
 from dialop.mediation.game import MediationGame
 from dialop.mediation.generate import MediationRecipe
 from dialop.mediation.kit import generate
-from dialop.mediation.records import (
-    AGENT,
-    AgentView,
-    Costs,
-    MediationInstance,
-    UserView,
-)
+from dialop.mediation.records import AGENT, AgentView, Costs, MediationInstance, UserView
 from dialop.mediation.scripted import make_scripted
 from dialop.mediation.statements import count_true, read_statements
 

@@ -51,10 +51,7 @@ def rows(query: str, sites: tuple[Site, ...] = SITES) -> list[str]:
             "Search(sort_by=[distance_to(The Mall)])",
             ["The Mall|0", "The Dive|0.7", "Saul's|1", "Atlas Park|4.2"],
         ),
-        (
-            "Search(fields=[touristy, category], filters=[category==bar], )",
-            ["The Dive|-|bar"],
-        ),
+        ("Search(fields=[touristy, category], filters=[category==bar], )", ["The Dive|-|bar"]),
         (
             "Search(sort_by=[category, price desc], filters=[price > 0])",
             ["The Dive|bar|30", "Saul's|restaurant|20", "The Mall|shop|60"],

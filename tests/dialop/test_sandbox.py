@@ -324,11 +324,7 @@ def test_frames_cross_as_frames() -> None:
         "assert same(pd.Timestamp('2020-01-01')) == pd.Timestamp('2020-01-01')\n"
     )
     assert passes(
-        "def same(x): return x",
-        tests=tests,
-        entry_point="same",
-        limit_s=60,
-        memory_bytes=4 * 2**30,
+        "def same(x): return x", tests=tests, entry_point="same", limit_s=60, memory_bytes=4 * 2**30
     )
 
 

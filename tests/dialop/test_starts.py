@@ -304,12 +304,7 @@ def test_starts_need_recorded_games(file: Path) -> None:
 
 
 def test_a_run_that_starts_from_what_people_said(file: Path, tmp_path: Path) -> None:
-    settings = (
-        f"data.train={file}",
-        "data.start.entries=0.5",
-        "eval.final_games=4",
-        "steps=2",
-    )
+    settings = (f"data.train={file}", "data.start.entries=0.5", "eval.final_games=4", "steps=2")
     folder = tmp_path / "run"
     run_warm(folder, *settings)
     assert [line["step"] for line in metrics_of(folder)] == [1, 2]

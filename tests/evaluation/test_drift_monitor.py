@@ -137,11 +137,7 @@ def monitor_in(
 
     def sit(names: tuple[object, ...], seat: int) -> FrozenPlayer:
         player = PolicyPlayer(
-            rendering,
-            seed_names=names,
-            max_new_tokens=60,
-            max_game_tokens=900,
-            model="warm_start",
+            rendering, seed_names=names, max_new_tokens=60, max_game_tokens=900, model="warm_start"
         )
         return FrozenPlayer(player, name="warm_start")
 

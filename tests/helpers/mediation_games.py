@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from dialop.logged import Rules
-from dialop.mediation.records import (
-    Event,
-    Flight,
-    MediationInstance,
-    User,
-)
+from dialop.mediation.records import Event, Flight, MediationInstance, User
 
 
 def at(hour: int, minute: int = 0) -> int:
@@ -28,10 +23,7 @@ SMALL = MediationInstance(
     key="hand/0",
     users=(
         User(
-            events=(
-                Event(at(10), at(12), 4, shared=True),
-                Event(at(14), at(15), 7, shared=False),
-            ),
+            events=(Event(at(10), at(12), 4, shared=True), Event(at(14), at(15), 7, shared=False)),
             flights=(
                 Flight("Delta", at(9, 30), at(11), 100),
                 Flight("United", at(14, 30), at(16), 300),
@@ -41,10 +33,7 @@ SMALL = MediationInstance(
             price_pref=10,
         ),
         User(
-            events=(
-                Event(at(9), at(10), 2, shared=True),
-                Event(at(15), at(19), 9, shared=False),
-            ),
+            events=(Event(at(9), at(10), 2, shared=True), Event(at(15), at(19), 9, shared=False)),
             flights=(
                 Flight("JetBlue", at(9, 30), at(12, 30), 100),
                 Flight("American", at(14), at(16, 30), 150),

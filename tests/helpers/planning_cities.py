@@ -27,20 +27,11 @@ PREFERENCES = (
         disliked=(False,),
     ),
     Preference(
-        "feature",
-        "check out live music!",
-        5,
-        name="live music",
-        liked=(True,),
-        disliked=(False,),
+        "feature", "check out live music!", 5, name="live music", liked=(True,), disliked=(False,)
     ),
     Preference("budget", "keep budget below $40", 6, budget=40),
     Preference(
-        "sites",
-        "definitely want to go to Atlas Park",
-        3,
-        sites=("Atlas Park",),
-        penalised=True,
+        "sites", "definitely want to go to Atlas Park", 3, sites=("Atlas Park",), penalised=True
     ),
     Preference("category", "go to at least one bar", 2, name="bar"),
     Preference("distance", "minimize travel distance", 3),

@@ -314,10 +314,7 @@ FAKES: dict[str, tuple[str, str]] = {
         "numpy.testing.assert_allclose = lambda *a, **k: None",
         NUMPY,
     ),
-    "json patched": (
-        _WRONG + _ANY + "import json\njson.loads = lambda text, *a, **k: Any()",
-        JSON,
-    ),
+    "json patched": (_WRONG + _ANY + "import json\njson.loads = lambda text, *a, **k: Any()", JSON),
     "helper taken over": (_WRONG + "same = lambda a, b: True", HELPED),
     "assertEqual patched": (
         _patched("unittest.TestCase.assertEqual", "lambda *a, **k: None", imports="unittest"),
@@ -369,9 +366,7 @@ FAKES: dict[str, tuple[str, str]] = {
     ),
     "runner patched": (
         _patched(
-            "unittest.TextTestRunner.run",
-            "lambda *a: unittest.TestResult()",
-            imports="unittest",
+            "unittest.TextTestRunner.run", "lambda *a: unittest.TestResult()", imports="unittest"
         ),
         CASE,
     ),
@@ -400,10 +395,7 @@ FAKES: dict[str, tuple[str, str]] = {
     ),
     "exits": ("import sys\ndef square(x): sys.exit(0)", ASSERTS),
     "exits at once": ("import os\ndef square(x): os._exit(0)", ASSERTS),
-    "exits when it ends": (
-        _WRONG + "import atexit, os\natexit.register(os._exit, 0)",
-        ASSERTS,
-    ),
+    "exits when it ends": (_WRONG + "import atexit, os\natexit.register(os._exit, 0)", ASSERTS),
     "excepthook": (_patched("sys.excepthook", "lambda *a: None", imports="sys"), ASSERTS),
     "tests read from frames": (_FRAMES, ASSERTS),
     "tests read from the collector": (_COLLECTOR, ASSERTS),

@@ -144,9 +144,7 @@ def test_gspo_of_shared_advantages_is_the_sequence_form(scale: float) -> None:
     got = (losses_M * weights_M).sum() / 2
     torch.testing.assert_close(got, expected)
     for a, b in zip(
-        torch.autograd.grad(got, logprobs_M),
-        torch.autograd.grad(expected, logprobs_M),
-        strict=True,
+        torch.autograd.grad(got, logprobs_M), torch.autograd.grad(expected, logprobs_M), strict=True
     ):
         torch.testing.assert_close(a, b)
 

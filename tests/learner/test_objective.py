@@ -228,10 +228,7 @@ def test_kl_in_the_reward_penalizes_each_token_before_advantages() -> None:
         (("loss=vespo", "importance=token", "old_logprobs=recomputed"), "vespo"),
         (("sapo_temperatures=[1.0]",), "sapo_temperatures"),
         (("importance_cap=3.0",), r"algorithm\.importance"),
-        (
-            ("importance=token", "old_logprobs=recomputed", "importance_cap=0.0"),
-            "importance_cap",
-        ),
+        (("importance=token", "old_logprobs=recomputed", "importance_cap=0.0"), "importance_cap"),
     ],
 )
 def test_contradictions_are_refused(settings: tuple[str, ...], key: str) -> None:

@@ -107,10 +107,7 @@ def test_a_folder_is_locked_until_the_file_is_closed(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "ranks",
-    [
-        pytest.param(0, id="one process"),
-        pytest.param(2, id="two ranks", marks=pytest.mark.slow),
-    ],
+    [pytest.param(0, id="one process"), pytest.param(2, id="two ranks", marks=pytest.mark.slow)],
 )
 def test_a_second_trainer_is_refused_until_the_first_is_killed(tmp_path: Path, ranks: int) -> None:
     folder = tmp_path / "run"

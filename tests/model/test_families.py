@@ -117,9 +117,7 @@ def test_the_small_copy_shows_unsupported_families(name: str) -> None:
     assert "packed rows" in (check_copy(family_config(name), engine=True) or "")
 
 
-def test_the_small_copy_names_the_first_layer_that_differs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_small_copy_names_the_first_layer_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing cap of attention shows after the first layer, one of logits after the last."""
     config = family_config("gemma2")
     monkeypatch.setattr("selfplay.model.policy.logit_rule", lambda config: (1.0, None))

@@ -180,9 +180,7 @@ def test_wrong_arguments_are_named() -> None:
         token_logprobs(hidden, weight, targets[1:], temperature=1.0)
 
 
-def test_slices_of_the_vocabulary_are_aligned(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_slices_of_the_vocabulary_are_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of 6 of 9 positions may exist at once: 133 of 200 columns, which align to 128."""
     widths: list[int] = []
     plain = logprob._logit_grad

@@ -381,9 +381,7 @@ def test_a_bad_variable_is_named(
     assert "secret" not in stderr
 
 
-def test_good_settings_reach_the_run(
-    check_refused: object,
-) -> None:
+def test_good_settings_reach_the_run(check_refused: object) -> None:
     """The settings that the bad cases start from are accepted, so only the fault is refused."""
     path = ["model={scratch: null, path: good/final}", "rollout.max_game_tokens=160"]
     for more in ([], path):

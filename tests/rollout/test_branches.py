@@ -210,8 +210,7 @@ def test_sibling_turns_form_a_group_and_so_do_their_continuations(rendering: Ren
 
 
 @pytest.mark.parametrize(
-    ("method", "advantages"),
-    [("grpo", [4 / 9, 1 / 9, -5 / 9]), ("rloo", [2 / 3, 1 / 6, -5 / 6])],
+    ("method", "advantages"), [("grpo", [4 / 9, 1 / 9, -5 / 9]), ("rloo", [2 / 3, 1 / 6, -5 / 6])]
 )
 def test_siblings_have_the_advantages_of_a_group(
     rendering: Rendering, method: str, advantages: Sequence[float]
@@ -390,10 +389,7 @@ def test_a_copied_partner_draws_anew_and_its_turns_are_no_branch_points(
     rule = replace(DECISIONS, rule="first", siblings=20)
     engine = Messenger(rendering, {})
     (episode,), _ = play_games(
-        [replace(setup, players=players, branching=rule)],
-        engine,
-        sampling=SAMPLING,
-        limits=LIMITS,
+        [replace(setup, players=players, branching=rule)], engine, sampling=SAMPLING, limits=LIMITS
     )
     (point,) = episode.branches
     assert {continuation.turns[1].text for continuation in point.continuations.values()} == {

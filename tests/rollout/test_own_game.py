@@ -209,8 +209,7 @@ def test_scripts_play_all_seats_and_only_able_teachers_are_imitated(rendering: R
     config = config_of()
     instances = three_rooms.generate(three_rooms.Options(), seed=0, start=0, num=6)
     (played, *_) = play_scripted(
-        scripted_games(instances, spec="clerk", game=config.game),
-        limits=limits_of(config.rollout),
+        scripted_games(instances, spec="clerk", game=config.game), limits=limits_of(config.rollout)
     )
     assert played.score == 1.0
     assert played.players == ("scripted:caller", "scripted:caller", "scripted:clerk")

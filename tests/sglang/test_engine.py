@@ -241,14 +241,7 @@ def test_every_tensor_of_the_engine_equals_the_trainers_bit_for_bit(
     engine._loop.engines[0].save_sharded_model(path=str(tmp_path), pattern=None, max_size=None)
     [file] = tmp_path.glob("*.safetensors")
     held = load_file(file)
-    wanted = dict(
-        engine_layout(
-            dict(other.named_parameters()),
-            other.config,
-            tp_size=1,
-            tp_rank=0,
-        )
-    )
+    wanted = dict(engine_layout(dict(other.named_parameters()), other.config, tp_size=1, tp_rank=0))
     # The tied embedding is written once, under this name.
     wanted["lm_head.weight"] = wanted.pop("model.embed_tokens.weight")
     assert wanted.keys() == held.keys()
