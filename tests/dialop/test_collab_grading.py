@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 
 import pytest
 from collab_tasks import DOUBLE, LETTER, NUMBER, talked
 
 from dialop.collab.grading import bleu, code_of, equal_values, grade, interactivity
-from dialop.collab.sandbox import passes
 
 
 @pytest.mark.parametrize(
@@ -60,47 +58,6 @@ def test_code_is_graded_by_its_tests() -> None:
     assert grade(DOUBLE, "def double(x):\n    return x") == 0.0
     assert grade(DOUBLE, "def twice(x):\n    return 2 * x") == 0.0
     assert code_of("```\na = 1\n```\nand\n```py\nb = 2\n```") == "a = 1\n\nb = 2\n"
-
-
-UNITTEST = """
-import unittest
-class Test(unittest.TestCase):
-    def test_square(self):
-        self.assertEqual(square(3), 9)
-"""
-
-
-def test_three_kinds_of_tests_are_understood() -> None:
-    right, wrong = "def square(x): return x * x", "def square(x): return x + x"
-    for tests in ("assert square(3) == 9", UNITTEST, "def check(f):\n assert f(3) == 9"):
-        assert passes(right, tests=tests, entry_point="square"), tests
-        assert not passes(wrong, tests=tests, entry_point="square"), tests
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import sys; sys.exit(0)",
-        "import os; os._exit(0)",
-        "open('/etc/hostname').read()",
-        "open('/tmp/left-behind', 'w')",
-        "import subprocess; subprocess.run(['true'])",
-        "import os; assert os.system('true') == 0",
-        "import os; os.remove('/etc/hostname')",
-        "import socket; socket.create_connection(('127.0.0.1', 9))",
-        "x = bytearray(2 ** 31)",
-        "def f(",
-    ],
-)
-def test_what_an_answer_may_not_do(code: str) -> None:
-    assert not passes(code, tests="")
-
-
-def test_an_answer_has_its_own_folder_and_little_time() -> None:
-    assert passes("open('a', 'w').write('1')", tests="assert open('a').read() == '1'")
-    started = time.perf_counter()
-    assert not passes("while True: pass", tests="", limit_s=0.5)
-    assert time.perf_counter() - started < 30  # not for ever, also on a busy machine
 
 
 def test_interactivity_by_hand() -> None:

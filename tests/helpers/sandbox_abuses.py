@@ -174,9 +174,11 @@ def square(x):
 
 # Name: an answer, and the tests that it must not pass.
 FAKES: dict[str, tuple[str, str]] = {
+    "wrong": (_WRONG, ASSERTS),
+    "wrong, unittest": (_WRONG, CASE),
+    "wrong, check": (_WRONG, CHECK),
+    "no code": ("def square(", ASSERTS),
     "equal object": (_ANY + "def square(x): return Any()", ASSERTS),
-    "equal object, unittest": (_ANY + "def square(x): return Any()", CASE),
-    "equal object, check": (_ANY + "def square(x): return Any()", CHECK),
     "equal object of a lying class": (
         _ANY + "Any.__class__ = property(lambda self: int)\ndef square(x): return Any()",
         TYPED,
@@ -210,16 +212,10 @@ FAKES: dict[str, tuple[str, str]] = {
         "def square(x): return numpy.zeros(1).view(A)",
         "assert square(3) == 9",
     ),
-    "unittest.mock.ANY": ("from unittest.mock import ANY\ndef square(x): return ANY", ASSERTS),
     "a mock": (
         "from unittest.mock import MagicMock\ndef square(x):\n    m = MagicMock()\n"
         "    m.__eq__ = lambda s, o: True\n    return m",
         ASSERTS,
-    ),
-    "object close to all": (
-        "class C:\n    def __sub__(s, o): return 0\n    __rsub__ = __sub__\n"
-        "def square(x): return C()",
-        NEAR,
     ),
     "contains all": (
         "class B:\n    def __contains__(s, o): return True\ndef both(x): return B()",
@@ -251,23 +247,7 @@ FAKES: dict[str, tuple[str, str]] = {
     "ends the tests' loop": ("def square(x): raise StopIteration", ALL_MAP),
     "ends the tests' loop, generator exit": ("def square(x): raise GeneratorExit", ASSERTS),
     "exec replaced": (_patched("builtins.exec", "lambda *a, **k: None"), ASSERTS),
-    "compile replaced": (
-        _WRONG + "import builtins\nreal = builtins.compile\n"
-        "builtins.compile = lambda *a, **k: real('', 'x', 'exec')",
-        ASSERTS,
-    ),
     "all replaced": (_patched("builtins.all", "lambda values: True"), ALL),
-    "abs replaced": (_patched("builtins.abs", "lambda value: 0"), NEAR),
-    "len and sorted replaced": (
-        _ANY + "import builtins\nbuiltins.len = lambda v: 2\nbuiltins.sorted = lambda v: Any()\n"
-        "def both(x): return []",
-        SIZES,
-    ),
-    "isinstance replaced": (
-        _ANY + "import builtins\nbuiltins.isinstance = lambda *a: True\n"
-        "def square(x): return Any()",
-        TYPED,
-    ),
     "class building replaced": (
         _patched("builtins.__build_class__", "lambda *a, **k: object"),
         CASE,
@@ -279,25 +259,8 @@ FAKES: dict[str, tuple[str, str]] = {
         CLOSE,
     ),
     "all shadowed": (_WRONG + "all = lambda values: True", ALL),
-    "abs shadowed": (_WRONG + "abs = lambda value: 0", NEAR),
-    "len and sorted shadowed": (
-        _ANY + "def both(x): return []\nlen = lambda v: 2\nsorted = lambda v: Any()",
-        SIZES,
-    ),
-    "isinstance shadowed": (
-        _ANY + "isinstance = lambda *a: True\ndef square(x): return Any()",
-        TYPED,
-    ),
     "math shadowed": (
         _WRONG + "class math:\n    isclose = staticmethod(lambda *a, **k: True)",
-        CLOSE_LEFT_OUT,
-    ),
-    "numpy shadowed": (
-        _WRONG + "class np:\n    allclose = staticmethod(lambda *a, **k: True)",
-        NUMPY_LEFT_OUT,
-    ),
-    "another module as math": (
-        _WRONG + "import types\nmath = types.ModuleType('math')\nmath.isclose = lambda *a: True",
         CLOSE_LEFT_OUT,
     ),
     "builtins of the namespace": (
@@ -305,10 +268,6 @@ FAKES: dict[str, tuple[str, str]] = {
         ALL,
     ),
     "isclose patched": (_patched("math.isclose", "lambda *a, **k: True", imports="math"), CLOSE),
-    "isclose patched, by name": (
-        _patched("math.isclose", "lambda *a, **k: True", imports="math"),
-        CLOSE_NAME,
-    ),
     "numpy patched": (
         _WRONG + "import numpy\nnumpy.allclose = lambda *a, **k: True\n"
         "numpy.testing.assert_allclose = lambda *a, **k: None",
@@ -320,63 +279,12 @@ FAKES: dict[str, tuple[str, str]] = {
         _patched("unittest.TestCase.assertEqual", "lambda *a, **k: None", imports="unittest"),
         CASE,
     ),
-    "assertIn patched": (
-        "import unittest\nunittest.TestCase.assertIn = lambda *a, **k: None\n"
-        "def both(x): return []",
-        MEMBER,
-    ),
-    "equality functions patched": (
-        _patched(
-            "unittest.TestCase._getAssertEqualityFunc",
-            "lambda *a, **k: lambda *a, **k: None",
-            imports="unittest",
-        ),
-        CASE,
-    ),
-    "failureException patched": (
-        _patched("unittest.TestCase.failureException", "unittest.SkipTest", imports="unittest"),
-        CASE,
-    ),
     "TestCase.run patched": (
         _patched("unittest.TestCase.run", "lambda *a, **k: None", imports="unittest"),
         CASE,
     ),
-    "loader patched": (
-        _patched(
-            "unittest.TestLoader.loadTestsFromTestCase",
-            "lambda *a, **k: unittest.TestSuite()",
-            imports="unittest",
-        ),
-        CASE,
-    ),
-    "default loader replaced": (
-        _WRONG + "import unittest\nclass L:\n"
-        "    def loadTestsFromTestCase(s, c): return unittest.TestSuite()\n"
-        "unittest.defaultTestLoader = L()",
-        CASE,
-    ),
-    "suite patched": (
-        _patched("unittest.TestSuite.run", "lambda s, result, *a: result", imports="unittest"),
-        CASE,
-    ),
-    "suite replaced": (
-        _WRONG + "import unittest\nreal = unittest.TestSuite\n"
-        "unittest.TestSuite = lambda *a: real()",
-        CASE,
-    ),
-    "runner patched": (
-        _patched(
-            "unittest.TextTestRunner.run", "lambda *a: unittest.TestResult()", imports="unittest"
-        ),
-        CASE,
-    ),
     "result patched": (
         _patched("unittest.TestResult.wasSuccessful", "lambda s: True", imports="unittest"),
-        CASE,
-    ),
-    "failures dropped": (
-        _WRONG + "import unittest\nfor kind in (unittest.TestResult, unittest.TextTestResult):\n"
-        "    kind.addFailure = kind.addError = lambda *a: None",
         CASE,
     ),
     "unittest replaced": (
@@ -396,26 +304,15 @@ FAKES: dict[str, tuple[str, str]] = {
     "exits": ("import sys\ndef square(x): sys.exit(0)", ASSERTS),
     "exits at once": ("import os\ndef square(x): os._exit(0)", ASSERTS),
     "exits when it ends": (_WRONG + "import atexit, os\natexit.register(os._exit, 0)", ASSERTS),
-    "excepthook": (_patched("sys.excepthook", "lambda *a: None", imports="sys"), ASSERTS),
     "tests read from frames": (_FRAMES, ASSERTS),
     "tests read from the collector": (_COLLECTOR, ASSERTS),
     "constants read from the caller": (_CONSTANTS, ASSERTS),
     "tests read from open files": (_OPEN_TESTS, ASSERTS),
     "verdict written by its name": (_VERDICT, ASSERTS),
     "verdict written to open files": (_DESCRIPTORS, ASSERTS),
-    "main's function replaced": (
-        _WRONG + "import sys\nfor m in list(sys.modules.values()):\n"
-        "    if hasattr(m, 'passed'): m.passed = lambda *a, **k: True",
-        ASSERTS,
-    ),
     "main's function replaced by its frame": (
         _WRONG + "import sys\nframe = sys._getframe()\nwhile frame:\n"
         "    frame.f_globals['passed'] = lambda *a, **k: True\n    frame = frame.f_back",
-        ASSERTS,
-    ),
-    "result's class replaced in its frame": (
-        _WRONG + "import sys\nframe = sys._getframe()\nwhile frame:\n"
-        "    frame.f_globals['exec'] = lambda *a, **k: None\n    frame = frame.f_back",
         ASSERTS,
     ),
     "jumps over the asserts": (_TRACE, "x = 1\nx = 2\n" + ASSERTS),
@@ -423,10 +320,6 @@ FAKES: dict[str, tuple[str, str]] = {
         "import ctypes\nctypes.c_uint32.from_address(id(9) + 24).value = 0\n"
         "def square(x): return 0",
         "assert square(3) == 9",
-    ),
-    "AssertionError replaced": (
-        _patched("builtins.AssertionError", "unittest.SkipTest", imports="builtins, unittest"),
-        CASE,
     ),
     "module in the working folder": (
         _WRONG + "open('math.py', 'w').write('isclose = lambda *a: True')\n"
