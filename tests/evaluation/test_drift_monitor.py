@@ -20,7 +20,6 @@ from bench import tiny_report
 from dialop.matching.store import write_instances
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import Config, load_config
-from selfplay.config.settings import SettingsError
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request
 from selfplay.engines.router import EngineRouter, Frozen
@@ -261,42 +260,3 @@ def test_a_run_that_drifted_is_stopped_with_its_checkpoint_saved(
     assert "eval.drift_monitor" in message and "step 3" in message
     assert (folder / "checkpoints" / "step_000003" / "hf" / "model.safetensors").exists()
     assert [line["step"] for line in metrics_of(folder)] == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "rule"),
-    [
-        (
-            ("eval.drift_monitor.action=warn",),
-            "eval.every must be at least 1 with eval.drift_monitor.action",
-        ),
-        (("eval.drift_monitor.partner=honest",), "eval.drift_monitor.partner: a partner must be"),
-        (
-            ("eval.drift_monitor.partner=self",),
-            "must be warm_start, scripted:NAME or checkpoint:PATH",
-        ),
-        (
-            ("eval.drift_monitor.action=halt",),
-            "eval.drift_monitor.action must be one of off, warn, stop",
-        ),
-    ],
-)
-def test_bad_monitor_settings_are_refused(overrides: tuple[str, ...], rule: str) -> None:
-    with pytest.raises(SettingsError, match=rule):
-        load_config(None, ["model.scratch={}", *overrides])
-
-
-@pytest.mark.parametrize(
-    ("partner", "rule"),
-    [
-        ("scripted:honst", "eval.drift_monitor.partner: .*nearest is honest"),
-        ("checkpoint:/nowhere/tiny", "must be a run folder"),
-    ],
-)
-def test_a_missing_partner_is_refused_before_anything_starts(
-    partner: str, rule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    on = ("eval.every=2", "eval.drift_monitor.action=warn", f"eval.drift_monitor.partner={partner}")
-    assert run_tiny(tmp_path / "run", *on) == 2
-    assert re.search(rule, capsys.readouterr().err)
-    assert not (tmp_path / "run").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from dialop_boards import human_games
-from tiny_run import metrics_of, run_tiny, run_warm
+from tiny_run import metrics_of, run_warm
 
 from dialop.matching.recorded import said_in
 from dialop.rows import read_records
@@ -151,12 +151,3 @@ def test_a_run_logs_how_far_its_words_are(own_record: Path, tmp_path: Path) -> N
     assert "eval_word_divergence" not in first
     assert 0.0 < second["eval_word_divergence"] < 1.0
     assert second["eval_word_cross_entropy"] > 1.0
-
-
-def test_a_missing_file_is_refused_before_anything_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = f"eval.human_words={tmp_path / 'none.jsonl'}"
-    assert run_tiny(tmp_path / "run", "eval.every=2", file) == 2
-    assert "eval.human_words: " in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()

@@ -491,12 +491,3 @@ def test_a_partner_of_another_game_ends_at_once(
     config = config_of(*drift_monitor, sits, run, "game.private_reasoning=true")
     check_partners(config.rollout.partners, config.game, out=config.out)
     check_watch(config.eval, config.game, config.rollout, out=config.out)
-
-
-def test_a_partner_that_is_not_there_ends_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    wrong = f"rollout.partners=[checkpoint:{tmp_path}/nowhere]"
-    assert run_tiny(tmp_path / "run", wrong) == 2
-    assert "must be a run folder" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()

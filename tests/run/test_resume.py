@@ -147,9 +147,3 @@ def test_another_setting_is_refused_with_its_name(
     assert message.startswith("train.py: ") and "optim.lr" in message and "0.5" in message
     assert (folder / "config.yaml").read_text() == before
     assert_same_run(straight, folder)
-
-
-def test_a_bad_key_ends_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_tiny(tmp_path / "run", "rollout.instance=3") == 2
-    assert "rollout.instances" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
