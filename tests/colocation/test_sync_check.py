@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_updates import config_of, learner_of, some_samples
+from small_updates import config_of, learner_of, settings_of, some_samples
 from tiny_run import VOCAB, begin_warm, finished, metrics_of, run_tiny, tiny_model, trainer_logprobs
 from transformers import PreTrainedModel
 
@@ -31,7 +31,7 @@ from selfplay.colocation.offload import Offload
 from selfplay.colocation.restarts import Restarts
 from selfplay.colocation.sync_check import SyncCheck, Turn
 from selfplay.credit.sample import Sample
-from selfplay.learner.learner import Learner, UpdateSettings
+from selfplay.learner.learner import Learner
 from selfplay.learner.mismatch import EngineDisagrees
 from selfplay.learner.policy_update import update_policy
 from selfplay.metrics.ending import Ending
@@ -244,9 +244,7 @@ def test_the_full_rollout_is_compared_before_any_weight_moves() -> None:
     before = [parameter.detach().clone() for parameter in model.parameters()]
     samples = some_samples(tiny_model(seed=0))
     with pytest.raises(EngineDisagrees, match=r"engine.max_mismatch"):
-        update_policy(
-            learner_of(model), samples, [], step=0, settings=UpdateSettings.of(config_of())
-        )
+        update_policy(learner_of(model), samples, [], step=0, settings=settings_of())
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
     assert all(parameter.grad is None for parameter in model.parameters())
 

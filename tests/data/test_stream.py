@@ -48,15 +48,6 @@ def test_a_stage_with_a_share_changes_only_that_share_of_each_batch() -> None:
     assert plain.step(60, range(8)) == stream.step(60, range(8)), "after the stage nothing differs"
 
 
-def test_an_invalid_curriculum_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"data\.curriculum .*until_step"):
-        config_of("data.curriculum=[{until_step: 4}, {until_step: 2}]")
-    with pytest.raises(SettingsError, match=r"data\.curriculum .*game\.size 3.*got 4"):
-        config_of("data.curriculum=[{until_step: 4, size: 4}]")
-    with pytest.raises(SettingsError, match=r"data\.curriculum .*data\.train"):
-        config_of("data.curriculum=[{until_step: 4}]", f"data.train={tmp_path}")
-
-
 def test_resampled_instances_occur_in_no_other_step() -> None:
     stream = TrainStream(config_of("algorithm.resample=4"))
     all_keys = [key for step in range(5) for key in keys(stream, step, range(12))]

@@ -25,7 +25,6 @@ from dialop.rows import read_records
 from dialop.starts import RecordedGame, checked_entries
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, load_config
-from selfplay.config.settings import SettingsError
 from selfplay.data.stream import TrainStream
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.evaluation.question import find_games, find_start
@@ -294,13 +293,6 @@ def test_random_starts_are_draws_with_names(file: Path) -> None:
     drawn = lengths()
     assert drawn == lengths() and drawn != lengths("seed=1")
     assert {length for step in drawn for length in step} == set(range(7))
-
-
-def test_starts_need_recorded_games(file: Path) -> None:
-    with pytest.raises(SettingsError, match=r"data.start needs data.train to be a .jsonl"):
-        config_of(file, "data.start.entries=3", "data.train=generated")
-    with pytest.raises(SettingsError, match=r"data\.start\.entries: a start must be"):
-        config_of(file, "data.start.entries=half")
 
 
 def test_a_run_that_starts_from_what_people_said(file: Path, tmp_path: Path) -> None:

@@ -25,6 +25,10 @@ def config_of(*overrides: str) -> Config:
     return load_config(None, [*free, *overrides])
 
 
+def settings_of(*overrides: str) -> UpdateSettings:
+    return UpdateSettings.of(config_of(*overrides))
+
+
 def learner_of(
     model: PreTrainedModel, *, reference: PreTrainedModel | None = None, kl: float = 0.0
 ) -> Learner:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import mesh_worker
 import torch
-from small_updates import config_of, some_samples
+from small_updates import config_of, settings_of, some_samples
 from test_dynamic_sampling import METHODS, has_variance, place_games
 from test_dynamic_sampling import config_of as resampling
 from test_lora import SMALL
@@ -163,9 +163,7 @@ def make_adapted(base: Path, world: World) -> Learner:
 def adapter_steps(learner: Learner, num: int) -> None:
     samples = dealt(some_samples(tiny_model()), learner.world)
     for _ in range(num):
-        optimizer_step(
-            learner, [Part(samples, "surrogate")], lr=1.0, settings=UpdateSettings.of(config_of())
-        )
+        optimizer_step(learner, [Part(samples, "surrogate")], lr=1.0, settings=settings_of())
 
 
 def weights(learner: Learner) -> dict[str, torch.Tensor]:

@@ -127,28 +127,6 @@ def test_gspo_has_one_ratio_a_sequence() -> None:
     assert cut_M.tolist() == [1, 1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
-def test_gspo_of_shared_advantages_is_the_sequence_form(scale: float) -> None:
-    """arXiv 2507.18071 eq. 5: mean over sequences of min(s A, clip(s) A), differentiated through
-    every token of s."""
-    old_M = torch.full((5,), -1.0)
-    logprobs_M = (old_M + scale * LOG_RATIOS).requires_grad_()
-    advantages_S = torch.tensor([1.5, -0.7])
-    s_S = torch.stack([(logprobs_M - old_M)[SAMPLE.eq(i)].mean().exp() for i in (0, 1)])
-    clipped_S = s_S.clamp(1 - LOW, 1 + HIGH)
-    expected = -torch.minimum(s_S * advantages_S, clipped_S * advantages_S).mean()
-    losses_M, _, _ = gspo(
-        logprobs_M, old_M, advantages_S[SAMPLE], SAMPLE, clip_low=LOW, clip_high=HIGH
-    )
-    weights_M = aggregation_weights(SAMPLE, aggregation="sequence_mean")
-    got = (losses_M * weights_M).sum() / 2
-    torch.testing.assert_close(got, expected)
-    for a, b in zip(
-        torch.autograd.grad(got, logprobs_M), torch.autograd.grad(expected, logprobs_M), strict=True
-    ):
-        torch.testing.assert_close(a, b)
-
-
 def test_cispo_keeps_every_gradient_and_bounds_its_weight() -> None:
     """Ratios 0.5, 1, 2 under bounds 0.8 and 1.3: weights 0.8, 1, 1.3."""
     logprobs_M = torch.log(torch.tensor([0.1, 0.2, 0.4])).requires_grad_()
@@ -163,34 +141,6 @@ def test_cispo_keeps_every_gradient_and_bounds_its_weight() -> None:
         [-0.8 * math.log(0.1), math.log(0.2), -2.6 * math.log(0.4)]
     )
     assert cut_M.tolist() == [1, 0, 1]
-
-
-def test_sapo_gates_softly_around_ratio_one() -> None:
-    """Ratio 2 and tau 1: 4 sigmoid(1) = 2.924; the gradient is 4 p (1 - p) r with p = 0.731. At
-    ratio 1 it is REINFORCE's whatever tau is."""
-    logprobs_M = torch.log(torch.tensor([0.2, 0.2])).requires_grad_()
-    old_M = torch.log(torch.tensor([0.1, 0.2]))
-    losses_M, _, _ = sapo(logprobs_M, old_M, torch.tensor([1.0, -3.0]), temperatures=(1.0, 2.0))
-    (grad_M,) = torch.autograd.grad(losses_M.sum(), logprobs_M)
-    p = 1 / (1 + math.exp(-1))
-    assert losses_M.tolist() == pytest.approx([-4 * p, 3 * 4 / 2 * 0.5])
-    assert grad_M.tolist() == pytest.approx([-4 * p * (1 - p) * 2, 3.0])
-
-
-def test_vespo_weights_a_sequence() -> None:
-    """w is exp(0.6) and exp(0.3): a weight of w^2 e^(3 (1 - w)) where A > 0, w^3 e^(2 (1 - w))
-    elsewhere; the gradient is REINFORCE's times that weight."""
-    old_M = torch.full((5,), -1.0)
-    logprobs_M = (old_M + LOG_RATIOS).requires_grad_()
-    advantages_M = torch.tensor([1.0, 1.0, -2.0, -2.0, -2.0])
-    losses_M, ratios_M, _ = vespo(
-        logprobs_M, old_M, advantages_M, SAMPLE, positive=(2.0, 3.0), negative=(3.0, 2.0)
-    )
-    (grad_M,) = torch.autograd.grad(losses_M.sum(), logprobs_M)
-    w, v = math.exp(0.6), math.exp(0.3)
-    first, second = w**2 * math.exp(3 * (1 - w)), v**3 * math.exp(2 * (1 - v))
-    assert ratios_M.tolist() == near([w, w, v, v, v], 16)
-    assert grad_M.tolist() == near([-first] * 2 + [2 * second] * 3, 16)
 
 
 def test_reinforce_ignores_the_ratio() -> None:

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_updates import assert_same, change, config_of, learner_of, some_samples
+from small_updates import assert_same, change, config_of, learner_of, settings_of, some_samples
 from tiny_run import CPU, FORWARD, GRADIENT, LOGPROB, tiny_model
 from tolerance import near
 from transformers import PreTrainedModel
 
-from selfplay.config.settings import SettingsError
 from selfplay.credit.advantages import assign_advantages
 from selfplay.credit.sample import Sample
 from selfplay.learner.batch import micro_batches
@@ -22,6 +21,9 @@ from selfplay.learner.policy_update import update_policy
 from selfplay.learner.recompute import recompute_logprobs
 
 LENGTH = "algorithm.constant_length=10"
+TOKEN_IMPORTANCE = (
+    *("algorithm.old_logprobs=recomputed", "algorithm.importance=token", "engine.max_mismatch=9"),
+)
 # The overrides of each variant; `token_loss` has its formula.
 VARIANTS = {
     "default": (),
@@ -148,20 +150,14 @@ def test_no_step_is_taken_if_every_token_is_rejected() -> None:
         replace(s, old_logprobs=[p - 0.7 * m for p, m in zip(s.old_logprobs, s.mask, strict=True)])
         for s in samples
     ]
-    config = config_of(
-        "algorithm.old_logprobs=recomputed",
-        "algorithm.importance=token",
-        "algorithm.importance_low=0.999",
-        "algorithm.importance_high=1.001",
-        "algorithm.entropy=0.1",
-        "engine.max_mismatch=9",
-    )
+    bounds = ("algorithm.importance_low=0.999", "algorithm.importance_high=1.001")
+    settings = settings_of(*TOKEN_IMPORTANCE, *bounds, "algorithm.entropy=0.1")
     learner = learner_of(model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    recomputed, found = recompute_logprobs(learner, off, settings=UpdateSettings.of(config))
+    recomputed, found = recompute_logprobs(learner, off, settings=settings)
     assert found["rejected_share"] == 1.0 and found["importance_mean"] == 0.0
     assert found["mismatch_mean"] > 0.2 and 0 < found["mismatch_ess"] < 1
-    metrics = update_policy(learner, recomputed, [], step=0, settings=UpdateSettings.of(config))
+    metrics = update_policy(learner, recomputed, [], step=0, settings=settings)
     assert metrics == {"num_trained_tokens": 0.0, "num_optimizer_steps": 1.0}
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
@@ -169,12 +165,8 @@ def test_no_step_is_taken_if_every_token_is_rejected() -> None:
 def test_importance_is_the_ratio_of_trainer_and_engine() -> None:
     model = tiny_model()
     samples = some_samples(model, num=3, shift=0.4)
-    config = config_of(
-        "algorithm.old_logprobs=recomputed", "algorithm.importance=token", "engine.max_mismatch=9"
-    )
-    recomputed, _ = recompute_logprobs(
-        learner_of(model), samples, settings=UpdateSettings.of(config)
-    )
+    settings = settings_of(*TOKEN_IMPORTANCE)
+    recomputed, _ = recompute_logprobs(learner_of(model), samples, settings=settings)
     for before, after in zip(samples, recomputed, strict=True):
         log_ratios = torch.tensor(after.old_logprobs) - torch.tensor(before.old_logprobs)
         expected = log_ratios.exp() * torch.tensor(before.mask)
@@ -212,25 +204,3 @@ def test_kl_in_the_reward_penalizes_each_token_before_advantages() -> None:
     # The loss itself has no KL term then.
     _, metrics = change(model, [Part(credited, "surrogate")], *names, reference=reference)
     assert "kl_reference" not in metrics
-
-
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        (("dual_clip=0.5",), "dual_clip"),
-        (("dual_clip=3.0", "loss=cispo"), "dual_clip"),
-        (("aggregation=constant",), "constant_length"),
-        (("constant_length=9",), "constant_length"),
-        (("kl_target=0.1",), r"algorithm\.kl must"),
-        (("kl=0.1", "kl_in=reward"), "kl_estimator"),
-        (("kl=0.1", "kl_estimator=k1"), "kl_estimator"),
-        (("importance=token",), "old_logprobs"),
-        (("loss=vespo", "importance=token", "old_logprobs=recomputed"), "vespo"),
-        (("sapo_temperatures=[1.0]",), "sapo_temperatures"),
-        (("importance_cap=3.0",), r"algorithm\.importance"),
-        (("importance=token", "old_logprobs=recomputed", "importance_cap=0.0"), "importance_cap"),
-    ],
-)
-def test_contradictions_are_refused(settings: tuple[str, ...], key: str) -> None:
-    with pytest.raises(SettingsError, match=key):
-        config_of(*[f"algorithm.{text}" for text in settings])

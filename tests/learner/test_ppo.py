@@ -11,7 +11,14 @@ import pytest
 import torch
 from processes import two_ranks
 from shared_work import slow_except
-from small_updates import assert_same, config_of, group_samples, learner_of, some_samples
+from small_updates import (
+    assert_same,
+    config_of,
+    group_samples,
+    learner_of,
+    settings_of,
+    some_samples,
+)
 from tiny_run import (
     CPU,
     FORWARD,
@@ -26,8 +33,7 @@ from tiny_run import (
 from tolerance import assert_near, near, tolerance
 from transformers import PreTrainedModel
 
-from selfplay.config import CriticConfig, OptimConfig, load_config
-from selfplay.config.settings import SettingsError
+from selfplay.config import CriticConfig, OptimConfig
 from selfplay.credit.sample import Sample
 from selfplay.distributed import init_world
 from selfplay.learner.batch import pack
@@ -38,7 +44,6 @@ from selfplay.learner.optimizer_step import optimizer_step
 from selfplay.learner.policy_update import update_policy
 from selfplay.learner.ppo import estimate_values, whitened, with_values
 from selfplay.learner.recompute import recompute_logprobs
-from selfplay.rollout.seating import check_players
 
 PPO = ("algorithm.method=ppo", "engine.max_mismatch=1")
 KINDS = ("head", "shared_head", "model")
@@ -117,10 +122,9 @@ def test_a_new_critic_returns_zero() -> None:
 def test_advantages_are_gae_and_whitened() -> None:
     """GAE's equation 16, then mean 0 and variance 1 over all trained tokens."""
     learner, samples = a_learner("model"), rewarded(some_samples(tiny_model()))
-    plain, found = estimate_values(
-        learner, samples, settings=UpdateSettings.of(config_of(*PPO, "critic.whiten=false"))
-    )
-    white, same = estimate_values(learner, samples, settings=UpdateSettings.of(config_of(*PPO)))
+    as_they_are = settings_of(*PPO, "critic.whiten=false")
+    plain, found = estimate_values(learner, samples, settings=as_they_are)
+    white, same = estimate_values(learner, samples, settings=settings_of(*PPO))
     for one in (plain, white):
         assert [[v for v, m in zip(s.values, s.mask, strict=True) if m] for s in one] == [
             near(naive_values(learner, s), FORWARD) for s in samples
@@ -143,12 +147,10 @@ def test_kl_penalties_enter_the_returns_of_the_tokens_before() -> None:
     learner = learner_of(model, reference=reference)
     learner.critic, learner.kl = a_critic("model", model), 0.1
     samples = rewarded(some_samples(model))
-    config = config_of(
-        *PPO, "critic={lam: 1.0, whiten: false}", "algorithm={kl: 0.1, kl_in: reward}",
-        "algorithm.kl_estimator=k1",
-    )  # fmt: skip
-    penalized, _ = recompute_logprobs(learner, samples, settings=UpdateSettings.of(config))
-    valued, _ = estimate_values(learner, penalized, settings=UpdateSettings.of(config))
+    penalty = "algorithm={kl: 0.1, kl_in: reward, kl_estimator: k1}"
+    settings = settings_of(*PPO, "critic={lam: 1.0, whiten: false}", penalty)
+    penalized, _ = recompute_logprobs(learner, samples, settings=settings)
+    valued, _ = estimate_values(learner, penalized, settings=settings)
     theirs = iter(trainer_logprobs(reference, samples, temperature=1.0).tolist())
     for sample, found in zip(samples, valued, strict=True):
         places = [place for place, m in enumerate(sample.mask) if m]
@@ -165,10 +167,7 @@ def test_equal_advantages_become_zero() -> None:
 
 def valued_samples(kind: str) -> list[Sample]:
     samples = rewarded(some_samples(tiny_model()))
-    valued, _ = estimate_values(
-        a_learner(kind), samples, settings=UpdateSettings.of(config_of(*PPO))
-    )
-    return valued
+    return estimate_values(a_learner(kind), samples, settings=settings_of(*PPO))[0]
 
 
 def changes(
@@ -196,7 +195,7 @@ def test_shared_prefixes_change_neither_values_nor_the_update(kind: str) -> None
     valued, updated = [], []
     for share in ("true", "false"):
         overrides = (*PPO, f"optim.share_prefixes={share}")
-        settings = UpdateSettings.of(config_of(*overrides))
+        settings = settings_of(*overrides)
         valued.append(estimate_values(a_learner(kind), samples, settings=settings)[0])
         updated.append(changes(kind, valued[0], overrides[-1]))
     for shared, alone in zip(*valued, strict=True):
@@ -271,31 +270,11 @@ def test_a_critic_learns_the_returns_of_a_repeated_rollout() -> None:
     )
     samples = rewarded(some_samples(model))
     settings = ("critic.lam=1", "critic.clip=0", "critic.warmup_steps=30", "critic.kind=model")
-    config = config_of(*PPO, *settings)
-    metrics = [
-        update_policy(learner, samples, [], step=step, settings=UpdateSettings.of(config))
-        for step in range(30)
-    ]
+    update = settings_of(*PPO, *settings)
+    metrics = [update_policy(learner, samples, [], step=n, settings=update) for n in range(30)]
     assert metrics[0]["explained_variance"] == pytest.approx(0.0)
     assert metrics[-1]["explained_variance"] > 0.8
     assert metrics[-1]["value_loss"] < 0.1 * metrics[0]["value_loss"]
-
-
-def test_bad_combinations_are_refused_with_the_rule() -> None:
-    scratch = "model.scratch={}"
-    game = "rollout.max_game_tokens=1000"
-    with pytest.raises(SettingsError, match="group_size"):
-        load_config(None, [scratch, game, "rollout.group_size=1"])
-    alone = [scratch, game, "algorithm.method=ppo", "rollout.group_size=1"]
-    assert load_config(None, alone).rollout.group_size == 1
-    beside = [scratch, game, "rollout.partners=[scripted:honest]", "rollout.group_size=2"]
-    assert load_config(None, [*beside, "algorithm.method=ppo"]).rollout.group_size == 2
-    with pytest.raises(SettingsError, match="group_size"):
-        check_players(load_config(None, beside))
-    with pytest.raises(SettingsError, match=r"parallel\.tp"):
-        load_config(None, [*alone, "parallel.tp=2"])
-    with pytest.raises(SettingsError, match="critic"):
-        load_config(None, [scratch, game, "critic.lam=0.5"])
 
 
 # --- whole runs -----------------------------------------------------------------------------------

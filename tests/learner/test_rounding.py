@@ -10,8 +10,6 @@ from safetensors.torch import load_file
 from tiny_run import RUNS, finished
 from tolerance import assert_near, drawn_share
 
-from selfplay.config import load_config
-from selfplay.config.settings import SettingsError
 from selfplay.learner.rounding import RoundedAdamW, rounded
 
 
@@ -98,14 +96,3 @@ def test_moments_come_back_in_fp32() -> None:
 def test_a_bf16_run_ends_with_bf16_weights() -> None:
     held = load_file(finished(*RUNS["bf16"]) / "final" / "model.safetensors")
     assert {tensor.dtype for tensor in held.values()} == {torch.bfloat16}
-
-
-def test_bf16_master_weights_need_bf16_computation() -> None:
-    with pytest.raises(SettingsError, match=r"model\.dtype.*optim\.master_dtype"):
-        load_config(None, ["model.path=x", "optim.master_dtype=bfloat16"])
-
-
-def test_offloaded_parameters_exclude_a_policy_pool() -> None:
-    overrides = ["parallel.offload_parameters=true", "rollout.partners=[self,pool]", "model.path=x"]
-    with pytest.raises(SettingsError, match="offload_parameters"):
-        load_config(None, overrides)

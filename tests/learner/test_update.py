@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from small_updates import assert_same, change, config_of, learner_of, some_samples
+from small_updates import assert_same, change, config_of, learner_of, settings_of, some_samples
 from tiny_run import CPU, FORWARD, GRADIENT, LOGPROB, VOCAB, tiny_model, trainer_logprobs
 from tolerance import near, tolerance
 
 from selfplay.credit.sample import Sample
 from selfplay.learner.batch import pack
-from selfplay.learner.learner import UpdateSettings
 from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import learning_rate, make_optimizer, self_play_rate
 from selfplay.learner.optimizer_step import NonFinite, optimizer_step
@@ -44,10 +43,9 @@ def test_metrics_are_means_over_trained_tokens() -> None:
 def test_recomputed_old_logprobs_make_every_ratio_one() -> None:
     model = tiny_model()
     samples = some_samples(model, shift=0.5)
-    config = config_of("algorithm.old_logprobs=recomputed", "engine.max_mismatch=1")
-    learner = learner_of(model)
-    recomputed, mismatch = recompute_logprobs(learner, samples, settings=UpdateSettings.of(config))
-    metrics = update_policy(learner, recomputed, [], step=0, settings=UpdateSettings.of(config))
+    settings, learner = settings_of("algorithm.old_logprobs=recomputed", LOOSE), learner_of(model)
+    recomputed, mismatch = recompute_logprobs(learner, samples, settings=settings)
+    metrics = update_policy(learner, recomputed, [], step=0, settings=settings)
     assert metrics["ratio_mean"] == near(1.0, FORWARD, scale=LOGPROB)
     assert metrics["clip_share"] == 0.0
     assert mismatch["mismatch_max"] > 0.4 and "mismatch_max" not in metrics
@@ -57,37 +55,14 @@ def test_minibatches_divide_a_rollout_and_epochs_repeat_it() -> None:
     """At learning rate 0 the means over all steps are those of the rollout."""
     model = tiny_model()
     samples = some_samples(model)
-    whole = update_policy(
-        learner_of(model),
-        samples,
-        [],
-        step=0,
-        settings=UpdateSettings.of(config_of("optim.lr=0.0", LOOSE)),
-    )
-    cut = update_policy(
-        learner_of(model),
-        samples,
-        [],
-        step=0,
-        settings=UpdateSettings.of(
-            config_of("optim.lr=0.0", "algorithm.minibatches=4", "algorithm.epochs=3", LOOSE)
-        ),
+    still = ("optim.lr=0.0", LOOSE)
+    whole, cut = (
+        update_policy(learner_of(model), samples, [], step=0, settings=settings_of(*still, *more))
+        for more in ((), ("algorithm.minibatches=4", "algorithm.epochs=3"))
     )
     assert (whole["num_optimizer_steps"], cut["num_optimizer_steps"]) == (1, 12)
     # A mean over steps: four mini-batches together hold each token of the rollout once.
     assert cut["num_trained_tokens"] * 4 == whole["num_trained_tokens"]
-
-
-def test_an_engine_with_other_weights_stops_the_run() -> None:
-    samples = some_samples(tiny_model(seed=0))
-    with pytest.raises(RuntimeError, match=r"engine\.max_mismatch"):
-        update_policy(
-            learner_of(tiny_model(seed=1)),
-            samples,
-            [],
-            step=0,
-            settings=UpdateSettings.of(config_of()),
-        )
 
 
 def test_a_step_without_samples_changes_nothing() -> None:
@@ -107,14 +82,8 @@ def test_a_loss_that_is_not_finite_names_its_sample_and_takes_no_step() -> None:
         advantages=[-1.0 * m for m in bad.mask],
     )
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    config = config_of("optim.tokens_per_microbatch=64")
     with pytest.raises(NonFinite, match=r"sample 5"):
-        optimizer_step(
-            learner_of(model),
-            [Part(samples, "surrogate")],
-            lr=1.0,
-            settings=UpdateSettings.of(config),
-        )
+        change(model, [Part(samples, "surrogate")], "optim.tokens_per_microbatch=64")
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
@@ -147,18 +116,12 @@ def test_the_kl_term_moves_the_policy_to_the_reference() -> None:
             parameter.mul_(1.05)
     samples = [replace(s, advantages=[0.0] * len(s.ids)) for s in some_samples(model)]
     learner = learner_of(model, reference=reference, kl=0.5)
-    config = config_of("algorithm.kl=0.5")
-    kls = [
-        optimizer_step(
-            learner, [Part(samples, "surrogate")], lr=0.02, settings=UpdateSettings.of(config)
-        )["kl_reference"]
-        for _ in range(12)
-    ]
+    parts, settings = [Part(samples, "surrogate")], settings_of("algorithm.kl=0.5")
+    steps = [optimizer_step(learner, parts, lr=0.02, settings=settings) for _ in range(12)]
+    kls = [metrics["kl_reference"] for metrics in steps]
     assert kls[0] > 0.001 and kls[-1] < 0.5 * kls[0]
     assert all(p.grad is None for p in reference.parameters())
-    moved, metrics = change(
-        tiny_model(seed=0), [Part(samples, "surrogate")], "algorithm.kl=0.5", reference=reference
-    )
+    moved, metrics = change(tiny_model(seed=0), parts, "algorithm.kl=0.5", reference=reference)
     assert metrics["kl_reference"] == near(0.0, FORWARD)
     assert max(float(delta.abs().max()) for delta in moved.values()) < tolerance(GRADIENT)
 

@@ -94,14 +94,6 @@ def test_a_missing_package_is_named(
     check_tracker(TrackConfig())
 
 
-def test_the_old_section_is_refused_with_its_new_name() -> None:
-    with pytest.raises(SettingsError, match=r"wandb\.mode is now track\.mode"):
-        load(Config, None, ["model.path=x", "wandb.mode=offline"])
-    with pytest.raises(SettingsError, match=r"track\.mode offline is read by track\.kind wandb"):
-        load(Config, None, ["model.path=x", "track=tensorboard", "track.mode=offline"])
-    assert load(Config, None, ["model.path=x", "track=off"]).track.kind == "off"
-
-
 def test_tensorboard_shows_each_step_once_after_a_resume(folder: Path) -> None:
     from tensorboard.backend.event_processing import event_accumulator
     from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator

@@ -38,7 +38,6 @@ from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
 from selfplay.rollout.seating import (
     SELF_PLAY,
     Partner,
-    check_players,
     evaluation_games,
     read_spec,
     scripted_partner,
@@ -89,22 +88,16 @@ def test_a_spec_has_a_kind_and_an_argument() -> None:
     assert parse_spec("self").text == "self"
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ("honest", "nearest is scripted:honest"),
-        ("scripted", "'scripted:NAME'"),
-        ("scripted:", "must be scripted:NAME"),
-        ("chekpoint:x", "nearest is checkpoint:PATH"),
-        ("pool:20", "nearest is pool"),
-        ("endpoint:small", "endpoint:MODEL@URL with a URL that starts with http"),
-        ("endpoint:@http://x", "endpoint:MODEL@URL"),
-    ],
-)
-def test_a_bad_spec_is_refused_with_the_nearest_valid_one(bad: str, message: str) -> None:
-    with pytest.raises(ValueError, match="must be") as caught:
-        parse_spec(bad, ("honest", "solo"))
-    assert message in str(caught.value)
+def test_a_bad_spec_is_refused_with_the_nearest_valid_one() -> None:
+    for bad, nearest in (
+        *(("honest", "scripted:honest"), ("scripted", "scripted:NAME")),
+        *(("scripted:", "scripted:NAME"), ("chekpoint:x", "checkpoint:PATH"), ("pool:20", "pool")),
+        *(("endpoint:small", "endpoint:MODEL@URL"), ("endpoint:@http://x", "endpoint:MODEL@URL")),
+    ):
+        with pytest.raises(ValueError, match=nearest):
+            parse_spec(bad, ("honest", "solo"))
+    with pytest.raises(SettingsError, match="nearest is honest"):
+        read_spec("scripted:honst", config_of().game, what="rollout.partners")
 
 
 def test_shares_add_up_to_one_and_each_partner_occurs_once() -> None:
@@ -122,19 +115,6 @@ def test_shares_add_up_to_one_and_each_partner_occurs_once() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             parse_shares(bad)
-
-
-def test_settings_refuse_partners_that_cannot_play() -> None:
-    for override, message in (
-        ("rollout.partners=[honest]", "rollout.partners: a partner must be"),
-        ("rollout.partners=[person]", "must do without 'person'"),
-        ("rollout.group_size=5", "must be even"),
-        ("rollout.group_size=2", "at least 4"),
-    ):
-        with pytest.raises(SettingsError, match=message):
-            check_players(config_of("rollout.partners=[self,pool]", override))
-    with pytest.raises(SettingsError, match="nearest is honest"):
-        read_spec("scripted:honst", config_of().game, what="rollout.partners")
 
 
 # --- shares and seats ---------------------------------------------------------------------------

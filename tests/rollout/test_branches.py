@@ -16,7 +16,6 @@ from dialop.matching.scripted import make_scripted
 from selfplay.chat.rendering import Rendering
 from selfplay.chat.transcript import Transcript
 from selfplay.config import AlgorithmConfig, RewardConfig, load_config
-from selfplay.config.settings import SettingsError
 from selfplay.credit.advantages import CreditStats, assign_advantages, reward_samples
 from selfplay.credit.returns import branch_samples, episode_samples
 from selfplay.credit.sample import Sample
@@ -401,19 +400,6 @@ def test_a_copied_partner_draws_anew_and_its_turns_are_no_branch_points(
     (episode,), _ = play_games([setup], engine, sampling=SAMPLING, limits=LIMITS)
     assert [turn.seat for turn in episode.turns][:2] == [0, 1]
     assert {point.seat for point in episode.branches} == {1}
-
-
-def test_branch_settings_without_a_group_are_refused() -> None:
-    forked = ["model.path=x", "rollout.branch.turns=decisions"]
-    with pytest.raises(SettingsError, match=r"rollout\.branch.*ema"):
-        load_config(None, [*forked, "algorithm.method=ema"])
-    with pytest.raises(SettingsError, match=r"group_size"):
-        load_config(None, [*forked, "rollout.group_size=1"])
-    load_config(None, ["model.path=x", "rollout.branch.turns=all", "rollout.group_size=1"])
-    with pytest.raises(SettingsError, match=r"decisions .*game\.name"):
-        load_config(None, [*forked, "game.name=collab"])
-    with pytest.raises(SettingsError, match=r"siblings"):
-        load_config(None, [*forked, "rollout.branch.siblings=1"])
 
 
 def test_metrics_by_hand(rendering: Rendering) -> None:

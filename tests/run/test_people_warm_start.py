@@ -107,11 +107,6 @@ def test_an_evaluation_leaves_out_what_the_warm_start_imitated(file: Path, tmp_p
         )  # fmt: skip
 
 
-def test_brief_games_are_refused_since_people_wrote_in_full() -> None:
-    with pytest.raises(SettingsError, match=r"game\.brief must be false"):
-        config_of("warm_start.recorded=people.jsonl", "game.brief=true")
-
-
 def test_demonstrations_are_context_without_loss(rendering: Rendering) -> None:
     """With and without them the same tokens are imitated; only the prompt is longer."""
     samples = {}
@@ -124,8 +119,3 @@ def test_demonstrations_are_context_without_loss(rendering: Rendering) -> None:
         assert longer > 0 and sum(shown.mask[: longer + 1]) == 0
         demonstration = rendering.decode(shown.ids)
         assert demonstration.index("[propose]\n") < demonstration.index(NEW_GAME)
-
-
-def test_only_matching_has_demonstrations() -> None:
-    with pytest.raises(SettingsError, match=r"game\.demonstrations must be 0 with game\.name"):
-        config_of("game.name=collab", "game.demonstrations=1")

@@ -22,7 +22,6 @@ from selfplay.config.settings import SettingsError
 from selfplay.credit.sample import Sample
 from selfplay.distributed import init_world
 from selfplay.model.policy import export, scratch_model
-from selfplay.rollout.seating import check_players
 from selfplay.setup import first_weights, make_tokenizer, mend
 from selfplay.warm_start import (
     TeacherSettings,
@@ -101,25 +100,6 @@ def test_the_first_teachers_play_the_first_games_and_no_others(tmp_path: Path) -
             assert sorted(reviewers) == ["Ava", "Daniel", "Sofia"]
     heard = ["Partner:\nAva" in rendering.decode(s.ids) for s in (*first, *others)]
     assert not any(heard[:22]) and any(heard[22:])  # the first teachers say nothing
-
-
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        ("first_games: 2", r"first_teachers must be given with.*got \[\] with 2 first games"),
-        ("first_teachers: [solo]", r"and not without, got \['solo'\] with 0 first games"),
-        ("first_games: 5, first_teachers: [solo]", r"first_games must be at most.*4, got 5"),
-    ],
-)
-def test_first_games_and_their_teachers_go_together(words: str, error: str) -> None:
-    with pytest.raises(SettingsError, match=error):
-        config_of(f"warm_start={{{words}}}")
-
-
-def test_an_unknown_first_teacher_is_named_with_its_key() -> None:
-    config = config_of("warm_start={first_games: 2, first_teachers: [sole]}")
-    with pytest.raises(SettingsError, match=r"warm_start.first_teachers: .*nearest is solo"):
-        check_players(config)
 
 
 def test_a_reviewer_is_the_same_token_on_every_line() -> None:

@@ -1,0 +1,81 @@
+"""Settings that exclude each other are refused with the key that has to change."""
+
+from __future__ import annotations
+
+import pytest
+
+from selfplay.config import load_config
+from selfplay.config.settings import SettingsError
+from selfplay.rollout.seating import check_players
+
+BASE = ("model.scratch={}", "rollout.max_game_tokens=1000", "game.scale=false")
+ALGORITHM = ("algorithm.old_logprobs=recomputed", "algorithm.importance=token")
+BRANCH = "rollout.branch.turns=decisions"
+FIRST, BESIDE = "warm_start={num_games: 4, first_games: 2}", "rollout.partners=[self,pool]"
+HONEST = "rollout.partners=[scripted:honest]"
+FILE = ("data.train=games.jsonl", "game.brief=true")
+# The key or the choice that the message names, and settings of which one has to change.
+REFUSED: list[tuple[str, ...]] = [
+    ("dual_clip", "algorithm.dual_clip=0.5"),
+    ("dual_clip", "algorithm.dual_clip=3.0", "algorithm.loss=cispo"),
+    ("constant_length", "algorithm.aggregation=constant"),
+    ("constant_length", "algorithm.constant_length=9"),
+    (r"algorithm\.kl must", "algorithm.kl_target=0.1"),
+    ("kl_estimator", "algorithm.kl=0.1", "algorithm.kl_in=reward"),
+    ("kl_estimator", "algorithm.kl=0.1", "algorithm.kl_estimator=k1"),
+    ("old_logprobs", "algorithm.importance=token"),
+    ("vespo", *ALGORITHM, "algorithm.loss=vespo"),
+    ("sapo_temperatures", "algorithm.sapo_temperatures=[1.0]"),
+    (r"algorithm\.importance", "algorithm.importance_cap=3.0"),
+    ("importance_cap", *ALGORITHM, "algorithm.importance_cap=0.0"),
+    ("group_size", "rollout.group_size=1"),
+    ("group_size", HONEST, "rollout.group_size=2"),
+    ("group_size", BESIDE, "rollout.group_size=5"),
+    ("group_size", BESIDE, "rollout.group_size=2"),
+    (r"rollout\.partners", "rollout.partners=[honest]"),
+    ("person", "rollout.partners=[person]"),
+    (r"parallel\.tp", "algorithm.method=ppo", "parallel.tp=2"),
+    (r"parallel\.tp", "model.lora={}", "parallel.tp=2"),
+    ("reference_every", "model.lora={}", "algorithm={kl: 0.1, reference_every: 5}"),
+    ("old_logprobs", "model.lora={dropout: 0.1}"),
+    ("critic", "critic.lam=0.5"),
+    (r"rollout\.branch.*ema", BRANCH, "algorithm.method=ema"),
+    ("group_size", BRANCH, "rollout.group_size=1"),
+    (r"game\.name", BRANCH, "game.name=collab", "game.scale=true"),
+    ("siblings", BRANCH, "rollout.branch.siblings=1"),
+    ("first_teachers", FIRST),
+    ("first_teachers", "warm_start.first_teachers=[solo]"),
+    ("first_games", "warm_start={num_games: 4, first_games: 5, first_teachers: [solo]}"),
+    (r"first_teachers: .*nearest is solo", FIRST, "warm_start.first_teachers=[sole]"),
+    (r"game\.brief", "warm_start.recorded=people.jsonl", "game.brief=true"),
+    (r"game\.demonstrations", "game.name=collab", "game.scale=true", "game.demonstrations=1"),
+    (r"data\.start needs data\.train", *FILE, "data.start.entries=3", "data.train=generated"),
+    (r"data\.start\.entries", *FILE, "data.start.entries=half"),
+    ("until_step", "data.curriculum=[{until_step: 4}, {until_step: 2}]"),
+    (r"data\.curriculum .*game\.size", "game.size=3", "data.curriculum=[{until_step: 4, size: 4}]"),
+    (r"data\.curriculum .*data\.train", "data.curriculum=[{until_step: 4}]", "data.train=x"),
+    (r"model\.dtype.*optim\.master_dtype", "optim.master_dtype=bfloat16"),
+    ("offload_parameters", "parallel.offload_parameters=true", BESIDE),
+    (r"wandb\.mode is now track\.mode", "wandb.mode=offline"),
+    (r"track\.mode .*track\.kind", "track=tensorboard", "track.mode=offline"),
+]
+ACCEPTED: list[tuple[str, ...]] = [
+    ("algorithm.method=ppo", "rollout.group_size=1"),
+    ("algorithm.method=ppo", "rollout.group_size=2", HONEST),
+    ("rollout.branch.turns=all", "rollout.group_size=1"),
+    ("model.lora={}",),
+    ("track=off",),
+]
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: " ".join(case[1:])[:80])
+def test_settings_that_exclude_each_other_are_refused(case: tuple[str, ...]) -> None:
+    named, *overrides = case
+    with pytest.raises(SettingsError, match=named) as refused:
+        check_players(load_config(None, [*BASE, *overrides]))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("overrides", ACCEPTED)
+def test_settings_that_fit_are_taken(overrides: tuple[str, ...]) -> None:
+    check_players(load_config(None, [*BASE, *overrides]))
