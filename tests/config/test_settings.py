@@ -98,17 +98,8 @@ model:
   scratch: {width: 32}
 """,
     )
-    config = load(
-        Config,
-        path,
-        [
-            "seed=4",
-            "wandb=true",
-            "rollout.temperature=1e-5",
-            "rollout.scripted=plain",
-            "chat.deep.n=7",
-        ],
-    )
+    overrides = ["seed=4", "wandb=true", "rollout.temperature=1e-5", "rollout.scripted=plain"]
+    config = load(Config, path, [*overrides, "chat.deep.n=7"])
     assert config == Config(
         seed=4,
         wandb=True,
@@ -146,66 +137,58 @@ def test_a_mistake_in_a_base_names_the_base(tmp_path: Path) -> None:
     assert refused(path) == f"{base}:2: wandb must be true or false, got 'maybe'"
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "message"),
-    [
-        ("rollout:\n  group_sise: 4\n", 2, "unknown key rollout.group_sise; nearest is "
-         "rollout.group_size"),
-        ("group_size: 4\n", 1, "unknown key group_size; nearest is rollout.group_size"),
-        ("zzz: 4\n", 1, "unknown key zzz; valid here are seed, wandb, words, chat, partners, "
-         "rollout, model"),
-        ("partners:\n- {kind: self}\n- {kid: self}\n", 3, "unknown key partners[1].kid; nearest "
-         "is partners[1].kind"),
-        ("seed: 1\nseed: 2\n", 2, "seed is given twice, first on line 1"),
-        ("chat: {a: 1, a: 2}\n", 1, "a is given twice, first on line 1"),
-        ("seed: 1.5\n", 1, "seed must be an integer, got '1.5'"),
-        ("seed: true\n", 1, "seed must be an integer, got 'true'"),
-        ("seed: null\n", 1, "seed must be an integer, got 'null'"),
-        ("wandb: 1\n", 1, "wandb must be true or false, got '1'"),
-        ("words: [a, 2]\n", 1, "words[1] must be text, so put it in quotes, got '2'"),
-        ("words: a\n", 1, "words must be a list, written [str], got 'a'"),
-        ("chat: [1]\n", 1, "chat must be a mapping, got [1]"),
-        ("rollout: 3\n", 1, "rollout must be a section with group_size, temperature, seats, "
-         "scripted, talk, got '3'"),
-        ("rollout:\n  group_size: 0\n", 2, "rollout.group_size must be at least 1, got '0'"),
-        ("rollout:\n  temperature: 3\n", 2, "rollout.temperature must be at least 0.0 and at "
-         "most 2.0, got '3'"),
-        ("rollout:\n  temperature: .nan\n", 2, "rollout.temperature must be a finite number, "
-         "got '.nan'"),
-        ("rollout:\n  seats: [0, 2]\n", 2, "rollout.seats[1] must be at least 0 and at most 1, "
-         "got '2'"),
-        ("model:\n  scratch: {family: lama}\n", 2, "model.scratch.family must be one of qwen2, "
-         "llama, got 'lama'; nearest is llama"),
-        ("partners: [{kind: Honest}]\n", 1, "partners[0].kind must be one of self, honest, solo, "
-         "got 'Honest'; nearest is honest"),
-        ("- 1\n", 1, "settings must be a mapping of keys"),
-        ("seed: [1\n", 2, "not valid YAML: expected ',' or ']', but got '<stream end>'"),
-    ],
-)  # fmt: skip
+# A file, the line of its mistake, and what the message names: the key, the value, the choices.
+MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
+    ("rollout:\n  group_sise: 4\n", 2, ("rollout.group_sise", "nearest is rollout.group_size")),
+    ("group_size: 4\n", 1, ("nearest is rollout.group_size",)),
+    ("zzz: 4\n", 1, ("zzz", "seed, wandb, words, chat, partners, rollout, model")),
+    ("partners:\n- {kind: self}\n- {kid: self}\n", 3, ("nearest is partners[1].kind",)),
+    ("seed: 1\nseed: 2\n", 2, ("seed is given twice", "line 1")),
+    ("chat: {a: 1, a: 2}\n", 1, ("a is given twice",)),
+    ("seed: 1.5\n", 1, ("seed must be an integer", "'1.5'")),
+    ("seed: true\n", 1, ("seed must be an integer", "'true'")),
+    ("seed: null\n", 1, ("seed must be an integer", "'null'")),
+    ("wandb: 1\n", 1, ("wandb must be true or false", "'1'")),
+    ("words: [a, 2]\n", 1, ("words[1] must be text", "'2'")),
+    ("words: a\n", 1, ("words must be a list", "'a'")),
+    ("chat: [1]\n", 1, ("chat must be a mapping", "[1]")),
+    ("rollout: 3\n", 1, ("rollout must be a section with group_size, ", "'3'")),
+    ("rollout:\n  group_size: 0\n", 2, ("rollout.group_size must be at least 1", "'0'")),
+    ("rollout:\n  temperature: 3\n", 2, ("rollout.temperature", "at most 2.0", "'3'")),
+    ("rollout:\n  temperature: .nan\n", 2, ("rollout.temperature", "finite", "'.nan'")),
+    ("rollout:\n  seats: [0, 2]\n", 2, ("rollout.seats[1]", "at most 1", "'2'")),
+    ("model:\n  scratch: {family: lama}\n", 2, ("qwen2, llama", "'lama'; nearest is llama")),
+    ("partners: [{kind: Honest}]\n", 1, ("self, honest, solo", "nearest is honest")),
+    ("- 1\n", 1, ("mapping",)),
+    ("seed: [1\n", 2, ("YAML",)),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "named"), MISTAKES)
 def test_a_mistake_names_file_line_rule_value_and_nearest(
-    tmp_path: Path, text: str, line: int, message: str
+    tmp_path: Path, text: str, line: int, named: tuple[str, ...]
 ) -> None:
     path = write(tmp_path, text)
-    assert refused(path) == f"{path}:{line}: {message}"
+    message = refused(path)
+    assert message.startswith(f"{path}:{line}: ") and "\n" not in message
+    assert all(part in message for part in named), message
 
 
 def test_a_mistake_on_the_command_line_names_the_override() -> None:
     message = refused(None, "seed=1", "rollout.group_size=few")
-    assert message == (
-        "override 'rollout.group_size=few': rollout.group_size must be an integer, got 'few'"
-    )
-    assert refused(None, "seed") == "override 'seed': must read key=value or section.key=value"
-    assert refused(None, "rolout.group_size=2").endswith("unknown key rolout; nearest is rollout")
-    assert refused(None, "seed.x=2").endswith("seed must be an integer, got {x: 2}")
-    assert "override 'words=[a': not valid YAML" in refused(None, "words=[a")
+    assert message.startswith("override 'rollout.group_size=few': rollout.group_size must be")
+    for override, named in (
+        *(("seed", "key=value"), ("rolout.group_size=2", "nearest is rollout")),
+        *(("seed.x=2", "seed must be an integer"), ("words=[a", "YAML")),
+    ):
+        message = refused(None, override)
+        assert message.startswith(f"override '{override}': ") and named in message
 
 
 def test_a_contradiction_names_its_files_and_overrides(tmp_path: Path) -> None:
     path = write(tmp_path, "rollout:\n  group_size: 4\n")
-    assert refused(path, "rollout.temperature=0") == (
-        f"{path}, override 'rollout.temperature=0': temperature 0 makes the games of a "
-        "group alike, got group_size > 1"
-    )
+    message = refused(path, "rollout.temperature=0")
+    assert message.startswith(f"{path}, override 'rollout.temperature=0': temperature 0 makes")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

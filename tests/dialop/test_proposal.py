@@ -62,31 +62,27 @@ def test_the_order_of_lines_does_not_change_the_pairs() -> None:
     assert read("Electra: Ava\nBLEU: Daniel") == read("BLEU: Daniel\nElectra: Ava") == CROSSED
 
 
+# A proposal, the line that is wrong, and the choices that are left.
 REFUSED = {
-    "BLEU Ava\nElectra: Daniel": (
-        'line 1 "BLEU Ava" has no colon; write paper: reviewer. Free: BLEU, Electra'
-    ),
-    "BLEU: Ava\nGloVe: Daniel": 'line 2 "GloVe: Daniel" names no known paper. Free: Electra',
-    "BLEU: Sofia\nElectra: Ava": (
-        'line 1 "BLEU: Sofia" names no known reviewer. Free: Ava Li, Daniel Nguyen'
-    ),
-    "BLEU: Ava\nElectra: ": 'line 2 "Electra:" names no known reviewer. Free: Daniel Nguyen',
-    "BLEU: Ava\nElectra: Li": 'line 2 "Electra: Li" uses Ava Li again. Free: Daniel Nguyen',
-    "BLEU: Ava\nBLEU: Daniel": 'line 2 "BLEU: Daniel" names BLEU again. Free: Electra',
-    "Proposal:\nElectra: Ava": "line 2 is missing; 2 lines needed. Free: BLEU",
-    "Proposal:": "line 1 is missing; 2 lines needed. Free: BLEU, Electra",
-    "BLEU: Ava\nElectra: Daniel\nBLEU: Ava": 'line 3 "BLEU: Ava" names BLEU again. Free: none',
-    "BLEU: Ava\nElectra: Daniel\nGood?": (
-        'line 3 "Good?" has no colon; write paper: reviewer. Free: none'
-    ),
+    "BLEU Ava\nElectra: Daniel": (1, "BLEU, Electra"),
+    "BLEU: Ava\nGloVe: Daniel": (2, "Electra"),
+    "BLEU: Sofia\nElectra: Ava": (1, "Ava Li, Daniel Nguyen"),
+    "BLEU: Ava\nElectra: ": (2, "Daniel Nguyen"),
+    "BLEU: Ava\nElectra: Li": (2, "Daniel Nguyen"),
+    "BLEU: Ava\nBLEU: Daniel": (2, "Electra"),
+    "Proposal:\nElectra: Ava": (2, "BLEU"),
+    "Proposal:": (1, "BLEU, Electra"),
+    "BLEU: Ava\nElectra: Daniel\nBLEU: Ava": (3, "none"),
+    "BLEU: Ava\nElectra: Daniel\nGood?": (3, "none"),
 }
 
 
-@pytest.mark.parametrize(("text", "message"), REFUSED.items())
-def test_refusals_name_the_line_and_the_choices(text: str, message: str) -> None:
-    with pytest.raises(PlayerError) as refused:
+@pytest.mark.parametrize("text", REFUSED)
+def test_refusals_name_the_line_and_the_choices(text: str) -> None:
+    line, free = REFUSED[text]
+    with pytest.raises(PlayerError, match=rf"^line {line} .*\. Free: {free}$") as refused:
         read(text)
-    assert (refused.value.kind, str(refused.value)) == ("bad_proposal", message)
+    assert refused.value.kind == "bad_proposal"
 
 
 def test_brief_refusals_are_short() -> None:
