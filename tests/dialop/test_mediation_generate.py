@@ -82,32 +82,30 @@ def test_best_and_worst_are_found_well_below_a_tenth_of_a_second() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("place", "value", "message"),
     [
-        (lambda d: d.pop("users"), "the instance has no users"),
-        (lambda d: d.update(best=0), "best in 'hand/0' must be -3, that of its flights, got 0"),
-        (lambda d: d.update(worst=-27), "worst in 'hand/0' must be -26"),
-        (lambda d: d.update(arrival_pref=11), "arrival_pref must be a whole number from 0 to 10"),
-        (lambda d: d["users"].append(d["users"][0]), "users must be a list of 2 items, got 3"),
-        (lambda d: d["users"][0].update(flights=[]), "user 0: flights must be a list of 1 to 200"),
-        (
-            lambda d: d["users"][1]["events"][0].update(importance=0),
-            "user 1, event 0: importance must be a whole number from 1 to 10, got 0",
-        ),
-        (
-            lambda d: d["users"][1]["flights"][1].update(end=0),
-            "user 1, flight 1: end must be a whole number",
-        ),
-        (
-            lambda d: d["users"][0]["flights"][1].update(carrier="a\nb"),
-            "user 0, flight 1: carrier must be printable text on one line",
-        ),
-        (lambda d: d["users"][0]["events"][0].pop("shared"), "user 0, event 0 has no shared"),
+        (("users",), None, "no users"),
+        (("best",), 0, "best in 'hand/0' must be -3"),
+        (("worst",), -27, "worst in 'hand/0' must be -26"),
+        (("arrival_pref",), 11, "arrival_pref must be a whole number from 0 to 10"),
+        (("users",), [1, 2, 3], "users must be a list of 2 items, got 3"),
+        (("users", 0, "flights"), [], "user 0: flights must be a list of 1 to 200"),
+        (("users", 1, "events", 0, "importance"), 0, "user 1, event 0: importance must be"),
+        (("users", 1, "flights", 1, "end"), 0, "user 1, flight 1: end must be"),
+        (("users", 0, "flights", 1, "carrier"), "a\nb", "user 0, flight 1: carrier must be"),
+        (("users", 0, "events", 0, "shared"), None, "user 0, event 0 has no shared"),
     ],
 )
-def test_damaged_instances_say_what_is_wrong(change: Any, message: str) -> None:
-    data = plain(asdict(SMALL))
-    change(data)
+def test_damaged_instances_say_what_is_wrong(
+    place: tuple[Any, ...], value: Any, message: str
+) -> None:
+    """The value at this place is another one, or is gone."""
+    data = part = plain(asdict(SMALL))
+    for name in place[:-1]:
+        part = part[name]
+    part[place[-1]] = value
+    if value is None:
+        del part[place[-1]]
     with pytest.raises(ValueError, match=message):
         instance_from_dict(data)
 

@@ -31,11 +31,6 @@ def test_the_kit_declares_three_seats_of_two_roles() -> None:
     assert facts == {"flights_of_a_user": 2, "events_of_a_user": 2, "messages_allowed": False}
 
 
-def test_options_that_exclude_each_other_are_refused() -> None:
-    with pytest.raises(ValueError, match="keep_flights must be a whole number from 0 to 3, got 4"):
-        Options(flights=3, keep_flights=4)
-
-
 def test_what_varies_is_seen_by_one_user_alone() -> None:
     for options in (Options(), Options(brief=True)):
         for seat in (0, 1):

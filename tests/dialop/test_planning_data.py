@@ -113,11 +113,7 @@ def test_the_stream_of_a_seed_does_not_change() -> None:
         ('"slots": 3', '"slots": 5', "slots must be a whole number from 1 to 3"),
         ('"weight": 4', '"weight": NaN', "not valid JSON"),
         ('"opening": []', '"opening": [{"seat": 0, "kind": "sing"}]', "the kind of a move must be"),
-        (
-            '"opening": []',
-            '"opening": [{"seat": 1, "kind": "propose"}]',
-            "a proposal, and no other",
-        ),
+        ('"opening": []', '"opening": [{"seat": 1, "kind": "propose"}]', "a proposal"),
     ],
 )
 def test_a_bad_row_is_refused_with_its_place(
