@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from faulty_engine import DEATH, KINDS, TIMEOUT_S, Faults, FaultyHF, spoilt, wait_for_nothing
 from scripted_engine import StreamEngine, WaveEngine
+from small_games import LIMITS, SAMPLING
 from small_updates import config_of, learner_of
-from test_rollout import GAMES, LIMITS, SAMPLING, hand_setups, prepared
+from test_rollout import GAMES, hand_setups, prepared
 from tiny_run import begin_warm, finished, metrics_of, run_tiny, tiny_model
 
 import eval as evaluation

@@ -11,7 +11,7 @@ import pytest
 from chat_families import tokenizer_of
 from dialop_boards import BRIEF, FULL, human_games
 from recorded_games import begun
-from scripted_engine import WaveEngine
+from small_games import LIMITS, SAMPLING, Proposes, games_of
 from tiny_run import metrics_of, run_warm
 
 import eval as door
@@ -26,11 +26,8 @@ from dialop.starts import RecordedGame, checked_entries
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, load_config
 from selfplay.data.stream import TrainStream
-from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.evaluation.question import find_games, find_start
 from selfplay.rollout.driver import play_games
-from selfplay.rollout.episode import Limits
-from selfplay.rollout.seating import self_play_games
 
 OTHER_ROSTER = 16  # line 17 of the file names other reviewers
 
@@ -241,13 +238,8 @@ def test_a_log_of_another_roster_is_started_at_its_beginning() -> None:
 # --- in training and evaluation -----------------------------------------------------------------
 
 
-class Accepts(WaveEngine):
-    """An engine that accepts in every turn."""
-
-    def answer(self, request: Request) -> Completion:
-        self.asked.append(request)
-        ids = self.rendering.action_ids("[accept]")
-        return Completion(ids, [-1.0] * len(ids), "stop", 0)
+class Accepts(Proposes):
+    text = "[accept]"
 
 
 def config_of(file: Path, *overrides: str) -> Config:
@@ -261,16 +253,9 @@ def test_both_transcripts_hold_the_start_and_train_nothing_of_it(file: Path) -> 
     rendering = make_rendering(tokenizer_of("no template"))
     instances = TrainStream(config).step(0, range(4))
     assert all(len(instance.opening) == 5 for instance in instances)  # type: ignore[attr-defined]
-    tables = self_play_games(
-        instances,
-        step=0,
-        game=config.game,
-        rollout=config.rollout,
-        seed=config.seed,
-        rendering=rendering,
-    )
+    tables = games_of(instances, rendering, config)
     engine = Accepts(rendering, {})
-    episodes, _ = play_games(tables, engine, sampling=Sampling(1.0, ()), limits=Limits(8, 1))
+    episodes, _ = play_games(tables, engine, sampling=SAMPLING, limits=LIMITS)
     assert len(episodes) == 16 and len(engine.asked) == 16
     for episode in episodes:
         assert [(turn.seat, turn.action) for turn in episode.turns] == [(0, "accept")]

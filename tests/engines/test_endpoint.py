@@ -13,7 +13,7 @@ import pytest
 from chat_server import Answer, chat_server
 from dialop_boards import FULL, SMALL
 from scripted_engine import WaveEngine
-from test_partners import Proposes, ProposesInAStream, boards, config_of
+from small_games import Proposes, ProposesInAStream, boards, config_of, games_of
 from tiny_run import metrics_of, run_tiny, run_warm
 
 from dialop.matching.game import MatchingGame
@@ -29,7 +29,6 @@ from selfplay.metrics.step import game_measures, tally
 from selfplay.partners.partners import Partners
 from selfplay.rollout.driver import RolloutStats, play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits
-from selfplay.rollout.seating import self_play_games
 
 FAST = EndpointConfig(timeout_s=1.0, retries=2, backoff_s=0.01, max_backoff_s=0.05)
 
@@ -177,15 +176,7 @@ def play(
     config: Config, partners: Partners, engine: WaveEngine, *, num_boards: int
 ) -> tuple[Sequence[GameSetup], list[Episode], RolloutStats]:
     """The games of a step on these boards, their episodes and statistics."""
-    games = self_play_games(
-        boards(num_boards),
-        partners.for_step(0),
-        step=0,
-        game=config.game,
-        rollout=config.rollout,
-        seed=config.seed,
-        rendering=engine.rendering,
-    )
+    games = games_of(boards(num_boards), engine.rendering, config, partners.for_step(0))
     router = partners.beside(engine)
     episodes, stats = play_games(games, router, sampling=Sampling(1.0, ()), limits=Limits(8, 1))
     partners.close()

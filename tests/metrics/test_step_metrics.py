@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
 
 import pytest
 from dialop_boards import BEST, BRIEF, SMALL, WORST
+from small_games import Lines
 
-from dialop.game import Game
 from dialop.logged import Rules
 from dialop.matching.game import MatchingGame
 from selfplay.credit.advantages import CreditStats
 from selfplay.distributed import init_world
-from selfplay.engines.base import Completion, Request
 from selfplay.metrics.games import messages, talk_value
 from selfplay.metrics.step import add_up, game_measures, game_record, step_metrics, tally
 from selfplay.rollout.driver import RolloutStats, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits
-from selfplay.rollout.players import Move
-
-
-class Lines:
-    """A player that reads its moves from a list."""
-
-    name, transcript = "lines", None
-
-    def __init__(self, *texts: str) -> None:
-        self.texts = list(texts)
-
-    def move(
-        self, game: Game, seat: int, observation: str
-    ) -> Generator[Request, Completion, Move | None]:
-        return Move(self.texts.pop(0), complete=True, num_tokens=2)
-        yield  # makes this a generator, though it never requests a completion
-
-    def refused(self) -> None: ...
-
-    def fork(self, *names: object) -> Lines:
-        return Lines(*self.texts)
 
 
 def played(seat_0: list[str], seat_1: list[str], index: int = 0, options: Rules = BRIEF) -> Episode:

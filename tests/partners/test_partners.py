@@ -5,22 +5,28 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from chat_families import tokenizer_of
-from dialop_boards import BEST, SMALL
 from safetensors.torch import load_file
-from scripted_engine import StreamEngine, WaveEngine
+from scripted_engine import WaveEngine
+from small_games import (
+    LIMITS,
+    SAMPLING,
+    Proposes,
+    ProposesInAStream,
+    boards,
+    config_of,
+    games_of,
+)
 from tiny_run import RUN_GAP, RUNS, finished, metrics_of, run_tiny, run_warm, tiny_model
 from tolerance import drawn_share
 
-from dialop.matching.game import MatchingInstance
 from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import export_atomically
-from selfplay.config import Config, PolicyPoolConfig, load_config
+from selfplay.config import PolicyPoolConfig
 from selfplay.config.player_spec import parse_shares, parse_spec
 from selfplay.config.settings import SettingsError, dump
 from selfplay.distributed import init_world
@@ -33,7 +39,7 @@ from selfplay.partners import policy_pool
 from selfplay.partners.partners import check_partners
 from selfplay.partners.policy_pool import draw_weights, expected_score, update_ratings
 from selfplay.rollout.driver import play_games
-from selfplay.rollout.episode import GameSetup, Limits, Position
+from selfplay.rollout.episode import GameSetup, Position
 from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
 from selfplay.rollout.seating import (
     SELF_PLAY,
@@ -41,20 +47,7 @@ from selfplay.rollout.seating import (
     evaluation_games,
     read_spec,
     scripted_partner,
-    self_play_games,
 )
-
-LIMITS = Limits(max_turns=8, max_retries=1)
-SAMPLING = Sampling(temperature=1.0, stop_ids=())
-
-
-def config_of(*overrides: str) -> Config:
-    tiny = ["model.scratch={}", "rollout.max_game_tokens=1000", "game.size=2", "game.brief=true"]
-    return load_config(None, [*tiny, "rollout.group_size=4", *overrides])
-
-
-def boards(num: int) -> list[MatchingInstance]:
-    return [replace(SMALL, key=f"hand/{i}", first_seat=i % 2) for i in range(num)]
 
 
 def scripted(spec: str) -> Partner:
@@ -62,19 +55,6 @@ def scripted(spec: str) -> Partner:
     return Partner(
         f"scripted:{spec}", lambda names, seat: scripted_partner(spec, names, seat, config.game)
     )
-
-
-class Proposes(WaveEngine):
-    """Answers every request with the best proposal."""
-
-    def answer(self, request: Request) -> Completion:
-        self.asked.append(request)
-        ids = self.rendering.action_ids(BEST)
-        return Completion(ids, [0.0] * len(ids), "stop", 0)
-
-
-class ProposesInAStream(StreamEngine):
-    answer = Proposes.answer
 
 
 # --- specs --------------------------------------------------------------------------------------
@@ -120,27 +100,6 @@ def test_shares_add_up_to_one_and_each_partner_occurs_once() -> None:
 # --- shares and seats ---------------------------------------------------------------------------
 
 
-def setups_of(
-    num: int,
-    partners: Sequence[tuple[Partner, float]],
-    rendering: Rendering,
-    *,
-    step: int = 0,
-    config: Config | None = None,
-) -> list[GameSetup]:
-    """The games of a step on `num` instances."""
-    config = config or config_of()
-    return self_play_games(
-        boards(num),
-        partners,
-        step=step,
-        game=config.game,
-        rollout=config.rollout,
-        seed=config.seed,
-        rendering=rendering,
-    )
-
-
 def player_names(setups: Sequence[GameSetup]) -> list[tuple[str, ...]]:
     return [tuple(player.name for player in setup.players) for setup in setups]
 
@@ -151,7 +110,7 @@ def test_partners_get_their_shares_and_the_policy_has_each_seat_half_the_time(
     partners = [(SELF_PLAY, 0.5), (scripted("solo"), 0.25), (scripted("honest"), 0.25)]
     counts: Counter[tuple[str, ...]] = Counter()
     for step in range(5):
-        setups = setups_of(8, partners, rendering, step=step)
+        setups = games_of(boards(8), rendering, config_of(), partners, step=step)
         names = player_names(setups)
         counts.update(names)
         by_instance = {s.instance: set(n) for s, n in zip(setups, names, strict=True)}
@@ -171,7 +130,7 @@ def test_partners_are_drawn_with_a_named_seed(rendering: Rendering) -> None:
 
     def seated(step: int, seed: int) -> list[tuple[str, ...]]:
         config = config_of(f"seed={seed}")
-        return player_names(setups_of(3, partners, rendering, step=step, config=config))
+        return player_names(games_of(boards(3), rendering, config, partners, step=step))
 
     assert seated(0, 0) == seated(0, 0)
     drawn = {tuple(seated(step, seed)) for step in range(8) for seed in (0, 1)}
@@ -183,14 +142,7 @@ def test_partners_are_drawn_with_a_named_seed(rendering: Rendering) -> None:
 
 def test_by_default_the_policy_plays_with_itself(rendering: Rendering) -> None:
     config = config_of()
-    setups = self_play_games(
-        boards(2),
-        step=0,
-        game=config.game,
-        rollout=config.rollout,
-        seed=config.seed,
-        rendering=rendering,
-    )
+    setups = games_of(boards(2), rendering, config)
     assert set(player_names(setups)) == {("policy", "policy")}
     assert config.rollout.partners == ("self",)
 
@@ -301,7 +253,7 @@ def with_partner(
 
 
 def games_with_frozen(rendering: Rendering, *, num: int) -> list[GameSetup]:
-    return setups_of(num, [(frozen_partner(rendering), 1.0)], rendering)
+    return games_of(boards(num), rendering, config_of(), [(frozen_partner(rendering), 1.0)])
 
 
 def within_seconds(play: Callable[[], None]) -> None:

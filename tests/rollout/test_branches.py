@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from dialop_boards import BEST, BRIEF, SMALL, WORST
 from scripted_engine import StreamEngine, WaveEngine
+from small_games import LIMITS, SAMPLING
 
 from dialop.game import Game
 from dialop.matching.game import MatchingGame
@@ -20,17 +21,15 @@ from selfplay.credit.advantages import CreditStats, assign_advantages, reward_sa
 from selfplay.credit.returns import branch_samples, episode_samples
 from selfplay.credit.sample import Sample
 from selfplay.data.seeds import named_seed
-from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.engines.base import Completion, Request
 from selfplay.evaluation.drawings import game_text
 from selfplay.metrics.branches import branch_metrics, branch_records, branch_tally, turn_values
 from selfplay.metrics.step import game_record
 from selfplay.rollout.branches import branching_of, siblings_of
 from selfplay.rollout.driver import play_games
-from selfplay.rollout.episode import Branching, Episode, GameSetup, Limits
+from selfplay.rollout.episode import Branching, Episode, GameSetup
 from selfplay.rollout.players import Move, Player, PolicyPlayer, ScriptedPartner
 
-LIMITS = Limits(max_turns=8, max_retries=1)
-SAMPLING = Sampling(temperature=1.0, stop_ids=())
 MESSAGE = "[message] BLEU Ava 3"
 DECISIONS = Branching("decisions", most=1, drawn=frozenset(), siblings=3, continuations=1)
 SECOND = Branching("random", most=1, drawn=frozenset({1}), siblings=2, continuations=2)

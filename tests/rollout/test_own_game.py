@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import three_rooms
 from scripted_engine import WaveEngine
+from small_games import SAMPLING, games_of
 from three_rooms import CLERK, Instance, ThreeRooms
 
 from selfplay.chat.rendering import Rendering
@@ -15,7 +16,6 @@ from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
 from selfplay.config.settings import SettingsError, dump
 from selfplay.credit.advantages import assign_advantages, reward_samples
 from selfplay.data.seeds import named_seed
-from selfplay.engines.base import Sampling
 from selfplay.rollout.driver import play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
 from selfplay.rollout.players import PolicyPlayer
@@ -26,11 +26,9 @@ from selfplay.rollout.seating import (
     read_spec,
     scripted_games,
     scripted_partner,
-    self_play_games,
     teacher_games,
 )
 
-SAMPLING = Sampling(temperature=1.0, stop_ids=())
 RIGHT = [(0, "[message] 1"), (1, "[message] 2"), (CLERK, "[tool] 1 2"), (CLERK, "[answer] 3")]
 
 
@@ -165,15 +163,7 @@ def test_the_policy_has_chosen_roles_or_the_seats_in_turn() -> None:
 def test_a_partner_fills_all_other_seats(rendering: Rendering) -> None:
     config = config_of("rollout.group_size=3")
     (instance,) = three_rooms.generate(three_rooms.Options(), seed=0, start=0, num=1)
-    setups = self_play_games(
-        [instance],
-        [(partner_of(config, "guesser"), 1.0)],
-        step=0,
-        game=config.game,
-        rollout=config.rollout,
-        seed=0,
-        rendering=rendering,
-    )
+    setups = games_of([instance], rendering, config, [(partner_of(config, "guesser"), 1.0)])
     names = [tuple(player.name for player in setup.players) for setup in setups]
     caller, guesser = "scripted:caller", "scripted:guesser"
     assert names == [

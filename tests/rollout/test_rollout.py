@@ -12,27 +12,21 @@ from typing import Any
 import pytest
 from dialop_boards import BEST, BRIEF, SMALL, WORST
 from scripted_engine import CUT, StreamEngine, WaveEngine
+from small_games import LIMITS, SAMPLING, Proposes, boards, config_of, games_of
 
 from dialop.game import Game
-from dialop.matching.game import MatchingGame, MatchingInstance
+from dialop.matching.game import MatchingGame
 from selfplay.chat.rendering import Rendering
 from selfplay.chat.transcript import Span
-from selfplay.config import Config, load_config
+from selfplay.config import Config
 from selfplay.data.seeds import named_seed
-from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.engines.base import Completion, Request
 from selfplay.rollout.driver import first_turns, play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
 from selfplay.rollout.players import Move, PolicyPlayer
-from selfplay.rollout.seating import self_play_games, teacher_games
+from selfplay.rollout.seating import teacher_games
 
-LIMITS = Limits(max_turns=8, max_retries=1)
-SAMPLING = Sampling(temperature=1.0, stop_ids=())
 MESSAGE = "[message] BLEU Ava 3"
-
-
-def config_of(*overrides: str) -> Config:
-    tiny = ["model.scratch={}", "rollout.max_game_tokens=1000", "game.size=2", "game.brief=true"]
-    return load_config(None, [*tiny, *overrides])
 
 
 def hand_setups(
@@ -282,29 +276,9 @@ def test_a_seat_out_of_tokens_ends_the_game(rendering: Rendering) -> None:
     assert [r.max_new_tokens for r in engine.asked] == [50, 50, 5]
 
 
-class Seeds(WaveEngine):
-    """Answers every request with the same proposal; only the seeds matter."""
-
-    def answer(self, request: Request) -> Completion:
-        self.asked.append(request)
-        ids = self.rendering.action_ids(BEST)
-        return Completion(ids, [0.0] * len(ids), "stop", 0)
-
-
-def boards(num: int) -> list[MatchingInstance]:
-    return [replace(SMALL, key=f"hand/{i}", first_seat=i % 2) for i in range(num)]
-
-
 def seeds_of(rendering: Rendering, config: Config, *, step: int) -> list[int]:
-    engine = Seeds(rendering, {})
-    setups = self_play_games(
-        boards(4),
-        step=step,
-        game=config.game,
-        rollout=config.rollout,
-        seed=config.seed,
-        rendering=rendering,
-    )
+    engine = Proposes(rendering, {})
+    setups = games_of(boards(4), rendering, config, step=step)
     play_games(setups, engine, sampling=SAMPLING, limits=LIMITS)
     return [request.seed for request in engine.asked]
 
@@ -313,7 +287,7 @@ def test_every_draw_has_its_own_name(rendering: Rendering) -> None:
     """No two turns of any two runs, steps, instances, episodes or seats share a seed."""
     seeds: list[int] = []
     for run_seed, step in product((0, 1), (0, 1, 2)):
-        config = config_of(f"seed={run_seed}", "rollout.group_size=4")
+        config = config_of(f"seed={run_seed}")
         step_seeds = seeds_of(rendering, config, step=step)
         assert len(step_seeds) == 4 * 4 * 3, "a proposal, then two refused moves of the other seat"
         assert step_seeds == seeds_of(rendering, config, step=step)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,36 +11,15 @@ from typing import Any
 import pytest
 from chat_server import Answer, chat_server
 from dialop_boards import FULL, SMALL
+from small_games import Lines
 from tiny_run import run_warm
 
 import eval as door
 from dialop.matching.game import MatchingGame
 from dialop.matching.store import write_instances
-from selfplay.engines.base import Completion, Request
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import GameSetup, Limits
-from selfplay.rollout.players import Move
 from selfplay.rollout.text_players import PersonPlayer
-
-
-class Lines:
-    """The other seat, with prepared moves."""
-
-    name, transcript = "lines", None
-
-    def __init__(self, *texts: str) -> None:
-        self.texts = list(texts)
-
-    def move(
-        self, game: Any, seat: int, observation: str
-    ) -> Generator[Request, Completion, Move | None]:
-        return Move(self.texts.pop(0), complete=True, num_tokens=0)
-        yield  # makes this a generator, though it never requests a completion
-
-    def refused(self) -> None: ...
-
-    def fork(self, *names: object) -> Lines:
-        return self
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from chat_families import tokenizer_of
 from collab_tasks import LETTER, NUMBER
 from dialop_boards import BEST, SMALL, WORST
 from mediation_games import SMALL as CALENDARS
 from planning_cities import HAND as CITY
 from scripted_engine import StreamEngine, WaveEngine
 from shared_work import slow_except
-from test_partners import boards, config_of
+from small_games import SAMPLING, boards, config_of, games_of
 
 from dialop.collab import grading, numbers
 from dialop.collab.game import CollabGame
@@ -39,14 +38,13 @@ from dialop.planning.preferences import told_in
 from dialop.planning.proposal import parse_plan
 from dialop.planning.search import parse_query
 from dialop.tags import drop_reasoning, split_move
-from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.chat.rendering import Rendering
+from selfplay.engines.base import Completion, Request
 from selfplay.evaluation.report import fenced
 from selfplay.evaluation.word_drift import count_words
 from selfplay.partners.judge import read_mark
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Limits
-from selfplay.rollout.seating import self_play_games
 
 # What the parsers look for, and what has broken other parsers.
 PIECES = (
@@ -268,8 +266,6 @@ def test_a_text_of_a_million_characters_takes_seconds(name: str) -> None:
 
 MOVES = ("[message] I see Ava BLEU 3 and Daniel Electra 9", BEST, "[accept]", "[reject]", "no tag")
 
-SAMPLING = Sampling(temperature=1.0, stop_ids=())
-
 
 class Says(WaveEngine):
     """Answers with one of the moves, chosen by the request's seed; stores no request."""
@@ -283,21 +279,8 @@ class SaysInAStream(StreamEngine):
     answer = Says.answer
 
 
-@pytest.fixture(scope="module")
-def rendering() -> Rendering:
-    return make_rendering(tokenizer_of("no template"))
-
-
 def play(num: int, engine: WaveEngine, rendering: Rendering) -> list[Any]:
-    config = config_of()
-    setups = self_play_games(
-        boards(num // 4),
-        step=0,
-        game=config.game,
-        rollout=config.rollout,
-        seed=config.seed,
-        rendering=rendering,
-    )
+    setups = games_of(boards(num // 4), rendering, config_of())
     limits = Limits(max_turns=12, max_retries=1)
     episodes, _ = play_games(setups, engine, sampling=SAMPLING, limits=limits)
     return episodes
