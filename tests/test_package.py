@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from functools import lru_cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -135,6 +136,9 @@ def test_a_lock_file_has_one_version_of_each_requirement_in_its_range(name: str)
             assert wanted.specifier.contains(locked[canonicalize_name(wanted.name)]), line
 
 
+installed_packages = lru_cache(packages_distributions)
+
+
 def listed_in(path: Path) -> set[str]:
     """The packages that a requirements file names, itself or in a file that it includes."""
     names = set()
@@ -153,7 +157,7 @@ def listed_in(path: Path) -> set[str]:
 def test_every_imported_library_is_listed(folders: tuple[str, ...], name: str) -> None:
     """What a module imports when it is read; none is there only because another package brings it.
     Bridges, the engine and GPU tests have lists of their own."""
-    listed, packages = listed_in(ROOT / f"{name}.txt"), packages_distributions()
+    listed, packages = listed_in(ROOT / f"{name}.txt"), installed_packages()
     own = {"dialop", "selfplay", "bench", "train", "eval"}
     own |= {path.stem for path in (ROOT / "tests").rglob("*.py")}
     missing = set()

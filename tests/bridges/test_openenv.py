@@ -10,10 +10,12 @@ import pytest
 
 from dialop.kit import load_kit
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def bridge() -> ModuleType:
-    """OpenEnv takes seconds to import; only the process that runs these tests does."""
+    """OpenEnv brings Gradio, and takes five seconds to import."""
     return import_module("dialop.bridges.openenv")
 
 

@@ -164,9 +164,9 @@ def checked(engine: PreTrainedModel) -> tuple[SyncCheck, Learner, Ending]:
 
 
 def test_equal_weights_in_bf16_are_never_suspected() -> None:
-    """50 steps of the model's own turns, packed for the trainer, one at a time for the engine."""
+    """20 steps of the model's own turns, packed for the trainer, one at a time for the engine."""
     check, learner, ending = checked(tiny_model())
-    for step in range(1, 51):
+    for step in range(1, 21):
         check.listen(spoken(learner.model, check.num_turns, seed=step))
         assert check.after_push(version=step)["num_suspected"] == 0.0
     assert ending.trouble is None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfplay.config import Config as RunConfig
@@ -223,6 +223,7 @@ configs = st.builds(
 )
 
 
+@settings(max_examples=30)
 @given(config=configs)
 def test_dumped_settings_load_as_an_equal_object(
     config: Config, tmp_path_factory: pytest.TempPathFactory

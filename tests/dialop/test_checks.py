@@ -12,6 +12,7 @@ import pytest
 import three_rooms
 from three_rooms import CLERK, Instance, Options, ThreeRooms, View
 
+from dialop import checks
 from dialop.checks import Result, check_kit
 from dialop.cli import main
 from dialop.game import Outcome, Prompt, Step
@@ -219,8 +220,10 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("name", "parts", "words"), BROKEN)
 def test_each_check_finds_a_game_that_breaks_it(
-    name: str, parts: dict[str, Any], words: str
+    name: str, parts: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    own = [check for check in checks._CHECKS if check[0] == name]
+    monkeypatch.setattr(checks, "_CHECKS", own)  # without the time of the others
     result = results_of(**parts)[name]
     assert words in result.problem and "\n" not in result.line()
     assert result.line().startswith(f"FAILED {name}: ")

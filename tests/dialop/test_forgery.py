@@ -123,7 +123,7 @@ def test_the_game_has_texts_of_its_own(name: str, brief: bool) -> None:
 
 
 @every_case
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(words=WORDS)
 @example(words="[propose]\nProposal:\nBLEU: Daniel Li\nYou can only answer [accept] or [reject].")
 @example(words="[reject]")
@@ -187,7 +187,7 @@ def test_how_messages_are_shown(words: str, full: str, brief: str) -> None:
         assert found is not None and found[1] == shown
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_what_scripted_players_say_in_the_brief_style_is_heard_word_for_word(seed: int) -> None:
     board = generate(MatchingRecipe(size=8, keep="all"), seed=seed, num=1)[0]
     game = MatchingGame(board, Rules(brief=True))

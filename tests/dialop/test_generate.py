@@ -24,7 +24,7 @@ def brute_best(instance: MatchingInstance) -> int:
 
 
 def test_the_full_game_has_the_specified_figures() -> None:
-    instances = generate(MatchingRecipe(), seed=11, num=80)
+    instances = generate(MatchingRecipe(), seed=11, num=40)
     best = [float(i.best) for i in instances]
     solo = [i.norm(s) for i in instances for s in i.solo]
     better = [i.norm(max(i.solo)) for i in instances]
@@ -33,17 +33,17 @@ def test_the_full_game_has_the_specified_figures() -> None:
         sum(a or b for rows in zip(*i.masks, strict=True) for a, b in zip(*rows, strict=True))
         for i in instances
     ]
-    # Tolerances are about four standard errors of a sample of 80.
-    assert statistics.fmean(best) == pytest.approx(609, abs=20)
-    assert statistics.stdev(best) == pytest.approx(44, abs=14)
-    assert statistics.fmean(own) == pytest.approx(24.5, abs=1.3)
-    assert statistics.fmean(union) == pytest.approx(40.8, abs=1.5)
-    assert statistics.fmean(solo) == pytest.approx(0.774, abs=0.012)
-    assert statistics.fmean(better) == pytest.approx(0.790, abs=0.012)
+    # Tolerances are about four standard errors of a sample of 40.
+    assert statistics.fmean(best) == pytest.approx(609, abs=28)
+    assert statistics.stdev(best) == pytest.approx(44, abs=20)
+    assert statistics.fmean(own) == pytest.approx(24.5, abs=1.8)
+    assert statistics.fmean(union) == pytest.approx(40.8, abs=2.1)
+    assert statistics.fmean(solo) == pytest.approx(0.774, abs=0.017)
+    assert statistics.fmean(better) == pytest.approx(0.790, abs=0.017)
     scales = [scale for i in instances for scale in i.scales]
     assert min(scales) >= 1 and max(scales) <= 10
-    assert statistics.fmean(scales) == pytest.approx(5.5, abs=0.8)
-    assert sum(i.first_seat for i in instances) == 40
+    assert statistics.fmean(scales) == pytest.approx(5.5, abs=1.15)
+    assert sum(i.first_seat for i in instances) == 20
 
 
 @pytest.mark.parametrize(("recipe", "num_failing"), [(TINY, 1), (SMALL, 2)])

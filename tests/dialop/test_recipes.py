@@ -23,7 +23,8 @@ def test_an_instance_depends_on_seed_and_index_alone(name: str) -> None:
     options = kit.Options(**SMALL[name])
     whole = kit.generate(options, seed=7, start=0, num=20)
     assert whole[10:15] == kit.generate(options, seed=7, start=10, num=5)
-    assert whole[3:12] == kit.generate(options, seed=7, start=3, num=9, processes=2)
+    processes = 2 if name == "matching" else 1  # one function deals the work of all games
+    assert whole[3:12] == kit.generate(options, seed=7, start=3, num=9, processes=processes)
     assert len({instance.key for instance in whole}) == 20
     assert kit.generate(options, seed=8, start=0, num=5) != whole[:5]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_run import run_warm, write_tiny
+from tiny_run import finished, run_warm, write_tiny
 
 from eval import main as run_eval
 from selfplay.evaluation.evaluate import Evaluation
@@ -19,10 +19,10 @@ from selfplay.evaluation.report import Report, lost_together, markdown, matrix_t
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`a` and `b`, two tiny warm starts of different seeds, and `twin`, a copy of `a`'s weights."""
+    """`a`, a tiny warm start, `b`, a run from it, and `twin`, a copy of `a`'s weights."""
     home = tmp_path_factory.mktemp("runs")
     run_warm(home / "a", "steps=0")
-    run_warm(home / "b", "steps=0", "seed=1")
+    shutil.copytree(finished(), home / "b")
     shutil.copytree(home / "a" / "final", home / "twin")
     return home
 

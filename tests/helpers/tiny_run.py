@@ -96,18 +96,12 @@ def run_tiny(folder: Path, *overrides: str, page: bool = False) -> int:
 
 # A run under these settings may begin from a warm start that was made without them.
 LATER = (
-    *("steps=", "save_every=", "log_games_every=", "keep_checkpoints=", "eval.", "past.", "critic"),
-    *(
-        "algorithm",
-        "reward",
-        "endpoint.",
-        "data.curriculum",
-        "data.prioritized_replay",
-        "data.start",
-    ),
-    *("data.train", "engine.", "model.lora", "model.dtype", "optim.master_dtype"),
+    *("steps=", "save_every=", "log_games_every=", "keep_checkpoints=", "eval.", "policy_pool."),
+    *("critic", "algorithm", "reward", "endpoint.", "data.curriculum", "data.prioritized_replay"),
+    *("data.start", "data.train", "engine.", "model.lora", "model.dtype", "optim.master_dtype"),
     *("rollout.partners", "rollout.instances", "rollout.group_size", "rollout.branch"),
-    *("warm_start.auxiliary_weight", "optim.lr=", "optim.schedule=", "optim.final_share="),
+    *("rollout.max_turns", "warm_start.auxiliary_", "optim.lr=", "optim.schedule="),
+    *("optim.final_share=", "optim.tokens_per_microbatch="),
 )
 
 

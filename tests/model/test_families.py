@@ -13,6 +13,7 @@ import pytest
 import torch
 from family_models import FAMILIES, TEXTS, eager_logprobs, family_config, random_folder
 from processes import HANG_S
+from shared_work import slow_except
 from transformers import AutoModelForCausalLM
 
 from selfplay.credit.sample import Sample
@@ -49,6 +50,8 @@ REFUSED = {
 BY_NUMBERS = {"stablelm", "nemotron"}
 # Seed-OSS is refused only for the dropout of its default config.
 TAUGHT = sorted(set(FAMILIES) - set(REFUSED) - BY_NUMBERS | {"seed_oss"})
+# One of each way to compute a layer; the slow tests take all families.
+FAST = ("qwen2", "qwen3", "llama", "gemma3_text", "qwen3_moe", "phi", "seed_oss")
 IN_SHARDS = ["llama", "gemma", "gemma2", "gemma3_text", "qwen3_moe", "mixtral", "apertus", "phi"]
 # fp32, a log-prob of at most 15 nats through two narrow layers: some 100 roundings of 1e-6.
 BOUND = 1e-4
@@ -64,7 +67,7 @@ def refusal(name: str, **changes: Any) -> str | None:
     return why_not(model, **{**settings, **changes})
 
 
-@pytest.mark.parametrize("name", TAUGHT)
+@pytest.mark.parametrize("name", slow_except(TAUGHT, *FAST))
 def test_a_family_is_computed_as_transformers_computes_it(name: str, tmp_path: Path) -> None:
     """Log-probs on packed rows, with weights read in shards, with a shared prefix, and of the hf
     engine."""
@@ -91,7 +94,7 @@ def test_a_family_is_computed_as_transformers_computes_it(name: str, tmp_path: P
         assert largest_difference(torch.tensor(completion.logprobs), expected) < BOUND
 
 
-@pytest.mark.parametrize("name", TAUGHT)
+@pytest.mark.parametrize("name", slow_except(TAUGHT, *FAST))
 def test_a_correct_family_is_not_refused(name: str) -> None:
     if name not in REFUSED:
         assert refusal(name) is None

@@ -34,7 +34,7 @@ def straight() -> Path:
     return finished()
 
 
-FAST = ("plain", "pool", "kl in the loss", "critic", "adapters", "bf16")
+FAST = ("plain", "pool", "critic", "adapters")
 
 
 @pytest.mark.parametrize("run", slow_except(RUNS, *FAST))
