@@ -9,11 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from processes import two_ranks
-from safetensors.torch import load_file
 from test_advantages import episode, said
-from tiny_run import RUNS, finished, metrics_of, run_warm
+from tiny_run import RUNS, finished, metrics_of, run_warm, same_weights
 
 from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
 from selfplay.credit.advantages import assign_advantages, reward_samples
@@ -126,10 +124,7 @@ def test_a_step_of_zero_variance_groups_is_logged_and_changes_no_weight(
         )
         assert line["num_instances"] == 4 + 2 and line["num_games"] == 4 * 6
         assert "non_finite" not in line and "policy_loss" not in line
-    first, last = (
-        load_file(folder / name / "model.safetensors") for name in ("warm_start", "final")
-    )
-    assert all(torch.equal(first[name], last[name]) for name in first)
+    assert same_weights(folder / "warm_start", folder / "final")
 
 
 def test_a_checkpoint_holds_baselines_and_instances_for_prioritized_replay() -> None:

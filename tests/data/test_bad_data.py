@@ -441,15 +441,6 @@ def test_every_recorded_game_is_read() -> None:
 # --- a run's own files --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tail", [b'{"step": 3, "sc', '{"step": 3, "text": "é'.encode()[:-1]])
-def test_a_torn_last_line_is_left_out(tail: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    good = b'{"step": 1}\n{"step": 2}\n'
-    path.write_bytes(good + tail)
-    StepLog(path, after_step=2).close()
-    assert path.read_bytes() == good
-
-
 @pytest.mark.parametrize(
     "bad", [b"{", b"\xff", b"[1]", b"{}", b'{"step": "1"}', b"\0\0", b"[" * 9999]
 )

@@ -88,17 +88,6 @@ def test_generate_writes_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "6 instances in" in capsys.readouterr().err
 
 
-def test_replay_of_agreeing_games_succeeds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "three.jsonl"
-    path.write_text("".join(human_games().read_text().splitlines(keepends=True)[:3]))
-    assert main(["replay", str(path)]) == 0
-    capsys.readouterr()
-    assert main(["replay", str(tmp_path / "absent.jsonl")]) == 2
-    assert "absent.jsonl" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("name", "num", "agreeing"), [("matching", 67, 66), ("mediation", 81, 81), ("planning", 57, 56)]
 )

@@ -125,17 +125,6 @@ def test_a_restored_game_tells_each_seat_its_past() -> None:
     assert "reject" not in restored.prompt(0).user and restored.outcome().score == 8
 
 
-def test_an_instance_checks_its_shape() -> None:
-    good = {s: getattr(SMALL, s) for s in SMALL.__slots__}
-    for change, message in (
-        ({"size": 9}, "size must be 2 to 8, got 9 in hand/0"),
-        ({"first_seat": 2}, "first_seat must be 0 or 1, got 2 in hand/0"),
-        ({"table": ((1, 2),)}, "table must be 2x2 in hand/0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            MatchingInstance(**{**good, **change})
-
-
 def test_a_board_worth_nothing_scores_one_for_any_agreement() -> None:
     good = {s: getattr(SMALL, s) for s in SMALL.__slots__}
     empty = MatchingInstance(**{**good, "table": ((0, 0), (0, 0)), "best": 0, "solo": (0.0, 0.0)})

@@ -53,23 +53,9 @@ def test_damaged_files_are_named_with_their_place(tmp_path: Path) -> None:
         read_instances(path)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"a": 1}\nnot json', "games.jsonl line 2: "),
-        ('{"a": 1}\n[1]', "games.jsonl line 2: "),
-        ("{}\n" + "[" * 100_000, "games.jsonl line 2: "),
-    ],
-)
-def test_bad_lines_are_named(tmp_path: Path, text: str, message: str) -> None:
+@pytest.mark.parametrize("second", ["not json", "[1]", "[" * 100_000])
+def test_bad_lines_are_named(tmp_path: Path, second: str) -> None:
     path = tmp_path / "games.jsonl"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=message):
+    path.write_text('{"a": 1}\n' + second)
+    with pytest.raises(ValueError, match=r"games\.jsonl line 2: "):
         list(read_records(path))
-
-
-def test_a_line_that_is_no_game_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "games.jsonl"
-    path.write_text('{"table": []}')
-    with pytest.raises(ValueError, match=r"games\.jsonl line 1: a recorded game needs the fields"):
-        read_instances(path)

@@ -72,14 +72,6 @@ def test_different_rules_are_shown_with_each_seats_view() -> None:
     assert "Match them.                            │ You advise." in text
 
 
-def test_sampled_control_characters_cannot_reach_the_terminal() -> None:
-    game = record()
-    game["turns"][0]["text"] = "\x1b[31mred\x07\r\x00 ok"
-    text = game_text(game)
-    assert "·[31mred··· ok" in text
-    assert all(c == "\n" or c.isprintable() for c in text)
-
-
 def test_a_game_without_agreement_says_why() -> None:
     game = record()
     game.update(agreed=False, ended="turns", score_norm=0.0, turns=[turn(0, "")], facts={})

@@ -178,6 +178,17 @@ RUNS: dict[str, tuple[str, ...]] = {
 }
 
 
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of an exported model."""
+    return load_file(folder / "model.safetensors")
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    """Whether two exported models are equal bit for bit."""
+    mine, yours = weights_of(one), weights_of(other)
+    return mine.keys() == yours.keys() and all(torch.equal(mine[n], yours[n]) for n in mine)
+
+
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without what a clock decides (tokens_per_s ends in _s too)."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -191,9 +202,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     """Metrics, games, weights and held-out results are the same, bit for bit."""
     assert metrics_of(one) == metrics_of(other)
     assert (one / "games.jsonl").read_text() == (other / "games.jsonl").read_text()
-    mine, yours = (load_file(run / "final" / "model.safetensors") for run in (one, other))
-    assert mine.keys() == yours.keys()
-    assert all(torch.equal(mine[name], yours[name]) for name in mine)
+    assert same_weights(one / "final", other / "final")
     held_out = [json.loads((run / "held_out_after.json").read_text()) for run in (one, other)]
     assert held_out[0] == held_out[1]
 

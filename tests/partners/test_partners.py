@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from chat_families import tokenizer_of
-from safetensors.torch import load_file
 from scripted_engine import WaveEngine
 from small_games import (
     LIMITS,
@@ -21,7 +20,16 @@ from small_games import (
     config_of,
     games_of,
 )
-from tiny_run import RUN_GAP, RUNS, finished, metrics_of, run_tiny, run_warm, tiny_model
+from tiny_run import (
+    RUN_GAP,
+    RUNS,
+    finished,
+    metrics_of,
+    run_tiny,
+    run_warm,
+    same_weights,
+    tiny_model,
+)
 from tolerance import drawn_share
 
 from selfplay.chat.rendering import Rendering
@@ -369,16 +377,9 @@ def test_a_run_with_its_policy_pool(pool_run: Path) -> None:
         assert line["rating/policy"] != 0
     snapshots = sorted(path.name for path in (pool_run / "policy_pool").iterdir())
     assert snapshots == ["step_000000", "step_000001", "step_000002", "step_000003"]
-    first, start = (
-        load_file(pool_run / name / "model.safetensors")
-        for name in ("policy_pool/step_000000", "warm_start")
-    )
-    assert all(torch.equal(first[name], start[name]) for name in start)
-    newest, final = (
-        load_file(pool_run / name / "model.safetensors")
-        for name in ("policy_pool/step_000003", "final")
-    )
-    assert all(torch.equal(newest[name], final[name]) for name in final)
+    pool = pool_run / "policy_pool"
+    assert same_weights(pool / "step_000000", pool_run / "warm_start")
+    assert same_weights(pool / "step_000003", pool_run / "final")
 
 
 def test_a_run_with_a_frozen_checkpoint_and_a_script(

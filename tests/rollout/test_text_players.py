@@ -158,20 +158,3 @@ def test_an_evaluation_with_a_checkpoint_has_the_score_of_each_seat(
     assert len(row["scores"]) == 6
     by_seat = [row["measures"][f"score/{spec}/{seat}"] for seat in (0, 1)]
     assert sum(by_seat) / 2 == pytest.approx(row["interval"][0])
-
-
-@pytest.mark.parametrize(
-    ("partner", "part"),
-    [
-        ("pool", "checkpoint:RUN/policy_pool/step_000020"),
-        ("checkpoint:/nowhere", "/nowhere"),
-        ("endpoint:small", "endpoint:MODEL@URL"),
-        ("persn", "nearest is person"),
-    ],
-)
-def test_an_invalid_partner_is_refused(
-    partner: str, part: str, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--checkpoint", str(run), "--games", "generated", "--partner", partner]
-    assert door.main(words) == 2
-    assert part in capsys.readouterr().err

@@ -15,8 +15,15 @@ from typing import Any
 import pytest
 import torch
 from processes import HANG_S
-from safetensors.torch import load_file
-from tiny_run import RUN_GAP, RUN_STEP, begin_warm, metrics_of, write_tiny
+from tiny_run import (
+    RUN_GAP,
+    RUN_STEP,
+    begin_warm,
+    metrics_of,
+    same_weights,
+    weights_of,
+    write_tiny,
+)
 from tolerance import near
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,12 +128,9 @@ def test_two_ranks_take_the_step_of_one_and_so_do_two_hosts(tmp_path: Path) -> N
     )
     assert shared[1]["eval_score"] == pytest.approx(alone[1]["eval_score"], abs=0.2)
 
-    on_one, on_two, on_hosts = (
-        load_file(run / "final" / "model.safetensors") for run in (one, two, hosts)
-    )
-    assert on_one.keys() == on_two.keys() == on_hosts.keys()
-    assert all(torch.equal(on_two[name], on_hosts[name]) for name in on_two)
-    start = load_file(one / "warm_start" / "model.safetensors")
+    assert same_weights(two / "final", hosts / "final")
+    on_one, on_two = weights_of(one / "final"), weights_of(two / "final")
+    start = weights_of(one / "warm_start")
     moved, apart = (
         sum(float((other[name] - on_one[name]).square().sum()) ** 0.5 for name in on_one)
         for other in (start, on_two)
@@ -147,7 +151,7 @@ def test_hosts_that_do_not_share_the_run_folder_are_refused(tmp_path: Path) -> N
 
 
 def weights_after(run: Path, step: int) -> dict[str, torch.Tensor]:
-    return load_file(run / "checkpoints" / f"step_{step:06d}" / "hf" / "model.safetensors")
+    return weights_of(run / "checkpoints" / f"step_{step:06d}" / "hf")
 
 
 def state_after(run: Path, step: int) -> dict[str, Any]:

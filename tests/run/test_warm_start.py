@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from shared_work import slow_except
+from tiny_run import same_weights, weights_of
 
 import selfplay.setup
 from selfplay import warm_start
@@ -265,8 +265,7 @@ def test_a_stopped_warm_start_goes_on_bit_for_bit(
         monkeypatch.setattr(warm_start, counted, call_it)
     weights = warm_up(tmp_path / "run")
     assert count == {"_play": num_parts, "optimizer_step": num_steps}
-    mine, wanted = (load_file(folder / "model.safetensors") for folder in (weights, unbroken))
-    assert all(torch.equal(mine[name], wanted[name]) for name in wanted)
+    assert same_weights(weights, unbroken)
     logs = [
         [
             {key: value for key, value in json.loads(line).items() if not key.endswith("_s")}
@@ -295,18 +294,16 @@ def test_a_damaged_part_is_played_again_and_a_damaged_checkpoint_set_aside(
         file.write_bytes(file.read_bytes()[:-1])
     weights = warm_up(tmp_path / "run")
     assert "step_000008 is damaged: progress.json has" in capsys.readouterr().err
-    mine, wanted = (load_file(folder / "model.safetensors") for folder in (weights, unbroken))
-    assert all(torch.equal(mine[name], wanted[name]) for name in wanted)
+    assert same_weights(weights, unbroken)
 
 
 @pytest.mark.slow
 def test_muon_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its momentum is saved, and moves other weights than AdamW does."""
-    straight = load_file(warm_up(tmp_path / "a", "warm_start.optimizer=muon") / "model.safetensors")
+    straight = warm_up(tmp_path / "a", "warm_start.optimizer=muon")
     with monkeypatch.context() as patched, pytest.raises(Stopped):
         patched.setattr(warm_start, "optimizer_step", stop_at(10, warm_start.optimizer_step))
         warm_up(tmp_path / "b", "warm_start.optimizer=muon")
-    resumed = load_file(warm_up(tmp_path / "b", "warm_start.optimizer=muon") / "model.safetensors")
-    adamw = load_file(warm_up(tmp_path / "c") / "model.safetensors")
-    assert all(torch.equal(resumed[name], straight[name]) for name in straight)
-    assert not any(torch.equal(adamw[name], straight[name]) for name in straight)
+    assert same_weights(warm_up(tmp_path / "b", "warm_start.optimizer=muon"), straight)
+    adamw, muon = weights_of(warm_up(tmp_path / "c")), weights_of(straight)
+    assert not any(torch.equal(adamw[name], muon[name]) for name in muon)
