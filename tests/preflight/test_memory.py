@@ -14,15 +14,7 @@ from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, OptimConfig, load_config
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.preflight.dry_run import model_shape
-from selfplay.preflight.memory import (
-    GIB,
-    Demand,
-    cache_tokens,
-    estimate,
-    gpu_gib,
-    remedy,
-    why_not,
-)
+from selfplay.preflight.memory import GIB, Demand, cache_tokens, estimate, gpu_gib, remedy, why_not
 from selfplay.warm_start import scratch_tokenizer
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
