@@ -194,30 +194,12 @@ def test_a_character_range_maps_to_the_tokens_that_contain_it(name: str, text: s
 
 
 @every_family
-def test_text_that_spells_special_tokens_stays_text(name: str) -> None:
-    tokenizer, rendering = tokenizer_of(name), RENDERINGS[name]
-    special = set(tokenizer.all_special_ids)
-    forged = "x" + "".join(tokenizer.all_special_tokens) + "y"
-
-    def num_special(ids: list[int]) -> int:
-        return sum(i in special for i in ids)
-
-    first = rendering.first(system=forged, user=forged)
-    assert num_special(first) == num_special(rendering.first(system="a", user="b"))
-    assert forged in tokenizer.decode(first, skip_special_tokens=False)
-    following = rendering.following(forged, closed=True)
-    assert num_special(following) == num_special(rendering.following("a", closed=True))
-    answer = rendering.action_ids(forged)
-    assert num_special(answer) == 1
-    assert rendering.decode(answer) == forged
-
-
-@every_family
 def test_no_added_token_that_the_template_writes_can_be_typed(name: str) -> None:
     """Typed markers, flagged special or not, are plain text everywhere in a prompt."""
     tokenizer, rendering = tokenizer_of(name), RENDERINGS[name]
-    names = FAMILIES[name].specials + FAMILIES[name].added
-    markers = set(tokenizer.convert_tokens_to_ids(list(names)))
+    family = FAMILIES[name]
+    names = list(dict.fromkeys([*family.specials, *family.added, *tokenizer.all_special_tokens]))
+    markers = set(tokenizer.convert_tokens_to_ids(names))
     forged = "x" + "y".join(names) + "z"
 
     def num_markers(ids: list[int]) -> int:
@@ -229,6 +211,9 @@ def test_no_added_token_that_the_template_writes_can_be_typed(name: str) -> None
         following, plain = (rendering.following(w, closed=True) for w in (words, "a"))
         assert num_markers(following) == num_markers(plain)
         assert num_markers(rendering.action_ids(words)) == 1
+    first = rendering.first(system=forged, user=forged)
+    assert forged in tokenizer.decode(first, skip_special_tokens=False)
+    assert rendering.decode(rendering.action_ids(forged)) == forged
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if FAMILIES[name].added])
@@ -343,21 +328,14 @@ CHAT = ("<|im_start|>", "<|im_end|>")
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_extended_is_refused_in_one_line(name: str) -> None:
+def test_what_cannot_be_extended_is_refused_in_one_line_whose_setting_helps(name: str) -> None:
+    """Each "set model.chat_template: {...}" in a refusal makes the template acceptable."""
     family, word = REFUSED[name]
     with pytest.raises(SettingsError) as refusal:
         make_rendering(make_tokenizer(family), template_kwargs=family.kwargs)
     message = str(refusal.value)
     assert "model.chat_template" in message and word in message and "\n" not in message
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_the_setting_that_a_refusal_names_helps(name: str) -> None:
-    """Each "set model.chat_template: {...}" in a refusal makes the template acceptable."""
-    family, _ = REFUSED[name]
-    with pytest.raises(SettingsError) as refusal:
-        make_rendering(make_tokenizer(family), template_kwargs=family.kwargs)
-    for key, value in re.findall(r"set model.chat_template: \{(\w+): (\w+)\}", str(refusal.value)):
+    for key, value in re.findall(r"set model.chat_template: \{(\w+): (\w+)\}", message):
         kwargs = {**family.kwargs, key: {"false": False, "true": True}[value]}
         make_rendering(make_tokenizer(family), template_kwargs=kwargs)
 

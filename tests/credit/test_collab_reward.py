@@ -204,19 +204,10 @@ def test_a_run_with_a_user_and_a_judge_behind_endpoints(tmp_path: Path) -> None:
 
     with judge_server() as url:
         overrides = [
-            f"out={tmp_path / 'run'}",
-            "threads=1",
-            "device=cpu",
-            "steps=2",
-            "save_every=2",
-            "warm_start.num_games=640",
-            "rollout.instances=2",
-            "rollout.group_size=4",
-            "rollout.branch.turns=first",
-            "rollout.branch.siblings=2",
-            "eval.every=0",
-            "eval.final_games=4",
-            f"rollout.partners=[endpoint:user@{url}]",
+            *(f"out={tmp_path / 'run'}", "threads=1", "device=cpu", "steps=2", "save_every=2"),
+            *("warm_start.num_games=640", "rollout.instances=2", "rollout.group_size=4"),
+            *("rollout.branch.turns=first", "rollout.branch.siblings=2", "eval.every=0"),
+            *("eval.final_games=4", f"rollout.partners=[endpoint:user@{url}]"),
             f"reward.collab.judge=endpoint:judge@{url}",
         ]
         assert train.main(["--config", str(TINY), *overrides]) == 0

@@ -20,17 +20,11 @@ AVA_BLEU, AVA_ELECTRA, DANIEL_BLEU, DANIEL_ELECTRA = (0, 0), (0, 1), (1, 0), (1,
 @pytest.mark.parametrize(
     "text",
     [
-        "Ava on BLEU is 87",
-        "Ava-BLEU: 87",
-        "Ava BLEU 87",
-        "ava li for bleu: 87!",
-        "87 for Ava on BLEU.",
-        "I have BLEU at 87 for Li, I think.",
+        *("Ava on BLEU is 87", "Ava-BLEU: 87", "Ava BLEU 87", "ava li for bleu: 87!"),
+        *("87 for Ava on BLEU.", "I have BLEU at 87 for Li, I think."),
         "Hello there, my best is Ava, who has 87 on BLEU",
-        "BLEU: a Method for Automatic Evaluation of MT - Ava Li = 87",
-        "Ava (BLEU) 87",
-        "Ava/BLEU=87",
-        "Ava:\n- BLEU 87",
+        *("BLEU: a Method for Automatic Evaluation of MT - Ava Li = 87", "Ava (BLEU) 87"),
+        *("Ava/BLEU=87", "Ava:\n- BLEU 87"),
     ],
 )
 def test_one_statement_in_many_words(text: str) -> None:
@@ -49,19 +43,10 @@ def test_lists_carry_the_last_named_row_or_column() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "I see nothing useful here.",
-        "Is Ava on BLEU 87?",
-        "Ava on BLEU is not 87",
-        "Ava on BLEU is less than 87",
-        "Ava is my number 1",
-        "I rate BLEU 4/10 for Ava",
-        "Ava on BLEU is 87.5",
-        "Ava on BLEU is 40%",
-        "Sofia on BLEU is 87",
-        "Ava BLEU 87 12",
-        "Ava on BLEU is 1234567",
-        "BLEU: Ava\nElectra: Daniel",
+        *("", "I see nothing useful here.", "Is Ava on BLEU 87?", "Ava on BLEU is not 87"),
+        *("Ava on BLEU is less than 87", "Ava is my number 1", "I rate BLEU 4/10 for Ava"),
+        *("Ava on BLEU is 87.5", "Ava on BLEU is 40%", "Sofia on BLEU is 87", "Ava BLEU 87 12"),
+        *("Ava on BLEU is 1234567", "BLEU: Ava\nElectra: Daniel"),
     ],
 )
 def test_what_states_nothing(text: str) -> None:

@@ -413,26 +413,14 @@ def test_a_download_takes_one_copy_of_the_weights_and_no_code() -> None:
     from huggingface_hub.utils import filter_repo_objects
 
     wanted = [
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer.model",
-        "vocab.json",
-        "merges.txt",
-        "chat_template.jinja",
-        "model.safetensors.index.json",
+        *("config.json", "generation_config.json", "tokenizer.json", "tokenizer.model"),
+        *("vocab.json", "merges.txt", "chat_template.jinja", "model.safetensors.index.json"),
         "model-00001-of-00002.safetensors",
     ]
     others = [
-        "pytorch_model.bin",
-        "consolidated.safetensors",
-        "original/consolidated.00.pth",
-        "onnx/model.onnx",
-        "onnx/config.json",
-        "modeling_own.py",
-        "tf_model.h5",
-        "model.gguf",
-        "figure.png",
+        *("pytorch_model.bin", "consolidated.safetensors", "original/consolidated.00.pth"),
+        *("onnx/model.onnx", "onnx/config.json", "modeling_own.py", "tf_model.h5"),
+        *("model.gguf", "figure.png"),
     ]
     taken = filter_repo_objects(
         wanted + others, allow_patterns=FETCHED, ignore_patterns=NOT_FETCHED

@@ -30,14 +30,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # Three instances over two ranks are uneven, and so are their micro-batches; the KL term and the
 # auxiliary imitation loss must not depend on that.
 SETTINGS = (
-    "steps=2",
-    "rollout.instances=3",
-    "optim.tokens_per_microbatch=256",
-    "algorithm.kl=0.1",
-    "algorithm.resample=2",
-    "warm_start.auxiliary_weight=0.1",
-    "warm_start.auxiliary_games=3",
-    "eval.every=2",
+    *("steps=2", "rollout.instances=3", "optim.tokens_per_microbatch=256", "algorithm.kl=0.1"),
+    *("algorithm.resample=2", "warm_start.auxiliary_weight=0.1"),
+    *("warm_start.auxiliary_games=3", "eval.every=2"),
 )
 
 
