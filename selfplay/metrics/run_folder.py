@@ -41,8 +41,8 @@ _WHERE = (
     *("endpoint.key_variable", "endpoint.timeout_s", "endpoint.concurrency"),
 )
 # What a start makes before anything is trained, and what tells that something was.
-_PREPARED = ("tokenizer", "random_start")
-_TRAINED = ("warm_start", "warm_start_progress", "held_out_before.json", "checkpoints")
+_PREPARED = ("tokenizer", "random_start", "warm_start_progress")
+_TRAINED = ("warm_start", "warm_start_progress/checkpoints", "held_out_before.json", "checkpoints")
 IMITATED_BOARDS = "imitated_boards.json"  # digests of the recorded boards that were imitated
 _PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pyarrow"),

@@ -37,9 +37,10 @@ def local_folder(name_or_folder: str, *, what: str = "model.path") -> Path:
     if folder.suffix == ".gguf" and folder.is_file():
         return converted(folder, what=what)
     if not is_hub_name(name_or_folder):
+        absent = "" if folder.exists() else ", which does not exist here"
         raise SettingsError(
             f"{what} must be a Hugging Face folder, a .gguf file or a hub name such as "
-            f"Qwen/Qwen2.5-0.5B-Instruct, got {name_or_folder}"
+            f"Qwen/Qwen2.5-0.5B-Instruct, got {name_or_folder}{absent}"
         )
     try:
         return Path(

@@ -41,13 +41,15 @@ def test_a_resumed_run_may_be_longer_but_not_have_other_settings(tmp_path: Path)
 
 
 def test_a_start_that_trained_nothing_leaves_no_run_to_agree_with(tmp_path: Path) -> None:
-    """Out of memory at the first start: any setting may change, and what was prepared for the old
-    ones is made again."""
+    """Out of memory in the first step: any setting may change, and what was prepared for the old
+    ones, teachers' games among it, is made again."""
     open_run(tmp_path, load(Config, None, SCRATCH))
-    (tmp_path / "tokenizer").mkdir()
-    open_run(tmp_path, load(Config, None, [*SCRATCH, "rollout.group_size=4"]))
-    assert load(Config, tmp_path / "config.yaml").rollout.group_size == 4
-    assert not (tmp_path / "tokenizer").exists()
+    prepared = [tmp_path / "tokenizer", tmp_path / "warm_start_progress" / "games_00000000"]
+    for place in prepared:
+        place.mkdir(parents=True)
+    open_run(tmp_path, load(Config, None, [*SCRATCH, "model.dtype=bfloat16"]))
+    assert load(Config, tmp_path / "config.yaml").model.dtype == "bfloat16"
+    assert not any(place.exists() for place in prepared)
 
 
 WHERE = (
@@ -66,7 +68,10 @@ WHAT = (
 )
 
 
-@pytest.mark.parametrize("stage", ["warm_start_progress", "warm_start", "checkpoints/step_000002"])
+@pytest.mark.parametrize(
+    "stage",
+    ["warm_start_progress/checkpoints/step_000050", "warm_start", "checkpoints/step_000002"],
+)
 def test_where_a_run_is_computed_may_change_at_any_time_and_is_told(
     stage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
