@@ -1,7 +1,5 @@
 """What the pages say and code must keep: commands, flags, settings, links, pictures."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The wheel: what it holds, and that an installed copy finds its settings from any folder."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """The rooms of the trainer: a room imports only from rooms before it in docs/design.md."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

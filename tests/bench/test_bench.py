@@ -1,7 +1,5 @@
 """The benches run: each on its tiny shape on a CPU, by the path that the true shapes take."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

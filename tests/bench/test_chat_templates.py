@@ -1,7 +1,5 @@
 """The bench of public templates says of our stand-ins what their own tests say."""
 
-from __future__ import annotations
-
 import pytest
 from chat_families import TEMPLATES
 

@@ -1,7 +1,5 @@
 """The table of methods over their first steps, on numbers that can be followed by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

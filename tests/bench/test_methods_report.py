@@ -1,7 +1,5 @@
 """The report over methods: who stands beside whom, means over seeds, a figure for each."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

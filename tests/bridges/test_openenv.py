@@ -1,7 +1,5 @@
 """Games as OpenEnv environments, with OpenEnv's own classes and server."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """Games as PettingZoo environments, with PettingZoo's own tests."""
 
-from __future__ import annotations
-
 import pytest
 from pettingzoo.test import api_test, seed_test
 

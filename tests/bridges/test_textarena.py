@@ -1,7 +1,5 @@
 """TextArena's games as games of this package, with the real library."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Rendering equals each family's own template, extends turn by turn, and has no typed markers."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """train.py and eval.py check the chat template before they load a model or play a game."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A scratch model's tokenizer: single digits, round trips, saved folders with the same ids."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

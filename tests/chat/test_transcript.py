@@ -1,7 +1,5 @@
 """Transcripts: which tokens are masked or trained, and that forks are independent."""
 
-from __future__ import annotations
-
 import pytest
 
 from selfplay.chat.transcript import Span, Transcript

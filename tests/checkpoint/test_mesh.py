@@ -1,7 +1,5 @@
 """A checkpoint written on one mesh is read on any other, whole."""
 
-from __future__ import annotations
-
 import pytest
 from processes import two_ranks
 from shared_work import slow_except

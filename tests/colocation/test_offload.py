@@ -1,7 +1,5 @@
 """Offloaded tensors come back bit for bit. Here the storages of CPU tensors are emptied."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tiny_run import CPU, tiny_model

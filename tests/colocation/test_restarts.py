@@ -1,8 +1,6 @@
 """An engine that fails is restarted, and the run goes on as if it had not failed; one that fails
 three times in a row ends the run after a save."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

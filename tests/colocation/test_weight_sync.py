@@ -1,7 +1,5 @@
 """Weight sync without an engine process: buckets, the ledger, layouts and names."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

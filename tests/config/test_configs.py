@@ -1,7 +1,5 @@
 """Every file in configs/ loads, and every key that an error message names exists."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Settings that exclude each other are refused with the key that has to change."""
 
-from __future__ import annotations
-
 import pytest
 
 from selfplay.config import load_config

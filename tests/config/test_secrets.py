@@ -1,7 +1,5 @@
 """A key in an endpoint's URL or in endpoint.body is refused, and no message shows it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

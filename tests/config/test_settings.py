@@ -1,7 +1,5 @@
 """The settings loader: files, overrides, the error for each mistake, and the help text."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rewards and group-relative advantages, calculated by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """The reward of a conversation by its parts, a reply's value over its continuations, a judge's
 marks, and a run with a user and a judge behind endpoints."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """Dynamic sampling: how many rounds, which places, the same on all ranks; and a step in which all
 groups have zero variance."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """GAE by hand and against its closed forms at lambda 0 and 1."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

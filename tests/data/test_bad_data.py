@@ -3,8 +3,6 @@
 Each file of the tables below is given to every command that reads such a file.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import json

@@ -1,7 +1,5 @@
 """Published rows become instances and splits; errors name the place of the row."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

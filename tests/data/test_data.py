@@ -1,7 +1,5 @@
 """Instance streams depend on names only, are split over ranks, and never overlap."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Prefetch: workers generate the same instances, and end with the trainer."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 They depend only on the settings, the step and the rewards of earlier steps.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`python -m dialop check`: games of this package pass; each check finds a game that breaks it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

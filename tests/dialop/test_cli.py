@@ -1,7 +1,5 @@
 """The three commands: output, exit status, and no traceback for any line."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The rules of a collaboration: turns, endings, refused moves, and what stays hidden."""
 
-from __future__ import annotations
-
 import pytest
 from collab_tasks import BRIEF, DOUBLE, FULL, LETTER, NUMBER, talked
 

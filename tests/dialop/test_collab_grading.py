@@ -1,7 +1,5 @@
 """Grades of answers: equal values, BLEU by hand, and tests that run in a sandbox."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The scripted user tells only what it is asked for; asking scores more than guessing."""
 
-from __future__ import annotations
-
 import pytest
 from collab_tasks import LETTER, NUMBER, talked
 

@@ -1,7 +1,5 @@
 """Demonstration games in prompts: legal, complete, and from both sides in turn."""
 
-from __future__ import annotations
-
 import pytest
 
 from dialop.demonstrations import NEW_GAME, demonstrated

@@ -3,8 +3,6 @@
 This holds in every game and style, live or restored.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Generated instances: distribution, filter, and dependence on seed and index only."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import replace
 from itertools import permutations

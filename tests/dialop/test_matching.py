@@ -1,7 +1,5 @@
 """Golden playthroughs and rules of the matching game, on boards small enough to check by hand."""
 
-from __future__ import annotations
-
 import pytest
 from dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
 

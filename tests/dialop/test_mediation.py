@@ -1,7 +1,5 @@
 """The mediation game: a hand-sized game word for word, its rules, and the interface's promises."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Generated mediation instances: their distribution, their stream, their files."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from dataclasses import asdict

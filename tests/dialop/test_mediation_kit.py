@@ -1,7 +1,5 @@
 """What mediation gives the trainer: options, starts from recorded games, phrases, variations."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recorded human games of mediation: every number recomputed, every cut played on."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

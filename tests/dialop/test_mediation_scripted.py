@@ -1,7 +1,5 @@
 """Scripted players of mediation and their statements: exact reading, honest play, real figures."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace

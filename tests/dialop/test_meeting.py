@@ -1,7 +1,5 @@
 """The tutorial's game (docs/your_game.md): it is as short as promised, and passes the checks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """People's recorded games as moves to imitate: legal in this game, words that have no place left
 out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

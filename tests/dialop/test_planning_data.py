@@ -1,7 +1,5 @@
 """Planning instances, generated, stored and read; recorded games, rescored and played on."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

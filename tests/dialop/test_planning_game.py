@@ -1,7 +1,5 @@
 """The rules of city planning: a golden game, turns, refusals, and what each seat may know."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise, permutations
 

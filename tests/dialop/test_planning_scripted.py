@@ -1,7 +1,5 @@
 """Scripted users and agents of planning: legal at every turn, pure, and as good as they claim."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from pathlib import Path

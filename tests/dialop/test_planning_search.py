@@ -1,7 +1,5 @@
 """The search tool: exact answers, clear refusals, and time that stays linear."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """What every game promises: legal play, refusals, clones, states; no text makes it raise."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Proposals: round trips, lenient forms, and every refusal with its line and valid choices."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

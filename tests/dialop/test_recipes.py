@@ -1,7 +1,5 @@
 """Streams of instances in all games: what one depends on, and which options are refused."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Recorded human games: rescored from their text, played on from a cut, read as instances."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from typing import Any

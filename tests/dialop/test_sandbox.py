@@ -3,8 +3,6 @@
 The abuses are in sandbox_abuses.py. These tests fail on a machine where no wall is available.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Scripted players: their scores, their wording, and that every game ends."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations

@@ -1,7 +1,5 @@
 """Shown model text can neither control a terminal nor forge a page; keys are never stored."""
 
-from __future__ import annotations
-
 import io
 import re
 import xml.etree.ElementTree as ElementTree

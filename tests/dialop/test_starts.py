@@ -1,7 +1,5 @@
 """Games that start within recorded ones: length, next mover, no leak of later moves."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Statements in messages: accepted wordings, wordings that state nothing, and round trips."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from dialop_boards import BRIEF, FULL, SMALL

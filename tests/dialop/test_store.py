@@ -1,7 +1,5 @@
 """Instances on disk: round trips, and errors that name the line or row of a damaged file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """The base class of games of tagged moves: states, restored prompts, private replies."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

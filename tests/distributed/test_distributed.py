@@ -1,7 +1,5 @@
 """Every mesh gives the gradient of one process: FSDP2, tensor parallelism and both together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

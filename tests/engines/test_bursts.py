@@ -1,7 +1,5 @@
 """Requests that are held back: when a burst leaves, and that a cancelled one waits no more."""
 
-from __future__ import annotations
-
 import asyncio
 
 from selfplay.engines.sglang.requests import Bursts

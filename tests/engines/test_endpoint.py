@@ -1,7 +1,5 @@
 """Endpoints as partners, with a local server: answers, errors, time-outs, dead endpoints."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta

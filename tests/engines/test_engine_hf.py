@@ -1,7 +1,5 @@
 """The transformers engine: log-probs equal the trainer's, samples depend on their seed alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """An SGLang engine's arguments, environment and port. Runs without SGLang."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

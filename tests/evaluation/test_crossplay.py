@@ -1,7 +1,5 @@
 """The cross-play matrix: every player with every other, in both seats, on the same instances."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

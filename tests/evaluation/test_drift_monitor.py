@@ -1,7 +1,5 @@
 """The drift monitor: its verdict, what triggers it, what it does to a run."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

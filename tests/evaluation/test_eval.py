@@ -1,7 +1,5 @@
 """eval.py: what it plays, measures, refuses and writes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

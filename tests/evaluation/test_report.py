@@ -1,7 +1,5 @@
 """Recorded games as text, learning curves as SVG."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ElementTree
 from typing import Any

@@ -1,7 +1,5 @@
 """Word distances to people: by hand, on a small record, on the recorded games, in a run."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import chain

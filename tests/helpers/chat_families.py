@@ -1,7 +1,5 @@
 """Small stand-ins for chat models: a tokenizer trained here, templates that behave alike."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

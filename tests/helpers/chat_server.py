@@ -1,7 +1,5 @@
 """An OpenAI-compatible chat endpoint on this machine, which a test starts and scripts."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Hand-sized collaborations: a hidden number, a short text, a function."""
 
-from __future__ import annotations
-
 from dialop.collab.game import CollabGame
 from dialop.collab.task import CollabInstance, CollabOptions
 

@@ -1,7 +1,5 @@
 """Hand-sized boards and helpers that the dialop tests share."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -3,8 +3,6 @@
 Independent of the comparison that a run makes, which uses the engine's own loader.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

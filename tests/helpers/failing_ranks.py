@@ -3,8 +3,6 @@
 Usage: torchrun --nproc-per-node 2 tests/helpers/failing_ranks.py CASE WORDS OF train.py …
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

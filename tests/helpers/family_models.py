@@ -4,8 +4,6 @@ Two layers or one of each kind, a window far shorter than the text, caps and sca
 how to build and to ask; what may be claimed of a family stands in the tests.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

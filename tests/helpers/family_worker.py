@@ -5,8 +5,6 @@ FOLDER/tp_TP.json: for each family the largest difference, of log-probs in nats 
 a share of each tensor's largest entry, or the error it ended in.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

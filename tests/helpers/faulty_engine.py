@@ -1,7 +1,5 @@
 """Engines that fail in the calls that a test names, and stay failed until they are restarted."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """The games of this package on instances made by hand, as the tests of all games play them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

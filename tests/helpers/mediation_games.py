@@ -1,7 +1,5 @@
 """A hand-sized mediation instance and helpers that its tests share."""
 
-from __future__ import annotations
-
 from dialop.logged import Rules
 from dialop.mediation.records import Event, Flight, MediationInstance, User
 

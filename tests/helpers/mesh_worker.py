@@ -5,8 +5,6 @@ FOLDER/report.json: for each case the largest differences from one process, in f
 measure; what may be claimed of it stands in the tests.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A hand-sized city and helpers that the planning tests share."""
 
-from __future__ import annotations
-
 from dialop.planning.board import PlanningInstance, PlanningOptions, Site
 from dialop.planning.game import PlanningGame
 from dialop.planning.preferences import Preference

@@ -1,7 +1,5 @@
 """The released weights that the tests read: SmolLM2-135M-Instruct as a GGUF file."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Instances that start in the middle of a recorded game, cut at any entry of its log."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from dataclasses import replace

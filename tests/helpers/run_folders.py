@@ -1,7 +1,5 @@
 """Run folders made of scripted games, as a run leaves them, in a second and without a model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

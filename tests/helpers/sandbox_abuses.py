@@ -5,8 +5,6 @@ is true where the abuse worked. A probe knows, as globals: SECRET, a file with t
 OUTSIDE, a folder; PARENT, the process that grades; PORT and ADDRESS, where that process listens.
 """
 
-from __future__ import annotations
-
 # The form of tests, by name, and an answer that they are right to pass.
 ASSERTS = "assert square(3) == 9\nassert square(-2) == 4"
 CASE = """

@@ -1,7 +1,5 @@
 """Engines that say what a test prepared, one waking all games at once, one each on its own."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 `conftest.py` makes the home of these folders and ends them; processes of pytest-xdist share it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

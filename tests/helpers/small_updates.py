@@ -1,7 +1,5 @@
 """Samples with made-up advantages, and one plain gradient step on them whose change can be read."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

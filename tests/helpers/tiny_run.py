@@ -1,7 +1,5 @@
 """The smallest model and the smallest run: two layers, a handful of games, seconds in all."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How far two right answers may lie apart, from the number format and the length of the sum."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -5,8 +5,6 @@ Rank 0 writes FOLDER/report.json.
 It measures; what may be claimed of the figures stands in the tests.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Packing by hand: trained positions, their values, and how samples fill micro-batches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

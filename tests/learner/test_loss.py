@@ -1,7 +1,5 @@
 """The losses against a plain loop, and their gradients by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

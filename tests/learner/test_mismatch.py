@@ -1,7 +1,5 @@
 """Importance weights, rejection and the mismatch metrics, checked by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Muon's steps are orthogonal, as long as AdamW's, and leave embeddings and vectors to AdamW."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tiny_run import tiny_model

@@ -1,7 +1,5 @@
 """Every aggregation, KL and entropy term equals a naive loop, however the batch is split."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """PPO's critic: its values, its gradients, resuming, two ranks."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Shared prefixes: a layout by hand, its properties, and equal log-probs and gradients."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import chain
 

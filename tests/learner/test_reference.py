@@ -1,7 +1,5 @@
 """The controller of the KL weight and updates of the reference, and their state in checkpoints."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Small bf16 updates are lost with rounding to nearest and kept with stochastic rounding."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -6,8 +6,6 @@ a trainer are set here, so nothing is trained, loaded or generated. docs/methods
 two define a setting differently; the settings below translate.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from dataclasses import replace

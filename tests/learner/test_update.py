@@ -1,7 +1,5 @@
 """One optimizer step: its metrics, its parts, what ends it, and the rates of all steps."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What a person reads: the line of a step, progress, an interval."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """The step logs: no step twice, no line cut off, every number valid JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

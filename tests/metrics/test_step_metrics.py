@@ -1,7 +1,5 @@
 """The metrics of played games, counted by hand on a small board."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Each tracker, with its real library and no network: what it holds after a run and a resume."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """Each watch is passed by what it watches for and by no healthy run; stop saves before it ends."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence

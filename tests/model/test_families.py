@@ -1,7 +1,5 @@
 """Each family is computed as transformers computes it, or refused by name before a run begins."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

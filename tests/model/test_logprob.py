@@ -1,7 +1,5 @@
 """The fused log-prob equals log_softmax with autograd's gradients, without storing all logits."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Adapters in the policy, the reference, the engine, exports and whole runs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

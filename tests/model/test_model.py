@@ -1,7 +1,5 @@
 """Packed log-probs equal those of each sequence alone; models are created, exported and loaded."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Partners: specs, shares and seats, their engines, ratings and the policy pool."""
 
-from __future__ import annotations
-
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Playing against a person: what the page may ask, what the person sees, how games are kept."""
 
-from __future__ import annotations
-
 import io
 import json
 import threading

@@ -1,7 +1,5 @@
 """A person plays whole games on the page, in a real browser."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

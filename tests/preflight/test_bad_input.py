@@ -1,7 +1,5 @@
 """Bad settings, flags and variables: one line that names the fault, status 2, no files."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

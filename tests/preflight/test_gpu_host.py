@@ -1,7 +1,5 @@
 """`make gpu` and `make train`: what a host lacks, before anything is installed."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

@@ -1,7 +1,5 @@
 """Memory by phase: near what was measured, refused where it cannot fit, with settings that fit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

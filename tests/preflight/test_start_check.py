@@ -1,7 +1,5 @@
 """Refusals before training: settings the model cannot meet, engine and trainer that differ."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

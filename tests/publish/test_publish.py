@@ -1,7 +1,5 @@
 """A finished run as a folder for the hub: its card, its settings, and what is refused."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """The page of a run in a real browser: filters, keys, tables, and texts that stay texts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The page of a run: what it holds, that no text of a game becomes markup, that it needs nobody."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A run with branch points: it trains on them, and its played games are those of a plain run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

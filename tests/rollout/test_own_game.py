@@ -1,7 +1,5 @@
 """A game of three seats, two rooms, a tool and rewards of moves: who plays, what trains, credit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Evaluations with a person at the terminal, an endpoint and a frozen checkpoint as partners."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """A thinking model whose template drops old thoughts: each turn is a sequence of its own, with the
 template's prompt and the sampled tokens, and the turns of a seat share one credit."""
 
-from __future__ import annotations
-
 from itertools import compress, pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """Two ranks of which one fails: its engine, or the rank itself."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A long run needs no more memory, files, threads or processes than a short one."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

@@ -6,8 +6,6 @@ numbers of one processor; another rounds differently and plays other games, so n
 single seed.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Many texts, long texts, many games: no exception, and time and memory at most linear in the
 input."""
 
-from __future__ import annotations
-
 import random
 import sys
 import time

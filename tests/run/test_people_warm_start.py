@@ -1,7 +1,5 @@
 """A warm start that imitates people: which games, which words, and what later evaluations play."""
 
-from __future__ import annotations
-
 import json
 from itertools import compress
 from pathlib import Path

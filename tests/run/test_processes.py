@@ -1,7 +1,5 @@
 """The helper through which several processes write to one pipe."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

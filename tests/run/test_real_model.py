@@ -1,7 +1,5 @@
 """Released weights take real steps: SmolLM2-135M-Instruct, its own tokenizer and template."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

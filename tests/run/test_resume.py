@@ -1,7 +1,5 @@
 """An interrupted and resumed run equals an uninterrupted one: weights bit for bit, every metric."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

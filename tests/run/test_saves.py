@@ -1,8 +1,6 @@
 """A run and its saves: damaged ones are refused by name, a full disk loses nothing, and what a
 killed run left behind is gone after the next start."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,8 +1,6 @@
 """Under `torchrun` two processes, on one host or on two, play the same games and take the same step
 as one."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The warm start: batches of the teachers' transcripts, masked errors, worker processes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Folders are there completely or not at all, wherever a process is killed, and show damage."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
