@@ -17,7 +17,6 @@ import torch
 from small_updates import config_of, settings_of, some_samples
 from test_dynamic_sampling import METHODS, has_variance, place_games
 from test_dynamic_sampling import config_of as resampling
-from test_lora import SMALL
 from test_ppo import PPO, rewarded
 from tiny_run import CPU, tiny_model, trainer_logprobs
 from torch.distributed.device_mesh import init_device_mesh
@@ -25,7 +24,13 @@ from transformers import PreTrainedModel
 
 from selfplay.checkpoint import resume, save_checkpoint
 from selfplay.colocation import weight_sync as sync
-from selfplay.config import AlgorithmConfig, CriticConfig, OptimConfig, RewardConfig
+from selfplay.config import (
+    AlgorithmConfig,
+    CriticConfig,
+    LoraConfig,
+    OptimConfig,
+    RewardConfig,
+)
 from selfplay.credit.advantages import compute_advantages, reward_samples
 from selfplay.credit.dynamic_sampling import play_full
 from selfplay.credit.sample import Sample
@@ -51,6 +56,7 @@ from selfplay.model.lora import Adapters, full_weights, is_adapter
 from selfplay.model.policy import export, load_model, load_sharded
 
 LR = 1e-3
+SMALL = LoraConfig(rank=4, alpha=8)
 ALONE = World(0, 1, 0, CPU, None, 0, 1, 0, 1, None, make_replica(0, 1, 1))
 
 
@@ -344,7 +350,7 @@ def main(part: str, folder: Path) -> None:
     for kind in ("model",) if fast else ("head", "shared_head"):
         report[f"critic {kind}"] = critic(kind, world, folder)
     there_and_back = [world, ALONE, pair, world]
-    for kind in ("weights", "muon") if fast else ("bf16", "critic", "adapters"):
+    for kind in ("weights",) if fast else ("muon", "bf16", "critic", "adapters"):
         meshes = [world, ALONE, world] if kind in ("critic", "adapters") else there_and_back
         report[f"moved {kind}"] = moved(kind, world, meshes, folder / f"moved {kind}")
     if world.rank == 0:
