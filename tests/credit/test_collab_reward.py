@@ -1,16 +1,13 @@
 """The reward of a conversation by its parts, a reply's value over its continuations, a judge's
 marks, and a run with a user and a judge behind endpoints."""
 
-import json
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_server import Answer, chat_server
 from collab_tasks import NUMBER, talked
 from tiny_run import metrics_of
 
@@ -118,39 +115,13 @@ def test_the_reward_of_a_reply_is_the_mean_over_its_continuations() -> None:
     assert values == pytest.approx({"sibling 0": 1.5, "sibling 1": 0.0})
 
 
-class Marks(BaseHTTPRequestHandler):
+def marks(body: dict[str, Any], number: int) -> Answer:
     """A judge that gives 0.25 to conversations with the question and no mark to others. The model
     `user` answers that its number is 5."""
-
-    requests: list[dict[str, Any]]
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.requests.append(body)
-        question = "What number?" in body["messages"][-1]["content"]
-        text = 'It asked.\n{"interactivity": 0.25}' if question else "I would rather not."
-        if body["model"] == "user":
-            text = "My number is 5."
-        choice = {"message": {"content": text}, "finish_reason": "stop"}
-        answer = json.dumps({"choices": [choice]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, format: str, *arguments: object) -> None: ...
-
-
-@contextmanager
-def judge_server() -> Iterator[str]:
-    Marks.requests = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Marks)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
+    if body["model"] == "user":
+        return Answer("My number is 5.")
+    question = "What number?" in body["messages"][-1]["content"]
+    return Answer('It asked.\n{"interactivity": 0.25}' if question else "I would rather not.")
 
 
 def judged_config(url: str) -> Config:
@@ -161,17 +132,17 @@ def test_a_judge_marks_games_and_their_continuations() -> None:
     asked, guessed = conversation(*ASKED), conversation(*GUESSED)
     point = BranchPoint(turn=0, seat=1)
     point.continuations[1, 0] = guessed
-    with judge_server() as url, ExitStack() as cleanup:
+    with chat_server(marks) as server, ExitStack() as cleanup:
         judge = make_judge(
-            judged_config(url).reward,
-            judged_config(url).endpoint,
+            judged_config(server.url).reward,
+            judged_config(server.url).endpoint,
             init_world(device="cpu"),
             cleanup=cleanup,
         )
         (judged,), _ = judge_interactivity(([replace(asked, branches=(point,))], STATS), judge)
     (unmarked,) = judged.branches[0].continuations.values()
-    assert len(Marks.requests) == 2
-    texts = [body["messages"][-1]["content"] for body in Marks.requests]  # two threads: any order
+    assert len(server.bodies) == 2
+    texts = [body["messages"][-1]["content"] for body in server.bodies]  # two threads: any order
     (text,) = [text for text in texts if "What number?" in text]
     assert NUMBER.goal in text and "assistant: What number?\n\nuser: My number is 5." in text
     assert judged.outcome.facts["interactivity"] == 0.25 and judged.outcome.facts["judged"] == 1.0
@@ -200,16 +171,16 @@ def test_invalid_reward_settings_are_refused() -> None:
 def test_a_run_with_a_user_and_a_judge_behind_endpoints(tmp_path: Path) -> None:
     import train
 
-    with judge_server() as url:
+    with chat_server(marks) as server:
         overrides = [
             *(f"out={tmp_path / 'run'}", "threads=1", "device=cpu", "steps=2", "save_every=2"),
             *("warm_start.num_games=640", "rollout.instances=2", "rollout.group_size=4"),
             *("rollout.branch.turns=first", "rollout.branch.siblings=2", "eval.every=0"),
-            *("eval.final_games=4", f"rollout.partners=[endpoint:user@{url}]"),
-            f"reward.collab.judge=endpoint:judge@{url}",
+            *("eval.final_games=4", f"rollout.partners=[endpoint:user@{server.url}]"),
+            f"reward.collab.judge=endpoint:judge@{server.url}",
         ]
         assert train.main(["--config", str(TINY), *overrides]) == 0
-    models = [body["model"] for body in Marks.requests]
+    models = [body["model"] for body in server.bodies]
     assert models.count("judge") >= 2 * (2 * 4 + 2 * 4), "games and continuations, both steps"
     assert "user" in models
     for line in metrics_of(tmp_path / "run"):

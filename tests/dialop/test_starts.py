@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from chat_families import tokenizer_of
-from dialop_boards import BRIEF, FULL, human_games
+from dialop_boards import BRIEF, FULL, SMALL, human_games, record_of, write_records
 from recorded_games import begun
 from small_games import LIMITS, SAMPLING, Proposes, games_of
 from tiny_run import metrics_of, run_warm
@@ -30,49 +30,17 @@ from selfplay.rollout.driver import play_games
 OTHER_ROSTER = 16  # line 17 of the file names other reviewers
 
 
-def message(player: int, text: str) -> dict[str, Any]:
-    return {"type": "message", "player": player, "message": {"data": text}}
-
-
-def proposal(player: int, *papers: int) -> dict[str, Any]:
-    """`papers[reviewer]` is the reviewer's paper."""
-    lines = [f"{PAPERS[paper]}: {REVIEWERS[reviewer]}" for reviewer, paper in enumerate(papers)]
-    pairs = [[reviewer, paper] for reviewer, paper in enumerate(papers)]
-    text = "Proposal:\n" + "\n".join(lines)
-    return {"type": "proposal", "player": player, "proposal": text, "proposal_ids": pairs}
-
-
-def answer(player: int, accept: bool) -> dict[str, Any]:
-    return {"type": "proposal_response", "player": player, "response": {"accept": accept}}
-
-
 # Seat 1 begins. A rejected proposal, a message while one is pending, an accepted proposal.
 # Words: 3 + 4 + 2.
-LOG = [
-    message(1, "I see 7"),
-    message(0, "my 9 is large"),
-    proposal(0, 1, 0),
-    answer(1, False),
-    proposal(1, 0, 1),
-    message(1, "final offer"),
-    answer(0, True),
-]
-RECORD = {
-    "table": [[3, 7], [1, 9]],
-    "mask1": [[1, 0], [0, 1]],
-    "mask2": [[0, 1], [1, 0]],
-    "scale1": 1.0,
-    "scale2": 1.0,
-    "action_log": LOG,
-    "proposal_reward": 12,
-    "best_assignment_reward": 12,
-}
+RECORD = record_of(
+    SMALL, (1, "message", "I see 7"), (0, "message", "my 9 is large"), (0, "propose", "1 0"),
+    (1, "reject", ""), (1, "propose", "0 1"), (1, "message", "final offer"), (0, "accept", ""),
+)  # fmt: skip
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """Eight records of the same game on different boards."""
-    path = tmp_path / "games.jsonl"
     records = [
         {
             **RECORD,
@@ -82,14 +50,11 @@ def file(tmp_path: Path) -> Path:
         }
         for n in range(8)
     ]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
+    return write_records(tmp_path / "games.jsonl", *records)
 
 
 def the_game(tmp_path: Path, record: dict[str, Any] = RECORD) -> RecordedGame:
-    path = tmp_path / "one.jsonl"
-    path.write_text(json.dumps(record) + "\n")
-    (game,) = read_recorded(path)
+    (game,) = read_recorded(write_records(tmp_path / "one.jsonl", record))
     return game
 
 
@@ -156,13 +121,13 @@ def prompts(instance: MatchingInstance, options: Rules) -> list[str]:
 def another_end(record: dict[str, Any], num: int) -> dict[str, Any]:
     """The record with other texts in all entries from `num` on, of the same kinds and seats."""
     size, log = len(record["table"]), list(record["action_log"][:num])
-    for entry in record["action_log"][num:]:
-        if entry["type"] == "message":
-            log.append(message(entry["player"], "QUITE OTHER WORDS"))
-        elif entry["type"] == "proposal":
-            log.append(proposal(entry["player"], *reversed(range(size))))
-        else:
-            log.append(entry)
+    crossed = [[reviewer, size - 1 - reviewer] for reviewer in range(size)]
+    lines = [f"{PAPERS[paper]}: {REVIEWERS[reviewer]}" for reviewer, paper in crossed]
+    others = {
+        "message": {"message": {"data": "QUITE OTHER WORDS"}},
+        "proposal": {"proposal": "\n".join(["Proposal:", *lines]), "proposal_ids": crossed},
+    }
+    log += [entry | others.get(entry["type"], {}) for entry in record["action_log"][num:]]
     return {**record, "action_log": log, "proposal_reward": 0, "result": {"score": 0}}
 
 

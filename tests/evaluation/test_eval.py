@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dialop_boards import SMALL, record_of
 
 from bench import tiny_report
 from dialop.matching.recorded import instance_from_record
-from dialop.matching.roster import PAPERS
 from dialop.matching.store import read_instances, write_instances
 from dialop.rows import read_records
 from eval import main as run_eval
@@ -142,26 +142,10 @@ def test_it_plays_the_instances_that_people_played(
 
 
 def test_measures_of_people_by_hand() -> None:
-    record = {
-        "table": [[9, 5], [1, 4]],
-        "mask1": [[1, 1], [0, 0]],
-        "mask2": [[0, 0], [1, 1]],
-        "scale1": 1.0,
-        "scale2": 1.0,
-        "action_log": [
-            {"type": "message", "player": 0, "message": {"data": "Ava BLEU 9"}},
-            {"type": "message", "player": 1, "message": {"data": "Daniel BLEU 8, and you?"}},
-            {
-                "type": "proposal",
-                "player": 0,
-                "proposal": f"Proposal:\n{PAPERS[0]}: Ava Li\n{PAPERS[1]}: Daniel Nguyen",
-                "proposal_ids": [[0, 0], [1, 1]],
-            },
-            {"type": "proposal_response", "player": 1, "response": {"accept": True}},
-        ],
-        "proposal_reward": 13,
-        "best_assignment_reward": 13,
-    }
+    rows = (((1, 1), (0, 0)), ((0, 0), (1, 1)))
+    board = replace(SMALL, table=((9, 5), (1, 4)), masks=rows, best=13)
+    said = ((0, "message", "Ava BLEU 9"), (1, "message", "Daniel BLEU 8, and you?"))
+    record = record_of(board, *said, (0, "propose", ""), (1, "accept", ""))
     given_up = {**record, "action_log": record["action_log"][:2]}
     games = [record, given_up]
     instances = [instance_from_record(game, key=str(i)) for i, game in enumerate(games)]

@@ -64,17 +64,16 @@ def human_games(game: str = "matching") -> Path:
 
 def record_of(board: MatchingInstance, *entries: tuple[int, str, str]) -> dict[str, Any]:
     """A recorded game on this board, from entries (seat, message or propose or accept or reject,
-    text of a message); proposals are the best plan."""
-    pairs = best_pairs(board.table)
-    text = "Proposal:<br/>" + "<br/>".join(
-        f"&emsp; - {short_title(board.papers[p])}: {board.reviewers[r]}" for r, p in pairs
-    )
+    text of a message or each reviewer's paper); without papers a proposal is the best plan."""
     log: list[dict[str, Any]] = []
     for seat, kind, said in entries:
         entry: dict[str, Any] = {"player": seat}
         if kind == "message":
             entry |= {"type": "message", "message": {"data": said}}
         elif kind == "propose":
+            pairs = [*enumerate(map(int, said.split()))] or best_pairs(board.table)
+            lines = [f"{short_title(board.papers[p])}: {board.reviewers[r]}" for r, p in pairs]
+            text = "<br/>&emsp; - ".join(["Proposal:", *lines])
             entry |= {"type": "proposal", "proposal": text, "proposal_ids": [*map(list, pairs)]}
         else:
             entry |= {"type": "proposal_response", "response": {"accept": kind == "accept"}}

@@ -11,13 +11,11 @@ from tolerance import tolerance
 from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
-    MistralConfig,
-    MistralForCausalLM,
     PreTrainedModel,
 )
 
 from selfplay.config import ScratchConfig
-from selfplay.model.attention import attention_backend, packed_kwargs, register_packed_attention
+from selfplay.model.attention import attention_backend, packed_kwargs
 from selfplay.model.policy import export, load_model, policy_logprobs, scratch_model
 from selfplay.model.row import PackedRow
 
@@ -92,22 +90,6 @@ def test_sequences_do_not_attend_to_each_other() -> None:
     )
     assert torch.equal(before[6:], after[6:])
     assert not torch.equal(before[:6], after[:6])
-
-
-def test_a_sliding_window_is_kept_in_packed_rows() -> None:
-    register_packed_attention()
-    config = MistralConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, sliding_window=5, head_dim=8,
-    )  # fmt: skip
-    config._attn_implementation = "packed"
-    torch.manual_seed(0)
-    model = MistralForCausalLM(config).eval()
-    sequences, row = packed()
-    ours, _ = policy_logprobs(model, **row, temperature=1.0)
-    model.set_attn_implementation("eager")
-    expected, _ = one_by_one(model, sequences, 1.0)
-    assert (ours - expected).abs().max() < tolerance(FORWARD, scale=NATS)
 
 
 def test_generation_with_a_cache_uses_ordinary_attention() -> None:
