@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from scripted_engine import WaveEngine
+from small_games import play_one
 
 from dialop.bridges.textarena import TextArenaGame, View, module_of
 from dialop.checks import check_kit
@@ -14,12 +14,8 @@ from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, RewardConfig, load_config
 from selfplay.config.settings import SettingsError
 from selfplay.credit.advantages import reward_samples
-from selfplay.data.seeds import named_seed
-from selfplay.engines.base import Sampling
 from selfplay.games import kit_of
-from selfplay.rollout.driver import play_games
-from selfplay.rollout.episode import Episode, GameSetup, Limits
-from selfplay.rollout.players import PolicyPlayer
+from selfplay.rollout.episode import Episode, Limits
 
 NAME = "textarena:TicTacToe-v0"
 
@@ -61,26 +57,13 @@ def test_pythons_own_generator_is_left_alone_and_games_do_not_share_one() -> Non
 def play(rendering: Rendering, moves: list[str]) -> Episode:
     kit = load_kit(NAME)
     (instance,) = kit.generate(kit.Options(), seed=0, start=0, num=1)
-    texts, num = {}, [0, 0]
-    game = kit.new_game(instance, kit.Options())
+    game, seated = kit.new_game(instance, kit.Options()), []
     for text in moves:
-        seat = game.seat_to_move
-        assert seat is not None
-        texts[named_seed("arena", seat, num[seat])] = text
-        num[seat] += 1
-        game.step(seat, text)
-    players = tuple(
-        PolicyPlayer(rendering, seed_names=("arena",), max_new_tokens=40, max_game_tokens=9000)
-        for _ in (0, 1)
-    )
-    setup = GameSetup(kit.new_game(instance, kit.Options()), players, instance.key, 0)
-    (episode,), _ = play_games(
-        [setup],
-        WaveEngine(rendering, texts),
-        sampling=Sampling(temperature=1.0, stop_ids=()),
-        limits=Limits(max_turns=20, max_retries=1),
-    )
-    return episode
+        assert game.seat_to_move is not None
+        seated.append((game.seat_to_move, text))
+        game.step(*seated[-1])
+    game, limits = kit.new_game(instance, kit.Options()), Limits(max_turns=20, max_retries=1)
+    return play_one(game, rendering, seated, key=instance.key, limits=limits, max_game_tokens=9000)
 
 
 def test_both_seats_train_on_the_win_and_on_the_loss(rendering: Rendering) -> None:

@@ -1,8 +1,9 @@
-"""Games on boards by hand: settings, boards, the games of a step, an engine of one text, a player
-with prepared moves."""
+"""Games by hand: settings, boards, the games of a step, a game with prepared moves, an engine of
+one text, a player that reads its moves from a list."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,9 +15,11 @@ from dialop.game import Game
 from dialop.matching.game import MatchingInstance
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, load_config
+from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Request, Sampling
-from selfplay.rollout.episode import GameSetup, Limits
-from selfplay.rollout.players import Move
+from selfplay.rollout.driver import play_games
+from selfplay.rollout.episode import Episode, GameSetup, Limits
+from selfplay.rollout.players import Move, PolicyPlayer
 from selfplay.rollout.seating import SELF_PLAY, Partner, self_play_games
 
 LIMITS = Limits(max_turns=8, max_retries=1)
@@ -50,6 +53,45 @@ def games_of(
         seed=config.seed,
         rendering=rendering,
     )
+
+
+def policies(
+    rendering: Rendering,
+    *names: object,
+    num: int = 2,
+    max_new_tokens: int = 100,
+    max_game_tokens: int = 900,
+) -> tuple[PolicyPlayer, ...]:
+    """The policy in `num` seats; its draws are named (*names, seat, turn)."""
+    room = {"max_new_tokens": max_new_tokens, "max_game_tokens": max_game_tokens}
+    return tuple(PolicyPlayer(rendering, seed_names=names, **room) for _ in range(num))
+
+
+def texts_of(moves: Sequence[tuple[int, str]], *names: object) -> dict[int, str]:
+    """Seeds to texts of the moves, each a seat and its text."""
+    texts, num = {}, Counter[int]()
+    for seat, text in moves:
+        texts[named_seed(*names, seat, num[seat])] = text
+        num[seat] += 1
+    return texts
+
+
+def play_one(
+    game: Game,
+    rendering: Rendering,
+    moves: Sequence[tuple[int, str]],
+    *,
+    key: str = SMALL.key,
+    index: int = 0,
+    limits: Limits = LIMITS,
+    **room: int,
+) -> Episode:
+    """The game of the policy in all seats with these moves."""
+    engine = WaveEngine(rendering, texts_of(moves, "hand", index))
+    players = policies(rendering, "hand", index, num=game.num_seats, **room)
+    setup = GameSetup(game, players, key, index)
+    (episode,), _ = play_games([setup], engine, sampling=SAMPLING, limits=limits)
+    return episode
 
 
 class Proposes(WaveEngine):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from dialop_boards import BEST, BRIEF, SMALL, WORST
 from scripted_engine import StreamEngine, WaveEngine
-from small_games import LIMITS, SAMPLING
+from small_games import LIMITS, SAMPLING, policies
 
 from dialop.game import Game
 from dialop.matching.game import MatchingGame
@@ -28,7 +28,7 @@ from selfplay.metrics.step import game_record
 from selfplay.rollout.branches import branching_of, siblings_of
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Branching, Episode, GameSetup
-from selfplay.rollout.players import Move, Player, PolicyPlayer, ScriptedPartner
+from selfplay.rollout.players import Move, Player, ScriptedPartner
 
 MESSAGE = "[message] BLEU Ava 3"
 DECISIONS = Branching("decisions", most=1, drawn=frozenset(), siblings=3, continuations=1)
@@ -62,10 +62,7 @@ PROPOSALS: dict[tuple[object, ...], str] = {
 def hand_setup(rendering: Rendering, branching: Branching | None, number: int = 0) -> GameSetup:
     """The hand-sized board with the policy in both seats; draws are named ("hand", …)."""
     names = ("hand", number) if number else ("hand",)
-    players = tuple(
-        PolicyPlayer(rendering, seed_names=names, max_new_tokens=100, max_game_tokens=900)
-        for _ in (0, 1)
-    )
+    players = policies(rendering, *names)
     return GameSetup(MatchingGame(SMALL, BRIEF), players, SMALL.key, number, branching)
 
 

@@ -5,18 +5,15 @@ from pathlib import Path
 
 import pytest
 import three_rooms
-from scripted_engine import WaveEngine
-from small_games import SAMPLING, games_of
+from small_games import games_of, play_one
 from three_rooms import CLERK, Instance, ThreeRooms
 
 from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
 from selfplay.config.settings import SettingsError, dump
 from selfplay.credit.advantages import assign_advantages, reward_samples
-from selfplay.data.seeds import named_seed
-from selfplay.rollout.driver import play_games, play_scripted
-from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
-from selfplay.rollout.players import PolicyPlayer
+from selfplay.rollout.driver import play_scripted
+from selfplay.rollout.episode import Episode, Limits, limits_of
 from selfplay.rollout.seating import (
     Partner,
     check_players,
@@ -39,20 +36,11 @@ def play(
     rendering: Rendering, moves: list[tuple[int, str]], *, index: int = 0, max_turns: int = 9
 ) -> Episode:
     """A game of the policy in all seats with these moves, on the numbers 1 and 2."""
-    texts, num = {}, [0, 0, 0]
-    for seat, text in moves:
-        texts[named_seed("own", seat, num[seat])] = text
-        num[seat] += 1
-    players = tuple(
-        PolicyPlayer(rendering, seed_names=("own",), max_new_tokens=60, max_game_tokens=600)
-        for _ in range(3)
+    game, limits = (
+        ThreeRooms(Instance("three", (1, 2)), three_rooms.Options()),
+        Limits(max_turns, 1),
     )
-    game = ThreeRooms(Instance("three", (1, 2)), three_rooms.Options())
-    setup = GameSetup(game, players, "three", index)
-    (episode,), _ = play_games(
-        [setup], WaveEngine(rendering, texts), sampling=SAMPLING, limits=Limits(max_turns, 1)
-    )
-    return episode
+    return play_one(game, rendering, moves, key="three", index=index, limits=limits)
 
 
 # --- a game's rooms and tools -------------------------------------------------------------------

@@ -12,82 +12,56 @@ from typing import Any
 import pytest
 from dialop_boards import BEST, BRIEF, SMALL, WORST
 from scripted_engine import CUT, StreamEngine, WaveEngine
-from small_games import LIMITS, SAMPLING, Proposes, boards, config_of, games_of
+from small_games import (
+    LIMITS,
+    SAMPLING,
+    Proposes,
+    boards,
+    config_of,
+    games_of,
+    play_one,
+    policies,
+    texts_of,
+)
 
 from dialop.game import Game
 from dialop.matching.game import MatchingGame
 from selfplay.chat.rendering import Rendering
 from selfplay.chat.transcript import Span
 from selfplay.config import Config
-from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Request
 from selfplay.rollout.driver import first_turns, play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
-from selfplay.rollout.players import Move, PolicyPlayer
+from selfplay.rollout.players import Move
 from selfplay.rollout.seating import teacher_games
 
 MESSAGE = "[message] BLEU Ava 3"
 
 
-def hand_setups(
-    rendering: Rendering, num: int = 1, *, max_new_tokens: int = 100, max_game_tokens: int = 900
-) -> list[GameSetup]:
+def hand_setups(rendering: Rendering, num: int = 1, **room: int) -> list[GameSetup]:
     """The hand-sized board with the policy in both seats; draws are named ("hand", index, …)."""
     return [
-        GameSetup(
-            game=MatchingGame(SMALL, BRIEF),
-            players=tuple(
-                PolicyPlayer(
-                    rendering,
-                    seed_names=("hand", index),
-                    max_new_tokens=max_new_tokens,
-                    max_game_tokens=max_game_tokens,
-                )
-                for _ in (0, 1)
-            ),
-            instance=SMALL.key,
-            index=index,
-        )
-        for index in range(num)
+        GameSetup(MatchingGame(SMALL, BRIEF), policies(rendering, "hand", i, **room), SMALL.key, i)
+        for i in range(num)
     ]
 
 
 def prepared(*games: Sequence[tuple[int, str]]) -> dict[int, str]:
     """Seeds to texts; each game is a list of (seat, text of its move)."""
-    texts = {}
-    for index, moves in enumerate(games):
-        num_turns = [0, 0]
-        for seat, text in moves:
-            texts[named_seed("hand", index, seat, num_turns[seat])] = text
-            num_turns[seat] += 1
-    return texts
+    return {k: v for i, moves in enumerate(games) for k, v in texts_of(moves, "hand", i).items()}
 
 
-def play_one(
+def play(
     rendering: Rendering, moves: Sequence[tuple[int, str]], limits: Limits = LIMITS, **room: int
 ) -> Episode:
-    engine = WaveEngine(rendering, prepared(moves))
-    (episode,), _ = play_games(
-        hand_setups(rendering, **room), engine, sampling=SAMPLING, limits=limits
-    )
-    return episode
+    return play_one(MatchingGame(SMALL, BRIEF), rendering, moves, limits=limits, **room)
 
 
 def test_the_transcripts_of_a_game_token_by_token(rendering: Rendering) -> None:
     """Seat 0 sends a message, seat 1 is refused once and proposes, seat 0 accepts."""
-    episode = play_one(rendering, [(0, MESSAGE), (1, "propose it"), (1, BEST), (0, "[accept]")])
-    assert (episode.ended, episode.outcome.agreed, episode.outcome.score_norm) == (
-        "agreed",
-        True,
-        1,
-    )
-    kinds = [(turn.seat, turn.action, turn.error_kind) for turn in episode.turns]
-    assert kinds == [
-        (0, "message", None),
-        (1, None, "no_tag"),
-        (1, "propose", None),
-        (0, "accept", None),
-    ]
+    episode = play(rendering, [(0, MESSAGE), (1, "propose it"), (1, BEST), (0, "[accept]")])
+    assert episode.ended == "agreed" and episode.outcome.score_norm == 1
+    assert [turn.action for turn in episode.turns] == ["message", None, "propose", "accept"]
     assert [episode.num_errors(seat) for seat in (0, 1)] == [0, 1]
 
     prompts = [episode.prompts[seat].user for seat in (0, 1)]
@@ -101,21 +75,9 @@ def test_the_transcripts_of_a_game_token_by_token(rendering: Rendering) -> None:
     assert seat_0 is not None
     opening = first(system="", user=prompts[0])
     assert seat_0.ids == opening + sent + received + accepted
-    assert seat_0.mask == [
-        *[0] * len(opening),
-        *[1] * len(sent),
-        *[0] * len(received),
-        *[1] * len(accepted),
-    ]
-    first_logprobs, second_logprobs = (
-        [-float(k) for k in range(1, len(ids) + 1)] for ids in (sent, accepted)
-    )
-    assert seat_0.logprobs == [
-        *[0.0] * len(opening),
-        *first_logprobs,
-        *[0.0] * len(received),
-        *second_logprobs,
-    ]
+    parts = ((opening, 0), (sent, 1), (received, 0), (accepted, 1))
+    assert seat_0.mask == [sampled for ids, sampled in parts for _ in ids]
+    assert seat_0.logprobs == [-k * m for ids, m in parts for k in range(1, len(ids) + 1)]
 
     # The second seat's opening prompt contains the message. Its refused move stays and trains.
     error = episode.turns[1].error
@@ -126,12 +88,8 @@ def test_the_transcripts_of_a_game_token_by_token(rendering: Rendering) -> None:
     seat_1 = episode.transcripts[1]
     assert seat_1 is not None
     assert seat_1.ids == opening + slip + repair + proposed
-    assert seat_1.mask == [
-        *[0] * len(opening),
-        *[1] * len(slip),
-        *[0] * len(repair),
-        *[1] * len(proposed),
-    ]
+    parts = ((opening, 0), (slip, 1), (repair, 0), (proposed, 1))
+    assert seat_1.mask == [sampled for ids, sampled in parts for _ in ids]
     assert seat_1.spans[0] == Span(
         start=len(opening),
         end=len(opening) + len(slip),
@@ -225,7 +183,7 @@ def test_every_prompt_extends_the_one_before(rendering: Rendering) -> None:
 
 def test_a_cut_off_move_never_reaches_the_game(rendering: Rendering) -> None:
     """Even if its text would be legal: a model must learn to end its moves."""
-    episode = play_one(rendering, [(0, MESSAGE + CUT), (0, BEST), (1, "[accept]")])
+    episode = play(rendering, [(0, MESSAGE + CUT), (0, BEST), (1, "[accept]")])
     turn = episode.turns[0]
     assert (turn.error_kind, turn.action) == ("cut_off", None)
     assert turn.observations == ("", "") and turn.error is not None and "cut off" in turn.error
@@ -243,17 +201,17 @@ def test_a_cut_off_move_never_reaches_the_game(rendering: Rendering) -> None:
 
 def test_a_game_ends_without_agreement_at_its_limits(rendering: Rendering) -> None:
     talk = [(0, MESSAGE), (1, "[message] ok"), (0, "[message] so"), (1, BEST), (0, "[accept]")]
-    stopped = play_one(rendering, talk, Limits(max_turns=4, max_retries=1))
+    stopped = play(rendering, talk, Limits(max_turns=4, max_retries=1))
     assert (stopped.ended, len(stopped.turns), stopped.outcome.score_norm) == ("turns", 4, 0.0)
-    in_time = play_one(rendering, talk, Limits(max_turns=5, max_retries=1))
+    in_time = play(rendering, talk, Limits(max_turns=5, max_retries=1))
     assert (in_time.ended, in_time.outcome.score_norm) == ("agreed", 1.0)
 
     slips = [(0, "a"), (0, "b"), (0, "c"), (0, BEST), (1, "[accept]")]
-    assert play_one(rendering, slips, Limits(max_turns=8, max_retries=2)).ended == "retries"
-    assert play_one(rendering, slips, Limits(max_turns=8, max_retries=3)).ended == "agreed"
+    assert play(rendering, slips, Limits(max_turns=8, max_retries=2)).ended == "retries"
+    assert play(rendering, slips, Limits(max_turns=8, max_retries=3)).ended == "agreed"
     # A legal move resets the number of retries.
     spread = [(0, "a"), (0, MESSAGE), (1, "b"), (1, BEST), (0, "c"), (0, "[accept]")]
-    assert play_one(rendering, spread, Limits(max_turns=8, max_retries=1)).ended == "agreed"
+    assert play(rendering, spread, Limits(max_turns=8, max_retries=1)).ended == "agreed"
 
 
 def test_a_seat_out_of_tokens_ends_the_game(rendering: Rendering) -> None:
@@ -262,10 +220,10 @@ def test_a_seat_out_of_tokens_ends_the_game(rendering: Rendering) -> None:
     game = hand_setups(rendering)[0].game
     opening = rendering.first(system="", user=game.prompt(0).user)
     moves = [(0, MESSAGE), (1, BEST), (0, "[accept]")]
-    proposal = play_one(rendering, moves).turns[1].observations[0]
+    proposal = play(rendering, moves).turns[1].observations[0]
     sent, received = rendering.action_ids(MESSAGE), rendering.following(proposal, closed=True)
     full = len(opening) + len(sent) + len(received)
-    assert play_one(rendering, moves, max_game_tokens=full).ended == "tokens"
+    assert play(rendering, moves, max_game_tokens=full).ended == "tokens"
     engine = WaveEngine(rendering, prepared(moves))
     play_games(
         hand_setups(rendering, max_game_tokens=full + 5, max_new_tokens=50),
