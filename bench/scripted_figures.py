@@ -45,6 +45,12 @@ PAIRS = (
     ("honest:reply=tell", "honest:reply=tell"),
     ("honest:tell=top", "honest:tell=top"),
     ("honest:tell=rows", "honest:tell=rows"),
+    ("honest:plan=own", "honest:plan=own"),
+    ("honest:plan=guess", "honest:plan=guess"),
+    ("honest:plan=random", "honest:plan=random"),
+    ("honest:plan=own", "honest:plan=own"),
+    ("honest:plan=guess", "honest:plan=guess"),
+    ("honest:plan=random", "honest:plan=random"),
     ("honest", "solo"),
     ("honest", "random"),
 )

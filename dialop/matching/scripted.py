@@ -57,9 +57,11 @@ class ScriptedPlayer(ScriptedBase):
       ("top"), or each reviewer's best paper ("rows").
     - `reply`: what it does if the partner states cells first: propose at once ("propose") or state
       its own cells too ("tell").
-    - `plan`: the cells that its plans count: all that it knows ("pooled"), its own ("own") or none,
-      so that any plan is equally likely ("random"). The last two know the game's protocol and no
-      more: they tell, write down what they hear, do not plan with it and accept any proposal.
+    - `plan`: the cells that its plans count: all that it knows ("pooled"), its own ("own"), its own
+      and for the others a guess in the middle half of the range, drawn each time ("guess"), or
+      none, so that any plan is equally likely ("random"). The last three know the game's protocol
+      and no more: they tell, write down what they hear, do not plan with it and accept any
+      proposal.
     - `think`: what it writes in private before a proposal: nothing ("no"), its estimate of the
       table in levels 0 to 9 ("levels"), that table and trial plans ("trial"), or the way there in
       small steps ("swaps"): each level beside the value that it comes from, a plan chosen highest
@@ -79,7 +81,7 @@ class ScriptedPlayer(ScriptedBase):
     think: str = option("no", choices=("no", "levels", "trial", "swaps"))
     stray: float = option(0.0, low=0, high=1)
     trials: int = option(1, low=1, high=MOST_TRIALS)
-    plan: str = option("pooled", choices=("pooled", "own", "random"))
+    plan: str = option("pooled", choices=("pooled", "own", "guess", "random"))
 
     def __post_init__(self) -> None:
         think = self.think
@@ -114,7 +116,7 @@ def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
     """Build a player from a spec such as "honest:tell=top,slip=0.05".
 
     The name is "random", "solo" or "honest". Options: tell=all|top|rows, reply=propose|tell and
-    plan=pooled|own|random (honest only), think=no|levels|trial|swaps (random: no|trial),
+    plan=pooled|own|guess|random (honest only), think=no|levels|trial|swaps (random: no|trial),
     trials=1..8 and slip=0..1 (all), stray=0..1 (solo and honest).
 
     Raises:
@@ -160,8 +162,11 @@ def _proposal(
     comes before the move."""
     table_RP, top = pooled_table(view, stated), value_range(view, stated)
     levels_RP = levels(table_RP, top)
-    if player.plan == "own":
+    if player.plan in ("own", "guess"):
         table_RP = pooled_table(view, {})
+    if player.plan == "guess":
+        seen_RP = np.array([[value is not None for value in row] for row in view.displayed])
+        table_RP = np.where(seen_RP, table_RP, table_RP * rng.uniform(0.5, 1.5, table_RP.shape))
     elif player.plan == "random":
         table_RP = rng.random(table_RP.shape)
     if player.think == "no":

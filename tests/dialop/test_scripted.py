@@ -319,6 +319,21 @@ def test_a_player_of_random_plans_writes_the_same_table_and_proposes_each_plan()
     assert {f"[propose]{move.partition('[propose]')[2]}" for move in moves} == {BEST, WORST}
 
 
+def test_a_player_that_guesses_the_unseen_cells_proposes_other_plans_that_are_no_worse() -> None:
+    instances = generate(MatchingRecipe(), seed=5, num=24)
+    view = MatchingGame(instances[0], SILENT).view(instances[0].first_seat)
+    plans = {
+        plan: {make_scripted(f"honest:plan={plan}", seed=seed).act(view) for seed in range(8)}
+        for plan in ("own", "guess")
+    }
+    assert len(plans["own"]) == 1 < len(plans["guess"])
+    own, guess, unplanned = (
+        statistics.fmean(p.norm for p in play_all(instances, (f"honest:plan={plan}",) * 2))
+        for plan in ("own", "guess", "random")
+    )
+    assert unplanned < own < guess
+
+
 def test_random_tries_random_plans_without_a_table() -> None:
     view = MatchingGame(SMALL, Rules(brief=True, private_reasoning=True)).view(0)
     plans, seen = {"BLEU: Ava\nElectra: Daniel", "BLEU: Daniel\nElectra: Ava"}, set()
