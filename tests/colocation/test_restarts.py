@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from faulty_engine import DEATH, KINDS, TIMEOUT_S, Faults, FaultyHF, spoilt, wait_for_nothing
+from run_folders import evaluated
 from scripted_engine import StreamEngine, WaveEngine
 from small_games import LIMITS, SAMPLING
 from small_updates import config_of, learner_of
@@ -240,7 +241,7 @@ def test_an_evaluation_with_faults_says_what_one_without_says(
     assert evaluate_with(faults, tmp_path / "out", monkeypatch) == 0
     assert faults.num_restarts == 2
     assert "engine failure 2 of 3 in a row, rank 0" in capsys.readouterr().err
-    page = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    page = evaluated(tmp_path / "out")
     straight = json.loads((finished(*QUICK) / "held_out_after.json").read_text())
     assert page["rows"]["policy, greedy"]["scores"] == straight["greedy"]["scores"]
 

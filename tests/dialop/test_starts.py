@@ -9,6 +9,7 @@ import pytest
 from chat_families import tokenizer_of
 from dialop_boards import BRIEF, FULL, SMALL, human_games, record_of, write_records
 from recorded_games import begun
+from run_folders import evaluated
 from small_games import LIMITS, SAMPLING, Proposes, games_of
 from tiny_run import metrics_of, run_warm
 
@@ -251,11 +252,11 @@ def test_a_run_that_starts_from_what_people_said(file: Path, tmp_path: Path) -> 
 
     words = ["--checkpoint", str(folder), "--games", str(file), "--out"]
     assert door.main([*words, str(tmp_path / "begun"), "--start", "5"]) == 0
-    page = json.loads((tmp_path / "begun" / "evaluation.json").read_text())
+    page = evaluated(tmp_path / "begun")
     assert page["start"] == "5" and page["rows"]["people"]["scores"]
     assert "[propose]" in page["rows"]["policy"]["games"][0]["seats"][0]["user"]
     assert door.main([*words, str(tmp_path / "whole")]) == 0
-    page = json.loads((tmp_path / "whole" / "evaluation.json").read_text())
+    page = evaluated(tmp_path / "whole")
     assert "[propose]" not in page["rows"]["policy"]["games"][0]["seats"][0]["user"]
 
 

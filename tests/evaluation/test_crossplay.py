@@ -1,12 +1,12 @@
 """The cross-play matrix: every player with every other, in both seats, on the same instances."""
 
-import json
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from run_folders import evaluated
 from tiny_run import finished, run_warm, write_tiny
 
 from eval import main as run_eval
@@ -27,7 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def played(out: Path) -> tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]]:
     """The matrix, and the row of each pair of seats."""
-    page = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
+    page = evaluated(out)
     cells = page["matrix"]["cells"]
     return page["matrix"], {(c["seat_0"], c["seat_1"]): page["rows"][c["row"]] for c in cells}
 
@@ -99,10 +99,7 @@ def test_policies_play_in_both_seats_on_the_games_of_a_plain_evaluation(
     plain = ["--checkpoint", str(runs / "a"), *games, "--out", str(tmp_path / "plain")]
     assert run_eval(plain) == 0
     assert run_eval([*plain[:-1], str(tmp_path / "honest"), "--partner", "scripted:honest"]) == 0
-    rows = {
-        name: json.loads((tmp_path / name / "evaluation.json").read_text())["rows"]
-        for name in ("plain", "honest")
-    }
+    rows = {name: evaluated(tmp_path / name)["rows"] for name in ("plain", "honest")}
     assert rows["plain"]["policy"]["scores"] == alone
     alternating = rows["honest"]["policy with scripted:honest"]["scores"]
     first, second = cells["a", "scripted:honest"], cells["scripted:honest", "a"]

@@ -1,14 +1,13 @@
 """eval.py: what it plays, measures, refuses and writes."""
 
 import json
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from dialop_boards import SMALL, record_of
+from dialop_boards import SMALL, human_games, record_of
+from run_folders import evaluated, untrained_run
 
 from bench import tiny_report
 from dialop.matching.recorded import instance_from_record
@@ -25,20 +24,9 @@ from selfplay.evaluation.evaluate import evaluate_people, evaluate_scripted, exa
 from selfplay.evaluation.held_out import EvaluationContext, held_out
 from selfplay.evaluation.question import find_config, find_games, report_folder
 from selfplay.evaluation.report import Report, fenced, markdown, rows_json, table_text
-from selfplay.model.policy import export, scratch_model
 from selfplay.partners.checkpoints import Source, find_source
 from selfplay.setup import make_learner, make_tokenizer
-from selfplay.warm_start import scratch_tokenizer
 
-HUMAN_GAMES = Path(
-    os.environ.get(
-        "SELFPLAY_HUMAN_GAMES", Path(__file__).resolve().parents[3] / "shared" / "human-games"
-    )
-)
-RECORDED = HUMAN_GAMES / "matching.jsonl"
-needs_recorded = pytest.mark.skipif(
-    not RECORDED.exists(), reason=f"no recorded human games at {RECORDED}"
-)
 SETTINGS = """
 threads: 1
 device: cpu
@@ -53,23 +41,7 @@ eval: {final_games: 12}
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run's folder whose policy has random weights."""
-    folder = tmp_path_factory.mktemp("runs") / "tiny"
-    folder.mkdir()
-    (folder / "given.yaml").write_text(SETTINGS, encoding="utf-8")
-    config = load_config(folder / "given.yaml", [f"out={folder}"])
-    (folder / "config.yaml").write_text(dump(config), encoding="utf-8")
-    scratch = config.model.scratch
-    assert scratch is not None
-    tokenizer = scratch_tokenizer(config)
-    shape = replace(scratch, init_range=0.1)
-    model = scratch_model(shape, seed=0, vocab_size=len(tokenizer))
-    export(model, tokenizer, folder / "final", world=init_world(device="cpu"))
-    return folder
-
-
-def evaluated(out: Path) -> dict[str, Any]:
-    page: dict[str, Any] = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
-    return page
+    return untrained_run(tmp_path_factory.mktemp("runs") / "tiny", SETTINGS)
 
 
 # --- games and measures -------------------------------------------------------------------------
@@ -116,15 +88,14 @@ def test_a_scripted_partner_alternates_seats(run: Path, tmp_path: Path) -> None:
     ] * 2
 
 
-@needs_recorded
 def test_it_plays_the_instances_that_people_played(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--checkpoint", str(run), "--games", str(RECORDED), "--num", "18"]
+    words = ["--checkpoint", str(run), "--games", str(human_games()), "--num", "18"]
     assert run_eval([*words, "--out", str(tmp_path), "rollout.max_game_tokens=1000"]) == 0
     page = evaluated(tmp_path)
     assert (page["num_games"], page["board_sizes"]) == (18, [8])
-    records = list(read_records(RECORDED))[:18]
+    records = list(read_records(human_games()))[:18]
     people = page["rows"]["people"]
     # Line 17 has another roster of reviewers; its table and its recorded score still count.
     assert people["scores"] == [record["result"]["norm"] for record in records]

@@ -1,7 +1,8 @@
-"""Run folders made of scripted games, as a run leaves them, in a second and without a model."""
+"""Run folders as a run leaves them, in a second: of scripted games, or with random weights."""
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from selfplay.config.settings import dump
 from selfplay.evaluation.evaluate import evaluate_scripted
 from selfplay.evaluation.report import rows_json
 from selfplay.games import kit_of
+from selfplay.model.policy import export, scratch_model
+from selfplay.warm_start import scratch_tokenizer
 
 SETTINGS = """
 steps: 12
@@ -23,6 +26,26 @@ def settings(folder: Path, *overrides: str) -> Config:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(SETTINGS)
     return load_config(path, [f"out={folder}", *overrides])
+
+
+def untrained_run(folder: Path, text: str) -> Path:
+    """A run with these settings, also in given.yaml, whose policy has random weights."""
+    folder.mkdir(parents=True)
+    (folder / "given.yaml").write_text(text)
+    config = load_config(folder / "given.yaml", [f"out={folder}"])
+    (folder / "config.yaml").write_text(dump(config))
+    assert config.model.scratch is not None
+    tokenizer = scratch_tokenizer(config)
+    shape = replace(config.model.scratch, init_range=0.1)
+    model = scratch_model(shape, seed=0, vocab_size=len(tokenizer))
+    export(model, tokenizer, folder / "final")
+    return folder
+
+
+def evaluated(out: Path) -> dict[str, Any]:
+    """The page that eval.py has written to this folder."""
+    page: dict[str, Any] = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
+    return page
 
 
 def write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -1,6 +1,5 @@
 """Adapters in the policy, the reference, the engine, exports and whole runs."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 import torch
 from peft import PeftModel
 from processes import two_ranks
+from run_folders import evaluated
 from safetensors.torch import load_file
 from small_updates import (
     assert_same,
@@ -280,7 +280,7 @@ def test_adapters_alone_are_evaluated_by_any_engine(
         words = ["--checkpoint", str(run), "--partner", f"checkpoint:{run}", "--temperature", "0"]
         out = ["--games", "generated", "--out", str(tmp_path), f"engine.kind={engine}"]
         assert door.main([*words, *out]) == 0
-        rows = json.loads((tmp_path / "evaluation.json").read_text())["rows"]
+        rows = evaluated(tmp_path)["rows"]
         by_engine.append(rows[f"policy with checkpoint:{run}, greedy"]["scores"])
     assert by_engine[0] == by_engine[1] == by_engine[2]
     own = run / "checkpoints" / "step_000001" / "hf"

@@ -15,15 +15,13 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import pytest
 import torch
 from processes import HANG_S
-from tiny_run import TINY, tiny_model
+from run_folders import untrained_run
+from tiny_run import TINY
 
 import eval as evaluation
 import train
-from selfplay.config import Config, load_config
-from selfplay.config.settings import dump
+from selfplay.config import Config
 from selfplay.model.hub import FETCHED, NOT_FETCHED
-from selfplay.model.policy import export
-from selfplay.warm_start import scratch_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 HUGE = "1" + "0" * 13
@@ -35,14 +33,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run's folder whose `final/` is a small Hugging Face model."""
-    folder = tmp_path_factory.mktemp("good") / "run"
-    folder.mkdir()
-    (folder / "given.yaml").write_text(TINY)
-    config = load_config(folder / "given.yaml", [f"out={folder}"])
-    (folder / "config.yaml").write_text(dump(config))
-    tokenizer = scratch_tokenizer(config)
-    export(tiny_model(vocab_size=len(tokenizer)), tokenizer, folder / "final")
-    return folder
+    return untrained_run(tmp_path_factory.mktemp("good") / "run", TINY)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from run_folders import untrained_run
 from tiny_run import TINY, tiny_model
 
 import train
@@ -122,12 +123,8 @@ def test_the_warm_start_is_estimated_with_the_moments_that_its_optimizer_holds(k
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
     (tmp_path / "tiny.yaml").write_text(TINY)
-    tokenizer = scratch_tokenizer(load_config(tmp_path / "tiny.yaml", ["out=x"]))
-    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return untrained_run(tmp_path / "untrained", TINY) / "final"
 
 
 def test_a_dry_run_prints_settings_prompt_and_memory_and_makes_nothing(

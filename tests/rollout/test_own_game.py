@@ -36,10 +36,8 @@ def play(
     rendering: Rendering, moves: list[tuple[int, str]], *, index: int = 0, max_turns: int = 9
 ) -> Episode:
     """A game of the policy in all seats with these moves, on the numbers 1 and 2."""
-    game, limits = (
-        ThreeRooms(Instance("three", (1, 2)), three_rooms.Options()),
-        Limits(max_turns, 1),
-    )
+    game = ThreeRooms(Instance("three", (1, 2)), three_rooms.Options())
+    limits = Limits(max_turns, 1)
     return play_one(game, rendering, moves, key="three", index=index, limits=limits)
 
 

@@ -1,14 +1,13 @@
 """Evaluations with a person at the terminal, an endpoint and a frozen checkpoint as partners."""
 
 import io
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from chat_server import Answer, chat_server
 from dialop_boards import FULL, SMALL
+from run_folders import evaluated
 from small_games import Lines
 from tiny_run import run_warm
 
@@ -24,11 +23,6 @@ from selfplay.rollout.text_players import PersonPlayer
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose policy makes legal and illegal moves."""
     return run_warm(tmp_path_factory.mktemp("guests") / "run", "steps=1", "eval.final_games=4")
-
-
-def evaluated(out: Path) -> dict[str, Any]:
-    page: dict[str, Any] = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
-    return page
 
 
 # --- a person -----------------------------------------------------------------------------------
