@@ -98,67 +98,41 @@ def test_replay_reports_every_game(
     assert captured.err == f"{agreeing} of {num} games agree\n"
 
 
-# Options of `generate`, moves, the seats to move after them, and an option that is refused.
-BY_HAND: dict[str, tuple[str, list[tuple[int, str]], list[int | None], str]] = {
-    "collab": (
-        "--max-value 10",
-        [(1, "What number?"), (0, "I won't say."), (0, "Hm"), (1, "[answer] 1")],
-        [0, 1, 1, None],
-        "--max-value=1",
-    ),
-    "matching": (
-        "--size 2 --no-scale --keep all",
-        [(1, "[message] hi"), (0, "[propose] BLEU: Ava\nElectra: Daniel"), (1, "[accept]")],
-        [0, 1, None],
-        "--size=9",
-    ),
-    "mediation": (
-        "--days 1 --keep-flights 2 --events 2",
-        [
-            (0, "[message] hi"),
-            (1, "[message] ho"),
-            (2, "all: [propose] user 0: id 0, user 1: id 1"),
-            (3, "[accept]"),
-            (0, "[accept]"),
-            (1, "[accept]"),
-        ],
-        [1, 2, 0, 0, 1, None],
-        "--days=0",
-    ),
-    "planning": (
-        "--sites 5 --slots 2 --preferences 4 --no-distance",
-        [
-            (0, "[message] hi"),
-            (1, "[tool] Search(limit=1)"),
-            (1, "[propose] [Saul's, A-Trane]"),
-            (0, "[accept]"),
-        ],
-        [1, 1, 0, None],
-        "--slots=4",
-    ),
+# Options of `generate`, and one that is refused.
+OPTIONS = {
+    "collab": ("--max-value 10", "--max-value=1"),
+    "matching": ("--size 2 --no-scale --keep all", "--size=9"),
+    "mediation": ("--days 1 --keep-flights 2 --events 2", "--days=0"),
+    "planning": ("--sites 5 --slots 2 --preferences 4 --no-distance", "--slots=4"),
 }
 
 
-@pytest.mark.parametrize("name", BY_HAND)
-def test_instances_are_drawn_and_played_by_hand(
+@pytest.mark.parametrize("name", OPTIONS)
+def test_instances_are_drawn_and_played(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words, moves, movers, bad = BY_HAND[name]
-    path = tmp_path / "games.parquet"
+    """The moves are those of scripts in a game of this process."""
+    (words, bad), path, kit = OPTIONS[name], tmp_path / "games.parquet", load_kit(name)
     make = ["generate", "--game", name, "--num", "3", "--seed", "4", "--out", str(path)]
     assert main([*make, *words.split()]) == 0
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("3 instances in") and len(said) == 1 + (name != "collab")
-    instances = load_kit(name).read(path)
+    instances = kit.read(path)
     assert len({instance.key for instance in instances}) == 3
-    lines = "\n".join(json.dumps({"seat": seat, "text": text}) for seat, text in moves)
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    game, lines, movers = kit.new_game(instances[1], kit.Options()), b"", []
+    scripts = [kit.make_script(spec, seed=0) for spec in kit.seated(kit.BASELINES[0])]
+    while (seat := game.seat_to_move) is not None:
+        text = scripts[seat].act(game.view(seat))
+        game.step(seat, text)
+        lines += json.dumps({"seat": seat, "text": text}).encode() + b"\n"
+        movers.append(game.seat_to_move)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
     step = ["step", "--game", name, "--instances", str(path), "--index", "1", "--prompts"]
     assert main(step) == 0
     captured = capsys.readouterr()
     answers = [json.loads(line) for line in captured.out.splitlines()]
-    assert [line["seat_to_move"] for line in answers] == movers
-    assert answers[-1]["agreed"] and 0 <= answers[-1]["score_norm"] <= 1
+    assert [line["seat_to_move"] for line in answers] == movers and len(movers) > 2
+    assert answers[-1]["agreed"] and answers[-1]["score_norm"] == game.outcome().score_norm
     assert "--- seat 1" in captured.err
     assert main([*make, *words.split(), bad]) == 2
     option = bad[2:].partition("=")[0].replace("-", "_")
