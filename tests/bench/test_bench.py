@@ -167,7 +167,6 @@ def test_the_loss_of_a_player_that_knows_nothing_is_that_of_uniform_tokens(
             "rollout={max_new_tokens: 8, max_game_tokens: 400}",
         ],
     )
-    assert config.model.scratch is not None
     tokenizer = scratch_tokenizer(config)
     model = scratch_model(config.model.scratch, vocab_size=len(tokenizer), seed=0)
     for parameter in model.parameters():

@@ -32,7 +32,6 @@ def test_a_scripted_agent_and_its_partner_reach_the_best_plan(
         heard = env.reset(seed=seed)
         assert heard.text and not heard.done
         while not heard.done:
-            assert env._game is not None
             heard = env.step(bridge.Say(text=script.act(env._game.view(seat))))
         assert heard.reward == heard.score_norm == 1.0
     assert env.state.num_legal >= 3 and env.state.instance

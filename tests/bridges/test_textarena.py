@@ -59,7 +59,6 @@ def play(rendering: Rendering, moves: list[str]) -> Episode:
     (instance,) = kit.generate(kit.Options(), seed=0, start=0, num=1)
     game, seated = kit.new_game(instance, kit.Options()), []
     for text in moves:
-        assert game.seat_to_move is not None
         seated.append((game.seat_to_move, text))
         game.step(*seated[-1])
     game, limits = kit.new_game(instance, kit.Options()), Limits(max_turns=20, max_retries=1)

@@ -84,7 +84,6 @@ def test_workers_end_with_a_killed_trainer() -> None:
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
     )
-    assert trainer.stdout is not None
     workers = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]
     assert len(workers) == 2 and all(worker.is_running() for worker in workers)
     trainer.kill()

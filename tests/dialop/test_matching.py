@@ -1,10 +1,12 @@
 """Golden playthroughs and rules of the matching game, on boards small enough to check by hand."""
 
+from dataclasses import replace
+
 import pytest
 from dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
 
 from dialop.logged import Rules
-from dialop.matching.game import MatchingGame, MatchingInstance
+from dialop.matching.game import MatchingGame
 
 
 def test_golden_brief_game() -> None:
@@ -69,17 +71,7 @@ def test_displayed_values_are_truncated_and_hidden_cells_are_none() -> None:
 def test_a_view_holds_nothing_of_the_partner() -> None:
     fields = set(type(MatchingGame(SMALL, FULL).view(0)).__slots__)
     assert not fields & {"instance", "table", "masks", "scales", "best", "solo", "facts"}
-    other = MatchingInstance(
-        key="hand/2",
-        size=2,
-        table=((3, 2), (8, 9)),
-        masks=SMALL.masks,
-        scales=(1.0, 1.0),
-        first_seat=0,
-        best=12,
-        solo=(12.0, 8.0),
-        max_value=10,
-    )
+    other = replace(SMALL, key="hand/2", table=((3, 2), (8, 9)), solo=(12.0, 8.0))
     # The boards differ only where seat 0 sees nothing, so seat 0 cannot tell them apart.
     for options in (FULL, BRIEF):
         one, two = MatchingGame(SMALL, options), MatchingGame(other, options)
@@ -124,7 +116,6 @@ def test_a_restored_game_tells_each_seat_its_past() -> None:
 
 
 def test_a_board_worth_nothing_scores_one_for_any_agreement() -> None:
-    good = {s: getattr(SMALL, s) for s in SMALL.__slots__}
-    empty = MatchingInstance(**{**good, "table": ((0, 0), (0, 0)), "best": 0, "solo": (0.0, 0.0)})
+    empty = replace(SMALL, table=((0, 0), (0, 0)), best=0, solo=(0.0, 0.0))
     game = play(MatchingGame(empty, FULL), (0, BEST), (1, "[accept]"))
     assert game.outcome().score == 0 and game.outcome().score_norm == 1

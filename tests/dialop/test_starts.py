@@ -222,7 +222,6 @@ def test_both_transcripts_hold_the_start_and_train_nothing_of_it(file: Path) -> 
     for episode in episodes:
         assert [(turn.seat, turn.action) for turn in episode.turns] == [(0, "accept")]
         transcript = episode.transcripts[0]
-        assert transcript is not None
         said = [i for i, m in zip(transcript.ids, transcript.mask, strict=True) if m]
         assert said == rendering.action_ids("[accept]"), "people's words do not train"
         prompt = rendering.decode(transcript.ids[: transcript.spans[0].start])

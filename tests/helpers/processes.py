@@ -70,7 +70,6 @@ def say(case: str, **facts: object) -> None:
 
 def read_until(process: subprocess.Popen[str], mark: str) -> str:
     """What the process printed up to the line with `mark`; fails with all of it if none comes."""
-    assert process.stdout is not None
     lines = []
     for line in process.stdout:
         lines.append(line)

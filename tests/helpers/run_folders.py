@@ -34,7 +34,6 @@ def untrained_run(folder: Path, text: str) -> Path:
     (folder / "given.yaml").write_text(text)
     config = load_config(folder / "given.yaml", [f"out={folder}"])
     (folder / "config.yaml").write_text(dump(config))
-    assert config.model.scratch is not None
     tokenizer = scratch_tokenizer(config)
     shape = replace(config.model.scratch, init_range=0.1)
     model = scratch_model(shape, seed=0, vocab_size=len(tokenizer))

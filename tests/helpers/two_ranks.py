@@ -106,7 +106,6 @@ def critic_steps(
 
 
 def tensors(learner: Learner) -> dict[str, torch.Tensor]:
-    assert learner.critic is not None
     modules = {"policy": learner.model, "critic": learner.critic.module}
     return {
         f"{kind}.{name}": tensor.clone()

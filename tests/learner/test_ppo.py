@@ -56,7 +56,6 @@ def test_a_value_is_clipped_by_hand() -> None:
     assert losses.tolist() == pytest.approx([0.08, 0.045, 0.405])
     assert cut.tolist() == [0.0, 1.0, 0.0]
     losses.sum().backward()
-    assert values.grad is not None
     assert values.grad.tolist() == pytest.approx([-0.4, 0.0, -0.9])
     free, cut = clipped_value_loss(values, torch.full((3,), 0.5), torch.ones(3), clip=0.0)
     assert free.tolist() == pytest.approx([0.08, 0.005, 0.405]) and not cut.any()
@@ -94,7 +93,6 @@ def rewarded(samples: Sequence[Sample]) -> list[Sample]:
 
 def naive_values(learner: Learner, sample: Sample) -> list[float]:
     """The head on the plain backbone's hidden state before each trained token of one transcript."""
-    assert learner.critic is not None
     backbone = learner.critic.backbone or learner.model
     with torch.no_grad():
         hidden = backbone.base_model(torch.tensor([sample.ids])).last_hidden_state[0]
@@ -173,7 +171,6 @@ def changes(
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]:
     """The changes of policy and critic in one optimizer step, and its metrics."""
     learner, config = a_learner(kind), config_of(*PPO, *overrides)
-    assert learner.critic is not None
     modules = (learner.model, learner.critic.module)
     before = [{n: p.detach().clone() for n, p in m.named_parameters()} for m in modules]
     parts = with_values([Part(samples, "surrogate")], samples, step=step, critic=config.critic)
@@ -209,7 +206,6 @@ def test_the_critics_gradient_is_that_of_the_naive_loop(kind: str) -> None:
     """The coefficient times the mean over trained tokens of half the squared error."""
     samples = valued_samples(kind)
     learner = a_learner(kind)
-    assert learner.critic is not None
     backbone, head = learner.critic.backbone or learner.model, learner.critic.head
     total = torch.zeros(())
     for sample in samples:
@@ -221,7 +217,6 @@ def test_the_critics_gradient_is_that_of_the_naive_loop(kind: str) -> None:
     loss.backward()
     policy, critic, metrics = changes(kind, samples, "critic.coefficient=0.3", "critic.clip=0")
     for name, parameter in learner.critic.module.named_parameters():
-        assert parameter.grad is not None
         assert_near(critic[name], -parameter.grad, GRADIENT, held=2.0, what=name)
     count = sum(sum(s.mask) for s in samples)
     assert metrics["num_trained_tokens"] == count

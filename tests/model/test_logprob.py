@@ -102,7 +102,6 @@ def test_no_positions_give_no_numbers_and_zero_gradients() -> None:
     logprobs, entropy = token_logprobs(hidden[:0], weight, targets[:0], temperature=1.0)
     logprobs.sum().backward()
     assert logprobs.shape == entropy.shape == (0,)
-    assert weight.grad is not None
     assert not weight.grad.any()
 
 

@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -240,14 +241,8 @@ def test_a_kept_game_is_an_instance_and_a_recording(
 
 
 def test_games_with_names_of_their_own_are_kept(tmp_path: Path) -> None:
-    board = MatchingInstance(
-        **{
-            **{name: getattr(SMALL, name) for name in ("key", "size", "table", "masks", "scales")},
-            **{name: getattr(SMALL, name) for name in ("first_seat", "best", "solo", "max_value")},
-            "reviewers": ("Zoë Ray", "Max Poe"),
-            "papers": ("Alpha: one", "Beta: two"),
-        }
-    )
+    papers = ("Alpha: one", "Beta: two")
+    board = replace(SMALL, reviewers=("Zoë Ray", "Max Poe"), papers=papers)
     game = MatchingGame(board, FULL)
     assert game.step(0, "[propose]\nAlpha: Zoë Ray\nBeta: Max Poe").error is None
     assert game.step(1, "[accept]").error is None
@@ -306,7 +301,6 @@ def test_a_game_of_another_kind_is_kept_whole(tmp_path: Path) -> None:
         table._moves.put("[message] It is 3.")
     games = session(config, task, Opponent("scripted:ask", None, None, sit))
     episode = games.play(0, SeatedPerson(table), table.begin)
-    assert episode is not None
     state = table.state()
     assert state["board"] is None and any("text" in turn for turn in state["talk"])
     keep_game(episode, tmp_path / "played.jsonl")

@@ -1,7 +1,5 @@
 """Games forked at chosen turns: values, advantages, what trains; the played game is unchanged."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +7,7 @@ from dataclasses import replace
 import pytest
 from dialop_boards import BEST, BRIEF, SMALL, WORST
 from scripted_engine import StreamEngine, WaveEngine
-from small_games import LIMITS, SAMPLING, policies
+from small_games import LIMITS, SAMPLING, Lines, policies
 
 from dialop.game import Game
 from dialop.matching.game import MatchingGame
@@ -85,7 +83,6 @@ def played(
 
 
 def tokens(transcript: Transcript | None) -> tuple[object, ...]:
-    assert transcript is not None
     return (transcript.ids, transcript.mask, transcript.logprobs, transcript.spans)
 
 
@@ -143,7 +140,6 @@ def test_a_branch_has_the_exact_tokens_of_the_played_game(
         assert continuation.turns[: point.turn] == episode.turns[: point.turn]
         for seat in (0, 1):
             original, twin = episode.transcripts[seat], continuation.transcripts[seat]
-            assert original is not None and twin is not None
             # Continuations of sibling 0 share the played game's turn as well.
             num_shared = point.turn + (sibling == 0)
             num = sum(turn.seat == seat for turn in episode.turns[:num_shared])
@@ -427,24 +423,21 @@ def test_a_game_shows_its_branch_points(rendering: Rendering) -> None:
     assert "tried here" not in game_text(game_record(replace(episode, branches=()), step=3))
 
 
-class Walker:
+class Walker(Lines):
     """Accepts everything, but leaves the game that follows sibling 1 of the first turn."""
 
-    name, transcript = "walker", None
-
-    def __init__(self, leaves: bool = False) -> None:
-        self.leaves = leaves
+    leaves = False
 
     def move(
         self, game: Game, seat: int, observation: str
     ) -> Generator[Request, Completion, Move | None]:
         return Move("[accept]", complete=True, num_tokens=0, void="gone" if self.leaves else None)
-        yield  # makes this a generator, though it never requests a completion
+        yield
 
-    def refused(self) -> None: ...
-
-    def fork(self, *names: object) -> Walker:
-        return Walker(self.leaves or names == ("branch", 0, 1))
+    def fork(self, *names: object) -> Lines:
+        twin = Walker()
+        twin.leaves = self.leaves or names == ("branch", 0, 1)
+        return twin
 
 
 def test_a_void_continuation_has_no_value(rendering: Rendering) -> None:

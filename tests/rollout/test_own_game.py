@@ -48,7 +48,6 @@ def test_a_tools_answer_is_read_by_its_caller_alone_and_never_trains(rendering: 
     episode = play(rendering, RIGHT)
     assert episode.ended == "agreed" and episode.score == 1.0
     clerk = episode.transcripts[CLERK]
-    assert clerk is not None
     called, answered = clerk.spans
     between = clerk.ids[called.end : answered.start]
     assert between == rendering.following("3", closed=True)
@@ -90,7 +89,6 @@ def test_a_moves_reward_is_a_return_of_its_own_and_earlier_tokens(rendering: Ren
     assert [sum(s.token_rewards()) for s in clerks] == [0.75, -1.0]
     first, second = assign_advantages(clerks, algorithm=algorithm)
     transcript = episodes[0].transcripts[CLERK]
-    assert transcript is not None
     called, answered = transcript.spans
     n, m = called.end - called.start, answered.end - answered.start
     mean = (n * 0.75 + m * 1.0) / (n + m)

@@ -1,9 +1,7 @@
 """Games with prepared moves: what each seat's transcript holds, how games end, both drivers."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from types import SimpleNamespace
@@ -15,6 +13,7 @@ from scripted_engine import CUT, StreamEngine, WaveEngine
 from small_games import (
     LIMITS,
     SAMPLING,
+    Lines,
     Proposes,
     boards,
     config_of,
@@ -24,7 +23,6 @@ from small_games import (
     texts_of,
 )
 
-from dialop.game import Game
 from dialop.matching.game import MatchingGame
 from selfplay.chat.rendering import Rendering
 from selfplay.chat.transcript import Span
@@ -32,7 +30,6 @@ from selfplay.config import Config
 from selfplay.engines.base import Completion, Request
 from selfplay.rollout.driver import first_turns, play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
-from selfplay.rollout.players import Move
 from selfplay.rollout.seating import teacher_games
 
 MESSAGE = "[message] BLEU Ava 3"
@@ -72,7 +69,6 @@ def test_the_transcripts_of_a_game_token_by_token(rendering: Rendering) -> None:
     sent, accepted = action_ids(MESSAGE), action_ids("[accept]")
     received = rendering.following(proposal, closed=True)
     seat_0 = episode.transcripts[0]
-    assert seat_0 is not None
     opening = first(system="", user=prompts[0])
     assert seat_0.ids == opening + sent + received + accepted
     parts = ((opening, 0), (sent, 1), (received, 0), (accepted, 1))
@@ -86,7 +82,6 @@ def test_the_transcripts_of_a_game_token_by_token(rendering: Rendering) -> None:
     slip, proposed = action_ids("propose it"), action_ids(BEST)
     repair = rendering.following(error, closed=True)
     seat_1 = episode.transcripts[1]
-    assert seat_1 is not None
     assert seat_1.ids == opening + slip + repair + proposed
     parts = ((opening, 0), (slip, 1), (repair, 0), (proposed, 1))
     assert seat_1.mask == [sampled for ids, sampled in parts for _ in ids]
@@ -119,7 +114,6 @@ def test_both_drivers_play_the_same_games(rendering: Rendering) -> None:
     for a, b in zip(one, other, strict=True):
         assert (a.turns, a.outcome, a.ended) == (b.turns, b.outcome, b.ended)
         for left, right in zip(a.transcripts, b.transcripts, strict=True):
-            assert left is not None and right is not None
             assert (left.ids, left.mask, left.logprobs, left.spans) == (
                 right.ids,
                 right.mask,
@@ -189,7 +183,6 @@ def test_a_cut_off_move_never_reaches_the_game(rendering: Rendering) -> None:
     assert turn.observations == ("", "") and turn.error is not None and "cut off" in turn.error
     assert episode.views[0].log[0].kind == "propose"
     seat_0 = episode.transcripts[0]
-    assert seat_0 is not None
     span = seat_0.spans[0]
     assert span.finish == "length"
     # The end-of-turn token was not sampled. It is added to the context and does not train.
@@ -268,7 +261,6 @@ def test_teachers_fill_transcripts_without_an_engine_and_slips_are_not_imitated(
     num_slips = 0
     for episode in episodes:
         for seat, transcript in enumerate(episode.transcripts):
-            assert transcript is not None
             turns = [turn for turn in episode.turns if turn.seat == seat]
             assert [span.trained for span in transcript.spans] == [t.error is None for t in turns]
             for span, turn in zip(transcript.spans, turns, strict=True):
@@ -279,37 +271,14 @@ def test_teachers_fill_transcripts_without_an_engine_and_slips_are_not_imitated(
         play_scripted(hand_setups(rendering), limits=LIMITS)
 
 
-class Broken:
-    """A player with a bug on its second move."""
-
-    name, transcript = "broken", None
-
-    def __init__(self) -> None:
-        self.num_moves = 0
-
-    def move(
-        self, game: Game, seat: int, observation: str
-    ) -> Generator[Request, Completion, Move | None]:
-        self.num_moves += 1
-        if self.num_moves > 1:
-            raise KeyError("a bug")
-        return Move(MESSAGE, complete=True, num_tokens=0)
-        yield  # makes this a generator, though it never requests a completion
-
-    def refused(self) -> None: ...
-
-    def fork(self, *names: object) -> Broken:
-        return Broken()
-
-
 @pytest.mark.parametrize("engine", [WaveEngine, StreamEngine])
 def test_an_exception_inside_a_game_names_the_game(
     rendering: Rendering, engine: type[WaveEngine]
 ) -> None:
     good, bad = hand_setups(rendering, 2)
-    bad = replace(bad, players=(Broken(), bad.players[1]))
+    bad = replace(bad, players=(Lines(MESSAGE), bad.players[1]))  # has no second move
     texts = prepared(GAMES[0], [(1, MESSAGE)])
-    with pytest.raises(KeyError, match="a bug") as caught:
+    with pytest.raises(IndexError) as caught:
         play_games([good, bad], engine(rendering, texts), sampling=SAMPLING, limits=LIMITS)
     assert "in instance hand/0, episode 1, seat 0" in caught.value.__notes__
 
