@@ -19,11 +19,8 @@ ODD = "user\n\n  (Paper 127): {'x': 47.5}\n\n\tRöv !!\nit's 世 🙂\r\n <|im_e
 
 
 def test_markers_and_template() -> None:
-    assert TOKENIZER.convert_tokens_to_ids(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]) == [
-        0,
-        1,
-        2,
-    ]
+    markers = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    assert TOKENIZER.convert_tokens_to_ids(markers) == [0, 1, 2]
     assert (TOKENIZER.eos_token, TOKENIZER.pad_token) == ("<|im_end|>", "<|endoftext|>")
     assert len(TOKENIZER) <= 320
     text = TOKENIZER.apply_chat_template(

@@ -1,6 +1,7 @@
 """Transcripts: which tokens are masked or trained, and that forks are independent."""
 
 import pytest
+from small_games import tokens
 
 from selfplay.chat.transcript import Span, Transcript
 
@@ -65,12 +66,7 @@ def test_mark_untrained_refuses_a_turn_that_does_not_exist(span_index: int) -> N
 def test_forks_share_earlier_tokens_and_nothing_else() -> None:
     original = two_turns()
     branch = original.fork()
-    assert (branch.ids, branch.mask, branch.logprobs, branch.spans) == (
-        original.ids,
-        original.mask,
-        original.logprobs,
-        original.spans,
-    )
+    assert tokens(branch) == tokens(original)
     branch.observe([6])
     branch.act([13, 14], logprobs=[-0.1, -0.2], version=9, finish="stop")
     branch.mark_untrained(0)

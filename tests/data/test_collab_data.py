@@ -98,14 +98,9 @@ def test_prepare_splits_a_local_file(tmp_path: Path, suffix: str) -> None:
         path.write_text(lines)
     out = tmp_path / "out"
     assert main(["prepare", "--dataset", str(path), "--out", str(out), "--test", "0.2"]) == 0
-    parts = {
-        part: read_instances(out / f"{part}.parquet") for part in ("train", "validation", "test")
-    }
-    assert {part: len(tasks) for part, tasks in parts.items()} == {
-        "train": 28,
-        "validation": 4,
-        "test": 8,
-    }
+    sizes = {"train": 28, "validation": 4, "test": 8}
+    parts = {part: read_instances(out / f"{part}.parquet") for part in sizes}
+    assert {part: len(tasks) for part, tasks in parts.items()} == sizes
     goals = [instance.goal for tasks in parts.values() for instance in tasks]
     assert len(set(goals)) == 40
     again = tmp_path / "again"

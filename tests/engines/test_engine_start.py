@@ -103,18 +103,13 @@ def test_the_deterministic_mode_is_for_gpus() -> None:
 def test_children_get_a_clean_environment_and_the_trainers_own_is_restored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    monkeypatch.setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "1")
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
+    removed = ("TORCHELASTIC_USE_AGENT_STORE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    removed += ("SGLANG_RETURN_ORIGINAL_LOGPROB",)
+    for name in (*removed, "CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_NVLS_ENABLE"):
+        monkeypatch.setenv(name, "1")
     before, level = dict(os.environ), logging.getLogger().level
     with child_environment("cuda", 2):
-        assert "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
-        assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
-        assert "PYTORCH_ALLOC_CONF" not in os.environ
-        assert "SGLANG_RETURN_ORIGINAL_LOGPROB" not in os.environ
+        assert not set(removed) & set(os.environ)
         assert os.environ["NCCL_NVLS_ENABLE"] == "0"
         assert os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
         os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "8"  # as SGLang does in its parent

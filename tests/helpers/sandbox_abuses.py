@@ -170,21 +170,75 @@ def square(x):
     return 0
 """
 
-# Name: an answer, and the tests that it must not pass.
+# Answers that must not pass: to the asserts, to the unittest case, to other tests.
+_TO_ASSERTS = {
+    "wrong": _WRONG,
+    "no code": "def square(",
+    "equal object": _ANY + "def square(x): return Any()",
+    "equal integer": (
+        "class I(int):\n    def __eq__(s, o): return True\n    __hash__ = int.__hash__\n"
+        "def square(x): return I(0)"
+    ),
+    "a mock": (
+        "from unittest.mock import MagicMock\ndef square(x):\n    m = MagicMock()\n"
+        "    m.__eq__ = lambda s, o: True\n    return m"
+    ),
+    "ends the tests' loop, generator exit": "def square(x): raise GeneratorExit",
+    "exec replaced": _patched("builtins.exec", "lambda *a, **k: None"),
+    "exits": "import sys\ndef square(x): sys.exit(0)",
+    "exits at once": "import os\ndef square(x): os._exit(0)",
+    "exits when it ends": _WRONG + "import atexit, os\natexit.register(os._exit, 0)",
+    "tests read from frames": _FRAMES,
+    "tests read from the collector": _COLLECTOR,
+    "constants read from the caller": _CONSTANTS,
+    "tests read from open files": _OPEN_TESTS,
+    "verdict written by its name": _VERDICT,
+    "verdict written to open files": _DESCRIPTORS,
+    "main's function replaced by its frame": (
+        _WRONG + "import sys\nframe = sys._getframe()\nwhile frame:\n"
+        "    frame.f_globals['passed'] = lambda *a, **k: True\n    frame = frame.f_back"
+    ),
+    "forged message of a class": _FORGED.format(message="['value', {'eval': ['9']}, '']"),
+    "forged call of a test's function": _FORGED.format(message="['function', [-1, [[], {}]], '']"),
+    "forged message too deep": (
+        _FORGED.format(message="0") + "import struct\ndef square(x):\n"
+        "    data = b'[' * 10 ** 6\n    w = pipe()._writing\n"
+        "    w.write(struct.pack('I', len(data)) + data)\n    w.flush()\n"
+    ),
+    "forged length": (
+        _FORGED.format(message="0")
+        + "def square(x):\n    w = pipe()._writing\n    w.write(b'\\xff' * 8)\n    w.flush()\n"
+    ),
+}
+_TO_CASE = {
+    "wrong, unittest": _WRONG,
+    "class building replaced": _patched("builtins.__build_class__", "lambda *a, **k: object"),
+    "assertEqual patched": _patched(
+        "unittest.TestCase.assertEqual", "lambda *a, **k: None", imports="unittest"
+    ),
+    "TestCase.run patched": _patched(
+        "unittest.TestCase.run", "lambda *a, **k: None", imports="unittest"
+    ),
+    "result patched": _patched(
+        "unittest.TestResult.wasSuccessful", "lambda s: True", imports="unittest"
+    ),
+    "unittest replaced": (
+        _WRONG + "import sys, types\nm = types.ModuleType('unittest')\nm.TestCase = object\n"
+        "sys.modules['unittest'] = m"
+    ),
+    "skips": "import unittest\ndef square(x): raise unittest.SkipTest('no')",
+    "skips by a class of its own": (
+        "import unittest\nclass Skip(unittest.SkipTest): pass\ndef square(x): raise Skip('no')"
+    ),
+    "stops the outcome": "import unittest.case\ndef square(x): raise unittest.case._ShouldStop",
+}
 FAKES: dict[str, tuple[str, str]] = {
-    "wrong": (_WRONG, ASSERTS),
-    "wrong, unittest": (_WRONG, CASE),
+    **{name: (answer, ASSERTS) for name, answer in _TO_ASSERTS.items()},
+    **{name: (answer, CASE) for name, answer in _TO_CASE.items()},
     "wrong, check": (_WRONG, CHECK),
-    "no code": ("def square(", ASSERTS),
-    "equal object": (_ANY + "def square(x): return Any()", ASSERTS),
     "equal object of a lying class": (
         _ANY + "Any.__class__ = property(lambda self: int)\ndef square(x): return Any()",
         TYPED,
-    ),
-    "equal integer": (
-        "class I(int):\n    def __eq__(s, o): return True\n    __hash__ = int.__hash__\n"
-        "def square(x): return I(0)",
-        ASSERTS,
     ),
     "equal float": (
         "class F(float):\n    def __eq__(s, o): return True\n    def __sub__(s, o): return 0.0\n"
@@ -209,11 +263,6 @@ FAKES: dict[str, tuple[str, str]] = {
         "import numpy\nclass A(numpy.ndarray):\n    def __eq__(s, o): return numpy.array(True)\n"
         "def square(x): return numpy.zeros(1).view(A)",
         "assert square(3) == 9",
-    ),
-    "a mock": (
-        "from unittest.mock import MagicMock\ndef square(x):\n    m = MagicMock()\n"
-        "    m.__eq__ = lambda s, o: True\n    return m",
-        ASSERTS,
     ),
     "contains all": (
         "class B:\n    def __contains__(s, o): return True\ndef both(x): return B()",
@@ -243,13 +292,7 @@ FAKES: dict[str, tuple[str, str]] = {
         ATTRIBUTE,
     ),
     "ends the tests' loop": ("def square(x): raise StopIteration", ALL_MAP),
-    "ends the tests' loop, generator exit": ("def square(x): raise GeneratorExit", ASSERTS),
-    "exec replaced": (_patched("builtins.exec", "lambda *a, **k: None"), ASSERTS),
     "all replaced": (_patched("builtins.all", "lambda values: True"), ALL),
-    "class building replaced": (
-        _patched("builtins.__build_class__", "lambda *a, **k: object"),
-        CASE,
-    ),
     "import replaced": (
         _WRONG + "import builtins, types\nreal = builtins.__import__\n"
         "class Fake:\n    isclose = staticmethod(lambda *a, **k: True)\n"
@@ -273,46 +316,6 @@ FAKES: dict[str, tuple[str, str]] = {
     ),
     "json patched": (_WRONG + _ANY + "import json\njson.loads = lambda text, *a, **k: Any()", JSON),
     "helper taken over": (_WRONG + "same = lambda a, b: True", HELPED),
-    "assertEqual patched": (
-        _patched("unittest.TestCase.assertEqual", "lambda *a, **k: None", imports="unittest"),
-        CASE,
-    ),
-    "TestCase.run patched": (
-        _patched("unittest.TestCase.run", "lambda *a, **k: None", imports="unittest"),
-        CASE,
-    ),
-    "result patched": (
-        _patched("unittest.TestResult.wasSuccessful", "lambda s: True", imports="unittest"),
-        CASE,
-    ),
-    "unittest replaced": (
-        _WRONG + "import sys, types\nm = types.ModuleType('unittest')\nm.TestCase = object\n"
-        "sys.modules['unittest'] = m",
-        CASE,
-    ),
-    "skips": ("import unittest\ndef square(x): raise unittest.SkipTest('no')", CASE),
-    "skips by a class of its own": (
-        "import unittest\nclass Skip(unittest.SkipTest): pass\ndef square(x): raise Skip('no')",
-        CASE,
-    ),
-    "stops the outcome": (
-        "import unittest.case\ndef square(x): raise unittest.case._ShouldStop",
-        CASE,
-    ),
-    "exits": ("import sys\ndef square(x): sys.exit(0)", ASSERTS),
-    "exits at once": ("import os\ndef square(x): os._exit(0)", ASSERTS),
-    "exits when it ends": (_WRONG + "import atexit, os\natexit.register(os._exit, 0)", ASSERTS),
-    "tests read from frames": (_FRAMES, ASSERTS),
-    "tests read from the collector": (_COLLECTOR, ASSERTS),
-    "constants read from the caller": (_CONSTANTS, ASSERTS),
-    "tests read from open files": (_OPEN_TESTS, ASSERTS),
-    "verdict written by its name": (_VERDICT, ASSERTS),
-    "verdict written to open files": (_DESCRIPTORS, ASSERTS),
-    "main's function replaced by its frame": (
-        _WRONG + "import sys\nframe = sys._getframe()\nwhile frame:\n"
-        "    frame.f_globals['passed'] = lambda *a, **k: True\n    frame = frame.f_back",
-        ASSERTS,
-    ),
     "jumps over the asserts": (_TRACE, "x = 1\nx = 2\n" + ASSERTS),
     "integer overwritten": (
         "import ctypes\nctypes.c_uint32.from_address(id(9) + 24).value = 0\n"
@@ -352,25 +355,6 @@ FAKES: dict[str, tuple[str, str]] = {
         "def later():\n    builtins.all = lambda v: True\n"
         "t = threading.Thread(target=later)\nt.start()\nt.join()",
         ALL,
-    ),
-    "forged message of a class": (
-        _FORGED.format(message="['value', {'eval': ['9']}, '']"),
-        ASSERTS,
-    ),
-    "forged call of a test's function": (
-        _FORGED.format(message="['function', [-1, [[], {}]], '']"),
-        ASSERTS,
-    ),
-    "forged message too deep": (
-        _FORGED.format(message="0") + "import struct\ndef square(x):\n"
-        "    data = b'[' * 10 ** 6\n    w = pipe()._writing\n"
-        "    w.write(struct.pack('I', len(data)) + data)\n    w.flush()\n",
-        ASSERTS,
-    ),
-    "forged length": (
-        _FORGED.format(message="0")
-        + "def square(x):\n    w = pipe()._writing\n    w.write(b'\\xff' * 8)\n    w.flush()\n",
-        ASSERTS,
     ),
     "forged array of objects": (
         _FORGED.format(message="['value', {'array': ['|O8', [1], 'AAAAAAAAAAA=']}, '']"),

@@ -14,6 +14,7 @@ from scripted_engine import StreamEngine, WaveEngine
 from dialop.game import Game
 from dialop.matching.game import MatchingInstance
 from selfplay.chat.rendering import Rendering
+from selfplay.chat.transcript import Transcript
 from selfplay.config import Config, load_config
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Request, Sampling
@@ -92,6 +93,10 @@ def play_one(
     setup = GameSetup(game, players, key, index)
     (episode,), _ = play_games([setup], engine, sampling=SAMPLING, limits=limits)
     return episode
+
+
+def tokens(transcript: Transcript) -> tuple[object, ...]:
+    return (transcript.ids, transcript.mask, transcript.logprobs, transcript.spans)
 
 
 class Proposes(WaveEngine):

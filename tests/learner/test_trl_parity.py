@@ -30,6 +30,7 @@ SEQUENCE = "algorithm.aggregation=sequence_mean"
 CONSTANT = ("algorithm.aggregation=constant", f"algorithm.constant_length={LENGTH}")
 HIGHER = ("algorithm.clip_low=0.1", "algorithm.clip_high=0.15")
 GSPO = ("algorithm.loss=gspo", "algorithm.clip_low=0.02", "algorithm.clip_high=0.03")
+OF_SEQUENCE = {"importance_sampling_level": "sequence", "epsilon_low": 0.02, "epsilon_high": 0.03}
 
 # TRL's settings, and this project's for the same loss.
 VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -37,22 +38,9 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "bnpo": ({"loss_type": "bnpo"}, ()),
     "dapo": ({"loss_type": "dapo", "epsilon_low": 0.1, "epsilon_high": 0.15}, HIGHER),
     "dr_grpo": ({"loss_type": "dr_grpo"}, CONSTANT),
-    "gspo": (
-        {
-            "loss_type": "grpo",
-            "importance_sampling_level": "sequence",
-            "epsilon_low": 0.02,
-            "epsilon_high": 0.03,
-        },
-        (SEQUENCE, *GSPO),
-    ),
+    "gspo": ({"loss_type": "grpo", **OF_SEQUENCE}, (SEQUENCE, *GSPO)),
     "luspo": (
-        {
-            "loss_type": "luspo",
-            "importance_sampling_level": "sequence",
-            "epsilon_low": 0.02,
-            "epsilon_high": 0.03,
-        },
+        {"loss_type": "luspo", **OF_SEQUENCE},
         (*GSPO, "algorithm.aggregation=constant", "algorithm.constant_length=1"),
     ),
     # TRL's epsilon_high is the cap itself, and the weight has no lower bound.

@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 from dialop_boards import BEST, BRIEF, SMALL, WORST
 from scripted_engine import StreamEngine, WaveEngine
-from small_games import LIMITS, SAMPLING, Lines, policies
+from small_games import LIMITS, SAMPLING, Lines, policies, tokens
 
 from dialop.game import Game
 from dialop.matching.game import MatchingGame
 from dialop.matching.scripted import make_scripted
 from selfplay.chat.rendering import Rendering
-from selfplay.chat.transcript import Transcript
 from selfplay.config import AlgorithmConfig, RewardConfig, load_config
 from selfplay.credit.advantages import CreditStats, assign_advantages, reward_samples
 from selfplay.credit.returns import branch_samples, episode_samples
@@ -80,10 +79,6 @@ def played(
         [hand_setup(rendering, branching)], prepared_engine, sampling=SAMPLING, limits=LIMITS
     )
     return episode, prepared_engine
-
-
-def tokens(transcript: Transcript | None) -> tuple[object, ...]:
-    return (transcript.ids, transcript.mask, transcript.logprobs, transcript.spans)
 
 
 def test_the_value_of_an_answer_is_the_score_that_followed_it(rendering: Rendering) -> None:

@@ -64,13 +64,8 @@ def test_a_session_at_the_terminal() -> None:
     board, last = prompt.user.rsplit("\n\n", 1)
     assert last == "You move first."
     assert out.getvalue() == SHOWN.format(rules=prompt.system, table=board)
-    assert [turn.action for turn in episode.turns] == [
-        None,
-        "message",
-        "message",
-        "propose",
-        "accept",
-    ]
+    actions = [None, "message", "message", "propose", "accept"]
+    assert [turn.action for turn in episode.turns] == actions
 
 
 def test_a_game_whose_input_ends_is_void() -> None:
