@@ -1,6 +1,5 @@
 """`python -m dialop check`: games of this package pass; each check finds a game that breaks it."""
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -164,7 +163,7 @@ class Forgeable(ThreeRooms):
 
 class Quadratic(ThreeRooms):
     def _read(self, seat: int, text: str) -> tuple[str, str]:
-        time.sleep((len(text) / 30_000) ** 2 / 10)
+        sum(range(len(text) ** 2 // 200))
         return super()._read(seat, text)
 
 

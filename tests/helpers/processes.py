@@ -42,7 +42,7 @@ def start(
     )
 
 
-def measured_by(script: str, *arguments: str, torchrun: int) -> dict[str, Any]:
+def measured_by(script: str, *arguments: str, torchrun: int = 0) -> dict[str, Any]:
     """What the ranks of `tests/helpers/SCRIPT ARGUMENTS FOLDER` wrote to FOLDER/report.json.
 
     They run once in a test run."""
@@ -59,7 +59,7 @@ def measured_by(script: str, *arguments: str, torchrun: int) -> dict[str, Any]:
 def two_ranks(case: str, *, part: str = "fast") -> Any:
     """What a pair of ranks measured in this case: one pair measures all cases of the fast tests,
     another ("slow") all others."""
-    return measured_by("two_ranks.py", part, torchrun=2)[case]
+    return measured_by("two_ranks.py", part)[case]
 
 
 def say(case: str, **facts: object) -> None:
