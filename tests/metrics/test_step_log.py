@@ -41,27 +41,11 @@ def test_a_resumed_log_holds_no_step_twice(tmp_path: Path) -> None:
 def test_a_line_is_json_whatever_the_numbers(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     log = StepLog(path, after_step=None)
-    log.append(
-        {
-            "step": 1,
-            "loss": float("nan"),
-            "norm": np.float32("inf"),
-            "kinds": {"a": [1.5, -float("inf")]},
-            "count": np.int64(3),
-            "pair": (1, None),
-        }
-    )
-    assert lines(path) == [
-        {
-            "step": 1,
-            "loss": None,
-            "norm": None,
-            "kinds": {"a": [1.5, None]},
-            "count": 3,
-            "pair": [1, None],
-            "non_finite": ["loss", "norm", "kinds.a[1]"],
-        }
-    ]
+    line = {"step": 1, "loss": float("nan"), "norm": np.float32("inf"), "count": np.int64(3)}
+    log.append({**line, "kinds": {"a": [1.5, -float("inf")]}, "pair": (1, None)})
+    told = {"step": 1, "loss": None, "norm": None, "count": 3, "kinds": {"a": [1.5, None]}}
+    told |= {"pair": [1, None], "non_finite": ["loss", "norm", "kinds.a[1]"]}
+    assert lines(path) == [told]
     with pytest.raises(ValueError, match="step"):
         log.append({"score": 1.0})
 
