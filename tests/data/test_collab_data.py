@@ -20,8 +20,12 @@ from selfplay.data.prepare_collab import main, rows_of
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "collab" / "tasks.jsonl"
 MULTI: dict[str, Any] = {
     "prompt": [{"role": "user", "content": "Help me with a sum."}],
-    **{"completion": "Which numbers?", "conv_id": 3, "turn_id": 1, "score": 0.5},
-    **{"single_turn_prompt": "What is 2 plus 2?", "single_turn_completion": "It is \\boxed{4}."},
+    "completion": "Which numbers?",
+    "conv_id": 3,
+    "turn_id": 1,
+    "score": 0.5,
+    "single_turn_prompt": "What is 2 plus 2?",
+    "single_turn_completion": "It is \\boxed{4}.",
     "single_turn_metadata": {"level": "1"},
 }
 

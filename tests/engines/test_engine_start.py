@@ -13,9 +13,18 @@ from selfplay.engines.sglang import launch
 from selfplay.engines.sglang.launch import child_environment, engine_arguments, free_port
 
 OPTIONS: dict[str, Any] = {
-    **{"dtype": "bfloat16", "tp_size": 2, "mem_fraction": 0.7, "attention_backend": "triton"},
-    **{"context_length": None, "max_running_requests": 96, "max_total_tokens": None, "seed": 3},
-    **{"deterministic": False, "base_gpu_id": 4, "memory_saver": True, "load_format": "auto"},
+    "dtype": "bfloat16",
+    "tp_size": 2,
+    "mem_fraction": 0.7,
+    "attention_backend": "triton",
+    "context_length": None,
+    "max_running_requests": 96,
+    "max_total_tokens": None,
+    "seed": 3,
+    "deterministic": False,
+    "base_gpu_id": 4,
+    "memory_saver": True,
+    "load_format": "auto",
 }
 
 

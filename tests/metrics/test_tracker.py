@@ -21,8 +21,13 @@ SEATS = [
     {"player": "self", "system": "Rules", "user": "B: 4"},
 ]
 GAME = {
-    **{"step": 2, "instance": "train:7", "episode": 0, "score_norm": 0.75, "agreed": True},
-    **{"ended": "agreed", "seats": SEATS},
+    "step": 2,
+    "instance": "train:7",
+    "episode": 0,
+    "score_norm": 0.75,
+    "agreed": True,
+    "ended": "agreed",
+    "seats": SEATS,
     "turns": [
         {"seat": 0, "text": "[message] \x1b[2J<script>", "error": None},
         {"seat": 1, "text": "[propose] x", "error": "not an assignment"},

@@ -17,8 +17,12 @@ from selfplay.credit.sample import Sample
 from selfplay.metrics.watches import Watches, WatchStop
 
 HEALTHY = {
-    **{"entropy": 0.024, "ratio_mean": 1.0, "score": 0.8, "honesty": 0.95},
-    **{"score/scripted:honest/0": 0.9, "num_optimizer_steps": 1.0},
+    "entropy": 0.024,
+    "ratio_mean": 1.0,
+    "score": 0.8,
+    "honesty": 0.95,
+    "score/scripted:honest/0": 0.9,
+    "num_optimizer_steps": 1.0,
 }
 # What goes wrong, and after how many such steps the mean over ten passes its threshold.
 PROVOKED = {

@@ -28,8 +28,14 @@ def game(text: str) -> dict[str, Any]:
     seat = {"player": "self", "system": "", "user": "A: 3"}
     turn = {"seat": 0, "text": text, "error": None, "observations": [], "trained": True}
     return {
-        **{"step": 9, "instance": "held_out:0", "episode": 0, "score_norm": 0.5, "agreed": True},
-        **{"ended": "agreed", "seats": [seat, seat | {"user": "B: 4"}], "turns": [turn]},
+        "step": 9,
+        "instance": "held_out:0",
+        "episode": 0,
+        "score_norm": 0.5,
+        "agreed": True,
+        "ended": "agreed",
+        "seats": [seat, seat | {"user": "B: 4"}],
+        "turns": [turn],
         "facts": {},
     }
 
