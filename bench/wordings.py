@@ -1,11 +1,11 @@
 """Counts which rules an untrained model breaks, by the wording of the rules and by demonstrations.
 
-    python -m bench.wordings models/SmolLM2-135M-Instruct.Q4_1.gguf --num 64
+    python -m bench.wordings --num 32 --temperature 1 0 --out runs/wordings
 
-Plays sampled games of one model with itself on held-out 4x4 boards in English, with each wording of
-WORDINGS and with 0, 1 and 2 demonstration games. Prints one row each: tokens of the system prompt,
-the share of games whose first move is legal, refused moves a game by kind, agreement, score, true
-statements, and the share of first moves that repeat a demonstration's first line.
+Plays a model with itself on the held-out boards of configs/smollm2_4x4.yaml, on this machine's CPU,
+for each wording, number of demonstration games and temperature. Prints the table of an evaluation,
+refused moves by kind, the share of games whose first try is legal, and the share of what it writes
+that is copied (`copied`). --out gets `evaluation.md` with example games and `evaluation.json`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 from unittest.mock import patch
-
-import numpy as np
 
 from dialop.matching import texts
 from selfplay.colocation.start import load_engine
 from selfplay.config import load_config
-from selfplay.data.instances import HELD_OUT, generated
+from selfplay.data.instances import HELD_OUT, kept_back
 from selfplay.distributed import close_world
 from selfplay.evaluation.evaluate import EvaluationContext, play_instances, summarize
+from selfplay.evaluation.report import Report, report_text, write_report
 from selfplay.model.hub import local_folder
 from selfplay.preflight.run import read_rendering
+from selfplay.rollout.episode import Episode
 from selfplay.setup import open_world
 
 _GOAL = """\
@@ -67,58 +69,71 @@ Answer your partner's proposal with [accept] or [reject].
 
 Every reply begins with [message], [propose], [accept] or [reject].{message_rule:.0}""",
 }
-KINDS = ("no_tag", "unknown_tag", "empty", "bad_proposal", "must_answer", "nothing_pending")
+SETTINGS = (
+    *("engine.kind=hf", "device=cpu", "model.dtype=float32", "data.processes=1"),
+    *("rollout.max_new_tokens=96", "rollout.max_game_tokens=4096"),
+)
+GRAM = 5  # words
+
+
+def copied(games: Sequence[Episode]) -> float:
+    """The share of the runs of five words in the seats' tries that stand in the rules or the
+    demonstrations of the seat's prompt; 0 where no try has five words."""
+    num_copied = num_all = 0
+    for game in games:
+        shown = [
+            _grams("\n".join([prompt.system, *(text for pair in prompt.earlier for text in pair)]))
+            for prompt in game.prompts
+        ]
+        for turn in game.turns:
+            written = _grams(turn.text)
+            num_all += len(written)
+            num_copied += sum(gram in shown[turn.seat] for gram in written)
+    return num_copied / max(1, num_all)
+
+
+def _grams(text: str) -> list[tuple[str, ...]]:
+    words = text.split()
+    return [tuple(words[i : i + GRAM]) for i in range(len(words) - GRAM + 1)]
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", help="a Hugging Face id, a folder or a .gguf file")
-    parser.add_argument("--num", type=int, default=64, help="games in each row")
+    parser.add_argument("--num", type=int, default=32, help="games in each row")
     parser.add_argument("--shown", type=int, nargs="+", default=[0, 1, 2], help="demonstrations")
+    parser.add_argument("--wording", nargs="+", default=list(WORDINGS), choices=list(WORDINGS))
+    parser.add_argument("--temperature", type=float, nargs="+", default=[1.0])
+    parser.add_argument("--config", type=Path, default=Path("configs/smollm2_4x4.yaml"))
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("settings", nargs="*", metavar="key=value")
     args = parser.parse_intermixed_args(words)
-    config = load_config(
-        None,
-        [
-            *("game.size=4", f"model.path={args.model}", "engine.kind=hf"),
-            *("rollout.max_turns=8", "rollout.max_retries=1", "rollout.max_new_tokens=128"),
-            *("rollout.max_game_tokens=4096", *args.settings),
-        ],
-    )
-    columns = ["tokens", "first move legal", *(k.replace("_", " ") for k in KINDS), "cut off"]
-    columns += ["agreement", "score", "true statements", "first line copied"]
-    print(
-        f"| wording | demonstrations | {' | '.join(columns)} |\n|---|{'--:|' * (1 + len(columns))}"
-    )
+    config = load_config(args.config, [*SETTINGS, *args.settings])
+    rows, firsts = {}, []
     with ExitStack() as cleanup:
         world = open_world(config)
         rendering = read_rendering(config.model, config.game, seed=config.seed)
-        engine = load_engine(config, local_folder(args.model), world, cleanup=cleanup)
-        instances = generated(HELD_OUT, game=config.game, seed=0, start=0, num=args.num)
-        for name, rules in WORDINGS.items():
-            for shown in args.shown:
-                game = replace(config.game, demonstrations=shown)
-                max_batch = config.engine.max_batch
-                context = EvaluationContext(
-                    engine, rendering, world, game, config.rollout, max_batch
-                )
-                with patch.object(texts, "RULES", rules):
-                    played = play_instances(instances, context)
-                    measures = summarize(played, context).measures
-                games = list(played.games.values())
-                prompt = games[0].prompts[0]
-                tokens = len(rendering.action_ids(prompt.system)) - 1
-                openers = {text.split("\n")[0] for _, text in prompt.earlier}
-                openers |= {text.split("\n")[0] for g in games for _, text in g.prompts[1].earlier}
-                first = [game.turns[0] for game in games]
-                row = [float(np.mean([turn.error is None for turn in first]))]
-                row += [measures.get(f"errors_{kind}", 0.0) for kind in (*KINDS, "cut_off")]
-                row += [measures.get(k, 0.0) for k in ("agreement", "score", "honesty")]
-                row += [float(np.mean([t.text.split("\n")[0] in openers for t in first]))]
-                cells = " | ".join(f"{value:.2f}" for value in row)
-                print(f"| {name} | {shown} | {tokens} | {cells} |", flush=True)
+        engine = load_engine(config, local_folder(config.model.path or ""), world, cleanup=cleanup)
+        instances = kept_back(HELD_OUT, num=args.num, game=config.game, data=config.data)
+        for temperature, name, shown in product(args.temperature, args.wording, args.shown):
+            game = replace(config.game, demonstrations=shown)
+            context = EvaluationContext(
+                engine, rendering, world, game, config.rollout, config.engine.max_batch
+            )
+            with patch.object(texts, "RULES", WORDINGS[name]):
+                played = play_instances(instances, context, temperature=temperature)
+                row = summarize(played, context)
+            games = list(played.games.values())
+            label = f"policy, {name}, {shown} shown, T {temperature:g}"
+            rows[label] = row
+            legal = sum(game.turns[0].error is None for game in games)
+            firsts.append(f"{label}: first tries {legal} legal of {len(games)}")
+            firsts[-1] += f", copied {copied(games):.2f}"
+            report = Report("Wordings", {"model": config.model.path}, rows)
+            print(*report_text(report).rsplit("\n\n", 2)[-2:], *firsts, sep="\n", flush=True)
+            write_report(report, args.out)
+            (args.out / "first_tries.txt").write_text("\n".join(firsts) + "\n")
     close_world(world)
 
 
