@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -103,6 +104,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
                 world=world,
             )
             sync_check.listen(first_turns(episodes, sync_check.num_turns))
+            settings = replace(run.settings, max_mismatch=sync_check.bound)
         with watch("credit"):
             samples, credit_stats = reward_samples(
                 episodes, algorithm=config.algorithm, reward=config.reward
@@ -114,13 +116,13 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         with watch("sleep"):
             sleep_engine(engine, offload, world)
         with watch("logprobs"), saved_first(save_before, step):
-            samples, metrics = recompute_logprobs(learner, samples, settings=run.settings)
+            samples, metrics = recompute_logprobs(learner, samples, settings=settings)
         with watch("advantages"):
             samples, baselines = compute_advantages(
                 samples, baselines, algorithm=config.algorithm, world=world
             )
         with watch("update"), saved_first(save_before, step):
-            metrics |= update_policy(learner, samples, auxiliary, step=step, settings=run.settings)
+            metrics |= update_policy(learner, samples, auxiliary, step=step, settings=settings)
             metrics |= update_reference(learner, metrics, step=step, algorithm=config.algorithm)
         with watch("push"), ending.put_off():
             run.restarts.push(step + 1)

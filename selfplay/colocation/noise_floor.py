@@ -73,9 +73,14 @@ class NoiseFloor:
     def largest(self) -> float:
         return max(self._mismatches, default=math.inf)
 
+    @property
+    def bound(self) -> float:
+        """What no mean over many turns with equal weights is above; 0 before the floor is known."""
+        return FACTOR * self.largest if self.known else 0.0
+
     def add(self, mismatches: Sequence[float]) -> None:
-        """Add turns that were scored with equal weights."""
-        self._mismatches.extend(mismatches)
+        """Add turns that were scored with equal weights; an infinite mismatch is no noise."""
+        self._mismatches.extend(filter(math.isfinite, mismatches))
 
     def forget(self) -> None:
         """Drop all turns, after the noise has changed."""

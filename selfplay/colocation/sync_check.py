@@ -72,6 +72,9 @@ class SyncCheck:
         self._floor = NoiseFloor()
         self._turns: Sequence[Turn] = ()
         self._measured = False
+        # The largest mean mismatch of a complete rollout, in nats a token. The first rollout's is
+        # in the settings. From the first healthy comparison on noise may have grown above it.
+        self.bound = config.max_mismatch
 
     def listen(self, turns: Sequence[Turn]) -> None:
         """Take a step's turns before any weight moves. The first call measures the noise floor."""
@@ -104,6 +107,7 @@ class SyncCheck:
             return metrics | {"num_suspected": 1.0}
         self._add_to_floor(first)
         self._add_to_floor(second)
+        self.bound = max(self._config.max_mismatch, self._floor.bound)
         return metrics | {"num_suspected": 0.0}
 
     def _push_again(self, turns: Sequence[Turn], version: int) -> None:

@@ -185,8 +185,9 @@ class EngineConfig:
     )
     max_mismatch: float = key(
         0.05,
-        "largest mean log-prob mismatch |engine - trainer|, in nats per token over the games "
-        "of a step; above it the run saves its state and stops",
+        "a mean log-prob mismatch |engine - trainer| below it, in nats per token over the games of "
+        "a step, ends no run; above it and above the measured noise floor the run saves its state "
+        "and stops",
         formerly="engine.max_gap",
         low=0.0,
         high=1000.0,

@@ -22,8 +22,9 @@ from selfplay.model.policy import hidden_states, policy_logprobs
 
 @dataclass(frozen=True, slots=True)
 class UpdateSettings:
-    """The settings that an update reads. `temperature` is that of the rollout, `max_mismatch` is in
-    nats a token, `num_steps` counts the self-play steps of the run."""
+    """The settings that an update reads. `temperature` is that of the rollout, `max_mismatch` the
+    largest mean log-prob mismatch of a rollout in nats a token (`SyncCheck.bound`), `num_steps`
+    counts the self-play steps of the run."""
 
     algorithm: AlgorithmConfig
     critic: CriticConfig

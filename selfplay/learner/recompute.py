@@ -169,15 +169,16 @@ def _at_trained_tokens(values: Iterable[float], sample: Sample) -> list[float]:
 def check_mismatch(metrics: Mapping[str, float], bound: float) -> None:
     """Check the mean log-prob mismatch over the full rollout, before any weight moves.
 
-    Raises EngineDisagrees if it is above `bound` (`engine.max_mismatch`), in nats a token. The
+    Raises EngineDisagrees if it is above `bound` (`SyncCheck.bound`), in nats a token. The
     standard deviation of a token's difference is near 0.05 in bf16, so the standard error over
     10,000 tokens is 0.0005: with a bound of 0.05, a healthy mean of 0.02 lies 60 of them below.
-    Only a model whose noise is as large as the bound fails wrongly, and it does so in the first
-    step.
+    Only a model whose noise is as large as `engine.max_mismatch` fails wrongly, and it does so in
+    the first step; noise that grows later raises the bound.
     """
     mismatch = metrics.get("mismatch_mean", 0.0)
     if not mismatch <= bound:  # also for a NaN
         raise EngineDisagrees(
             f"the mean log-prob mismatch of this step's games is {mismatch:.4f} nats a token, "
-            f"engine.max_mismatch is {bound:g}: the engine's weights are not the trainer's"
+            f"above {bound:.4g}, the larger of engine.max_mismatch and what the noise floor "
+            "allows: the engine's weights are not the trainer's"
         )

@@ -167,6 +167,7 @@ def test_equal_weights_in_bf16_are_never_suspected() -> None:
     """20 steps of the model's own turns, packed for the trainer, one at a time for the engine."""
     check, learner, ending = checked(tiny_model())
     for step in range(1, 21):
+        assert check.bound == config_of().engine.max_mismatch
         check.listen(spoken(learner.model, check.num_turns, seed=step))
         assert check.after_push(version=step)["num_suspected"] == 0.0
     assert ending.trouble is None
@@ -200,6 +201,18 @@ def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothi
     else:
         with pytest.raises(EngineDisagrees, match="step 8"):
             ending.hold(7)
+
+
+def test_noise_that_grows_raises_the_bound_of_the_rollout_after_the_first() -> None:
+    """The floor's largest turn is at 0.2 nats; a NaN or a floor without turns raises nothing."""
+    check, learner, _ = checked(tiny_model())
+    assert check.bound == check._config.max_mismatch == 0.05
+    check._floor.add([0.2, math.inf])
+    check.listen(spoken(learner.model, check.num_turns, seed=0))
+    assert check.bound == 0.05, "no comparison yet"
+    check.after_push(version=1)
+    assert check.bound == FACTOR * 0.2
+    assert NoiseFloor().bound == 0.0
 
 
 # --- a missed push ----------------------------------------------------------------------------

@@ -1,0 +1,144 @@
+"""What a policy of planning or mediation has read from its texts, in the games that a run kept.
+
+    python -m bench.readings RUN
+
+Reads the sampled held-out games before and after self-play and the logged games of the last two
+steps. Planning: the private points that agents write beside those that a teacher writes there, and
+how sites are drawn. Mediation: how flights are drawn, and what the agreed pairs lose. Log-probs are
+as sampled, in nats. Loads no model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from dialop.kit import load_kit
+from dialop.mediation.records import MediationInstance
+from dialop.mediation.score import arrival_costs, calendar_costs, price_costs
+from dialop.planning.board import AGENT
+from dialop.planning.scripted import make_scripted
+from selfplay.report.run_files import read_run
+
+Record = Mapping[str, Any]
+Token = tuple[str, float]  # a piece of text and its log-prob
+POINTS = re.compile(r"^(.+)\|(-?\d+)$", re.MULTILINE)
+TEACHER = "searcher:legs=1,think=points"
+ASKED = re.compile(r"distance_to\(([^)]+)\)")
+LAST_STEPS = 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("run", type=Path, metavar="RUN")
+    run = read_run(parser.parse_args().run)
+    rows = {stage: run.row(stage, "sampled") for stage in ("before", "after")}
+    parts = {stage: row.games for stage, row in rows.items() if row}
+    newest = max((game["step"] for game in run.games), default=0)
+    last = [game for game in run.games if game["step"] > newest - LAST_STEPS]
+    parts["after"] = (*parts.get("after", ()), *last)
+    for line in {"planning": planning, "mediation": mediation}[run.game](parts):
+        print(line)
+
+
+def planning(parts: Mapping[str, Sequence[Record]]) -> Iterator[str]:
+    """Over all games in which an agent wrote points where a teacher would have."""
+    games = [game for part in parts.values() for game in part]
+    found = [(game, own) for game in games if len(own := _points(game))]
+    if not found:
+        yield "no agent wrote points"
+        return
+    pairs = np.concatenate([own for _, own in found])
+    most = sum(Counter(own[:, 1].tolist()).most_common(1)[0][1] for _, own in found)
+    lines = [np.corrcoef(own.T)[0, 1] for _, own in found]
+    yield f"{len(found)} of {len(games)} games, {len(pairs)} points"
+    yield (
+        f"equal to the teacher's {(pairs[:, 0] == pairs[:, 1]).mean():.2f}, to the teacher's most "
+        f"frequent of the city {most / len(pairs):.2f}; correlation {fmean(lines):.2f} in the mean "
+        f"({min(lines):.2f} to {max(lines):.2f})"
+    )
+    tokens = [token for game, _ in found for turn in game["turns"] for token in turn["tokens"]]
+    of_points = [-nats for text, nats in tokens if re.fullmatch(r"\|-?\d+", text)]
+    of_all = -sum(nats for _, nats in tokens)
+    yield f"a point {fmean(of_points):.2f} nats, all {sum(of_points) / of_all:.2f} of a game's"
+    of_sites, num_asked = [], 0
+    for game, _ in found:
+        names = {site["name"] for site in game["state"]["instance"]["sites"]}
+        asked = {name for turn in game["turns"] for name in ASKED.findall(turn["text"])}
+        plans = [turn for turn in game["turns"] if turn["action"] == "propose"]
+        num_asked += any(name in plan["text"] for plan in plans for name in asked)
+        drawn = [token for plan in plans for token in plan["tokens"] if token[0] in names - asked]
+        of_sites += [-nats for _, nats in drawn]
+    yield f"a site beside the one asked for {fmean(of_sites):.2f} nats, of {len(names)} sites"
+    yield f"the site asked for is proposed in {num_asked} games"
+
+
+def _points(game: Record) -> np.ndarray:
+    """The points of each site [N, 2]: the agent's, the teacher's."""
+    view = load_kit("planning").restore(game["state"]).view(AGENT)
+    played = 0
+    for turn in game["turns"]:
+        written = dict(POINTS.findall(turn["text"]))
+        if turn["seat"] == AGENT and written and turn["error"] is None:
+            there = replace(view, log=view.log[:played], to_move=AGENT, pending=None)
+            right = POINTS.findall(make_scripted(TEACHER, seed=0).lesson(there).text)
+            return np.array([[int(written[n]), int(p)] for n, p in right if n in written])
+        played += turn["error"] is None
+    return np.empty((0, 2))
+
+
+def mediation(parts: Mapping[str, Sequence[Record]]) -> Iterator[str]:
+    """Of the games before self-play, then of those after it."""
+    for part, games in parts.items():
+        of_ids, of_all, lost, random = [], 0.0, [], []
+        for game in games:
+            flights = [len(user["flights"]) for user in game["state"]["instance"]["users"]]
+            tokens = [token for turn in game["turns"] for token in turn["tokens"]]
+            plans = [turn["tokens"] for turn in game["turns"] if turn["action"] == "propose"]
+            ids = [sum(nats for _, nats in token) for plan in plans for token in _numbers(plan)]
+            of_ids += [(-nats, np.mean(np.log(flights))) for nats in ids]
+            of_all -= sum(nats for _, nats in tokens)
+            if game["state"]["play"]["agreed"]:
+                pair = tuple(game["state"]["play"]["agreed"])
+                terms = _terms(load_kit("mediation").restore(game["state"]).instance)
+                best = np.unravel_index(terms.sum(0).argmax(), terms.shape[1:])
+                lost.append(terms[(slice(None), *best)] - terms[(slice(None), *pair)])
+                random.append(terms[(slice(None), *best)] - terms.mean((1, 2)))
+        nats, uniform = np.mean(of_ids, axis=0)
+        yield f"{part}: {len(games)} games; an id {nats:.2f} nats, one at random {uniform:.2f}"
+        yield f"  both ids {nats * len(of_ids) / of_all:.2f} of a game's nats"
+        for name, values in (("lost to the best pair", lost), ("by random pairs", random)):
+            terms = ", ".join(f"{value:.1f}" for value in np.mean(values, axis=0))
+            yield f"  {name}, calendar, price, arrival: {terms}"
+
+
+def _numbers(tokens: Sequence[Token]) -> Iterator[list[Token]]:
+    """The tokens of each number: a number of two digits has two."""
+    for digits, run in groupby(tokens, key=lambda token: token[0].isdigit()):
+        if digits:
+            yield list(run)
+
+
+def _terms(instance: MediationInstance) -> np.ndarray:
+    """Calendar, price and arrival of both users together, for each pair of flights [3, F0, F1]."""
+    first, second = instance.users
+    return np.stack(
+        [
+            np.add.outer(calendar_costs(first), calendar_costs(second)),
+            np.add.outer(price_costs(first), price_costs(second)),
+            2 * arrival_costs(instance.users, instance.arrival_pref),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
