@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.tiny_report import row
-from selfplay.evaluation.drawings import learning_curve_svg
+from selfplay.report.charts import curves_svg
 from selfplay.whole import write_atomically
 
 Steps = list[dict[str, float]]  # a run's lines, in order
@@ -100,7 +100,7 @@ def write_figures(
                 alike[f"{name}, seed {seed}"] = name
         path = folder / f"method_{method}.svg"
         title = f"{method} and {base}: score of training games"
-        write_atomically(path, learning_curve_svg(curves, y="score", title=title, alike=alike))
+        write_atomically(path, curves_svg(curves, y="score", title=title, alike=alike))
         shown.append(f"![{title}]({path.as_posix()})")
     return shown
 

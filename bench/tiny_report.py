@@ -21,11 +21,12 @@ from typing import Any
 
 from selfplay.config import Config, load_config
 from selfplay.config.settings import SettingsError, difference
-from selfplay.evaluation.drawings import drift_svg, game_text, learning_curve_svg
+from selfplay.evaluation.game_text import game_text
 from selfplay.evaluation.report import fenced
 from selfplay.games import kit_of
 from selfplay.metrics.console import clock
 from selfplay.metrics.tables import show_interval
+from selfplay.report.charts import curves_svg
 from selfplay.whole import write_atomically
 
 # Metric, name of its figure, title.
@@ -218,18 +219,8 @@ def write_curves(runs: Sequence[Run], folder: Path, *, name: str) -> list[str]:
         if not any(metric in line for lines in rows.values() for line in lines):
             continue
         path = folder / f"{name}_{word}.svg"
-        write_atomically(path, learning_curve_svg(rows, y=metric, title=title))
+        write_atomically(path, curves_svg(rows, y=metric, title=title))
         shown.append(f"![{title}]({path.as_posix()})")
-    for number, run in enumerate(runs):
-        drift = [
-            (step["step"], step["eval_score"], step["eval_drift_score"])
-            for step in run.steps
-            if "eval_drift_score" in step
-        ]
-        if drift:
-            path = folder / f"{name}_guard_{number}.svg"
-            write_atomically(path, drift_svg(drift, partner=run.config.eval.drift_monitor.partner))
-            shown.append(f"![{run.label}: language drift]({path.as_posix()})")
     return shown
 
 

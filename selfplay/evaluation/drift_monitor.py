@@ -18,13 +18,11 @@ from selfplay.config import DataConfig, EvalConfig, GameConfig, RolloutConfig
 from selfplay.config.partners import WARM_START
 from selfplay.config.player_spec import CHECKPOINT, Spec
 from selfplay.config.settings import SettingsError
-from selfplay.evaluation.drawings import drift_svg
 from selfplay.evaluation.held_out import EvaluationContext, validation, validation_score
 from selfplay.evaluation.word_drift import check_words
 from selfplay.metrics.ending import RunEnds
 from selfplay.partners.partners import Partners, check_spec
 from selfplay.rollout.seating import Partner, chosen_seats, read_spec
-from selfplay.whole import write_atomically
 
 # Step, self-play score, score with the fixed partner.
 Scores = tuple[int, float, float]
@@ -75,18 +73,12 @@ def drift_message(verdict: Verdict, partner: str) -> str:
 
 
 class DriftMonitor:
-    """The monitor of a run, which draws `drift_monitor.svg` in the run's `folder`. Without a
-    partner every call does nothing."""
+    """The monitor of a run. Without a partner every call does nothing."""
 
     def __init__(
-        self,
-        eval_settings: EvalConfig,
-        data: DataConfig,
-        partner: Partner | None,
-        *,
-        folder: Path,
+        self, eval_settings: EvalConfig, data: DataConfig, partner: Partner | None
     ) -> None:
-        self._eval, self._data, self._partner, self._folder = eval_settings, data, partner, folder
+        self._eval, self._data, self._partner = eval_settings, data, partner
         self._settings = eval_settings.drift_monitor
         self._context: EvaluationContext | None = None
         self._history: list[Scores] = []
@@ -116,12 +108,9 @@ class DriftMonitor:
         score = validation_score(self._eval, self._data, context)
         self._history.append((step, measured["eval_score"], score))
         verdict = self._verdict()
-        if context.world.rank == 0:
-            drawing = drift_svg(self._history, partner=self._settings.partner)
-            write_atomically(self._folder / "drift_monitor.svg", drawing)
-            if verdict.num_apart >= self._settings.patience:
-                message = drift_message(verdict, self._settings.partner)
-                print(f"drift monitor: {message}", file=sys.stderr)
+        if context.world.rank == 0 and verdict.num_apart >= self._settings.patience:
+            message = drift_message(verdict, self._settings.partner)
+            print(f"drift monitor: {message}", file=sys.stderr)
         return measured | {
             "eval_drift_score": score,
             "eval_drift_fall": max(paired for _, _, paired in self._history) - score,
@@ -161,10 +150,9 @@ def make_drift_monitor(
     *,
     weights: Path,
     partners: Partners,
-    folder: Path,
 ) -> DriftMonitor:
-    """The monitor of the run in `folder`; a frozen partner is loaded here. `weights` is the folder
-    that self-play starts from."""
+    """The monitor of a run; a frozen partner is loaded here. `weights` is the folder that self-play
+    starts from."""
     settings = eval_settings.drift_monitor
     partner = None
     if settings.action != "off":
@@ -172,7 +160,7 @@ def make_drift_monitor(
         if settings.partner != WARM_START:
             spec = read_spec(settings.partner, game, what="eval.drift_monitor.partner")
         partner = partners.invite(spec)
-    return DriftMonitor(eval_settings, data, partner, folder=folder)
+    return DriftMonitor(eval_settings, data, partner)
 
 
 def check_watch(

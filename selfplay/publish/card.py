@@ -18,7 +18,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from dialop.shown import escaped, fenced
 from selfplay.config import Config, GameConfig, RolloutConfig, load_config
 from selfplay.config.settings import SettingsError, difference
-from selfplay.evaluation.drawings import game_text
+from selfplay.evaluation.game_text import game_text
 from selfplay.games import kit_of
 from selfplay.metrics.tables import COLUMNS, show_interval, table
 from selfplay.model.hub import is_hub_name

@@ -1,4 +1,5 @@
-"""Draws line charts and stacked areas as SVG, for a page with a light and a dark theme.
+"""Draws line charts and stacked areas as SVG, for a page with a light and a dark theme, and figures
+of several runs for documents.
 
 Texts stay texts. Ink and grid take the page's colours through CSS variables; legends are the page's
 own, so no name of a run or player is part of a drawing.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+from dialop.shown import on_one_line
 
 # Seven colours that colour-blind readers can tell apart and that stand out from white and from
 # black (after Okabe and Ito, 2008).
@@ -135,6 +138,50 @@ def area_chart(title: str, lines: Sequence[Line], *, note: str = "") -> Chart | 
         return _chart(title, figure, axes, lines, (), note)
 
 
+def curves_svg(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    *,
+    y: str,
+    title: str,
+    alike: Mapping[str, str] | None = None,
+) -> str:
+    """Metric `y` against `step`, one line a run, on white and with its own legend.
+
+    `alike` maps runs to a common name: runs with the same name share a colour and one entry of the
+    legend. Rows without a finite `y` are left out. Raises ValueError if nothing is left to draw.
+    """
+    lines = {
+        name: [
+            (row["step"], value)
+            for row in rows
+            if isinstance(value := row.get(y), int | float) and math.isfinite(value)
+        ]
+        for name, rows in runs.items()
+    }
+    lines = {name: points for name, points in lines.items() if points}
+    if not lines:
+        raise ValueError(f"curves_svg needs rows with {y!r}, got none in {list(runs)}")
+    kinds = {name: alike[name] if alike else name for name in lines}
+    entries = list(dict.fromkeys(kinds.values()))
+    with mpl.rc_context({name: _STYLE[name] for name in _STYLE if "color" not in name}):
+        figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+        axes = figure.add_subplot(xlabel="step", ylabel=y.replace("_", " "))
+        axes.set_title(on_one_line(title), loc="left")
+        axes.grid(axis="y", alpha=0.4)
+        for name, points in lines.items():
+            number = entries.index(kinds[name])
+            axes.plot(
+                *zip(*points, strict=True),
+                color=COLOURS[number % len(COLOURS)],
+                linestyle=("-", "--", ":")[number // len(COLOURS) % 3],
+                marker="o" if len(points) <= MAX_DOTTED else "",
+                markersize=3,
+            )
+        shown = {kinds[name]: line for name, line in zip(lines, axes.lines, strict=True)}
+        figure.legend(shown.values(), map(on_one_line, shown), loc="outside right upper")
+        return _svg(figure)
+
+
 def thinned(points: Sequence[Any]) -> list[Any]:
     """At most MAX_POINTS of the points, evenly spread, the last one included."""
     if len(points) <= MAX_POINTS:
@@ -167,6 +214,14 @@ def _axes() -> tuple[Figure, Axes]:
     return figure, axes
 
 
+def _svg(figure: Figure, *, transparent: bool = False) -> str:
+    file = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(file, format="svg", transparent=transparent, metadata=nothing)
+    svg = file.getvalue()
+    return svg[svg.index("<svg") :]
+
+
 def _dashed(entry: Line | Level) -> bool:
     return isinstance(entry, Level) or entry.dashed
 
@@ -179,11 +234,7 @@ def _chart(
     levels: Sequence[Level],
     note: str,
 ) -> Chart:
-    file = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(file, format="svg", transparent=True, metadata=nothing)
-    svg = file.getvalue()
-    svg = svg[svg.index("<svg") :]
+    svg = _svg(figure, transparent=True)
     for stand_in, colour in _THEME.items():
         svg = svg.replace(stand_in, colour)
     # Inches to points, the units of the viewBox, whose y axis points down.

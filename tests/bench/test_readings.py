@@ -22,7 +22,9 @@ def record_of(game: str, spec: str, *words: str) -> dict[str, Any]:
     (episode,) = play_scripted(setups, limits=limits_of(config.rollout))
     record = game_record(episode, step=1)
     for turn in record["turns"]:
-        pieces = re.split(r"(\|-?\d+|(?<=id )\d|(?<= \[)[^],]+|(?<=, )[^],]+(?=[],]))", turn["text"])
+        pieces = re.split(
+            r"(\|-?\d+|(?<=id )\d|(?<= \[)[^],]+|(?<=, )[^],]+(?=[],]))", turn["text"]
+        )
         turn["tokens"] = [(piece, -float(place % 2)) for place, piece in enumerate(pieces)]
     return record
 

@@ -19,10 +19,11 @@ from dialop.shown import on_one_line, printable
 from selfplay.config import EndpointConfig
 from selfplay.engines.base import Message, Request
 from selfplay.engines.endpoint import Endpoint
-from selfplay.evaluation.drawings import game_text, learning_curve_svg
 from selfplay.evaluation.evaluate import Evaluation
+from selfplay.evaluation.game_text import game_text
 from selfplay.evaluation.question import pair_name
 from selfplay.evaluation.report import Report, markdown, matrix_text, report_text
+from selfplay.report.charts import curves_svg
 from selfplay.rollout.text_players import PersonPlayer
 
 # Clear the screen (also in 8 bits), overwrite the line, reverse the text, ring a bell, set a title.
@@ -90,7 +91,7 @@ def test_a_matrix_is_forged_by_no_name() -> None:
 
 def test_a_chart_stays_a_chart() -> None:
     rows = [{"step": 1, "score": 0.5}, {"step": 2, "score": 0.6}]
-    svg = learning_curve_svg({EVIL: rows}, y="score", title=EVIL)
+    svg = curves_svg({EVIL: rows}, y="score", title=EVIL)
     assert not steers(svg)
     kinds = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(svg).iter()}
     assert "script" not in kinds

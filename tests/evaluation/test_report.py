@@ -1,14 +1,9 @@
-"""Recorded games as text, learning curves as SVG."""
+"""Recorded games as text."""
 
 import json
-import xml.etree.ElementTree as ElementTree
 from typing import Any
 
-import pytest
-
-from selfplay.evaluation.drawings import game_text, learning_curve_svg
-
-SVG = "{http://www.w3.org/2000/svg}"
+from selfplay.evaluation.game_text import game_text
 
 
 def turn(seat: int, text: str, error: str | None = None) -> dict[str, Any]:
@@ -75,54 +70,3 @@ def test_a_game_without_agreement_says_why() -> None:
     game.update(agreed=False, ended="turns", score_norm=0.0, turns=[turn(0, "")], facts={})
     text = game_text(game)
     assert "no agreement" in text and "turns" in text.splitlines()[-1]
-
-
-def rows(*values: float | None) -> list[dict[str, Any]]:
-    return [{"step": 10 * i, "score": v} for i, v in enumerate(values)]
-
-
-def points_of(svg: str) -> list[list[tuple[float, float]]]:
-    lines = ElementTree.fromstring(svg).iter(f"{SVG}polyline")
-    return [[tuple(map(float, p.split(","))) for p in x.attrib["points"].split()] for x in lines]
-
-
-def test_points_are_scaled_to_the_axes() -> None:
-    """Steps 0, 10, 20 span the plot; scores 0, 0.5, 1 lie at its bottom, middle and top."""
-    svg = learning_curve_svg({"a": rows(0.0, 0.5, 1.0)}, y="score", title="t")
-    (points,) = points_of(svg)
-    assert points == [(64.0, 292.0), (302.0, 166.0), (540.0, 40.0)]
-
-
-def test_labels_legend_and_escapes() -> None:
-    runs = {"talk <1>": rows(0.84, 0.96), "control": rows(0.8, 0.8)}
-    svg = learning_curve_svg(runs, y="score", title="Talk & score")
-    root = ElementTree.fromstring(svg)
-    texts = [element.text for element in root.iter(f"{SVG}text")]
-    assert {"Talk & score", "step", "score", "talk <1>", "control"} <= set(texts)
-    assert {"0.8", "0.85", "0.95", "0", "10"} <= set(texts)
-    assert root.attrib["aria-label"] == "Talk & score"
-
-
-def test_runs_of_one_kind_share_a_colour_and_an_entry() -> None:
-    runs = {name: rows(0.0, 1.0) for name in ("a, seed 0", "a, seed 1", "b, seed 0")}
-    alike = {name: name[0] for name in runs}
-    root = ElementTree.fromstring(learning_curve_svg(runs, y="score", title="t", alike=alike))
-    colours = [line.get("stroke") for line in root.iter(f"{SVG}polyline")]
-    assert colours[0] == colours[1] != colours[2]
-    texts = [text.text for text in root.iter(f"{SVG}text")]
-    assert [texts.count(entry) for entry in ("a", "b", "a, seed 0")] == [1, 1, 0]
-
-
-def test_missing_and_non_finite_values_are_left_out() -> None:
-    runs = {"a": [*rows(0.1, None, float("nan"), 0.4), {"step": 50}], "empty": rows(None)}
-    svg = learning_curve_svg(runs, y="score", title="t")
-    assert [len(points) for points in points_of(svg)] == [2]
-    assert "empty" not in svg
-    with pytest.raises(ValueError, match="needs rows with 'entropy'"):
-        learning_curve_svg(runs, y="entropy", title="t")
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0, -3.0, 1e-6, 250000.0])
-def test_one_flat_point_still_draws(value: float) -> None:
-    (points,) = points_of(learning_curve_svg({"a": rows(value)}, y="score", title="t"))
-    assert 40 <= points[0][1] <= 292

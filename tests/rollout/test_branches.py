@@ -19,7 +19,7 @@ from selfplay.credit.returns import branch_samples, episode_samples
 from selfplay.credit.sample import Sample
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Request
-from selfplay.evaluation.drawings import game_text
+from selfplay.evaluation.game_text import game_text
 from selfplay.metrics.branches import branch_metrics, branch_records, branch_tally, turn_values
 from selfplay.metrics.step import game_record
 from selfplay.rollout.branches import branching_of, siblings_of
