@@ -1,10 +1,11 @@
 """Plays scripted players on new instances and prints their scores as a Markdown table.
 
-    python -m bench.scripted_figures --num 1000
-    python -m bench.scripted_figures --num 2000 --board 2x2
+    python -m bench.scripted_figures --num 1000                    # matching, 8x8
+    python -m bench.scripted_figures --num 1000 --of city --seed 404
+    python -m bench.scripted_figures --num 1000 --of calendar
 
-The score is the mean share of the best matching, with its standard error. Turns, messages, words of
-messages and rejections are means per game. Unfinished games score 0.
+The score is that of the game, 0 to 1, with its standard error; 0 for a game that is not over after
+MAX_MOVES. Moves, messages, their words, proposals, searches and rejections are means per game.
 """
 
 from __future__ import annotations
@@ -13,84 +14,88 @@ import argparse
 import math
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dialop.logged import Rules
-from dialop.matching.game import MatchingGame, MatchingInstance
-from dialop.matching.generate import MatchingRecipe
-from dialop.matching.kit import generate
-from dialop.matching.scripted import make_scripted
+from dialop.kit import Kit, load_kit
+from dialop.matching.board import MatchingInstance
 
-BOARDS = {
-    "8x8": (MatchingRecipe(), Rules(private_reasoning=True)),
-    "4x4": (MatchingRecipe(size=4), Rules(private_reasoning=True)),
-    "2x2": (
-        MatchingRecipe(size=2, p_observed=0.5, scale=False, max_value=10, keep="exactly_one"),
-        Rules(brief=True, private_reasoning=True),
+BRIEF = {"brief": True, "private_reasoning": True}
+TINY = {"p_observed": 0.5, "scale": False, "max_value": 10, **BRIEF}
+TINY_CITY = {"sites": 6, "slots": 1, "preferences": 1, "distance": False, "simple": True}
+NO_PRICES = {"p_shared": 0.0, "max_price_pref": 0, "max_arrival_pref": 0}
+INSTANCES: dict[str, tuple[str, dict[str, Any]]] = {
+    "8x8": ("matching", {"private_reasoning": True}),
+    "4x4": ("matching", {"private_reasoning": True, "size": 4}),
+    "3x3": ("matching", {**TINY, "size": 3}),
+    "2x2": ("matching", {**TINY, "size": 2, "keep": "exactly_one"}),
+    "city": ("planning", {}),
+    "tiny_city": ("planning", TINY_CITY),
+    "calendar": ("mediation", {}),
+    "tiny_calendar": ("mediation", {"keep_flights": 4, "events": 3, "brief": True, **NO_PRICES}),
+}
+TEAMS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "matching": (
+        *(("random", "random"), ("solo", "solo"), ("honest", "honest")),
+        *(("honest:think=swaps",) * 2, ("honest:reply=tell",) * 2),
+        *(("honest:tell=top",) * 2, ("honest:tell=rows",) * 2),
+        *(("honest:plan=own",) * 2, ("honest:plan=guess",) * 2, ("honest:plan=random",) * 2),
+        *(("honest", "solo"), ("honest", "random")),
     ),
-    "3x3": (
-        MatchingRecipe(size=3, p_observed=0.5, scale=False, max_value=10),
-        Rules(brief=True, private_reasoning=True),
+    "planning": (
+        *(("teller", "searcher"), ("teller:rounds=1", "searcher"), ("teller:rounds=2", "searcher")),
+        *(("teller:tell=one", "searcher"), ("teller", "searcher:by=filter")),
+        *(("teller", "guesser"), ("silent", "guesser")),
+    ),
+    "mediation": tuple(
+        (spec,) * 3
+        for spec in (
+            *("random", "solo", "honest:tell=top", "honest", "honest:tell=calendar"),
+            *("honest:tell=top,probe=1", "honest:probe=1", "honest:tell=calendar,probe=1"),
+            "honest:tell=calendar,probe=2",
+        )
     ),
 }
-PAIRS = (
-    ("random", "random"),
-    ("solo", "solo"),
-    ("honest", "honest"),
-    ("honest:think=swaps", "honest:think=swaps"),
-    ("honest:reply=tell", "honest:reply=tell"),
-    ("honest:tell=top", "honest:tell=top"),
-    ("honest:tell=rows", "honest:tell=rows"),
-    ("honest:plan=own", "honest:plan=own"),
-    ("honest:plan=guess", "honest:plan=guess"),
-    ("honest:plan=random", "honest:plan=random"),
-    ("honest:plan=own", "honest:plan=own"),
-    ("honest:plan=guess", "honest:plan=guess"),
-    ("honest:plan=random", "honest:plan=random"),
-    ("honest", "solo"),
-    ("honest", "random"),
-)
-MAX_TURNS = 30
+SILENT = ("solo", "solo:strict=5")  # teams of mediation that play without messages, too
+COUNTED = ("message", "propose", "tool", "reject")
+MAX_MOVES = 100
 
 
-def main() -> None:
-    """Generate instances, have every pair play all of them, and print one row per pair."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+def main(argv: Sequence[str] | None = None) -> None:
+    """Generate instances, have every team play all of them, and print one row per team."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--num", type=int, default=1000, help="number of instances")
-    parser.add_argument("--board", choices=BOARDS, default="8x8", help="kind of instance")
+    parser.add_argument(
+        "--of", "--board", choices=INSTANCES, default="8x8", help="kind of instance"
+    )
     parser.add_argument("--seed", type=int, default=1_000_003, help="seed of the instances")
-    args = parser.parse_args()
-    recipe, options = BOARDS[args.board]
+    args = parser.parse_args(argv)
+    name, words = INSTANCES[args.of]
+    kit = load_kit(name)
+    options = kit.Options(**words)
     begin_s = time.perf_counter()
-    instances = generate(recipe, seed=args.seed, num=args.num)
-    print(f"{args.num / (time.perf_counter() - begin_s):.1f} instances/s on one core\n")
-    print_reference_points(instances)
-    print("\n| seats | score | agreed | turns | messages | words | rejections | games/s |")
-    print("|---|---|---|---|---|---|---|---|")
-    for pair in PAIRS:
-        print(row(instances, pair, options=options), flush=True)
-
-
-def print_reference_points(instances: Sequence[MatchingInstance]) -> None:
-    """Print the reference values of the instances, to compare with those of the specification."""
-    best = [float(i.best) for i in instances]
-    solo = [i.norm(s) for i in instances for s in i.solo]
-    better = [i.norm(max(i.solo)) for i in instances]
-    own = [sum(map(sum, mask)) for i in instances for mask in i.masks]
-    union = [
-        sum(a | b for rows in zip(*i.masks, strict=True) for a, b in zip(*rows, strict=True))
-        for i in instances
-    ]
-    print(f"best: mean {statistics.fmean(best):.1f}, sd {statistics.stdev(best):.1f}, ", end="")
-    print(f"range {min(best):.0f} to {max(best):.0f}")
-    print(f"cells seen: {statistics.fmean(own):.1f} a seat, {statistics.fmean(union):.1f} together")
-    print(f"solo plan: {statistics.fmean(solo):.3f}, better one: {statistics.fmean(better):.3f}")
-    if instances[0].size == 2:
+    instances = kit.generate(options, seed=args.seed, start=0, num=args.num)
+    print(f"{args.num / (time.perf_counter() - begin_s):.1f} instances/s on one core")
+    print(kit.figures(instances))
+    if args.of == "2x2":
         print(f"best plan from own cells alone: {best_unheard(instances):.3f}")
+    print(
+        "\n| team | score | agreed | moves | messages | words | proposals | searches | rejections |"
+    )
+    print(f"|---|{'--:|' * 8}")
+    for team in TEAMS[name]:
+        print(row(kit, instances, team, options), flush=True)
+    if name == "mediation":
+        print("\nwithout messages:")
+        for spec in SILENT:
+            print(row(kit, instances, (spec,) * 3, replace(options, messages=False)))
 
 
 def best_unheard(instances: Sequence[MatchingInstance]) -> float:
@@ -119,31 +124,32 @@ def own_views(instance: MatchingInstance) -> list[tuple[NDArray[np.int_], tuple[
     return [(np.where(mask, table_RP, -1), (first, second)) for mask in np.array(instance.masks)]
 
 
-def row(instances: Sequence[MatchingInstance], specs: tuple[str, str], *, options: Rules) -> str:
-    """One pair's figures. The players change seats after every second instance."""
-    norms: list[float] = []
-    totals = dict.fromkeys(("agreed", "turns", "messages", "words", "rejections"), 0)
-    begin_s = time.perf_counter()
+def row(kit: Kit, instances: Sequence[Any], team: tuple[str, ...], options: Any) -> str:
+    """One team's figures. Two players change seats after every second instance of matching."""
+    scores, num_agreed, num = [], 0, Counter[str]()
     for number, instance in enumerate(instances):
-        game = MatchingGame(instance, options)
-        # The first seat alternates with the index, so players change seats every two instances.
-        seats = specs if number // 2 % 2 == 0 else specs[::-1]
-        players = [make_scripted(s, seed=2 * number + seat) for seat, s in enumerate(seats)]
-        while (seat := game.seat_to_move) is not None and len(game.view(0).log) < MAX_TURNS:
-            view = game.view(seat)
-            game.step(seat, players[seat].act(view))
-        log, outcome = game.view(0).log, game.outcome()
-        norms.append(outcome.score_norm)
-        totals["agreed"] += outcome.agreed
-        totals["turns"] += len(log)
-        totals["messages"] += sum(a.kind == "message" for a in log)
-        totals["words"] += sum(len(a.text.split()) for a in log if a.kind == "message")
-        totals["rejections"] += sum(a.kind == "reject" for a in log)
-    wall_s = time.perf_counter() - begin_s
-    error = statistics.stdev(norms) / math.sqrt(len(norms))
-    means = " | ".join(f"{total / len(norms):.2f}" for total in totals.values())
-    score = f"{statistics.fmean(norms):.3f} ± {error:.3f}"
-    return f"| {specs[0]} / {specs[1]} | {score} | {means} | {len(norms) / wall_s:.0f} |"
+        game = kit.new_game(instance, options)
+        turned = kit.name == "matching" and number // 2 % 2
+        specs = team[::-1] if turned else team
+        seeds = (2 * number, 2 * number + 1) if len(team) == 2 else (number,) * len(team)
+        players = [kit.make_script(s, seed=seed) for s, seed in zip(specs, seeds, strict=True)]
+        for _ in range(MAX_MOVES):
+            if (seat := game.seat_to_move) is None:
+                break
+            text = players[seat].act(game.view(seat))
+            step = game.step(seat, text)
+            num["moves"] += 1
+            num[str(step.action)] += 1
+            num["words"] += len(text.partition("[message]")[2].split())
+        outcome = game.outcome()
+        scores.append(outcome.score_norm)
+        num_agreed += outcome.agreed
+    error = statistics.stdev(scores) / math.sqrt(len(scores))
+    shown = [num_agreed, num["moves"], num["message"], num["words"]]
+    shown += [num[kind] for kind in COUNTED[1:]]
+    means = " | ".join(f"{total / len(scores):.2f}" for total in shown)
+    name = " / ".join(dict.fromkeys(team))
+    return f"| {name} | {statistics.fmean(scores):.3f} ± {error:.3f} | {means} |"
 
 
 if __name__ == "__main__":

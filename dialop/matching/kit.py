@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any, cast
 
 from dialop.demonstrations import demonstrated
@@ -132,10 +132,15 @@ def figures(instances: Sequence[MatchingInstance]) -> str:
     """Mean values of the best plan and of the seats' own, and the number of cells that they see."""
     solo = [instance.norm(value) for instance in instances for value in instance.solo]
     num_visible = [sum(map(sum, mask)) for instance in instances for mask in instance.masks]
+    together = [
+        sum(a | b for rows in zip(*i.masks, strict=True) for a, b in zip(*rows, strict=True))
+        for i in instances
+    ]
+    best = [float(instance.best) for instance in instances]
     return (
-        f"best {fmean(float(i.best) for i in instances):.1f}, solo plan {fmean(solo):.3f}, "
+        f"best {fmean(best):.1f} (sd {pstdev(best):.1f}), solo plan {fmean(solo):.3f}, "
         f"better solo plan {fmean(i.norm(max(i.solo)) for i in instances):.3f}, "
-        f"cells a seat sees {fmean(num_visible):.1f}"
+        f"cells a seat sees {fmean(num_visible):.1f}, both together {fmean(together):.1f}"
     )
 
 
