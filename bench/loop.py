@@ -26,7 +26,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from bench.memory import Peaks, lone_pushes, nap
+from bench.memory import Peaks, copy_ceiling, lone_pushes, nap
 from bench.rows import keep, show
 from bench.shapes import SHAPES, qwen2_config, random_model, save_random
 from bench.talks import TURNS, Watched, talks
@@ -344,6 +344,7 @@ def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> di
         learner = make_learner(options, config, world, folder=folder)
     steps, pushes = run_steps(options, config, learner, engine, folder, peaks)
     row |= summary(steps) | pushes
+    row["copy_gib_per_s"] = copy_ceiling(world.device)  # a push writes each byte twice
     for phase in ("engine asleep", "play", "update", "push"):
         row[f"GiB {phase}"] = round(all_reduce_max(peaks.gib.get(phase, 0.0), world), 1)
     return row
