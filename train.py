@@ -3,9 +3,9 @@
     python train.py --config configs/tiny.yaml [key=value ...]
     torchrun --nproc-per-node 2 train.py --config configs/tiny.yaml
 
-One step, top to bottom: take instances, play groups, rewards, score, advantages, update, push
-weights, log, evaluate, save. Starting again in the same run folder goes on where the last
-checkpoint ended.
+One step, top to bottom: take instances, play groups, rewards, log-probs, advantages, update, push
+weights, sync check, evaluate, log, save. Starting again in the same run folder goes on where the
+last checkpoint ended.
 """
 
 from __future__ import annotations
@@ -104,13 +104,14 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
                 world=world,
             )
             sync_check.listen(first_turns(episodes, sync_check.num_turns))
-            settings = replace(run.settings, max_mismatch=sync_check.bound)
+        # How far the engine's log-probs of this rollout may be from the trainer's.
+        settings = replace(run.settings, max_mismatch=sync_check.bound)
         with watch("credit"):
             samples, credit_stats = reward_samples(
                 episodes, algorithm=config.algorithm, reward=config.reward
             )
-            reward_stds = run.stream.by_origin(credit_stats.reward_stds)
-            run.stream.remember(gather_objects(reward_stds, world))
+            spreads = gather_objects(run.stream.by_origin(credit_stats.reward_stds), world)
+            run.stream.remember(spreads)  # for prioritized replay
             samples = share_by_tokens(samples, world)
             auxiliary = auxiliary_imitation(teachers, run.rendering, step=step, world=world)
         with watch("sleep"):
@@ -124,6 +125,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         with watch("update"), saved_first(save_before, step):
             metrics |= update_policy(learner, samples, auxiliary, step=step, settings=settings)
             metrics |= update_reference(learner, metrics, step=step, algorithm=config.algorithm)
+        # Weights have moved: a check that ends the run waits until the step is logged and saved.
         with watch("push"), ending.put_off():
             run.restarts.push(step + 1)
         with watch("sync_check"):
@@ -138,19 +140,19 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
             with watch("eval"), ending.put_off():
                 measured = validation(config.eval, config.data, run.evaluation)
                 metrics |= run.drift_monitor.watch(step + 1, measured)
+                run.drift_monitor.check()
         journal.step(step + 1, metrics, episodes, watch)
         if evaluated:
             with watch("report"):
                 refresh_report(run.folder, rank=world.rank)
-        ends = run.drift_monitor.stops(step + 1) or ending.trouble is not None
+        ends = ending.trouble is not None
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps or ends:
             with watch("save"), ending.put_off():
-                sleep_engine(engine, offload, world)
+                sleep_engine(engine, offload, world)  # which brings offloaded tensors back
                 save(step=step + 1, state=trainer_state(run, baselines))
                 if not ends:
                     run.restarts.push(step + 1)
         ending.hold(step + 1)
-        run.drift_monitor.hold(step + 1)
 
     journal.close()
     held_out("after", config.eval, config.data, context=run.evaluation, folder=run.folder)

@@ -117,20 +117,16 @@ class DriftMonitor:
             "num_drift_apart": float(verdict.num_apart),
         }
 
-    def stops(self, step: int) -> bool:
-        """Whether the run must end after `step` steps, because of the evaluation after them."""
+    def check(self) -> None:
+        """Raise LanguageDrift, with the scores, if the latest evaluation must end the run."""
         if self._settings.action != "stop" or not self._history:
-            return False
+            return
         verdict = self._verdict()
-        return verdict.latest[0] == step and verdict.num_apart >= self._settings.patience
-
-    def hold(self, step: int) -> None:
-        """Raise LanguageDrift, with the scores, if the run must end after `step` steps."""
-        if self.stops(step):
-            message = drift_message(self._verdict(), self._settings.partner)
+        if verdict.num_apart >= self._settings.patience:
+            message = drift_message(verdict, self._settings.partner)
             raise LanguageDrift(
-                f"eval.drift_monitor stopped the run after step {step}, whose checkpoint is saved: "
-                f"{message}; eval.drift_monitor.action=warn goes on"
+                f"eval.drift_monitor stopped the run: {message}; with "
+                "eval.drift_monitor.action=warn it goes on"
             )
 
     def state(self) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def monitor_in(
     world, max_batch = init_world(device="cpu"), config.engine.max_batch
     context = EvaluationContext(router, rendering, world, config.game, config.rollout, max_batch)
     partner = Partner("warm_start", sit)
-    drift_monitor = DriftMonitor(config.eval, config.data, partner, folder=folder)
+    drift_monitor = DriftMonitor(config.eval, config.data, partner)
     return drift_monitor, context, policy, config
 
 
@@ -145,12 +145,11 @@ def test_a_private_code_triggers_it(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert measured["eval_score"] == pytest.approx(1.0)
     assert (measured["eval_drift_score"], measured["num_drift_apart"]) == (0.0, 1.0)
     assert measured["eval_drift_fall"] == pytest.approx(10 / 12)
-    assert not drift_monitor.stops(20) and capsys.readouterr().err == ""
+    drift_monitor.check()
+    assert capsys.readouterr().err == ""
     drift_monitor.watch(30, validation(config.eval, config.data, context))
-    assert drift_monitor.stops(30) and not drift_monitor.stops(31)
-    drift_monitor.hold(31)
     with pytest.raises(LanguageDrift, match=r"0\.833 .*1\.000.*warm_start"):
-        drift_monitor.hold(30)
+        drift_monitor.check()
     assert "drift monitor:" in capsys.readouterr().err
 
 
@@ -167,7 +166,7 @@ def test_a_monitor_that_warns_never_stops_and_plain_language_triggers_nothing(
     policy.version = 1
     drift_monitor.watch(30, validation(config.eval, config.data, context))
     assert capsys.readouterr().err.count("drift monitor:") == 1
-    drift_monitor.hold(30)
+    drift_monitor.check()
     # A resumed run continues the count; with another partner it restarts.
     resumed, context, policy, config = monitor_in(tmp_path, "eval.drift_monitor.action=warn")
     policy.version = 1
