@@ -39,25 +39,18 @@ from selfplay.rollout.episode import (
 
 @dataclass(frozen=True, slots=True)
 class RolloutStats:
-    """Counts and times of one rollout.
+    """Tokens of one rollout and the seconds in the engine. `void` has the indices of the game
+    setups whose game ended void."""
 
-    `engine_s` is the time in the engine, `games_s` the rest. `void` has the indices of the game
-    setups whose game ended void; no other field counts these games.
-    """
-
-    num_games: int
-    num_turns: int
-    num_errors: int
     num_prompt_tokens: int
     num_generated_tokens: int
     engine_s: float
-    games_s: float
     void: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
 class Kept:
-    """The games of a rollout that have ended, by their place in `setups`, and its seconds so far.
+    """The games of a rollout that have ended, by their place in `setups`, and the engine's seconds.
 
     After an EngineFault `play_games` is called again with the same `Kept` and new setups: it plays
     the other games from their start.
@@ -65,7 +58,6 @@ class Kept:
 
     games: dict[int, _Ended] = field(default_factory=dict)
     engine_s: float = 0.0
-    total_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +93,8 @@ def play_games(
     if engine is None:
         if setups:
             raise ValueError(f"a rank without an engine cannot play games, got {len(setups)}")
-        return [], RolloutStats(0, 0, 0, 0, 0, 0.0, 0.0)
+        return [], RolloutStats(0, 0, 0.0)
     kept = Kept() if kept is None else kept
-    started = time.perf_counter()
     rollout = _Rollout(kept, version, ended)
     games = {
         place: named(setup, _playing(setup, limits))
@@ -111,22 +102,14 @@ def play_games(
         if place not in kept.games
     }
     drive = _drive_stream if engine.streaming else _drive_waves
-    try:
-        if games:
-            drive(games, engine, sampling, rollout)
-    finally:
-        kept.total_s += time.perf_counter() - started
+    if games:
+        drive(games, engine, sampling, rollout)
     played = [kept.games[place] for place in range(len(setups))]
     episodes = [game.episode for game in played if game.episode.ended != VOID]
-    turns = [turn for episode in episodes for turn in episode.turns]
     return episodes, RolloutStats(
-        num_games=len(episodes),
-        num_turns=len(turns),
-        num_errors=sum(turn.error is not None for turn in turns),
         num_prompt_tokens=sum(game.num_prompt_tokens for game in played),
         num_generated_tokens=sum(game.num_generated_tokens for game in played),
         engine_s=kept.engine_s,
-        games_s=kept.total_s - kept.engine_s,
         void=tuple(place for place, game in enumerate(played) if game.episode.ended == VOID),
     )
 

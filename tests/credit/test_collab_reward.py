@@ -24,7 +24,7 @@ from selfplay.rollout.driver import RolloutStats
 from selfplay.rollout.episode import BranchPoint, Episode, Turn
 
 TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny_collab.yaml"
-STATS = RolloutStats(0, 0, 0, 0, 0, 0.0, 0.0)
+STATS = RolloutStats(0, 0, 0.0)
 
 
 def conversation(*texts: str, tokens: int = 10) -> Episode:

@@ -46,8 +46,7 @@ def place_games(
             seats = (said(10, num=1 + place), said(20))
             name = f"board {place}"
             games.append(episode((reward, reward), index, instance=name, transcripts=seats))
-    num = len(games)
-    return games, RolloutStats(num, num, 0, 10 * num, num, 0.5, 0.25)
+    return games, RolloutStats(10 * len(games), len(games), 0.5)
 
 
 def play_rounds(
@@ -74,7 +73,7 @@ def test_missing_instances_are_replaced_until_the_batch_is_full() -> None:
     """Places 1 and 4 and all from 6 on have variance: three are missing, then one."""
     rounds, (games, stats) = play_rounds(lambda place: place in (1, 4) or place >= 6, resample=20)
     assert rounds == [[0, 1, 2, 3], [4, 5, 6], [7]]
-    assert [len(games), stats.num_games, stats.engine_s] == [16, 16, 1.5]
+    assert [len(games), stats.num_generated_tokens, stats.engine_s] == [16, 16, 1.5]
     assert [game.instance for game in games[::2]] == [f"board {place}" for place in range(8)]
 
 

@@ -219,7 +219,6 @@ def test_games_of_a_dead_endpoint_are_void_and_in_no_score(
         config, partners = partners_of(server.url, rendering, "endpoint.concurrency=1")
         games, episodes, stats = play(config, partners, Proposes(rendering, {}), num_boards=4)
     assert 0 < len(stats.void) < 16 and len(episodes) + len(stats.void) == 16
-    assert stats.num_games == len(episodes)
     void = {(games[place].instance, games[place].index) for place in stats.void}
     assert void.isdisjoint((e.instance, e.index) for e in episodes)
     assert tally(episodes)["games"] == len(episodes)

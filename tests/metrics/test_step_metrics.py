@@ -73,15 +73,7 @@ def test_tallies_of_ranks_add_up() -> None:
 
 
 def test_a_step_line_by_hand() -> None:
-    stats = RolloutStats(
-        num_games=2,
-        num_turns=6,
-        num_errors=1,
-        num_prompt_tokens=70,
-        num_generated_tokens=30,
-        engine_s=0.5,
-        games_s=0.1,
-    )
+    stats = RolloutStats(num_prompt_tokens=70, num_generated_tokens=30, engine_s=0.5)
     line = step_metrics(
         [TALKED, SILENT],
         stats,

@@ -119,7 +119,6 @@ def test_both_drivers_play_the_same_games(rendering: Rendering) -> None:
     assert [e.ended for e in one] == ["agreed", "agreed", "retries", "agreed"]
     assert waves.waves == [4, 4, 3, 2, 1]
     assert stream.asked != waves.asked, "with a streaming engine, games overtake each other"
-    assert one_stats.num_games == 4 and one_stats.num_turns == 14 and one_stats.num_errors == 4
     for stats in (one_stats, other_stats):
         assert stats.num_prompt_tokens == sum(len(r.prompt_ids) for r in waves.asked)
         moves = [rendering.action_ids(text.removesuffix(CUT)) for game in GAMES for _, text in game]
