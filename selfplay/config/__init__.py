@@ -74,20 +74,19 @@ class Config:
     seed: int = key(
         0,
         "seed of the run; every random draw derives its own seed from it",
-        low=0,
-        high=1_000_000_000,
+        within=(0, 1_000_000_000),
     )
-    steps: int = key(100, "self-play steps (rollout plus update)", low=0, high=10_000_000)
+    steps: int = key(100, "self-play steps (rollout plus update)", within=(0, 10_000_000))
     save_every: int = key(
-        50, "steps between checkpoints; the last step is always saved", low=1, high=10_000_000
+        50, "steps between checkpoints; the last step is always saved", within=(1, 10_000_000)
     )
     keep_checkpoints: int = key(
-        2, "how many of the newest checkpoints are kept", low=1, high=10_000
+        2, "how many of the newest checkpoints are kept", within=(1, 10_000)
     )
     log_games_every: int = key(
-        50, "write every n-th game in full to games.jsonl", low=1, high=10_000_000
+        50, "write every n-th game in full to games.jsonl", within=(1, 10_000_000)
     )
-    threads: int = key(0, "CPU threads of PyTorch; 0 keeps PyTorch's default", low=0, high=256)
+    threads: int = key(0, "CPU threads of PyTorch; 0 keeps PyTorch's default", within=(0, 256))
     device: str = key("auto", "auto uses a GPU if there is one", choices=("auto", "cpu", "cuda"))
     game: GameConfig = section(GameConfig, "rules of the game, and which instances are drawn")
     data: DataConfig = section(DataConfig, "sources of training and evaluation instances")

@@ -12,19 +12,18 @@ from selfplay.config.settings import key
 class CollabConfig:
     """Weights of a conversation's reward; used with `reward.kind: collab`."""
 
-    accuracy: float = key(1.0, "weight of the task's grade", low=0.0, high=1000.0)
+    accuracy: float = key(1.0, "weight of the task's grade", within=(0.0, 1000.0))
     interactivity: float = key(
         1.0,
         "weight of the interactivity score, which measures how well the assistant drew out "
         "the user's goal",
-        low=0.0,
-        high=1000.0,
+        within=(0.0, 1000.0),
     )
     token_cost: float = key(
-        1e-4, "penalty for each token that the assistant sampled", low=0.0, high=1000.0
+        1e-4, "penalty for each token that the assistant sampled", within=(0.0, 1000.0)
     )
     clamp: float = key(
-        1.0, "each part of the reward is clamped to [-clamp, clamp]", low=0.0, high=1000.0
+        1.0, "each part of the reward is clamped to [-clamp, clamp]", within=(0.0, 1000.0)
     )
     judge: str = key(
         "rubric",

@@ -18,28 +18,27 @@ class ScratchConfig:
         "architecture; qwen3 normalizes queries and keys",
         choices=("qwen2", "qwen3", "llama"),
     )
-    width: int = key(96, "hidden size", low=8, high=32_768)
-    layers: int = key(3, "number of layers", low=1, high=256)
+    width: int = key(96, "hidden size", within=(8, 32_768))
+    layers: int = key(3, "number of layers", within=(1, 256))
     heads: int = key(
-        4, "attention heads; width must be a multiple of twice this number", low=1, high=1_024
+        4, "attention heads; width must be a multiple of twice this number", within=(1, 1_024)
     )
-    kv_heads: int = key(4, "key-value heads; must divide heads", low=1, high=1_024)
-    mlp_width: int = key(256, "hidden size of the feed-forward block", low=8, high=131_072)
-    max_positions: int = key(1024, "maximum context length in tokens", low=16, high=1_000_000)
+    kv_heads: int = key(4, "key-value heads; must divide heads", within=(1, 1_024))
+    mlp_width: int = key(256, "hidden size of the feed-forward block", within=(8, 131_072))
+    max_positions: int = key(1024, "maximum context length in tokens", within=(16, 1_000_000))
     tie_embeddings: bool = key(True, "the output layer shares the embedding matrix")
-    init_range: float = key(0.08, "standard deviation of the initial weights", low=0.0, high=10.0)
+    init_range: float = key(0.08, "standard deviation of the initial weights", within=(0.0, 10.0))
     rope_theta: float = key(
-        10_000.0, "base of the rotary position embedding (RoPE)", low=1.0, high=1000000000.0
+        10_000.0, "base of the rotary position embedding (RoPE)", within=(1.0, 1000000000.0)
     )
     vocab_size: int = key(
         512,
         "vocabulary size of the byte-level BPE tokenizer; includes tokens for the game's own "
         "phrases",
-        low=260,
-        high=500_000,
+        within=(260, 500_000),
     )
     tokenizer_games: int = key(
-        500, "scripted games whose text trains the tokenizer", low=1, high=100_000
+        500, "scripted games whose text trains the tokenizer", within=(1, 100_000)
     )
     split_lines: bool = key(
         False,
@@ -75,10 +74,10 @@ class ScratchConfig:
 class LoraConfig:
     """Low-rank adapters (LoRA); self-play trains them and keeps the base weights fixed."""
 
-    rank: int = key(16, "rank of the adapters", low=1, high=4_096)
-    alpha: int = key(32, "an adapter's output is scaled by alpha / rank", low=1, high=65_536)
+    rank: int = key(16, "rank of the adapters", within=(1, 4_096))
+    alpha: int = key(32, "an adapter's output is scaled by alpha / rank", within=(1, 65_536))
     dropout: float = key(
-        0.0, "dropout on the inputs of the adapters during updates", low=0.0, high=0.9
+        0.0, "dropout on the inputs of the adapters during updates", within=(0.0, 0.9)
     )
     targets: tuple[str, ...] = key(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
@@ -123,27 +122,24 @@ class EngineConfig:
         choices=("hf", "sglang"),
     )
     max_batch: int = key(
-        512, "largest batch of prompts that the hf engine generates at once", low=1, high=65_536
+        512, "largest batch of prompts that the hf engine generates at once", within=(1, 65_536)
     )
     mem_fraction: float = key(
         0.7,
         "fraction of the free GPU memory that SGLang takes for weights and KV cache",
-        low=0.05,
-        high=0.95,
+        within=(0.05, 0.95),
     )
     tp_size: int = key(
         1,
         "tensor-parallel size of SGLang; so many neighbouring ranks share one engine",
-        low=1,
-        high=1_024,
+        within=(1, 1_024),
     )
     processes: int = key(
         1,
         "SGLang engines on one GPU, for a small model: each has a scheduler on a CPU core of its "
         "own, a copy of the weights and an equal part of engine.mem_fraction, engine.max_batch and "
         "the games; above 1 only with engine.tp_size=1",
-        low=1,
-        high=16,
+        within=(1, 16),
     )
     attention: str = key(
         "auto", "SGLang attention backend", choices=("auto", "fa3", "flashinfer", "triton")
@@ -151,19 +147,17 @@ class EngineConfig:
     max_cache_tokens: int = key(
         0,
         "size of SGLang's KV cache in tokens; 0 uses all memory that engine.mem_fraction leaves",
-        low=0,
-        high=1_000_000_000,
+        within=(0, 1_000_000_000),
     )
     burst_share: float = key(
         0.0,
         "hold SGLang's requests back until they are this share of those in the engine, then send "
         "them together: their prefills share a batch and interrupt decoding less often; 0 sends "
         "each at once",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
     burst_after_s: float = key(
-        0.5, "longest time in seconds that a request is held back", low=0.001, high=60.0
+        0.5, "longest time in seconds that a request is held back", within=(0.001, 60.0)
     )
     prefill_graphs: bool = key(
         False,
@@ -180,8 +174,7 @@ class EngineConfig:
         600.0,
         "seconds to wait for the engine's answer to a generation or weight-sync request "
         "before the engine is restarted",
-        low=1.0,
-        high=86400.0,
+        within=(1.0, 86400.0),
     )
     max_mismatch: float = key(
         0.05,
@@ -189,8 +182,7 @@ class EngineConfig:
         "a step, ends no run; above it and above the measured noise floor the run saves its state "
         "and stops",
         formerly="engine.max_gap",
-        low=0.0,
-        high=1000.0,
+        within=(0.0, 1000.0),
     )
 
     def check(self) -> None:
@@ -206,14 +198,13 @@ class ParallelConfig:
     """How the update is distributed; tp * fsdp must equal the number of ranks."""
 
     tp: int = key(
-        1, "tensor-parallel size of the trainer: ranks that split each layer", low=1, high=1_024
+        1, "tensor-parallel size of the trainer: ranks that split each layer", within=(1, 1_024)
     )
     fsdp: int | None = key(
         None,
         "FSDP size: ranks that shard parameters and split the batch; null is all ranks "
         "divided by tp",
-        low=1,
-        high=65_536,
+        within=(1, 65_536),
     )
     offload_optimizer: bool = key(
         False, "keep the optimizer state in host memory during the rollout"

@@ -14,8 +14,7 @@ class WarmStartConfig:
     num_games: int = key(
         0,
         "scripted games to imitate; 0 without recorded games skips the warm start",
-        low=0,
-        high=10_000_000,
+        within=(0, 10_000_000),
     )
     teachers: tuple[str, ...] = key(
         ("honest",),
@@ -25,8 +24,7 @@ class WarmStartConfig:
         0,
         "games, of the num_games, that first_teachers play; all passes over them come before the "
         "other games, as a first lesson on less than the full game",
-        low=0,
-        high=10_000_000,
+        within=(0, 10_000_000),
     )
     first_teachers: tuple[str, ...] = key((), "the teachers of the first games")
     recorded: str | None = key(
@@ -38,40 +36,36 @@ class WarmStartConfig:
         0.5,
         "share of the recorded boards that are imitated; a board's digest decides, so that the "
         "others can be evaluated",
-        low=0.01,
-        high=1.0,
+        within=(0.01, 1.0),
     )
     recorded_repeats: int = key(
         1,
         "how often a pass holds each recorded game; a scripted game is in it once",
-        low=1,
-        high=1_000,
+        within=(1, 1_000),
     )
-    batch_size: int = key(16, "transcripts per optimizer step", low=1, high=100_000)
-    epochs: int = key(1, "passes over the scripted games", low=1, high=1_000)
+    batch_size: int = key(16, "transcripts per optimizer step", within=(1, 100_000))
+    epochs: int = key(1, "passes over the scripted games", within=(1, 1_000))
     optimizer: str = key(
         "adamw",
         "muon: orthogonal steps for the matrices inside the model, which learn faster from random "
         "weights; AdamW for the rest",
         choices=("adamw", "muon"),
     )
-    lr: float = key(1e-3, "peak learning rate", low=0.0, high=10.0)
+    lr: float = key(1e-3, "peak learning rate", within=(0.0, 10.0))
     warmup_steps: int = key(
-        50, "optimizer steps of linear learning-rate warm-up", low=0, high=10_000_000
+        50, "optimizer steps of linear learning-rate warm-up", within=(0, 10_000_000)
     )
     save_every: int = key(
         200,
         "optimizer steps between the checkpoints that an interrupted warm start goes on from",
-        low=1,
-        high=10_000_000,
+        within=(1, 10_000_000),
     )
     auxiliary_weight: float = key(
         0.0,
         "weight of the auxiliary imitation loss on new scripted games in each self-play "
         "update; 0 turns it off",
         formerly="warm_start.replay",
-        low=0.0,
-        high=1000.0,
+        within=(0.0, 1000.0),
     )
     keep: str = key(
         "same",
@@ -83,8 +77,7 @@ class WarmStartConfig:
         8,
         "scripted games per step for the auxiliary imitation loss",
         formerly="warm_start.replay_games",
-        low=1,
-        high=100_000,
+        within=(1, 100_000),
     )
 
     @property
@@ -120,11 +113,10 @@ class AlgorithmConfig:
         1e-4,
         "added to the standard deviation that divides advantages; a larger value damps groups "
         "with almost no variance",
-        low=0.0,
-        high=1000.0,
+        within=(0.0, 1000.0),
     )
     ema_decay: float = key(
-        0.8, "decay of the moving-average baseline of ema, per step", low=0.0, high=0.999
+        0.8, "decay of the moving-average baseline of ema, per step", within=(0.0, 0.999)
     )
     error_credit: str = key(
         "episode",
@@ -136,8 +128,7 @@ class AlgorithmConfig:
         0,
         "replacement instances that a step may draw for instances whose groups all had zero "
         "variance (dynamic sampling); 0 draws none",
-        low=0,
-        high=100_000,
+        within=(0, 100_000),
     )
     old_logprobs: str = key(
         "engine",
@@ -152,16 +143,15 @@ class AlgorithmConfig:
         choices=("none", "token", "sequence"),
     )
     importance_cap: float = key(
-        2.0, "importance ratios are truncated at this value; 0 does not truncate", low=0.0, high=1e6
+        2.0, "importance ratios are truncated at this value; 0 does not truncate", within=(0.0, 1e6)
     )
     importance_low: float = key(
-        0.0, "importance ratios below this value are set to 0 (rejection)", low=0.0, high=1e6
+        0.0, "importance ratios below this value are set to 0 (rejection)", within=(0.0, 1e6)
     )
     importance_high: float = key(
         0.0,
         "importance ratios above this value are set to 0 (rejection); 0 rejects none",
-        low=0.0,
-        high=1e6,
+        within=(0.0, 1e6),
     )
     loss: str = key(
         "clip",
@@ -174,34 +164,30 @@ class AlgorithmConfig:
         (1.0, 1.05),
         "sapo's temperatures tau for positive and for other advantages; a larger tau narrows "
         "the gate",
-        low=0.01,
-        high=1000.0,
+        within=(0.01, 1000.0),
     )
     vespo_positive: tuple[float, ...] = key(
         (2.0, 3.0),
         "k and lambda of vespo's sequence weight w^k exp(lambda (1 - w)) for advantages of at "
         "least 0",
-        low=0.0,
-        high=1000.0,
+        within=(0.0, 1000.0),
     )
     vespo_negative: tuple[float, ...] = key(
         (3.0, 2.0),
         "k and lambda of vespo's sequence weight for negative advantages",
-        low=0.0,
-        high=1000.0,
+        within=(0.0, 1000.0),
     )
     clip_low: float = key(
-        0.2, "lower clip range: ratios are clipped below at 1 - clip_low", low=0.0, high=1.0
+        0.2, "lower clip range: ratios are clipped below at 1 - clip_low", within=(0.0, 1.0)
     )
     clip_high: float = key(
-        0.2, "upper clip range: ratios are clipped above at 1 + clip_high", low=0.0, high=1e6
+        0.2, "upper clip range: ratios are clipped above at 1 + clip_high", within=(0.0, 1e6)
     )
     dual_clip: float = key(
         0.0,
         "bound c > 1 on the ratio of tokens with a negative advantage (dual-clip PPO; losses "
         "clip and gspo); 0 turns it off",
-        low=0.0,
-        high=1e6,
+        within=(0.0, 1e6),
     )
     aggregation: str = key(
         "token_mean",
@@ -213,15 +199,13 @@ class AlgorithmConfig:
     constant_length: int = key(
         0,
         "divisor in tokens for aggregation constant, whatever the sequence's length",
-        low=0,
-        high=10_000_000,
+        within=(0, 10_000_000),
     )
-    entropy: float = key(0.0, "coefficient of the entropy bonus", low=0.0, high=1000.0)
+    entropy: float = key(0.0, "coefficient of the entropy bonus", within=(0.0, 1000.0))
     kl: float = key(
         0.0,
         "coefficient of the KL penalty to the reference policy; 0 loads no reference",
-        low=0.0,
-        high=1000.0,
+        within=(0.0, 1000.0),
     )
     kl_estimator: str = key(
         "k3",
@@ -238,26 +222,23 @@ class AlgorithmConfig:
     kl_target: float = key(
         0.0,
         "target KL in nats per token for an adaptive coefficient kl; 0 keeps it constant",
-        low=0.0,
-        high=1000.0,
+        within=(0.0, 1000.0),
     )
     kl_horizon: float = key(
         10.0,
         "horizon of the adaptive coefficient in steps: a step changes kl by at most 20 % / "
         "kl_horizon",
-        low=1.0,
-        high=1e6,
+        within=(1.0, 1e6),
     )
     reference_every: int = key(
         0,
         "steps between copies of the policy into the reference; 0 keeps the initial reference",
-        low=0,
-        high=10_000_000,
+        within=(0, 10_000_000),
     )
     minibatches: int = key(
-        1, "minibatches, each one optimizer step, that a rollout is split into", low=1, high=10_000
+        1, "minibatches, each one optimizer step, that a rollout is split into", within=(1, 10_000)
     )
-    epochs: int = key(1, "passes over each rollout", low=1, high=1_000_000)
+    epochs: int = key(1, "passes over each rollout", within=(1, 1_000_000))
 
     def check(self) -> None:
         self._check_loss()
@@ -336,12 +317,11 @@ class CriticConfig:
         "head, initialised from the policy's weights",
         choices=("head", "shared_head", "model"),
     )
-    gamma: float = key(1.0, "discount per trained token", low=0.0, high=1.0)
+    gamma: float = key(1.0, "discount per trained token", within=(0.0, 1.0))
     lam: float = key(
         0.95,
         "GAE's lambda: 0 relies on the critic (one-step TD), 1 on the observed return",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
     whiten: bool = key(
         True, "normalise advantages to mean 0 and variance 1 over the trained tokens of all ranks"
@@ -349,13 +329,12 @@ class CriticConfig:
     clip: float = key(
         0.2,
         "value clip range: largest change of a value within one rollout; 0 turns clipping off",
-        low=0.0,
-        high=1e6,
+        within=(0.0, 1e6),
     )
-    coefficient: float = key(0.5, "coefficient of the value loss", low=0.0, high=1000.0)
-    lr: float = key(1e-4, "constant learning rate of the critic's own AdamW", low=0.0, high=10.0)
+    coefficient: float = key(0.5, "coefficient of the value loss", within=(0.0, 1000.0))
+    lr: float = key(1e-4, "constant learning rate of the critic's own AdamW", within=(0.0, 10.0))
     warmup_steps: int = key(
-        0, "self-play steps at the start that train only the critic", low=0, high=10_000_000
+        0, "self-play steps at the start that train only the critic", within=(0, 10_000_000)
     )
 
 
@@ -367,8 +346,7 @@ class OptimConfig:
         1e-6,
         "peak learning rate of self-play; adapters (model.lora) on a pretrained model take about "
         "ten times the rate of full training, 1e-5 to 5e-5",
-        low=0.0,
-        high=10.0,
+        within=(0.0, 10.0),
     )
     schedule: str = key(
         "constant",
@@ -378,15 +356,14 @@ class OptimConfig:
     final_share: float = key(
         0.0,
         "final learning rate of linear and cosine, as a fraction of the peak",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
     warmup_steps: int = key(
-        0, "self-play steps of linear learning-rate warm-up", low=0, high=10_000_000
+        0, "self-play steps of linear learning-rate warm-up", within=(0, 10_000_000)
     )
-    betas: tuple[float, ...] = key((0.9, 0.95), "AdamW's betas", low=0.0, high=0.999999)
+    betas: tuple[float, ...] = key((0.9, 0.95), "AdamW's betas", within=(0.0, 0.999999))
     weight_decay: float = key(
-        0.0, "AdamW's weight decay, applied to weight matrices only", low=0.0, high=1000.0
+        0.0, "AdamW's weight decay, applied to weight matrices only", within=(0.0, 1000.0)
     )
     master_dtype: str = key(
         "float32",
@@ -395,10 +372,10 @@ class OptimConfig:
         choices=("float32", "bfloat16"),
     )
     max_grad_norm: float = key(
-        1.0, "gradient clipping: largest global gradient norm", low=0.0, high=1e9
+        1.0, "gradient clipping: largest global gradient norm", within=(0.0, 1e9)
     )
     tokens_per_microbatch: int = key(
-        16_384, "packed tokens per forward and backward pass", low=16, high=10_000_000
+        16_384, "packed tokens per forward and backward pass", within=(16, 10_000_000)
     )
     share_prefixes: bool = key(
         True, "compute a prefix that samples share, such as the prompt of a group, once"

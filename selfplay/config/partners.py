@@ -19,25 +19,22 @@ class PolicyPoolConfig:
     every: int = key(
         20,
         "steps between two snapshots of the policy that are added to the pool",
-        low=1,
-        high=10_000_000,
+        within=(1, 10_000_000),
     )
     size: int = key(
         8,
         "largest number of snapshots in the pool: the initial policy and the newest others; 0 "
         "keeps all",
-        low=0,
-        high=10_000,
+        within=(0, 10_000),
     )
     rating_step: float = key(
-        8.0, "largest change of a rating after one game (Elo's K-factor)", low=0.0, high=1000.0
+        8.0, "largest change of a rating after one game (Elo's K-factor)", within=(0.0, 1000.0)
     )
     prefer_weak: float = key(
         0.0,
         "0 samples snapshots uniformly; 1 samples a snapshot rated 400 points lower ten times "
         "as often",
-        low=0.0,
-        high=1000.0,
+        within=(0.0, 1000.0),
     )
 
 
@@ -49,40 +46,38 @@ class EndpointConfig:
         None, "environment variable that holds the API key; null sends no key (local servers)"
     )
     max_new_tokens: int = key(
-        512, "largest number of tokens in a completion", low=1, high=1_000_000
+        512, "largest number of tokens in a completion", within=(1, 1_000_000)
     )
     temperature: float | None = key(
-        None, "sampling temperature; null uses the server's default", low=0.0, high=100.0
+        None, "sampling temperature; null uses the server's default", within=(0.0, 100.0)
     )
     body: dict[str, object] = key(
         {}, "extra fields of the request's JSON, such as reasoning_effort: low; never a key"
     )
     timeout_s: float = key(
-        60.0, "seconds without data from the server before a request fails", low=0.01, high=86400.0
+        60.0, "seconds without data from the server before a request fails", within=(0.01, 86400.0)
     )
     retries: int = key(
-        4, "retries of a failed request before its game is discarded", low=0, high=1_000
+        4, "retries of a failed request before its game is discarded", within=(0, 1_000)
     )
     backoff_s: float = key(
         1.0,
         "seconds before the first retry; doubles with each retry and varies at random by a "
         "factor of 0.5 to 1.5",
-        low=0.0,
-        high=86400.0,
+        within=(0.0, 86400.0),
     )
     max_backoff_s: float = key(
         60.0,
         "longest wait before a retry, in seconds; also how long no request is sent to an "
         "endpoint that is down",
-        low=0.0,
-        high=86400.0,
+        within=(0.0, 86400.0),
     )
-    concurrency: int = key(16, "largest number of concurrent requests", low=1, high=4_096)
+    concurrency: int = key(16, "largest number of concurrent requests", within=(1, 4_096))
     price_in: float = key(
-        0.0, "price of a million prompt tokens, for the cost metric", low=0.0, high=1e6
+        0.0, "price of a million prompt tokens, for the cost metric", within=(0.0, 1e6)
     )
     price_out: float = key(
-        0.0, "price of a million completion tokens, for the cost metric", low=0.0, high=1e6
+        0.0, "price of a million completion tokens, for the cost metric", within=(0.0, 1e6)
     )
 
     def check(self) -> None:
@@ -114,11 +109,10 @@ class DriftMonitorConfig:
     tolerance: float = key(
         0.03,
         "allowed drop of the score with the fixed partner below its best so far",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
     patience: int = key(
-        3, "consecutive evaluations that must exceed the tolerance", low=1, high=10_000_000
+        3, "consecutive evaluations that must exceed the tolerance", within=(1, 10_000_000)
     )
 
     def check(self) -> None:

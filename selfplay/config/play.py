@@ -26,21 +26,19 @@ class GameConfig:
         "game to play: matching, collab, another game of this project, a module such as "
         "my_package.my_game, or the path of a .py file (docs/your_game.md)",
     )
-    size: int = key(8, "number of rows and of columns of the board", low=2, high=8)
-    p_observed: float = key(0.4, "probability that a seat sees a cell", low=0.01, high=1.0)
+    size: int = key(8, "number of rows and of columns of the board", within=(2, 8))
+    p_observed: float = key(0.4, "probability that a seat sees a cell", within=(0.01, 1.0))
     scale: bool = key(True, "multiply each seat's values by a private factor between 1 and 10")
     max_value: int = key(
         100,
         "cell values (in collab: the hidden numbers) are integers below this",
-        low=2,
-        high=10_000,
+        within=(2, 10_000),
     )
     hardness: float = key(
         1.25,
         "a seat's solo plan, made from its own observations alone, is weak if its value times "
         "this factor is below the best possible value",
-        low=1.0,
-        high=1000.0,
+        within=(1.0, 1000.0),
     )
     keep: str = key(
         "both",
@@ -58,8 +56,7 @@ class GameConfig:
         0,
         "finished games between scripted players that every prompt shows as chat turns before the "
         "real game; they have no loss and count in no reward",
-        low=0,
-        high=16,
+        within=(0, 16),
     )
     private_reasoning: bool = key(
         False, "allow private text before the action; the partner never sees it"
@@ -113,10 +110,10 @@ def options_type(name: str) -> type:
 class StageConfig:
     """One curriculum stage: values that replace those of `game` for newly drawn instances."""
 
-    until_step: int = key(0, "the stage ends before this self-play step", low=1, high=10_000_000)
-    size: int | None = key(None, "board size; null uses game.size", low=2, high=8)
+    until_step: int = key(0, "the stage ends before this self-play step", within=(1, 10_000_000))
+    size: int | None = key(None, "board size; null uses game.size", within=(2, 8))
     p_observed: float | None = key(
-        None, "probability that a seat sees a cell; null uses game.p_observed", low=0.01, high=1.0
+        None, "probability that a seat sees a cell; null uses game.p_observed", within=(0.01, 1.0)
     )
     keep: str | None = key(
         None,
@@ -126,8 +123,7 @@ class StageConfig:
     share: float = key(
         1.0,
         "share of the batch drawn with the stage's values; the rest is drawn with those of `game`",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
 
 
@@ -167,8 +163,7 @@ class DataConfig:
         1,
         "worker processes on each rank that leads an engine; they generate instances for the "
         "warm start and evaluations, and prefetch those of the next training step",
-        low=1,
-        high=512,
+        within=(1, 512),
     )
     curriculum: tuple[StageConfig, ...] = key(
         (),
@@ -180,15 +175,13 @@ class DataConfig:
         "share of a batch drawn from earlier instances; an instance's chance is proportional "
         "to the standard deviation of its group's rewards",
         formerly="data.edge",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
     replay_memory: int = key(
         64,
         "instances that prioritized replay remembers",
         formerly="data.edge_memory",
-        low=1,
-        high=1_000_000,
+        within=(1, 1_000_000),
     )
 
     def check(self) -> None:
@@ -223,21 +216,18 @@ class BranchConfig:
         "branch points per game: a limit for first and decisions; for random, the number of "
         "turns drawn below rollout.max_turns (those that are not the policy's or are never "
         "reached are skipped)",
-        low=1,
-        high=1_000,
+        within=(1, 1_000),
     )
     siblings: int = key(
         4,
         "alternative turns compared at a branch point, including the turn of the played game",
-        low=2,
-        high=1_000,
+        within=(2, 1_000),
     )
     continuations: int = key(
         1,
         "games played to the end from each alternative turn",
         formerly="rollout.branch.futures",
-        low=1,
-        high=1_000,
+        within=(1, 1_000),
     )
 
 
@@ -245,29 +235,27 @@ class BranchConfig:
 class RolloutConfig:
     """How the games of a step are played."""
 
-    instances: int = key(16, "instances per step, over all ranks", low=1, high=100_000)
-    group_size: int = key(8, "episodes per instance", low=1, high=10_000)
+    instances: int = key(16, "instances per step, over all ranks", within=(1, 100_000))
+    group_size: int = key(8, "episodes per instance", within=(1, 10_000))
     max_turns: int = key(
         30,
         "limit of legal moves per game, of all seats together; a move that keeps the turn, such "
         "as a tool call, counts too. A game that reaches it ends without agreement",
-        low=1,
-        high=10_000,
+        within=(1, 10_000),
     )
     max_retries: int = key(
         2,
         "retries after a refused move in one turn; then the game ends without agreement",
-        low=0,
-        high=1_000,
+        within=(0, 1_000),
     )
     max_new_tokens: int = key(
-        256, "limit of sampled tokens per attempted move", low=1, high=1_000_000
+        256, "limit of sampled tokens per attempted move", within=(1, 1_000_000)
     )
     max_game_tokens: int = key(
-        4096, "limit of tokens in one seat's transcript", low=16, high=1_000_000
+        4096, "limit of tokens in one seat's transcript", within=(16, 1_000_000)
     )
     temperature: float = key(
-        1.0, "sampling temperature; the loss uses the same temperature", low=0.0, high=100.0
+        1.0, "sampling temperature; the loss uses the same temperature", within=(0.0, 100.0)
     )
     partners: tuple[str, ...] = key(
         ("self",),
@@ -319,8 +307,7 @@ class RewardConfig:
         0.5,
         "with regret, the fraction of its value that an unaccepted last proposal pays; below "
         "1, so that agreement pays more",
-        low=0.0,
-        high=0.99,
+        within=(0.0, 0.99),
     )
     collab: CollabConfig = section(
         CollabConfig, "weights of a conversation's reward, with reward.kind collab"
@@ -328,8 +315,7 @@ class RewardConfig:
     error_penalty: float = key(
         0.0,
         "penalty for each refused move of the seat, subtracted from its reward",
-        low=0.0,
-        high=1000.0,
+        within=(0.0, 1000.0),
     )
 
 
@@ -340,12 +326,11 @@ class EvalConfig:
     every: int = key(
         0,
         "steps between evaluations; 0 evaluates only before and after self-play",
-        low=0,
-        high=10_000_000,
+        within=(0, 10_000_000),
     )
-    num_games: int = key(256, "games of an evaluation during training", low=1, high=MAX_GAMES)
+    num_games: int = key(256, "games of an evaluation during training", within=(1, MAX_GAMES))
     final_games: int = key(
-        1024, "games of the evaluations before and after self-play", low=1, high=MAX_GAMES
+        1024, "games of the evaluations before and after self-play", within=(1, MAX_GAMES)
     )
     human_words: str | None = key(
         None,

@@ -50,8 +50,7 @@ def key(
     sentence: str,
     *,
     choices: Sequence[Any] | None = None,
-    low: float | None = None,
-    high: float | None = None,
+    within: tuple[float | None, float | None] = (None, None),
     formerly: str | None = None,
 ) -> Any:
     """One setting: its default, its sentence for --help, and its choices or inclusive bounds.
@@ -59,13 +58,9 @@ def key(
     The choices and bounds of a tuple apply to each element. `formerly` is the old dotted name of a
     renamed key; settings that still use it are refused with the new name.
     """
-    rules = {
-        "sentence": sentence,
-        "choices": choices,
-        "low": low,
-        "high": high,
-        "formerly": formerly,
-    }
+    low, high = within
+    bounds = {"low": low, "high": high}
+    rules = {"sentence": sentence, "choices": choices, "formerly": formerly, **bounds}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=rules)
     return field(default=default, metadata=rules)

@@ -26,35 +26,29 @@ class WatchConfig:
     window: int = key(
         10,
         "steps whose mean the watches below read; noise of one step is smaller by its root",
-        low=1,
-        high=10_000,
+        within=(1, 10_000),
     )
     entropy: str = key("warn", "action for a collapsed entropy", choices=ACTIONS)
     min_entropy: float = key(
         0.001,
         "least mean of entropy, in nats per token; healthy runs of near-deterministic policies "
         "stay above 0.02",
-        low=0.0,
-        high=100.0,
+        within=(0.0, 100.0),
     )
     ratio: str = key("warn", "action for exploding ratios", choices=ACTIONS)
     max_ratio_gap: float = key(
-        0.5,
-        "largest mean of |ratio_mean - 1|; healthy runs stay below 0.05",
-        low=0.0,
-        high=1e9,
+        0.5, "largest mean of |ratio_mean - 1|; healthy runs stay below 0.05", within=(0.0, 1e9)
     )
     score: str = key("warn", "action for a score that is flat at zero", choices=ACTIONS)
     min_score: float = key(
-        0.0, "mean score of the training games at or below which it counts as zero", low=0.0, high=1
+        0.0, "mean score of the training games at or below which it counts as zero", within=(0.0, 1)
     )
     honesty: str = key("warn", "action for a falling honesty", choices=ACTIONS)
     max_honesty_fall: float = key(
         0.2,
         "largest fall of the mean honesty below its best; a step with 100 statements has a "
         "standard error of up to 0.05, a window of 10 steps one of 0.016",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
     partner: str = key(
         "warn",
@@ -66,6 +60,5 @@ class WatchConfig:
         0.2,
         "largest fall of the mean score with a fixed partner below its best; a step with 32 games "
         "has a standard error of about 0.04, a window of 10 steps one of 0.013",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )

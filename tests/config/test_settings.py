@@ -25,15 +25,15 @@ from selfplay.config.settings import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    width: int = key(64, "Width of the model.", low=8)
+    width: int = key(64, "Width of the model.", within=(8, None))
     family: Literal["qwen2", "llama"] = key("qwen2", "Which shape.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    group_size: int = key(8, "Episodes of one instance.", low=1)
-    temperature: float = key(1.0, "Softmax temperature.", low=0.0, high=2.0)
-    seats: tuple[int, ...] = key((0, 1), "Seats that train.", low=0, high=1)
+    group_size: int = key(8, "Episodes of one instance.", within=(1, None))
+    temperature: float = key(1.0, "Softmax temperature.", within=(0.0, 2.0))
+    seats: tuple[int, ...] = key((0, 1), "Seats that train.", within=(0, 1))
     scripted: str | None = key(None, "Wording of the partner.")
     talk: Literal["on", "off"] = key("on", "Whether messages are allowed.")
 
@@ -45,7 +45,7 @@ class Rollout:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partner:
     kind: str = key("self", "Who sits there.", choices=("self", "honest", "solo"))
-    share: float = key(1.0, "Share of the games.", low=0, high=1)
+    share: float = key(1.0, "Share of the games.", within=(0, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
