@@ -28,19 +28,19 @@ ROOT = Path(__file__).resolve().parents[1]
 PAST = ("changes.md", "log.md")  # pages that hold past commands, with the names of their time
 LIMIT_S = 900
 PROGRAMS = r"(?:\w+=\S* )*(?:python|torchrun|make|pip|docker|source|tensorboard|echo|selfplay-\w+) "
-GPU_BENCHES = "engine_speed|loop|peers|push|rollout|shared_prefix|table|update"
+GPU_BENCHES = "loop|peers|rollout|shared_prefix|table|update"
 RECORDED = {"optimization": "matching", "planning": "planning", "mediation": "mediation"}
 # The first that is found in a command tells what it needs.
 NEEDS = {
     r"--dry-run|ORG/NAME .*--num": "a model of the hub",
     r"eval.py.*optimization\.jsonl": "a policy that reads full tables",
     r"--nproc-per-node [48]|train.py.*_h200|qwen\S* *$|-gpu|\[gpu\]": "GPUs",
-    rf"bench\.({GPU_BENCHES})\b|plan_loss": "GPUs",
+    rf"bench\.({GPU_BENCHES})\b": "GPUs",
     r"^docker": "a container engine",
     r"HF_TOKEN": "a token of the hub",
     r"selfplay.serve |endpoint:": "SGLang (tests/sglang/test_serve.py)",
     r"^(make|pip|source)|selfplay-": "an environment of its own",
-    r"chat_templates|methods_curves|branch_variance": "files of its own",
+    r"chat_templates|methods_curves|branch_variance|readings": "files of its own",
 }
 STAND_INS = {
     r"runs/no_kl/checkpoints/\w+": "runs/no_kl",

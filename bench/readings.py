@@ -1,16 +1,24 @@
-"""What a policy of planning or mediation has read from its texts, in the games that a run kept.
+"""What a policy has read from its texts, and where it loses value, in the games that a run kept.
 
     python -m bench.readings RUN
 
-Reads the sampled held-out games before and after self-play and the logged games of the last two
-steps. Planning: the private points that agents write beside those that a teacher writes there, and
-how sites are drawn. Mediation: how flights are drawn, and what the agreed pairs lose. Log-probs are
-as sampled, in nats. Loads no model.
+Matching, all logged games: the first legal proposal after a private table of levels 0 to 9, by
+thirds of the run. Values are shares of the best plan's value: of the best plan of the levels that a
+teacher would write, of the best plan of the levels that the seat wrote, and of the proposal; then
+the proposal over the best plan, both valued by the written levels ("search"), and the share of
+cells with the teacher's level. A loss between the first two is misreading, between the next two
+failed search.
+
+Planning and mediation, the sampled held-out games before and after self-play and the logged games
+of the last two steps: the private points that agents write beside those that a teacher writes
+there; how sites and flights are drawn; what the agreed pairs lose. Log-probs are as sampled, in
+nats. Loads no model.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +31,15 @@ from typing import Any
 import numpy as np
 
 from dialop.kit import load_kit
+from dialop.matching.pooling import (
+    best_plan,
+    levels,
+    plan_value,
+    pooled_table,
+    stated_by,
+    value_range,
+)
+from dialop.matching.statements import stated_cells
 from dialop.mediation.records import MediationInstance
 from dialop.mediation.score import arrival_costs, calendar_costs, price_costs
 from dialop.planning.board import AGENT
@@ -35,12 +52,18 @@ POINTS = re.compile(r"^(.+)\|(-?\d+)$", re.MULTILINE)
 TEACHER = "searcher:legs=1,think=points"
 ASKED = re.compile(r"distance_to\(([^)]+)\)")
 LAST_STEPS = 2
+COLUMNS = ("true levels", "written levels", "proposed", "search", "levels right")
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("run", type=Path, metavar="RUN")
-    run = read_run(parser.parse_args().run)
+    folder = parser.parse_args(words).run
+    run = read_run(folder)
+    if run.game == "matching":
+        with (folder / "games.jsonl").open(encoding="utf-8") as file:
+            print("\n".join(matching([json.loads(line) for line in file])))
+        return
     rows = {stage: run.row(stage, "sampled") for stage in ("before", "after")}
     parts = {stage: row.games for stage, row in rows.items() if row}
     newest = max((game["step"] for game in run.games), default=0)
@@ -48,6 +71,51 @@ def main() -> None:
     parts["after"] = (*parts.get("after", ()), *last)
     for line in {"planning": planning, "mediation": mediation}[run.game](parts):
         print(line)
+
+
+def matching(games: Sequence[Record]) -> Iterator[str]:
+    """One row for each third of the run, with means over games."""
+    found = [(game["step"], first_plan(game)) for game in games]
+    last = max((step for step, _ in found), default=0)
+    yield f"| steps | games | {' | '.join(COLUMNS)} |"
+    yield f"|---|{'--:|' * (1 + len(COLUMNS))}"
+    for third in range(3):
+        first, end = (1 + last * bound // 3 for bound in (third, third + 1))
+        kept = [figures for step, figures in found if figures and first <= step < end]
+        if kept:
+            means = " | ".join(f"{mean:.3f}" for mean in np.mean(kept, axis=0))
+            yield f"| {first}–{end - 1} | {len(kept)} | {means} |"
+    left_out = sum(figures is None for _, figures in found)
+    yield f"\n{left_out} of {len(found)} games have no legal proposal or no full table: left out."
+
+
+def first_plan(record: Record) -> tuple[float, ...] | None:
+    """The figures of a game's first legal proposal, in the order of COLUMNS. None if there is no
+    such proposal, or no complete table before it."""
+    over = load_kit("matching").restore(record["state"])
+    instance = over.instance
+    game = type(over)(instance, over.options)
+    for turn in record["turns"]:
+        view = game.view(turn["seat"])
+        if game.step(turn["seat"], turn["text"]).action != "propose":
+            continue
+        # A level may stand after the value that it comes from (`476=8`).
+        thought = re.sub(r"\S+=", "", turn["text"].partition("[propose]")[0])
+        cells = {(row, paper): level for row, paper, level in stated_cells(thought, view)}
+        if len(cells) < view.size**2:
+            return None
+        places = range(view.size)
+        written = np.array([[cells[r, p] for p in places] for r in places], float)
+        pairs = game.view(turn["seat"]).log[-1].pairs
+        stated = stated_by(view, seat=1 - turn["seat"])
+        right = levels(pooled_table(view, stated), value_range(view, stated)).astype(float)
+        true, best = np.array(instance.table, float), best_plan(written)
+        return (
+            *(plan_value(true, plan) / instance.best for plan in (best_plan(right), best, pairs)),
+            plan_value(written, pairs) / plan_value(written, best),
+            float((written == right).mean()),
+        )
+    return None
 
 
 def planning(parts: Mapping[str, Sequence[Record]]) -> Iterator[str]:

@@ -11,7 +11,7 @@ import pytest
 from processes import HANG_S
 from tiny_run import finished
 
-from bench import branch_variance, imitation_loss, loop, plan_loss, table
+from bench import branch_variance, imitation_loss, loop, readings, table
 from selfplay.config import load_config
 from selfplay.config.settings import dump
 from selfplay.data.instances import TRAIN, generated
@@ -125,16 +125,13 @@ def test_a_plans_loss_is_followed_from_the_cells_to_the_proposal(
     last["text"] = last["text"].partition("\n")[2]
     (tmp_path / "config.yaml").write_text(dump(config))
     (tmp_path / "games.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    plan_loss.main([str(tmp_path)])
+    readings.main([str(tmp_path)])
     *_, altered, whole, short, _, left_out = capsys.readouterr().out.splitlines()
     assert altered.startswith("| 1–2 | 2 |") and altered.endswith(f"| {(15 / 16 + 1) / 2:.3f} |")
     assert whole.startswith("| 3–4 | 2 |") and whole.endswith("| 1.000 |")
     assert whole.split("|")[3] == whole.split("|")[4]
     assert short.startswith("| 5–6 | 1 |")
     assert left_out.startswith("1 of 6 games")
-    with pytest.raises(SystemExit, match="private_reasoning: true"):
-        (tmp_path / "config.yaml").write_text(dump(load_config(None, [model])))
-        plan_loss.main([str(tmp_path)])
 
 
 def test_levels_beside_their_values_are_read_back() -> None:
@@ -143,9 +140,9 @@ def test_levels_beside_their_values_are_read_back() -> None:
     [board] = generated(TRAIN, game=config.game, seed=0, start=0, num=1)
     [setup] = scripted_games([board], spec="honest:think=swaps", game=config.game)
     [episode] = play_scripted([setup], limits=limits_of(config.rollout))
-    loss = plan_loss.follow(game_record(episode, step=1), board, config)
-    assert loss is not None and loss.levels_right == 1.0
-    assert loss.true_levels == loss.written_levels and 0.8 < loss.search <= 1.0
+    figures = readings.first_plan(game_record(episode, step=1))
+    assert figures is not None and figures[4] == 1.0
+    assert figures[0] == figures[1] and 0.8 < figures[3] <= 1.0
 
 
 @pytest.mark.parametrize("split", [False, True])
