@@ -90,25 +90,27 @@ def check_kit(kit: Kit, options: Any, *, seed: int = 0) -> list[Result]:
 
     An exception of the game's own code fails the check that met it.
     """
-    results = [_run("seeding", lambda: _seeding(kit, options, seed))]
+    promise = "instance i depends on the seed, i and the options alone"
+    results = [_run("seeding", promise, lambda: _seeding(kit, options, seed))]
     try:
         instances = tuple(kit.generate(options, seed=seed, start=0, num=NUM_INSTANCES))
         plays = tuple(_plays(kit, options, instances, seed))
     except Exception as error:  # noqa: BLE001 (any code of the game may raise anything)
         problem = f"scripted players cannot play: {_said(error)}"
-        return [*results, Result("play", _PROMISES["play"], problem)]
+        return [*results, Result("play", _CHECKS["play"][1], problem)]
     return results + check_plays(Case(kit, options, instances, plays))
 
 
 def check_plays(case: Case, names: Collection[str] = ()) -> list[Result]:
     """Run the checks of these names, or all, on played games."""
     return [
-        _run(name, partial(check, case)) for name, check in _CHECKS if not names or name in names
+        _run(name, promise, partial(check, case))
+        for name, (check, promise) in _CHECKS.items()
+        if not names or name in names
     ]
 
 
-def _run(name: str, check: Callable[[], Iterator[str]]) -> Result:
-    promise = _PROMISES[name]
+def _run(name: str, promise: str, check: Callable[[], Iterator[str]]) -> Result:
     try:
         return Result(name, promise, next(iter(check()), ""))
     except Unchecked as error:
@@ -471,26 +473,18 @@ def _step_s(game: Game, seat: int, text: str) -> float:
     return min(times)
 
 
-_CHECKS: tuple[tuple[str, Callable[[Case], Iterator[str]]], ...] = (
-    ("play", _play),
-    ("clone", _clone),
-    ("refusals", _refusals),
-    ("views", _views),
-    ("outcome", _outcome),
-    ("state", _state),
-    ("fuzz", _fuzz),
-    ("forgery", _forgery),
-    ("time", _time),
-)
-_PROMISES = {
-    "seeding": "instance i depends on the seed, i and the options alone",
-    "play": "scripted players bring games to their end; each move is answered as promised",
-    "clone": "a clone plays on like its game and neither changes the other",
-    "refusals": "a refused move, and any move out of turn, changes nothing but error counts",
-    "views": "no seat reads or knows what only another sees",
-    "outcome": "the outcome is valid at any time and final at the end",
-    "state": "a game restored from its state, through JSON, plays on like it",
-    "fuzz": "no text makes the game raise",
-    "forgery": "a message cannot contain a line that reads like the game's own",
-    "time": "a move's time grows at most in proportion to its length",
+# Each check with what it promises.
+_CHECKS: dict[str, tuple[Callable[[Case], Iterator[str]], str]] = {
+    "play": (_play, "scripted players bring games to their end; moves are answered as promised"),
+    "clone": (_clone, "a clone plays on like its game and neither changes the other"),
+    "refusals": (
+        _refusals,
+        "a refused move, and any out of turn, changes nothing but error counts",
+    ),
+    "views": (_views, "no seat reads or knows what only another sees"),
+    "outcome": (_outcome, "the outcome is valid at any time and final at the end"),
+    "state": (_state, "a game restored from its state, through JSON, plays on like it"),
+    "fuzz": (_fuzz, "no text makes the game raise"),
+    "forgery": (_forgery, "a message cannot contain a line that reads like the game's own"),
+    "time": (_time, "a move's time grows at most in proportion to its length"),
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, compress
+from typing import TypeVar
 
 from selfplay.config import AlgorithmConfig, RewardConfig
 from selfplay.credit.baselines import (
@@ -31,6 +32,7 @@ from selfplay.credit.sample import Sample, trained_stretches
 from selfplay.distributed import World, gather_objects
 from selfplay.rollout.episode import Episode
 
+T = TypeVar("T")
 ZERO_VARIANCE = 1e-9  # a group whose rewards differ by less has zero variance
 # Methods whose baseline is the group's own mean. Their zero-variance groups have no gradient and
 # are dropped. Other methods keep them: such a group can still be better than the batch or the
@@ -73,8 +75,8 @@ def reward_samples(
 ) -> tuple[list[Sample], CreditStats]:
     """Samples with rewards and without advantages. Zero-variance groups are dropped if the method's
     baseline is the group's own mean."""
-    games = _by_group(episode_samples(episodes, algorithm=algorithm, reward=reward))
-    turns = _by_group(branch_samples(episodes, algorithm=algorithm, reward=reward))
+    games = _by(episode_samples(episodes, algorithm=algorithm, reward=reward), "group")
+    turns = _by(branch_samples(episodes, algorithm=algorithm, reward=reward), "group")
     groups = games | turns
     # The baseline of a critic is its own estimate, so with one no group counts as zero-variance.
     critic = algorithm.method == "ppo"
@@ -241,10 +243,10 @@ def _unique(everyone: Sequence[Sequence[SampleStatistics]]) -> list[SampleStatis
     return list({one.name: one for part in everyone for one in part}.values())
 
 
-def _by(statistics: Sequence[SampleStatistics], key: str) -> dict[str, list[SampleStatistics]]:
-    groups: dict[str, list[SampleStatistics]] = {}
-    for one in statistics:
-        groups.setdefault(getattr(one, key), []).append(one)
+def _by(entries: Sequence[T], key: str) -> dict[str, list[T]]:
+    groups: dict[str, list[T]] = {}
+    for entry in entries:
+        groups.setdefault(getattr(entry, key), []).append(entry)
     return groups
 
 
@@ -275,13 +277,6 @@ def _reward_stds(episodes: Sequence[Episode], *, reward: RewardConfig) -> dict[s
         )
         for instance, roles in by_role.items()
     }
-
-
-def _by_group(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    groups: dict[str, list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.group, []).append(sample)
-    return groups
 
 
 def _has_zero_variance(members: Sequence[Sample]) -> bool:

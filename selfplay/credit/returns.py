@@ -190,7 +190,7 @@ def _move_tokens(
     assert transcript is not None
     rewards: dict[int, float] = {}
     for number, reward in move_rewards(episode, seat, config=config).items():
-        tries = sum(turn.seat == seat for turn in episode.turns[: number + 1])
+        tries = _num_tries(episode, seat, number + 1)
         if tries:
             token = min(transcript.spans[tries - 1].end - 1, last)
             rewards[token] = rewards.get(token, 0.0) + reward
@@ -201,8 +201,7 @@ def _turn_range(episode: Episode, point: BranchPoint) -> tuple[int, int]:
     """The tokens [start, end) of the branch point's turn in its seat's transcript."""
     transcript = episode.transcripts[point.seat]
     assert transcript is not None
-    tries = sum(turn.seat == point.seat for turn in episode.turns[: point.turn])
-    span = transcript.spans[tries]
+    span = transcript.spans[_num_tries(episode, point.seat, point.turn)]
     return span.start, span.end
 
 
@@ -210,9 +209,13 @@ def _first_after(episode: Episode, point: BranchPoint, seat: int) -> int:
     """The first token that the seat sampled after the branch point's turn."""
     transcript = episode.transcripts[seat]
     assert transcript is not None
-    tries = sum(turn.seat == seat for turn in episode.turns[: point.turn + 1])
-    spans = transcript.spans
+    tries, spans = _num_tries(episode, seat, point.turn + 1), transcript.spans
     return spans[tries].start if tries < len(spans) else len(transcript)
+
+
+def _num_tries(episode: Episode, seat: int, end: int) -> int:
+    """How many of the first `end` turns are the seat's."""
+    return sum(turn.seat == seat for turn in episode.turns[:end])
 
 
 def _name(episode: Episode) -> str:
