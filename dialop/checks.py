@@ -97,7 +97,7 @@ def check_kit(kit: Kit, options: Any, *, seed: int = 0) -> list[Result]:
         plays = tuple(_plays(kit, options, instances, seed))
     except Exception as error:  # noqa: BLE001 (any code of the game may raise anything)
         problem = f"scripted players cannot play: {_said(error)}"
-        return [*results, Result("play", _CHECKS["play"][1], problem)]
+        return [*results, Result("play", _PLAY, problem)]
     return results + check_plays(Case(kit, options, instances, plays))
 
 
@@ -473,9 +473,10 @@ def _step_s(game: Game, seat: int, text: str) -> float:
     return min(times)
 
 
+_PLAY = "scripted players bring games to their end; each move is answered as promised"
 # Each check with what it promises.
 _CHECKS: dict[str, tuple[Callable[[Case], Iterator[str]], str]] = {
-    "play": (_play, "scripted players bring games to their end; moves are answered as promised"),
+    "play": (_play, _PLAY),
     "clone": (_clone, "a clone plays on like its game and neither changes the other"),
     "refusals": (
         _refusals,

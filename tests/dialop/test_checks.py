@@ -219,7 +219,7 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
 def test_each_check_finds_a_game_that_breaks_it(
     name: str, parts: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = {name: checks._CHECKS[name]}
+    own = {each: check for each, check in checks._CHECKS.items() if each == name}
     monkeypatch.setattr(checks, "_CHECKS", own)  # without the time of the others
     result = results_of(**parts)[name]
     assert words in result.problem and "\n" not in result.line()
