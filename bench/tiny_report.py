@@ -206,7 +206,10 @@ def curve_rows(run: Run) -> list[dict[str, Any]]:
     Step 0 is the held-out evaluation before self-play, because a run plays its validation games
     only after its first steps.
     """
-    start = {f"eval_{name}": value for name, value in run.before["sampled"]["measures"].items()}
+    sampled = run.before["sampled"]
+    start = {f"eval_{name}": value for name, value in sampled["measures"].items()}
+    _, low, high = sampled["interval"]
+    start |= {"eval_score_low": low, "eval_score_high": high}
     return [{"step": 0, **start}, *(step for step in run.steps if "eval_score" in step)]
 
 

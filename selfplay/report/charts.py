@@ -148,7 +148,8 @@ def curves_svg(
     """Metric `y` against `step`, one line a run, on white and with its own legend.
 
     `alike` maps runs to a common name: runs with the same name share a colour and one entry of the
-    legend. Rows without a finite `y` are left out. Raises ValueError if nothing is left to draw.
+    legend. Rows without a finite `y` are left out; the interval of a row that holds `{y}_low` and
+    `{y}_high` is a thin vertical line. Raises ValueError if nothing is left to draw.
     """
     lines = {
         name: [
@@ -178,6 +179,11 @@ def curves_svg(
                 markersize=3,
             )
         shown = {kinds[name]: line for name, line in zip(lines, axes.lines, strict=True)}
+        for line, name in zip(axes.lines, lines, strict=True):
+            whole = [row for row in runs[name] if row.get(f"{y}_low") is not None]
+            if whole:
+                ends = ([row[key] for row in whole] for key in ("step", f"{y}_low", f"{y}_high"))
+                axes.vlines(*ends, colors=line.get_color(), alpha=0.6, linewidth=1)
         figure.legend(shown.values(), map(on_one_line, shown), loc="outside right upper")
         return _svg(figure)
 

@@ -35,6 +35,13 @@ def test_runs_of_one_kind_share_a_colour_and_an_entry() -> None:
     assert COLOURS[1] in svg and COLOURS[2] not in svg
 
 
+def test_the_axis_holds_the_interval_of_a_value() -> None:
+    points = [{"step": step, "score": 0.5, "score_low": 0.1, "score_high": 0.9} for step in (0, 1)]
+    bare = [{"step": step, "score": 0.5} for step in (0, 1)]
+    drawn, plain = (texts_of(curves_svg({"a": p}, y="score", title="t")) for p in (points, bare))
+    assert {"0.2", "0.8"} <= set(drawn) and not {"0.2", "0.8"} & set(plain)
+
+
 def test_missing_and_non_finite_values_are_left_out() -> None:
     runs = {"a": [*rows(0.1, None, float("nan"), 0.4), {"step": 50}], "empty": rows(None)}
     svg = curves_svg(runs, y="score", title="t")
