@@ -39,7 +39,7 @@ def test_the_axis_holds_the_interval_of_a_value() -> None:
     points = [{"step": step, "score": 0.5, "score_low": 0.1, "score_high": 0.9} for step in (0, 1)]
     bare = [{"step": step, "score": 0.5} for step in (0, 1)]
     drawn, plain = (texts_of(curves_svg({"a": p}, y="score", title="t")) for p in (points, bare))
-    assert {"0.2", "0.8"} <= set(drawn) and not {"0.2", "0.8"} & set(plain)
+    assert {"0.1", "0.9"} <= set(drawn) and not {"0.1", "0.9"} & set(plain)
 
 
 def test_missing_and_non_finite_values_are_left_out() -> None:
