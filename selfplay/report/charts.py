@@ -181,7 +181,9 @@ def curves_svg(
         shown = {kinds[name]: line for name, line in zip(lines, axes.lines, strict=True)}
         for line, name in zip(axes.lines, lines, strict=True):
             whole = [row for row in runs[name] if row.get(f"{y}_low") is not None]
-            steps, low, high = ([r[key] for r in whole] for key in ("step", f"{y}_low", f"{y}_high"))
+            steps, low, high = (
+                [r[key] for r in whole] for key in ("step", f"{y}_low", f"{y}_high")
+            )
             if whole:
                 axes.vlines(steps, low, high, colors=line.get_color(), alpha=0.6, linewidth=1)
         figure.legend(shown.values(), map(on_one_line, shown), loc="outside right upper")
