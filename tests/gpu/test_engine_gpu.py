@@ -12,6 +12,7 @@ import pytest
 import small
 import torch
 from engine_layout import expected_hashes, held_hashes
+from rare_tokens import rare_draws
 from transformers import PreTrainedModel
 
 from selfplay.colocation import weight_sync as sync
@@ -55,6 +56,18 @@ def test_engine_and_trainer_agree_in_bf16(engine: SGLangEngine, model: PreTraine
     apart_T = small.differences(model, engine)
     assert apart_T.abs().mean() < 0.03
     assert (apart_T.exp() - apart_T - 1).mean() < 0.01
+
+
+def test_rare_tokens_are_drawn_as_often_as_their_probabilities_say(
+    engine: SGLangEngine, model: PreTrainedModel
+) -> None:
+    """Within 4.5 standard deviations of the sampling, and 5 % for what bf16 moves at 1/0.2."""
+    push(model, engine)
+    requests = [Request(prompt, 800, n) for n, prompt in enumerate(small.PROMPTS * 8)]
+    for nats in (8.0, 10.0):
+        expected, deviation, count = rare_draws(model, engine, requests, 0.2, nats=nats)
+        assert expected > 30, nats
+        assert abs(count - expected) < 4.5 * deviation + 0.05 * expected, nats
 
 
 def test_a_push_changes_every_tensor_to_the_trainers_exactly(

@@ -10,6 +10,7 @@ import pytest
 import tiny
 import torch
 from engine_layout import engine_layout
+from rare_tokens import rare_draws
 from safetensors.torch import load_file
 
 from selfplay.colocation import weight_sync as sync
@@ -54,6 +55,16 @@ def test_logprobs_are_those_of_the_full_softmax_after_the_temperature(
         requests, engine.generate(requests, Sampling(temperature, ())), strict=True
     ):
         assert tiny.worst_mismatch(policy, list(request.prompt_ids), completion, temperature) < 1e-4
+
+
+def test_rare_tokens_are_drawn_as_often_as_their_probabilities_say(
+    engine: SGLangEngine, policy: Any
+) -> None:
+    """Within 4.5 standard deviations; the low temperature makes the distributions sharp."""
+    requests = [Request(PROMPT[:n], 200, n) for n in range(1, 33)]
+    expected, deviation, count = rare_draws(policy, engine, requests, 0.1, nats=8.0)
+    assert expected > 30
+    assert abs(count - expected) < 4.5 * deviation
 
 
 def test_scoring_gives_the_full_softmax_s_logprobs_and_returns_at_once(
