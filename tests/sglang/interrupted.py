@@ -35,7 +35,7 @@ def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
         return await ask(self, *words, version=version, **named)
 
     def played(setups: Any, engine: Any, *, kept: driver.Kept, **named: Any) -> Any:
-        if kept.games or kept.total_s:
+        if kept.games or kept.engine_s:
             say("played again", games=len(setups) - len(kept.games))
         else:
             games.append(kept)
