@@ -32,7 +32,7 @@ class WatchConfig:
     min_entropy: float = key(
         0.001,
         "least mean of entropy, in nats per token; healthy runs of near-deterministic policies "
-        "stay above 0.02",
+        "stay above 0.01",
         within=(0.0, 100.0),
     )
     ratio: str = key("warn", "action for exploding ratios", choices=ACTIONS)

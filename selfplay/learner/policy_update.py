@@ -37,7 +37,7 @@ def update_policy(
     shuffle with a named seed.
 
     Returns metrics averaged over the optimizer steps. The log-prob mismatch is that of the first
-    step, before any weight moved. If it is above `engine.max_mismatch`, raises EngineDisagrees and
+    step, before any weight moved. One above `settings.max_mismatch` raises EngineDisagrees and
     leaves all weights unchanged. An optimizer step whose loss or gradient is not finite is not
     taken; `learner.not_taken` gets its cause.
     """

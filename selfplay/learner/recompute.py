@@ -42,7 +42,7 @@ def recompute_logprobs(
 
     By default samples stay as they are. With `old_logprobs: recomputed` the trainer's log-probs
     replace the engine's, tokens get importance weights, and the metrics contain the mismatch; one
-    above `engine.max_mismatch` raises EngineDisagrees. With `kl_in: reward` each trained token's
+    above `settings.max_mismatch` raises EngineDisagrees. With `kl_in: reward` each trained token's
     reward is reduced by its KL penalty. Every rank must call.
     """
     algorithm = settings.algorithm

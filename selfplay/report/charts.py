@@ -171,21 +171,24 @@ def curves_svg(
         axes.grid(axis="y", alpha=0.4)
         for name, points in lines.items():
             number = entries.index(kinds[name])
+            colour = COLOURS[number % len(COLOURS)]
             axes.plot(
                 *zip(*points, strict=True),
-                color=COLOURS[number % len(COLOURS)],
+                color=colour,
                 linestyle=("-", "--", ":")[number // len(COLOURS) % 3],
                 marker="o" if len(points) <= MAX_DOTTED else "",
                 markersize=3,
             )
-        shown = {kinds[name]: line for name, line in zip(lines, axes.lines, strict=True)}
-        for line, name in zip(axes.lines, lines, strict=True):
-            whole = [row for row in runs[name] if row.get(f"{y}_low") is not None]
-            steps, low, high = (
-                [r[key] for r in whole] for key in ("step", f"{y}_low", f"{y}_high")
+            intervals = [row for row in runs[name] if row.get(f"{y}_low") is not None]
+            axes.vlines(
+                [row["step"] for row in intervals],
+                [row[f"{y}_low"] for row in intervals],
+                [row[f"{y}_high"] for row in intervals],
+                colors=colour,
+                alpha=0.6,
+                linewidth=1,
             )
-            if whole:
-                axes.vlines(steps, low, high, colors=line.get_color(), alpha=0.6, linewidth=1)
+        shown = {kinds[name]: line for name, line in zip(lines, axes.lines, strict=True)}
         figure.legend(shown.values(), map(on_one_line, shown), loc="outside right upper")
         return _svg(figure)
 
