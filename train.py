@@ -22,7 +22,6 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from selfplay.checkpoint import finish, save_checkpoint
 from selfplay.colocation.handover import sleep_engine
-from selfplay.colocation.sync_check import SyncCheck
 from selfplay.config import Config, load_config
 from selfplay.config.settings import SettingsError
 from selfplay.credit.advantages import compute_advantages, reward_samples
@@ -35,7 +34,7 @@ from selfplay.evaluation.held_out import held_out, validation
 from selfplay.learner.batch import share_by_tokens
 from selfplay.learner.policy_update import update_policy, update_reference
 from selfplay.learner.recompute import recompute_logprobs
-from selfplay.metrics.ending import Ending, RunEnds, saved_first
+from selfplay.metrics.ending import RunEnds, saved_first
 from selfplay.metrics.step import step_metrics
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.partners.judge import judge_interactivity
@@ -66,7 +65,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     """
     run = set_up(config, world, cleanup)
     learner, engine, offload, watch = run.learner, run.engine, run.offload, Stopwatch()
-    baselines = run.baselines
+    ending, sync_check, baselines = run.ending, run.sync_check, run.baselines
     teachers = TeacherSettings.of(config)
     journal = Journal(
         run.folder,
@@ -77,17 +76,6 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         rank=world.rank,
         pieces=run.rendering.pieces,
     )
-    ending = Ending()
-    sync_check = SyncCheck(
-        learner,
-        engine,
-        run.restarts,
-        ending,
-        config=config.engine,
-        token_budget=config.optim.tokens_per_microbatch,
-        offloaded=config.parallel.offload_parameters,
-    )
-
     save = partial(
         save_checkpoint, run.folder, learner, run.tokenizer, keep=config.keep_checkpoints
     )

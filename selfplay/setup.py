@@ -29,6 +29,7 @@ from selfplay.colocation.handover import sleep_or_end
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.restarts import FolderRestarts, Restarts
 from selfplay.colocation.start import load_engine
+from selfplay.colocation.sync_check import SyncCheck
 from selfplay.config import Config, ModelConfig, OptimConfig
 from selfplay.config.player_spec import parse_shares
 from selfplay.config.settings import SettingsError
@@ -43,6 +44,7 @@ from selfplay.evaluation.held_out import held_out_at_start
 from selfplay.learner.critic import make_critic
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.optimizer import make_optimizer
+from selfplay.metrics.ending import Ending
 from selfplay.metrics.run_folder import hold_run, open_run
 from selfplay.metrics.watches import Watches
 from selfplay.model.hub import local_folder
@@ -94,6 +96,8 @@ class Run:
     evaluation: EvaluationContext
     drift_monitor: DriftMonitor
     watches: Watches
+    ending: Ending
+    sync_check: SyncCheck
     first_step: int
     baselines: dict[str, float]
 
@@ -159,6 +163,17 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     stream.restore(state.get("prioritized_replay", []))
     watches = Watches(config.watch, rank=world.rank)
     watches.restore(state.get("watches", {}))
+    ending = Ending()
+    sync_check = SyncCheck(
+        learner,
+        engine,
+        restarts,
+        ending,
+        config=config.engine,
+        token_budget=config.optim.tokens_per_microbatch,
+        offloaded=parallel.offload_parameters,
+    )
+    sync_check.restore(state.get("sync_check", {}))
     restarts.push(first_step)
     held_out_at_start(
         first_step, config.steps, config.eval, config.data, context=evaluation, folder=folder
@@ -182,6 +197,8 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         evaluation=evaluation,
         drift_monitor=drift_monitor,
         watches=watches,
+        ending=ending,
+        sync_check=sync_check,
         first_step=first_step,
         baselines=state.get("baselines", {}),
     )
@@ -195,6 +212,7 @@ def trainer_state(run: Run, baselines: Mapping[str, float]) -> dict[str, Any]:
         "partners": run.partners.state(),
         "drift_monitor": run.drift_monitor.state(),
         "watches": run.watches.state(),
+        "sync_check": run.sync_check.state(),
     }
 
 

@@ -7,7 +7,7 @@ in nats fits all models: a healthy run's mismatch lies anywhere from 1e-6 (fp32)
 
 **The noise floor** is the mismatches of the latest `KEPT` turns that were scored with equal
 weights. It is first measured after the first push and before any step, and every healthy comparison
-refines it.
+refines it. Checkpoints hold it, so a resumed run has the bounds of the unbroken one.
 
 **The test.** n new turns of one engine are suspicious if at least three quarters of them each lie
 above `FACTOR` times the largest mismatch of the floor. A NaN lies above everything.
@@ -64,6 +64,11 @@ class NoiseFloor:
 
     def __init__(self) -> None:
         self._mismatches: deque[float] = deque(maxlen=KEPT)
+
+    @property
+    def mismatches(self) -> list[float]:
+        """Those of the latest turns, oldest first."""
+        return list(self._mismatches)
 
     @property
     def known(self) -> bool:

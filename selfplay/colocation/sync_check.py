@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import compress
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -71,16 +71,27 @@ class SyncCheck:
         self.num_turns = (FIRST + MORE + MORE) * self._num_processes
         self._floor = NoiseFloor()
         self._turns: Sequence[Turn] = ()
-        self._measured = False
-        # The largest mean mismatch of a complete rollout, in nats a token. The first rollout's is
-        # in the settings. From the first healthy comparison on noise may have grown above it.
-        self.bound = config.max_mismatch
+        self._healthy = False  # whether a comparison after a push was
+
+    @property
+    def bound(self) -> float:
+        """The largest mean mismatch of a complete rollout, in nats a token. The first rollout's is
+        in the settings. From the first healthy comparison on noise may have grown above it."""
+        return max(self._config.max_mismatch, self._floor.bound if self._healthy else 0.0)
+
+    def state(self) -> dict[str, Any]:
+        """The part of the trainer state that `restore` takes, as plain values."""
+        return {"floor": self._floor.mismatches, "healthy": self._healthy}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._floor.add(state.get("floor", []))
+        self._healthy = bool(state.get("healthy", False))
 
     def listen(self, turns: Sequence[Turn]) -> None:
-        """Take a step's turns before any weight moves. The first call measures the noise floor."""
+        """Take a step's turns before any weight moves. The first call of a run measures the noise
+        floor."""
         self._turns = turns
-        if not self._off and not self._measured:
-            self._measured = True
+        if not self._off and not self._floor.mismatches:
             self._add_to_floor(self._mismatches(turns[:FEWEST]))
 
     def after_push(self, *, version: int) -> dict[str, float]:
@@ -107,7 +118,7 @@ class SyncCheck:
             return metrics | {"num_suspected": 1.0}
         self._add_to_floor(first)
         self._add_to_floor(second)
-        self.bound = max(self._config.max_mismatch, self._floor.bound)
+        self._healthy = True
         return metrics | {"num_suspected": 0.0}
 
     def _push_again(self, turns: Sequence[Turn], version: int) -> None:

@@ -3,8 +3,9 @@ weights are pushed again or the run ends."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +138,11 @@ def spoken(model: PreTrainedModel, num: int, *, seed: int) -> list[Turn]:
     return [(ids, [0] * 16 + [1] * 12) for ids in ids_BT.tolist()]
 
 
-def checked(engine: PreTrainedModel) -> tuple[SyncCheck, Learner, Ending]:
-    """A check whose floor was measured with equal weights, its learner in bf16, and what it ends
-    the run with."""
+def checked(
+    engine: PreTrainedModel, *, state: Mapping[str, Any] | None = None
+) -> tuple[SyncCheck, Learner, Ending]:
+    """A check whose floor was measured with equal weights or restored from `state`, its learner in
+    bf16, and what it ends the run with."""
     model = tiny_model()
     learner = learner_of(model)
     learner.compute_dtype = torch.bfloat16
@@ -158,6 +161,7 @@ def checked(engine: PreTrainedModel) -> tuple[SyncCheck, Learner, Ending]:
         token_budget=config.optim.tokens_per_microbatch,
         offloaded=False,
     )
+    check.restore(state or {})
     check.listen(spoken(model, FEWEST, seed=0))
     check._engine = Scorer(engine)  # type: ignore[assignment]
     return check, learner, ending
@@ -213,6 +217,21 @@ def test_noise_that_grows_raises_the_bound_of_the_rollout_after_the_first() -> N
     check.after_push(version=1)
     assert check.bound == FACTOR * 0.2
     assert NoiseFloor().bound == 0.0
+
+
+def test_a_restored_check_has_the_bounds_of_the_unbroken_one() -> None:
+    """It measures no floor anew, and suspects what the first check suspects."""
+    check, learner, _ = checked(tiny_model())
+    turns = spoken(learner.model, check.num_turns, seed=0)
+    check.listen(turns)
+    check.after_push(version=1)
+    check._floor.add([0.2])
+    resumed, _, _ = checked(tiny_model(), state=json.loads(json.dumps(check.state())))
+    assert resumed.state() == check.state() and resumed.bound == check.bound == FACTOR * 0.2
+    resumed.listen(turns)
+    assert resumed.state() == check.state()
+    unmeasured, _, _ = checked(tiny_model(), state={})
+    assert unmeasured.bound == 0.05 and len(unmeasured.state()["floor"]) == FEWEST
 
 
 # --- a missed push ----------------------------------------------------------------------------
@@ -296,3 +315,30 @@ def test_a_run_that_its_checks_end_saves_first_and_goes_on_from_there(
     ends = [(folder / "final" / "model.safetensors").read_bytes() for folder in (full, broken)]
     assert ends[0] == ends[1]
     assert metrics_of(full) == metrics_of(broken)
+
+
+def test_a_resumed_run_is_bounded_by_the_noise_that_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise of 0.2 nats from the first step on; the run is stopped after it and goes on."""
+    folder = tmp_path / "run"
+    quick = ("optim.schedule=constant", "save_every=1", "eval.final_games=1")
+    bounds: list[float] = []
+    real_update = train.update_policy
+
+    def noisy(check: SyncCheck, *, version: int) -> dict[str, float]:
+        if version == 1:
+            check._healthy = True
+            check._floor.add([0.2] * FEWEST)
+        return {}
+
+    def update(*args: Any, settings: Any, **named: Any) -> Any:
+        bounds.append(settings.max_mismatch)
+        return real_update(*args, settings=settings, **named)
+
+    monkeypatch.setattr(SyncCheck, "after_push", noisy)
+    monkeypatch.setattr(train, "update_policy", update)
+    begin_warm(folder, *quick)
+    for steps in (1, 3):
+        assert run_tiny(folder, *quick, f"steps={steps}") == 0
+    assert bounds == [0.05, FACTOR * 0.2, FACTOR * 0.2]
