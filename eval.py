@@ -48,7 +48,6 @@ from selfplay.evaluation.question import (
     split_list,
 )
 from selfplay.evaluation.report import Report, report_text, write_report
-from selfplay.games import kit_of
 from selfplay.metrics.ending import RunEnds
 from selfplay.model.policy import described_in
 from selfplay.partners.checkpoints import Source, nearest
@@ -209,7 +208,7 @@ def facts_of(args: argparse.Namespace, question: Question, games: Games) -> dict
     facts = {
         "games": args.games,
         "num_games": len(games.instances),
-        **kit_of(question.config.game).described(games.instances, question.config.game),
+        **question.config.game.kit.described(games.instances, question.config.game.rules()),
         "temperatures": sorted({match.temperature for match in question.matches}, reverse=True),
         "engine": question.config.engine.kind,
     }
@@ -252,7 +251,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if world.rank == 0:
         if games.records:
             rows["people"] = evaluate_people(games.records, games.instances, config.game)
-        for spec in kit_of(config.game).BASELINES:
+        for spec in config.game.kit.BASELINES:
             rows[spec] = evaluate_scripted(
                 games.instances, spec=spec, game=config.game, rollout=config.rollout
             )

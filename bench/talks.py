@@ -18,7 +18,6 @@ from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
 from selfplay.data.stream import TrainStream
 from selfplay.engines.base import Ask, Completion, Engine, Request, Sampling
-from selfplay.games import kit_of
 from selfplay.rollout.episode import GameSetup
 from selfplay.rollout.players import PolicyPlayer
 
@@ -110,10 +109,10 @@ def talks(
     config: Config, rendering: Rendering, places: range, mean: int, step: int
 ) -> list[GameSetup]:
     """Games of TURNS turns on the instances at these places of a step, GROUP of each."""
-    kit = kit_of(config.game)
+    kit = config.game.kit
     return [
         GameSetup(
-            Talk(kit.new_game(instance, config.game)),
+            Talk(kit.new_game(instance, config.game.rules())),
             tuple(
                 PolicyPlayer(
                     rendering,

@@ -23,7 +23,6 @@ from selfplay.config import Config, load_config
 from selfplay.config.settings import SettingsError, difference
 from selfplay.evaluation.game_text import game_text
 from selfplay.evaluation.report import fenced
-from selfplay.games import kit_of
 from selfplay.metrics.console import clock
 from selfplay.metrics.tables import show_interval
 from selfplay.report.charts import curves_svg
@@ -189,7 +188,7 @@ def commits(runs: Sequence[Run]) -> str:
 
 def baselines(runs: Sequence[Run]) -> str:
     """A note on how to read the table, and scripted players' scores on the same instances."""
-    after, scripts = runs[0].after, kit_of(runs[0].config.game).BASELINES
+    after, scripts = runs[0].after, runs[0].config.game.kit.BASELINES
     shown = [f"{name} {show_interval(after[name]['interval'])}" for name in scripts]
     num_games = len(after["sampled"]["scores"])
     return (

@@ -38,7 +38,6 @@ from selfplay.credit.sample import Sample
 from selfplay.data.instances import TEACHERS, TOKENIZER, generated, imitated_people
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, barrier
-from selfplay.games import kit_of
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import learning_rate
@@ -86,7 +85,9 @@ def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
         processes=config.data.processes,
         easy=config.warm_start.keep == "all",
     )
-    phrases = kit_of(config.game).phrases(instances, config.game, split_lines=scratch.split_lines)
+    phrases = config.game.kit.phrases(
+        instances, config.game.rules(), split_lines=scratch.split_lines
+    )
     return train_tokenizer(
         _texts(config.game, config.rollout, specs, instances),
         vocab_size=scratch.vocab_size,
@@ -270,7 +271,7 @@ def _people(
 ) -> list[Sample]:
     """The recorded games' transcripts for one pass. Rank 0 writes the digests of their boards to
     the run's `folder`, where evaluations find them, and prints what was left out."""
-    warm, kit = settings.warm_start, kit_of(settings.game)
+    warm, kit = settings.warm_start, settings.game.kit
     assert warm.recorded is not None
     played = imitated_people(
         settings.game, settings.data, recorded=warm.recorded, share=warm.recorded_share
@@ -297,10 +298,10 @@ def people_samples(
     Raises SettingsError if more than 5 % are above `rollout.max_game_tokens`; the others are
     dropped.
     """
-    kit, samples = kit_of(settings.game), []
+    kit, samples = settings.game.kit, []
     for game in played:
         players = tuple(Teacher(script, rendering, name="people") for script in game.scripts)
-        new_game = kit.new_game(game.instance, settings.game)
+        new_game = kit.new_game(game.instance, settings.game.rules())
         setup = GameSetup(new_game, players, game.instance.key, index=0)
         # A recording that ends without an answer ends there.
         limits = Limits(max_turns=len(game.moves), max_retries=0)

@@ -21,7 +21,7 @@ ONLY_IN = {
     "starlette": "selfplay.play",
     "uvicorn": "selfplay.play",
 }
-WITHOUT_TORCH = ("config", "games", "data", "rollout", "metrics", "report")
+WITHOUT_TORCH = ("config", "data", "rollout", "metrics", "report")
 
 
 def modules(folder: str) -> dict[str, Path]:

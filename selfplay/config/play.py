@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from dialop.kit import SHARED, NoOptions, load_kit
+from dialop.kit import SHARED, Kit, NoOptions, load_kit
 from dialop.starts import checked_entries
 from selfplay.config.collab import CollabConfig
 from selfplay.config.partners import DriftMonitorConfig
@@ -91,11 +91,16 @@ class GameConfig:
                 if getattr(self.options, name) != getattr(options, name):
                     raise ValueError(f"game.options.{name} must be given as game.{name}")
 
+    @property
+    def kit(self) -> Kit:
+        """What the game gives the trainer: instances, new games, scripted players, texts."""
+        return load_kit(self.name)
+
     def rules(self) -> Any:
         """The game's own options (dialop/kit.py), filled from these settings."""
         keyed = self.name in KEYED_GAMES
         options = None if keyed else self.options
-        options = options or load_kit(self.name).Options()
+        options = options or self.kit.Options()
         keys = {entry.name for entry in fields(self)} if keyed else set(SHARED)
         own = keys.intersection(entry.name for entry in fields(options))
         return replace(options, **{name: getattr(self, name) for name in own})

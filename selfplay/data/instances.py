@@ -6,15 +6,15 @@ drawn before. Instances have their game's own type.
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dialop.kit import Entries, Played, Recorded
+from dialop.kit import Entries, Kit, Played, Recorded
 from selfplay.config import DataConfig, GameConfig
 from selfplay.config.settings import SettingsError
 from selfplay.data.seeds import named_seed
-from selfplay.games import kit_of
 
 # Each purpose has its own name in the seed, so streams of generated instances never overlap.
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held-out"
@@ -41,11 +41,9 @@ def generated(
     fixed = purpose in (VALIDATION, HELD_OUT)
     stream_seed = named_seed("instances", None if fixed else seed, purpose)
     processes = 1 if num < 64 else processes
-    if purpose == VALIDATION:  # the same instances at each evaluation
-        return list(_cached_validation(game, stream_seed, start, num, processes))
-    return kit_of(game).generate(
-        game, seed=stream_seed, start=start, num=num, processes=processes, easy=easy
-    )
+    options = game.kit.easy(game.rules()) if easy else game.rules()
+    draw = _draw_once if purpose == VALIDATION else _draw
+    return list(draw(game.kit, options, stream_seed, start, num, processes))
 
 
 def kept_back(purpose: str, *, num: int, game: GameConfig, data: DataConfig) -> list[Any]:
@@ -78,6 +76,20 @@ def _source(data: DataConfig, purpose: str) -> tuple[str, str]:
     return "data.test", data.test
 
 
+def read_instances(path: Path, game: GameConfig) -> list[Any]:
+    """The instances of a file. Prints what the game says of how they are played on this machine.
+
+    Raises:
+        ValueError: for an invalid row, with the file and its row or line, or for a setting that
+            this machine cannot satisfy.
+    """
+    instances = game.kit.read(path)
+    note = game.kit.check_machine(instances, game.rules())
+    if note:
+        print(f"{path}: {note}", file=sys.stderr, flush=True)
+    return instances
+
+
 @lru_cache(maxsize=4)
 def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
     """The instances of the file `source`, the value of the settings key `name`.
@@ -89,7 +101,7 @@ def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
     if not path.is_file():
         raise SettingsError(f"{name} must be 'generated' or an existing file, got {path}")
     try:
-        instances = tuple(kit_of(game).read(path, game))
+        instances = tuple(read_instances(path, game))
     except (OSError, ValueError) as error:
         raise SettingsError(f"{name}: {error}") from None
     if not instances:
@@ -105,7 +117,7 @@ def read_recorded(game: GameConfig, name: str, source: str) -> tuple[Recorded, .
         SettingsError: if the file is unreadable or the game has no recordings.
     """
     try:
-        return tuple(kit_of(game).read_recorded(Path(source)))
+        return tuple(game.kit.read_recorded(Path(source)))
     except (OSError, ValueError) as error:
         raise SettingsError(f"{name}: {error}") from None
 
@@ -119,7 +131,7 @@ def imitated_people(
     Raises:
         SettingsError: if the file is unreadable, or no game is left.
     """
-    name, kit = "warm_start.recorded", kit_of(game)
+    name, kit = "warm_start.recorded", game.kit
     path = Path(recorded)
     if not path.is_file():
         raise SettingsError(f"{name} must be a .jsonl of recorded games, got {path}")
@@ -156,11 +168,8 @@ def begun(game: Recorded, entries: Entries, *names: object) -> Any:
     return game.begun(entries, uniform=named_seed("start", *names) / 2**63)
 
 
-@lru_cache(maxsize=1)
-def _cached_validation(
-    game: GameConfig, seed: int, start: int, num: int, processes: int
-) -> tuple[Any, ...]:
-    drawn = kit_of(game).generate(
-        game, seed=seed, start=start, num=num, processes=processes, easy=False
-    )
-    return tuple(drawn)
+def _draw(kit: Kit, options: Any, seed: int, start: int, num: int, processes: int) -> list[Any]:
+    return kit.generate(options, seed=seed, start=start, num=num, processes=processes)
+
+
+_draw_once = lru_cache(maxsize=1)(_draw)  # the same instances at each evaluation in training

@@ -18,7 +18,6 @@ from selfplay.colocation.restarts import FolderRestarts, Restarts
 from selfplay.config import GameConfig, RolloutConfig
 from selfplay.distributed import World, gather_objects
 from selfplay.engines.base import Engine, Sampling
-from selfplay.games import kit_of
 from selfplay.metrics.console import progress
 from selfplay.metrics.step import Pieces, add_up, game_measures, game_record, tally
 from selfplay.metrics.tables import bootstrap_interval
@@ -187,7 +186,7 @@ def evaluate_people(
 ) -> Evaluation:
     """Score people's recorded games on these instances, as the game's kit reads them."""
     scores, tallies = [], []
-    kit = kit_of(game)
+    kit = game.kit
     for record, instance in zip(records, instances, strict=True):
         tally = kit.recorded_tally(record, instance)
         scores.append(tally["score"])
@@ -220,7 +219,7 @@ def check_room(
         )
     longest, where = 0, ""
     for instance in instances:
-        new_game = kit_of(game).new_game(instance, game)
+        new_game = game.kit.new_game(instance, game.rules())
         for seat in range(new_game.num_seats):
             length = len(opening_ids(rendering, new_game.prompt(seat)))
             if length > longest:

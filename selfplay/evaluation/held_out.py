@@ -23,7 +23,6 @@ from selfplay.evaluation.evaluate import (
 )
 from selfplay.evaluation.report import rows_json, table_text
 from selfplay.evaluation.word_drift import read_people, word_drift
-from selfplay.games import kit_of
 from selfplay.metrics.tables import COLUMNS, show_interval
 from selfplay.whole import write_atomically
 
@@ -57,7 +56,7 @@ def held_out(
     }
     if context.world.rank:
         return
-    for spec in kit_of(context.game).BASELINES:
+    for spec in context.game.kit.BASELINES:
         rows[spec] = evaluate_scripted(
             instances, spec=spec, game=context.game, rollout=context.rollout
         )

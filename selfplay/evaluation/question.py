@@ -36,8 +36,7 @@ from selfplay.config.player_spec import (
     Spec,
     parse_shares,
 )
-from selfplay.data.instances import GENERATED, HELD_OUT, begun, kept_back
-from selfplay.games import kit_of
+from selfplay.data.instances import GENERATED, HELD_OUT, begun, kept_back, read_instances
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.partners.checkpoints import (
     ONE_PROCESS,
@@ -263,12 +262,12 @@ def find_games(
             + nearest(path.name, [GENERATED, *files])
         )
     try:
-        instances = kit_of(game).read(path, game)
+        instances = read_instances(path, game)
     except (OSError, ValueError) as error:
         raise ValueError(f"--games: {error}") from None
     if not instances:
         raise ValueError(f"--games: {path} holds no games")
-    kit = kit_of(game)
+    kit = game.kit
     places = [i for i, one in enumerate(instances) if kit.digest(one) not in imitated]
     left_out = len(instances) - len(places)
     if not places:
@@ -386,7 +385,7 @@ def read_players(
     Raises:
         ValueError, SettingsError: for an entry that is no player, or cannot play in a matrix.
     """
-    kit = kit_of(game)
+    kit = game.kit
     if len(kit.ROLES) != 2 or len(kit.POLICY_SEATS) != 2:
         raise ValueError(
             f"{what}: the policy must be able to play each of 2 seats, got game.name {game.name}"

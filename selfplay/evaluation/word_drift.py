@@ -18,7 +18,6 @@ from dialop.rows import read_records
 from selfplay.config import EvalConfig, GameConfig
 from selfplay.config.settings import SettingsError
 from selfplay.distributed import World, gather_objects
-from selfplay.games import kit_of
 from selfplay.metrics.games import messages
 from selfplay.rollout.episode import Episode
 
@@ -135,7 +134,7 @@ def _recorded_messages(path: Path, game: GameConfig) -> Iterator[str]:
     """The messages of all records. Raises ValueError with the file and line of a bad record."""
     for number, record in enumerate(read_records(path), start=1):
         try:
-            yield from kit_of(game).recorded_messages(record)
+            yield from game.kit.recorded_messages(record)
         except ValueError as error:
             raise ValueError(f"{path} line {number}: {error}") from None
 
@@ -145,7 +144,7 @@ def check_words(eval_settings: EvalConfig, game: GameConfig) -> None:
     path = eval_settings.human_words
     if path is None:
         return
-    if not kit_of(game).PLAYED_BY_PEOPLE:
+    if not game.kit.PLAYED_BY_PEOPLE:
         raise SettingsError(
             f"eval.human_words must be empty for {game.name}, which has no recorded games of "
             f"people, got {path}"

@@ -30,7 +30,6 @@ from selfplay.config.settings import SettingsError
 from selfplay.distributed import World
 from selfplay.evaluation.evaluate import check_room
 from selfplay.evaluation.question import ITSELF, find_config, find_games, find_partner
-from selfplay.games import kit_of
 from selfplay.metrics.ending import RunEnds
 from selfplay.partners.checkpoints import Source, find_source
 from selfplay.partners.partners import Partners
@@ -196,7 +195,7 @@ def play_here(session: Session, out: Path) -> int:
 
 def play_on_page(session: Session, out: Path, sock: socket.socket) -> int:
     """Serve the page until the program is stopped; games run in a thread of their own."""
-    table = Table(kit_of(session.game).ROLES, session.suggested)
+    table = Table(session.game.kit.ROLES, session.suggested)
     token, port = secrets.token_urlsafe(24), sock.getsockname()[1]
     app = make_app(table, token=token, port=port, opponent=session.opponent.name)
     server = uvicorn.Server(

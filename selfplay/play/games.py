@@ -19,7 +19,6 @@ from dialop.matching.recorded import record_of
 from selfplay.chat.rendering import Rendering
 from selfplay.config import GameConfig, RolloutConfig
 from selfplay.engines.base import Engine, Sampling
-from selfplay.games import kit_of
 from selfplay.metrics.step import game_record
 from selfplay.report.games import Texts, drawn_game
 from selfplay.rollout.driver import play_games, play_scripted
@@ -41,7 +40,7 @@ class Opponent:
 
 def seats_for_a_person(game: GameConfig, opponent: Opponent) -> list[int]:
     """The seats that leave the opponent one to play."""
-    kit = kit_of(game)
+    kit = game.kit
     theirs = kit.POLICY_SEATS if opponent.sit is None else range(len(kit.ROLES))
     return [s for s in range(len(kit.ROLES)) if any(other != s for other in theirs)]
 
@@ -68,15 +67,15 @@ class Session:
         """
         instance = self.instances[number % len(self.instances)]
         own, opponent = self.seats[number % len(self.seats)], self.opponent
-        kit = kit_of(self.game)
-        game = kit.new_game(instance, self.game)
+        kit = self.game.kit
+        game = kit.new_game(instance, self.game.rules())
         names = (self.seed, "with a person", instance.key, number)
         players = tuple(
             person if seat == own else self._other(names, seat) for seat in range(len(kit.ROLES))
         )
         setup = GameSetup(game=game, players=players, instance=instance.key, index=number)
         brief = self.game.brief
-        full = kit.new_game(instance, replace(self.game, brief=False)) if brief else game
+        full = kit.new_game(instance, replace(self.game, brief=False).rules()) if brief else game
         begin(game, own, full.prompt(own).system)
         limits = limits_of(self.rollout)
         if opponent.engine is None or opponent.rendering is None:
@@ -91,7 +90,7 @@ class Session:
     def suggested(self, game: Game, seat: int) -> str:
         """The move that a scripted player would make in a seat whose move it is; "" where the game
         has no script for it."""
-        kit = kit_of(self.game)
+        kit = self.game.kit
         for spec in kit.BASELINES[:1]:
             with suppress(ValueError):  # a script need not know what to do where people led a game
                 script = kit.make_script(kit.seated(spec)[seat], seed=self.seed)
@@ -99,7 +98,7 @@ class Session:
         return ""
 
     def _other(self, names: tuple[object, ...], seat: int) -> Player:
-        kit, opponent = kit_of(self.game), self.opponent
+        kit, opponent = self.game.kit, self.opponent
         if opponent.sit is not None:
             return opponent.sit(names, seat)
         if opponent.rendering is None or seat not in kit.POLICY_SEATS:

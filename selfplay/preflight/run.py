@@ -30,7 +30,6 @@ from selfplay.config.secrets import check_absent
 from selfplay.config.settings import SettingsError, describe, read_value
 from selfplay.data.instances import TOKENIZER, generated, imitated_people
 from selfplay.engines.endpoint import check_address, endpoint_key
-from selfplay.games import kit_of
 from selfplay.metrics.tracker import check_tracker
 from selfplay.model.hub import check_weights, local_folder
 from selfplay.model.policy import described_in
@@ -175,7 +174,7 @@ def _tokenizer(
         scratch = model.scratch
         assert scratch is not None
         instances = generated(TOKENIZER, game=game, seed=seed, start=0, num=1)
-        phrases = kit_of(game).phrases(instances, game, split_lines=scratch.split_lines)
+        phrases = game.kit.phrases(instances, game.rules(), split_lines=scratch.split_lines)
         try:
             return train_tokenizer([], vocab_size=scratch.vocab_size, phrases=phrases)
         except ValueError as error:

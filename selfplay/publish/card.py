@@ -19,7 +19,6 @@ from dialop.shown import escaped, fenced
 from selfplay.config import Config, GameConfig, RolloutConfig, load_config
 from selfplay.config.settings import SettingsError, difference
 from selfplay.evaluation.game_text import game_text
-from selfplay.games import kit_of
 from selfplay.metrics.tables import COLUMNS, show_interval, table
 from selfplay.model.hub import is_hub_name
 from selfplay.rollout.seating import chosen_seats
@@ -142,7 +141,7 @@ def _front_matter(
 
 def seats_of(game: GameConfig, rollout: RolloutConfig) -> str:
     """The seats that the policy has in the game."""
-    seats, roles = chosen_seats(game, rollout), kit_of(game).ROLES
+    seats, roles = chosen_seats(game, rollout), game.kit.ROLES
     if seats is None:
         return "both seats" if len(roles) == 2 else "all seats"
     return f"the seat of the {' and the '.join(dict.fromkeys(roles[seat] for seat in seats))}"

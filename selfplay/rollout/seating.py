@@ -16,7 +16,6 @@ from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.config.player_spec import POOL, SCRIPTED, SELF, Spec, parse_shares, parse_spec
 from selfplay.config.settings import SettingsError
 from selfplay.data.seeds import named_seed, pick
-from selfplay.games import kit_of
 from selfplay.rollout.branches import branching_of
 from selfplay.rollout.episode import GameSetup
 from selfplay.rollout.players import Player, PolicyPlayer, ScriptedPartner, Teacher
@@ -59,7 +58,7 @@ def self_play_games(
     setups = []
     chosen = _choose_partners(partners, instances, step=step, seed=seed)
     for instance, partner in zip(instances, chosen, strict=True):
-        new_game = kit_of(game).new_game(instance, game)
+        new_game = game.kit.new_game(instance, game.rules())
         for index in range(rollout.group_size):
             names = (seed, "play", step, instance.key, index)
             players = seat_players(
@@ -121,7 +120,7 @@ def scripted_games(
 ) -> list[GameSetup]:
     """One game of each instance between scripted players: `spec` with those that sit beside it, or
     `spec` in seat 0 and `other` in seat 1."""
-    seated = kit_of(game).seated(spec) if other is None else (spec, other)
+    seated = game.kit.seated(spec) if other is None else (spec, other)
     return [
         _game_setup(
             instance,
@@ -146,7 +145,7 @@ def teacher_games(
     """One game of each instance between teachers, each drawn from those of the warm start's mixture
     that can play the seat. If none can, the seat is filled as a drawn teacher's game fills it."""
     mixture = list(zip(*teacher_mixture(teachers, game), strict=True))
-    kit, setups = kit_of(game), []
+    kit, setups = game.kit, []
     for instance in instances:
         players: list[Player] = []
         for seat in range(len(kit.ROLES)):
@@ -185,7 +184,7 @@ def check_players(config: Config) -> None:
     ]
     if seats is None and any(spec.kind != SELF for spec in specs):
         _check_groups(
-            config.rollout.group_size, config.algorithm.method, num_seats=len(kit_of(game).ROLES)
+            config.rollout.group_size, config.algorithm.method, num_seats=len(game.kit.ROLES)
         )
 
 
@@ -212,7 +211,7 @@ def chosen_seats(game: GameConfig, rollout: RolloutConfig) -> tuple[int, ...] | 
 
     Raises SettingsError for roles that the game lacks or that the policy cannot have.
     """
-    kit = kit_of(game)
+    kit = game.kit
     able = [kit.ROLES[seat] for seat in kit.POLICY_SEATS]
     for role in rollout.policy_seats:
         if role not in able:
@@ -235,7 +234,7 @@ def read_spec(
     Raises SettingsError, which begins with `what`, for an invalid spec, a script that the game does
     not have, or a partner that cannot have any of the other seats.
     """
-    kit = kit_of(game)
+    kit = game.kit
     if seats is None and len(kit.POLICY_SEATS) < len(kit.ROLES):
         seats = kit.POLICY_SEATS
     try:
@@ -276,7 +275,7 @@ def teacher_mixture(
 
     Raises SettingsError, which names `key`, for a teacher that does not exist or cannot teach.
     """
-    kit = kit_of(game)
+    kit = game.kit
     specs, weights = [], []
     for entry in teachers:
         spec, _, weight = entry.partition("*")
@@ -309,7 +308,7 @@ def policy_places(
     These are the seats of `rollout.policy_seats`, or those that the game leaves it. Where it could
     have all, it has all without a partner, and with one the seats in turn, one in each game.
     """
-    num_seats = len(kit_of(game).ROLES)
+    num_seats = len(game.kit.ROLES)
     chosen = chosen_seats(game, rollout)
     if partner.sit is None:
         return tuple(range(num_seats))
@@ -331,7 +330,7 @@ def seat_players(
         policy_player(names, rollout, rendering)
         if partner.sit is None or seat in places
         else partner.sit(names, seat)
-        for seat in range(len(kit_of(game).ROLES))
+        for seat in range(len(game.kit.ROLES))
     )
 
 
@@ -352,12 +351,12 @@ def scripted_partner(
 ) -> ScriptedPartner:
     """A scripted player such as "honest:tell=top", its draws named by game and seat. A seat that it
     cannot play gets the player who sits there beside it."""
-    kit = kit_of(game)
+    kit = game.kit
     spec = kit.seated(spec)[seat]
     script = kit.make_script(spec, seed=named_seed(*names, "partner", seat))
     return ScriptedPartner(script, name=f"{SCRIPTED}:{spec}")
 
 
 def _game_setup(instance: Instance, players: tuple[Player, ...], game: GameConfig) -> GameSetup:
-    new_game = kit_of(game).new_game(instance, game)
+    new_game = game.kit.new_game(instance, game.rules())
     return GameSetup(game=new_game, players=players, instance=instance.key, index=0)

@@ -14,7 +14,6 @@ from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, RewardConfig, load_config
 from selfplay.config.settings import SettingsError
 from selfplay.credit.advantages import reward_samples
-from selfplay.games import kit_of
 from selfplay.rollout.episode import Episode, Limits
 
 NAME = "textarena:TicTacToe-v0"
@@ -78,9 +77,9 @@ def test_both_seats_train_on_the_win_and_on_the_loss(rendering: Rendering) -> No
 
 def test_a_run_names_a_game_by_its_id() -> None:
     config = load_config(None, [f"game.name={NAME}", "model.path=x"])
-    kit = kit_of(config.game)
-    (instance,) = kit.generate(config.game, seed=0, start=0, num=1, processes=1, easy=False)
-    assert isinstance(kit.new_game(instance, config.game), TextArenaGame)
+    kit = config.game.kit
+    (instance,) = kit.generate(config.game.rules(), seed=0, start=0, num=1)
+    assert isinstance(kit.new_game(instance, config.game.rules()), TextArenaGame)
 
 
 @pytest.mark.parametrize(

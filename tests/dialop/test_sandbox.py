@@ -22,7 +22,7 @@ from dialop.collab.sandbox import NoWall, available_wall, passes
 from dialop.collab.store import write_instances
 from dialop.collab.task import CollabInstance
 from selfplay.config import GameConfig
-from selfplay.games import kit_of
+from selfplay.data.instances import read_instances
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = sorted({name.partition(":")[0] for name in PROBES})
@@ -465,12 +465,12 @@ def test_the_setting_reaches_the_grade_and_the_wall_is_printed(
     path = tmp_path / "tasks.parquet"
     write_instances(path, [task])
     game = GameConfig(name="collab", code_wall="none")
-    kit = kit_of(game)
-    assert kit.read(path, game) == [task]
+    kit = game.kit
+    assert read_instances(path, game) == [task]
     assert "none" in capfd.readouterr().err
     seen = []
     monkeypatch.setattr(sandbox, "available_wall", lambda wall: seen.append(wall) or "none")
-    played = kit.new_game(task, game)
+    played = kit.new_game(task, game.rules())
     played.step(1, "[answer] def f(): return 1")
     assert played.outcome().score == 1.0 and seen == ["none"]
 

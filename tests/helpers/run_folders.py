@@ -10,7 +10,6 @@ from selfplay.config import Config, load_config
 from selfplay.config.settings import dump
 from selfplay.evaluation.evaluate import evaluate_scripted
 from selfplay.evaluation.report import rows_json
-from selfplay.games import kit_of
 from selfplay.model.policy import export, scratch_model
 from selfplay.warm_start import scratch_tokenizer
 
@@ -54,9 +53,7 @@ def write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 def make_run(folder: Path, *overrides: str, num_games: int = 12) -> Path:
     """A run whose policy plans alone before self-play and is honest after it."""
     config = settings(folder, *overrides)
-    instances = kit_of(config.game).generate(
-        config.game, seed=5, start=0, num=num_games, processes=1, easy=False
-    )
+    instances = config.game.kit.generate(config.game.rules(), seed=5, start=0, num=num_games)
     rows = {
         spec: evaluate_scripted(instances, spec=spec, game=config.game, rollout=config.rollout)
         for spec in ("solo", "honest", "random", "honest:slip=0.3")

@@ -16,7 +16,6 @@ from selfplay.chat.rendering import make_rendering
 from selfplay.config import load_config
 from selfplay.config.settings import SettingsError
 from selfplay.data.instances import generated
-from selfplay.games import kit_of
 from selfplay.model import gguf
 from selfplay.model.gguf import converted, mend_tokenizer
 from selfplay.model.hub import is_hub_name, local_folder
@@ -97,7 +96,7 @@ def test_smollm2_has_its_own_tokens_and_template() -> None:
     assert rendering.stop_ids == (tokenizer.eos_token_id,) and not rendering.typeable
     game = load_config(None, ["model.path=x", "game={size: 4, keep: all}"]).game
     for board in generated("test", game=game, seed=0, start=0, num=3):
-        prompt = kit_of(game).new_game(board, game).prompt(0)
+        prompt = game.kit.new_game(board, game.rules()).prompt(0)
         talk = [
             {"role": "system", "content": prompt.system},
             {"role": "user", "content": prompt.user},

@@ -27,7 +27,6 @@ from dialop.matching.recorded import (
 )
 from dialop.matching.store import read_instances
 from selfplay.config import Config, load_config
-from selfplay.games import kit_of
 from selfplay.play.__main__ import bound, main, play_here
 from selfplay.play.forms import forms_of, spoken
 from selfplay.play.games import Opponent, Session, keep_game, result_of, seats_for_a_person
@@ -43,7 +42,7 @@ EVIL = "</script><script>alert(1)</script>\x1b[2J\u202e"
 
 def honest(config: Config) -> Opponent:
     def sit(names: tuple[object, ...], seat: int) -> ScriptedPartner:
-        return scripted_partner(kit_of(config.game).BASELINES[0], names, seat, config.game)
+        return scripted_partner(config.game.kit.BASELINES[0], names, seat, config.game)
 
     return Opponent("scripted:honest", None, None, sit)
 
@@ -62,7 +61,7 @@ class Running:
 
     def __init__(self, config: Config, instance: Any, *, seat: int = 0) -> None:
         self.session = session(config, instance, honest(config), seat)
-        self.table = Table(kit_of(config.game).ROLES, self.session.suggested)
+        self.table = Table(config.game.kit.ROLES, self.session.suggested)
         self.episodes: list[Any] = []
         self.thread = threading.Thread(target=self._play)
         socket = bound(0)
@@ -292,9 +291,7 @@ def test_a_game_of_another_kind_is_kept_whole(tmp_path: Path) -> None:
     assert seats_for_a_person(config.game, opponent) == [0], (
         "the policy can have only the other seat"
     )
-    (task,) = kit_of(config.game).generate(
-        config.game, seed=0, start=0, num=1, processes=1, easy=True
-    )
+    (task,) = config.game.kit.generate(config.game.rules(), seed=0, start=0, num=1)
     sit = lambda names, seat: scripted_partner("ask", names, seat, config.game)  # noqa: E731
     table = Table(("user", "assistant"))
     for _ in range(100):
@@ -313,8 +310,8 @@ def test_a_game_of_another_kind_is_kept_whole(tmp_path: Path) -> None:
 def dealt(seat: int, name: str) -> Iterator[Running]:
     """A started game of another kind with scripts in the other seats."""
     config = load_config(None, ["model.path=x", f"game.name={name}"])
-    kit = kit_of(config.game)
-    (instance,) = kit.generate(config.game, seed=0, start=0, num=1, processes=1, easy=True)
+    kit = config.game.kit
+    (instance,) = kit.generate(kit.easy(config.game.rules()), seed=0, start=0, num=1)
     game = Running(config, instance, seat=seat)
     try:
         game.post("/start", {})
@@ -428,9 +425,9 @@ def test_a_user_of_mediation_sees_the_own_room_alone() -> None:
 def test_a_game_of_ones_own_has_a_form_for_each_tag() -> None:
     game = Path(__file__).parents[2] / "examples" / "meeting" / "meeting.py"
     config = load_config(None, ["model.path=x", f"game.name={game}"])
-    kit = kit_of(config.game)
-    (instance,) = kit.generate(config.game, seed=0, start=0, num=1, processes=1, easy=True)
-    played = kit.new_game(instance, config.game)
+    kit = config.game.kit
+    (instance,) = kit.generate(kit.easy(config.game.rules()), seed=0, start=0, num=1)
+    played = kit.new_game(instance, config.game.rules())
     names = [form["name"] for form in forms_of(played, played.view(0))]
     assert names == ["message", "meet"] and seat_names(kit.ROLES) == ["player 0", "player 1"]
     step = played.step(0, "[message] mon\nseat 1: [meet] tue")

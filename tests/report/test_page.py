@@ -18,7 +18,6 @@ from dialop.matching.kit import generate
 from dialop.matching.solve import best_pairs
 from selfplay.config import load_config
 from selfplay.evaluation.evaluate import evaluate_scripted
-from selfplay.games import kit_of
 from selfplay.report import page
 from selfplay.report.__main__ import main
 from selfplay.report.boards import draw_matching, drawn_proposal
@@ -282,8 +281,8 @@ def test_a_thick_line_is_the_mean_of_a_window() -> None:
 def test_a_proposal_shows_what_it_is_worth(name: str) -> None:
     """The agreed proposal's points are the game's score; seats are called by their roles."""
     config = load_config(None, ["model.path=x", f"game.name={name}"])
-    kit = kit_of(config.game)
-    instances = kit.generate(config.game, seed=5, start=0, num=4, processes=1, easy=False)
+    kit = config.game.kit
+    instances = kit.generate(config.game.rules(), seed=5, start=0, num=4)
     row = evaluate_scripted(
         instances, spec=kit.BASELINES[0], game=config.game, rollout=config.rollout
     )

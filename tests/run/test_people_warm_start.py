@@ -14,7 +14,6 @@ from selfplay.config import Config, load_config
 from selfplay.config.settings import SettingsError
 from selfplay.data.instances import imitated_people
 from selfplay.evaluation.question import find_games, imitated_boards
-from selfplay.games import kit_of
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.partners.checkpoints import Source
 from selfplay.warm_start import TeacherSettings, people_samples, teacher_samples
@@ -41,7 +40,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def people(config: Config, file: Path, share: float = 1.0) -> list[str]:
-    kit = kit_of(config.game)
+    kit = config.game.kit
     drawn = imitated_people(config.game, config.data, recorded=str(file), share=share)
     return [kit.digest(game.instance) for game in drawn]
 
@@ -75,7 +74,7 @@ def test_boards_of_the_runs_own_evaluations_are_never_imitated(file: Path, tmp_p
     held_out = tmp_path / "held_out.jsonl"
     held_out.write_text("\n".join(lines[:3]) + "\n")
     config = config_of(f"data.test={held_out}")
-    kit = kit_of(config.game)
+    kit = config.game.kit
     assert people(config, file) == [kit.digest(board) for board in BOARDS[3:]]
     with pytest.raises(SettingsError, match=r"warm_start\.recorded .* all on boards of data\.test"):
         people(config_of(f"data.test={file}"), file)
@@ -93,7 +92,7 @@ def test_an_evaluation_leaves_out_what_the_warm_start_imitated(file: Path, tmp_p
         str(file), None, game=config.game, data=config.data, eval_settings=config.eval,
         imitated=imitated,
     )  # fmt: skip
-    kept = [kit_of(config.game).digest(board) for board in found.instances]
+    kept = [config.game.kit.digest(board) for board in found.instances]
     assert len(kept) == len(found.records) == 8 - len(half) and not set(kept) & imitated
     assert [record["table"] for record in found.records] == [
         [list(row) for row in board.table] for board in found.instances
