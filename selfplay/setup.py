@@ -123,7 +123,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     partners = Partners(shares, config, rendering=rendering, world=world)
     cleanup.callback(partners.close)
     drift_monitor = make_drift_monitor(
-        config.eval, config.data, config.game, weights=weights, partners=partners
+        config.eval, config.data, config.game, weights=weights, partners=partners, rank=world.rank
     )
     # The hf engine of one unsharded process reads the trained parameters themselves.
     shares_policy = config.engine.kind == "hf" and world.mesh is None

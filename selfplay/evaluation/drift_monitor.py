@@ -146,12 +146,20 @@ def make_drift_monitor(
     *,
     weights: Path,
     partners: Partners,
+    rank: int,
 ) -> DriftMonitor:
     """The monitor of a run; a frozen partner is loaded here. `weights` is the folder that self-play
-    starts from."""
+    starts from. Rank 0 warns of a partner that is set while the monitor is off."""
     settings = eval_settings.drift_monitor
     partner = None
-    if settings.action != "off":
+    if settings.action == "off":
+        if settings.partner != WARM_START and rank == 0:
+            print(
+                "warning: eval.drift_monitor.partner is not read while eval.drift_monitor.action "
+                f"is off, got {settings.partner}",
+                file=sys.stderr,
+            )
+    else:
         spec = Spec(CHECKPOINT, str(weights), WARM_START)
         if settings.partner != WARM_START:
             spec = read_spec(settings.partner, game, what="eval.drift_monitor.partner")
@@ -176,4 +184,4 @@ def check_watch(
         )
     if settings.partner != WARM_START:
         spec = read_spec(settings.partner, game, what="eval.drift_monitor.partner")
-        check_spec(spec, game, out=out)
+        check_spec(spec, game, out=out, what="eval.drift_monitor.partner")

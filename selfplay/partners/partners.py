@@ -164,7 +164,7 @@ class Partners:
         )
 
     def _checkpoint(self, spec: Spec) -> Partner:
-        weights = _find(spec).weights
+        weights = _find(spec, what=f"partner {spec.text!r}").weights
         rendering = make_rendering(
             AutoTokenizer.from_pretrained(weights),
             template_kwargs=self._config.model.chat_template,
@@ -285,21 +285,23 @@ def check_partners(partners: Sequence[str], game: GameConfig, *, out: str) -> No
     on another game. The run's own warm start may still be missing: the run will make it."""
     for spec, _ in parse_shares(partners):
         if Path(spec.argument) != Path(out) / "warm_start":
-            check_spec(spec, game, out=out)
+            check_spec(spec, game, out=out, what="rollout.partners")
 
 
-def check_spec(spec: Spec, game: GameConfig, *, out: str) -> None:
-    """Raise SettingsError for a checkpoint that is missing or was trained on another game."""
+def check_spec(spec: Spec, game: GameConfig, *, out: str, what: str) -> None:
+    """Raise SettingsError, which names the key `what`, for a checkpoint that is missing or was
+    trained on another game."""
     if spec.kind == CHECKPOINT:
+        what = f"{what}: {spec.text}"
         try:
-            check_same_game(_find(spec), game, what=f"partner {spec.text!r}", played=out)
+            check_same_game(_find(spec, what=what), game, what=what, played=out)
         except ValueError as error:
             raise SettingsError(str(error)) from None
 
 
-def _find(spec: Spec) -> Source:
+def _find(spec: Spec, *, what: str) -> Source:
     try:
-        return find_source(Path(spec.argument), what=f"partner {spec.text!r}")
+        return find_source(Path(spec.argument), what=what)
     except ValueError as error:
         raise SettingsError(str(error)) from None
 

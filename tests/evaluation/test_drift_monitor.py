@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chat_families import tokenizer_of
@@ -24,6 +25,7 @@ from selfplay.evaluation.drift_monitor import (
     LanguageDrift,
     drift_message,
     drift_verdict,
+    make_drift_monitor,
 )
 from selfplay.evaluation.held_out import EvaluationContext, validation
 from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
@@ -237,3 +239,23 @@ def test_a_run_that_drifted_is_stopped_with_its_checkpoint_saved(
     assert "eval.drift_monitor" in message and "step 3" in message
     assert (folder / "checkpoints" / "step_000003" / "hf" / "model.safetensors").exists()
     assert [line["step"] for line in metrics_of(folder)] == [1, 2, 3]
+
+
+def test_a_partner_that_is_not_read_is_told_by_rank_0(capsys: pytest.CaptureFixture[str]) -> None:
+    partners: Any = None  # an idle monitor invites nobody
+
+    def told(*words: str, rank: int = 0) -> str:
+        config = load_config(Path("configs/tiny.yaml"), words)
+        make_drift_monitor(
+            *(config.eval, config.data, config.game),
+            weights=Path("start"),
+            partners=partners,
+            rank=rank,
+        )
+        return capsys.readouterr().err
+
+    partner = "eval.drift_monitor.partner=checkpoint:nowhere"
+    line = told(partner)
+    assert line.count("\n") == 1 and "checkpoint:nowhere" in line
+    assert "eval.drift_monitor.action is off" in line
+    assert told(partner, rank=1) == told() == ""
