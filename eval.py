@@ -59,7 +59,7 @@ from selfplay.preflight.run import (
     read_rendering,
     refused,
 )
-from selfplay.setup import open_world, warn_forgeable
+from selfplay.setup import open_world, warn_of_template
 from selfplay.whole import write_atomically
 
 
@@ -94,7 +94,7 @@ def find_rendering(source: Source, config: Config, *, games: Games, world: World
     leave no room for a reply.
     """
     rendering = read_rendering(config.model, config.game, seed=config.seed)
-    warn_forgeable(rendering, str(source.weights), world)
+    warn_of_template(rendering, str(source.weights), world)
     text = AutoConfig.from_pretrained(described_in(source.weights)).get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
     check_room(

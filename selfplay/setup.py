@@ -276,13 +276,13 @@ def make_tokenizer(config: Config, folder: Path, world: World) -> PreTrainedToke
 def read_template(
     model: ModelConfig, tokenizer: PreTrainedTokenizerBase, world: World
 ) -> Rendering:
-    """The policy's chat template; rank 0 warns if any player can type its turn markers, and says
-    if each turn becomes a sequence of its own.
+    """The policy's chat template; rank 0 warns as `warn_of_template` does, and says if each turn
+    becomes a sequence of its own.
 
     Raises SettingsError for a template that cannot be used.
     """
     rendering = make_rendering(tokenizer, template_kwargs=model.chat_template)
-    warn_forgeable(rendering, tokenizer.name_or_path, world)
+    warn_of_template(rendering, tokenizer.name_or_path, world)
     if rendering.rewritten and world.rank == 0:
         print(
             f"{tokenizer.name_or_path}: each turn is a sequence of its own, with the template's "
@@ -304,12 +304,19 @@ def warn_low_rate(model: ModelConfig, optim: OptimConfig, world: World) -> None:
         )
 
 
-def warn_forgeable(rendering: Rendering, name: str, world: World) -> None:
-    """Rank 0 warns of a chat template whose turn markers are text that any player can type."""
+def warn_of_template(rendering: Rendering, name: str, world: World) -> None:
+    """Rank 0 warns of a chat template whose turn markers are text that any player can type, and of
+    arguments that it does not read."""
     if rendering.typeable and world.rank == 0:
         print(
             f"warning: the chat template of {name} opens a turn with {rendering.typeable!r}, which "
             "is plain text: a message can forge a turn (docs/chat_templates.md)",
+            file=sys.stderr,
+        )
+    if rendering.unread and world.rank == 0:
+        print(
+            f"warning: model.chat_template has what the template of {name} does not read: "
+            f"{rendering.unread}",
             file=sys.stderr,
         )
 

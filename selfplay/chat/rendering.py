@@ -51,6 +51,7 @@ class Rendering:
         prompt is rendered anew (`conversation`), and `following` is not used.
     typeable: text without a marker that opens a turn in this template, so any player can type it;
         empty where a marker opens every turn.
+    unread: arguments of the template that it does not read; empty where it reads all.
     """
 
     stop_ids: tuple[int, ...]
@@ -58,6 +59,7 @@ class Rendering:
     folds_system: bool
     typeable: str
     rewritten: str
+    unread: str
     _markers: Markers
     _encode: Callable[[str], list[int]]
     _system: Slot
@@ -246,6 +248,7 @@ def _make_rendering(
         end_id=end_id,
         folds_system=folds,
         rewritten=rewritten,
+        unread=template.unread(template_kwargs or ()),
         typeable=_typeable((tail, user_later.before), markers, ends=(end, tokenizer.eos_token)),
         _markers=markers,
         _encode=lru_cache(maxsize=_CACHE_SIZE)(markers.encode),

@@ -8,7 +8,7 @@ Units: text. Must not know: ids, torch, games' rules.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -18,6 +18,9 @@ from typing import Any
 from jinja2 import Environment
 from jinja2.exceptions import TemplateError, UndefinedError
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import _get_template_variables
+
+from dialop.specs import nearest
 
 CHATML = (
     "{%- for message in messages %}"
@@ -74,6 +77,12 @@ class Template:
     def source(self) -> str:
         """The template's own code."""
         return str(self.kwargs["chat_template"])
+
+    def unread(self, names: Iterable[str]) -> str:
+        """Those of the arguments that no path through the template reads, each with the most
+        similar name that it reads; "" if it reads all."""
+        read = _get_template_variables(self.source) | {"chat_template"}
+        return ", ".join(name + nearest(name, sorted(read)) for name in names if name not in read)
 
     @cached_property
     def literals(self) -> list[str]:

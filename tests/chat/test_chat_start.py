@@ -56,3 +56,20 @@ def test_a_template_whose_turns_can_be_typed_is_reported_at_start(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == bool(shown)
     assert not shown or (shown in lines[0] and "docs/chat_templates.md" in lines[0])
+
+
+def test_an_argument_that_the_template_does_not_read_is_reported_at_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    tokenizer = make_tokenizer(FAMILIES["qwen3 without thinking"])
+
+    def told(*words: str) -> str:
+        config = load_config(tmp_path / "tiny.yaml", [f"model.chat_template.{w}" for w in words])
+        read_template(config.model, tokenizer, init_world(device="cpu"))
+        return capsys.readouterr().err
+
+    line = told("enable_thinking=false", "enable_thinkin=false", "role=user")
+    assert line.count("\n") == 1 and "model.chat_template" in line
+    assert line.endswith("not read: enable_thinkin; nearest is enable_thinking, role\n")
+    assert told("enable_thinking=false") == ""
