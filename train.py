@@ -29,12 +29,12 @@ from selfplay.credit.dynamic_sampling import Played, play_full
 from selfplay.data.instances import check_files
 from selfplay.distributed import World, close_world, gather_objects
 from selfplay.engines.base import Sampling
-from selfplay.evaluation.drift_monitor import check_watch
+from selfplay.evaluation.drift_monitor import check_validation
 from selfplay.evaluation.held_out import held_out, validation
-from selfplay.learner.batch import share_by_tokens
+from selfplay.learner.batch import balance_tokens
 from selfplay.learner.policy_update import update_policy, update_reference
 from selfplay.learner.recompute import recompute_logprobs
-from selfplay.metrics.ending import RunEnds, saved_first
+from selfplay.metrics.ending import RunEnds, save_on_end
 from selfplay.metrics.step import step_metrics
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.partners.judge import judge_interactivity
@@ -64,7 +64,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     - The KL term is off by default.
     """
     run = set_up(config, world, cleanup)
-    learner, engine, offload, watch = run.learner, run.engine, run.offload, Stopwatch()
+    learner, engine, offload, timed = run.learner, run.engine, run.offload, Stopwatch()
     ending, sync_check, baselines = run.ending, run.sync_check, run.baselines
     teachers = TeacherSettings.of(config)
     journal = Journal(
@@ -83,73 +83,73 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     for step in range(run.first_step, config.steps):
         # A check that ends the run before the update saves the state before this step.
         save_before = partial(save, step=step, state=trainer_state(run, baselines))
-        with watch("play"), saved_first(save_before, step):
+        with timed("play"), save_on_end(save_before, step):
             episodes, rollout_stats = play_full(
-                partial(play, run, step),
+                partial(play_places, run, step),
                 num_instances=config.rollout.instances,
                 algorithm=config.algorithm,
                 reward=config.reward,
                 world=world,
             )
-            sync_check.listen(first_turns(episodes, sync_check.num_turns))
+            sync_check.before_update(first_turns(episodes, sync_check.num_turns))
         # How far the engine's log-probs of this rollout may be from the trainer's.
-        settings = replace(run.settings, max_mismatch=sync_check.bound)
-        with watch("credit"):
+        settings = replace(run.update_settings, max_mismatch=sync_check.bound)
+        with timed("credit"):
             samples, credit_stats = reward_samples(
                 episodes, algorithm=config.algorithm, reward=config.reward
             )
             spreads = gather_objects(run.stream.by_origin(credit_stats.reward_stds), world)
             run.stream.remember(spreads)  # for prioritized replay
-            samples = share_by_tokens(samples, world)
+            samples = balance_tokens(samples, world)
             auxiliary = auxiliary_imitation(teachers, run.rendering, step=step, world=world)
-        with watch("sleep"):
+        with timed("sleep"):
             sleep_engine(engine, offload, world)
-        with watch("logprobs"), saved_first(save_before, step):
+        with timed("logprobs"), save_on_end(save_before, step):
             samples, metrics = recompute_logprobs(learner, samples, settings=settings)
-        with watch("advantages"):
+        with timed("advantages"):
             samples, baselines = compute_advantages(
                 samples, baselines, algorithm=config.algorithm, world=world
             )
-        with watch("update"), saved_first(save_before, step):
+        with timed("update"), save_on_end(save_before, step):
             metrics |= update_policy(learner, samples, auxiliary, step=step, settings=settings)
             metrics |= update_reference(learner, metrics, step=step, algorithm=config.algorithm)
         # Weights have moved: a check that ends the run waits until the step is logged and saved.
-        with watch("push"), ending.put_off():
+        with timed("push"), ending.deferred():
             run.restarts.push(step + 1)
-        with watch("sync_check"):
+        with timed("sync_check"):
             metrics |= sync_check.after_push(version=step + 1)
         metrics |= run.partners.finish_step(step + 1, episodes, learner, run.tokenizer)
         metrics = step_metrics(episodes, rollout_stats, credit_stats, metrics, world)
         metrics["num_engine_restarts"] = run.restarts.take_num()
-        with ending.put_off():
+        with ending.deferred():
             run.watches.check(step + 1, metrics, not_taken=learner.take_not_taken())
         evaluated = config.eval.every and (step + 1) % config.eval.every == 0
-        if evaluated and not ending.trouble:
-            with watch("eval"), ending.put_off():
-                measured = validation(config.eval, config.data, run.evaluation)
-                metrics |= run.drift_monitor.watch(step + 1, measured)
+        if evaluated and not ending.error:
+            with timed("eval"), ending.deferred():
+                measured = validation(run.evaluation)
+                metrics |= run.drift_monitor.measure(step + 1, measured)
                 run.drift_monitor.check()
-        journal.step(step + 1, metrics, episodes, watch)
+        journal.step(step + 1, metrics, episodes, timed)
         if evaluated:
-            with watch("report"):
+            with timed("report"):
                 refresh_report(run.folder, rank=world.rank)
-        ends = ending.trouble is not None
+        ends = ending.error is not None
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps or ends:
-            with watch("save"), ending.put_off():
+            with timed("save"), ending.deferred():
                 sleep_engine(engine, offload, world)  # which brings offloaded tensors back
                 save(step=step + 1, state=trainer_state(run, baselines))
                 if not ends:
                     run.restarts.push(step + 1)
-        ending.hold(step + 1)
+        ending.raise_deferred(step + 1)
 
     journal.close()
-    held_out("after", config.eval, config.data, context=run.evaluation, folder=run.folder)
+    held_out("after", run.evaluation, folder=run.folder)
     refresh_report(run.folder, rank=world.rank)
     sleep_engine(engine, offload, world)
     finish(run.folder, learner, run.tokenizer, step=max(run.first_step, config.steps))
 
 
-def play(run: Run, step: int, places: Sequence[int]) -> Played:
+def play_places(run: Run, step: int, places: Sequence[int]) -> Played:
     """Play the games of these places of a step's batch. Every rank must call.
 
     If an engine fails, the games that have not ended are played again on a restarted one.
@@ -174,7 +174,7 @@ def play(run: Run, step: int, places: Sequence[int]) -> Played:
             setups, run.router, sampling=sampling, limits=limits, version=step, kept=kept
         )
 
-    return judge_interactivity(run.restarts.asking(attempt), run.judge)
+    return judge_interactivity(run.restarts.retry(attempt), run.judge)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError("--gpu is read with --dry-run alone")
         check_players(config)
         check_partners(config.rollout.partners, config.game, out=config.out)
-        check_watch(config.eval, config.game, config.rollout, out=config.out)
+        check_validation(config.eval, config.game, config.rollout, out=config.out)
         check_files(config.game, config.data)
         check_run(config, here=not asked.dry_run)
         if asked.dry_run:

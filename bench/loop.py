@@ -55,7 +55,7 @@ from selfplay.distributed import (
 from selfplay.engines.base import Engine, Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.learner.batch import share_by_tokens
+from selfplay.learner.batch import balance_tokens
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.learner.policy_update import update_policy
@@ -234,7 +234,7 @@ def run_steps(
     restarts = Restarts(learner, engine, offload, config=config.engine)
     restarts.push(0)
     update_settings = UpdateSettings.of(config)
-    watch, steps = Stopwatch(), []
+    timed, steps = Stopwatch(), []
     check = SyncCheck(
         learner,
         engine,
@@ -246,7 +246,7 @@ def run_steps(
     )
     for step in range(options.steps + 1):
         num = config.rollout.instances if step else max(world.replica.num, 1)
-        with watch("play"), peaks("play"):
+        with timed("play"), peaks("play"):
             places, player = world.replica.share(num), engine
             if options.mean is None:
                 setups = self_play_games(
@@ -263,27 +263,27 @@ def run_steps(
                     player, limits = Watched(engine, options.mean), Limits(TURNS, max_retries=50)
             episodes, rollout_stats = play_games(setups, player, sampling=sampling, limits=limits)
             barrier(world)
-        check.listen(first_turns(episodes, check.num_turns))
+        check.before_update(first_turns(episodes, check.num_turns))
         episodes = with_drawn_rewards(episodes, step)
-        with watch("credit"):
+        with timed("credit"):
             samples, credit_stats = reward_samples(
                 episodes, algorithm=config.algorithm, reward=config.reward
             )
-            samples = share_by_tokens(samples, world)
-        with watch("sleep"):
+            samples = balance_tokens(samples, world)
+        with timed("sleep"):
             sleep_engine(engine, offload, world)
-        with watch("logprobs"), peaks("update"):
+        with timed("logprobs"), peaks("update"):
             samples, metrics = recompute_logprobs(learner, samples, settings=update_settings)
-        with watch("advantages"):
+        with timed("advantages"):
             samples, _ = compute_advantages(samples, {}, algorithm=config.algorithm, world=world)
-        with watch("update"), peaks("update"):
+        with timed("update"), peaks("update"):
             metrics |= update_policy(learner, samples, [], step=step, settings=update_settings)
-        with watch("push"), peaks("push"):
+        with timed("push"), peaks("push"):
             restarts.push(step + 1)
-        with watch("sync_check"):
+        with timed("sync_check"):
             metrics |= check.after_push(version=step + 1)
         metrics = step_metrics(episodes, rollout_stats, credit_stats, metrics, world)
-        steps.append({**metrics, "num_packed_tokens": num_packed(samples, world), **watch.lap()})
+        steps.append({**metrics, "num_packed_tokens": num_packed(samples, world), **timed.lap()})
     return steps, lone_pushes(learner, engine, config, version=options.steps + 2)
 
 

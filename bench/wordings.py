@@ -118,9 +118,7 @@ def main(words: Sequence[str] | None = None) -> None:
         instances = kept_back(HELD_OUT, num=args.num, game=config.game, data=config.data)
         for temperature, name, shown in product(args.temperature, args.wording, args.shown):
             game = replace(config.game, demonstrations=shown)
-            context = EvaluationContext(
-                engine, rendering, world, game, config.rollout, config.engine.max_batch
-            )
+            context = EvaluationContext.of(replace(config, game=game), engine, rendering, world)
             with patch.object(texts, "RULES", WORDINGS[name]):
                 played = play_instances(instances, context, temperature=temperature)
                 row = summarize(played, context)

@@ -86,7 +86,7 @@ class Run:
     tokenizer: PreTrainedTokenizerBase
     rendering: Rendering
     learner: Learner
-    settings: UpdateSettings
+    update_settings: UpdateSettings
     engine: Engine | None
     router: Engine | None
     partners: Partners
@@ -112,7 +112,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     on_first_rank(lambda: cleanup.callback(hold_run(folder).close), world)
     on_first_rank(partial(open_run, folder, config), world)
     check_shared(folder, world)
-    on_first_rank(partial(mend, folder), world)
+    on_first_rank(partial(repair_folder, folder), world)
     stream = cleanup.enter_context(closing(TrainStream(config)))
     tokenizer = make_tokenizer(config, folder, world)
     warn_low_rate(config.model, config.optim, world)
@@ -123,7 +123,11 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     partners = Partners(shares, config, rendering=rendering, world=world)
     cleanup.callback(partners.close)
     drift_monitor = make_drift_monitor(
-        config.eval, config.data, config.game, weights=weights, partners=partners, rank=world.rank
+        config.eval.drift_monitor,
+        config.game,
+        weights=weights,
+        partners=partners,
+        rank=world.rank,
     )
     # The hf engine of one unsharded process reads the trained parameters themselves.
     shares_policy = config.engine.kind == "hf" and world.mesh is None
@@ -131,7 +135,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     if not shares_policy:
         # It starts before the learner, for it takes its share of the memory that is free.
         engine = load_engine(config, weights, world, cleanup=cleanup)
-        start_check.listen(engine, FolderRestarts(engine, world).asking)
+        start_check.sample(engine, FolderRestarts(engine, world).retry)
         sleep_or_end(engine)
     learner = make_learner(config, weights, world)
     if shares_policy:
@@ -146,15 +150,8 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         parameters=parallel.offload_parameters,
     )
     restarts = Restarts(learner, engine, offload, config=config.engine)
-    evaluation = EvaluationContext(
-        router,
-        rendering,
-        world,
-        config.game,
-        config.rollout,
-        config.engine.max_batch,
-        partner=partners.usual(),
-        restarts=restarts,
+    evaluation = EvaluationContext.of(
+        config, router, rendering, world, partner=partners.usual(), restarts=restarts
     )
     judge = make_judge(config.reward, config.endpoint, world, cleanup=cleanup)
     first_step, state = resume(folder, learner)
@@ -175,9 +172,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     )
     sync_check.restore(state.get("sync_check", {}))
     restarts.push(first_step)
-    held_out_at_start(
-        first_step, config.steps, config.eval, config.data, context=evaluation, folder=folder
-    )
+    held_out_at_start(first_step, config.steps, evaluation, folder=folder)
     drift_monitor.begin(state.get("drift_monitor", {}), first_step, evaluation)
     return Run(
         config=config,
@@ -187,7 +182,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         tokenizer=tokenizer,
         rendering=rendering,
         learner=learner,
-        settings=UpdateSettings.of(config),
+        update_settings=UpdateSettings.of(config),
         engine=engine,
         router=router,
         partners=partners,
@@ -232,7 +227,7 @@ def check_shared(folder: Path, world: World) -> None:
         )
 
 
-def mend(folder: Path) -> None:
+def repair_folder(folder: Path) -> None:
     """Delete what killed processes left in a run's folder, and set damaged checkpoints aside.
 
     Raises SettingsError, with what to do, for other damage in what this run starts from.

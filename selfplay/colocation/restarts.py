@@ -51,11 +51,11 @@ class Restarts:
                     self._learner, self._engine, self._offload, version=version, config=self._config
                 )
             except EnginesFailed as failed:
-                self._mend(failed, number)
+                self._restart_failed(failed, number)
             else:
                 return
 
-    def asking(self, attempt: Callable[[], T]) -> T:
+    def retry(self, attempt: Callable[[], T]) -> T:
         """What `attempt` returns, in which this rank asks its engine and no other rank.
 
         If an engine fails, it is restarted with the weights of the last push, and the attempt is
@@ -63,18 +63,18 @@ class Restarts:
         nothing twice. Raises like `push`.
         """
 
-        def mend(failed: EnginesFailed, number: int) -> None:
-            self._mend(failed, number)
+        def recover(failed: EnginesFailed, number: int) -> None:
+            self._restart_failed(failed, number)
             self.push(self._version)
 
-        return _asking(attempt, mend, self._learner.world)
+        return _retry(attempt, recover, self._learner.world)
 
     def take_num(self) -> float:
         """Restarts of all ranks' engines since the last call."""
         num, self._num = self._num, 0
         return float(num)
 
-    def _mend(self, failed: EnginesFailed, number: int) -> None:
+    def _restart_failed(self, failed: EnginesFailed, number: int) -> None:
         """Restart the failed engines after the `number`-th failure in a row; all engines sleep and
         nothing is offloaded afterwards. Raises EngineLost after the last one."""
         world = self._learner.world
@@ -89,29 +89,29 @@ class FolderRestarts:
     def __init__(self, engine: Engine | None, world: World) -> None:
         self._engine, self._world = engine, world
 
-    def asking(self, attempt: Callable[[], T]) -> T:
-        """As `Restarts.asking`; a restarted engine reads its folder again."""
+    def retry(self, attempt: Callable[[], T]) -> T:
+        """As `Restarts.retry`; a restarted engine reads its folder again."""
 
-        def mend(failed: EnginesFailed, number: int) -> None:
+        def recover(failed: EnginesFailed, number: int) -> None:
             _restart(self._engine, failed, number, self._world)
             _check_not_last(failed, number)
 
-        return _asking(attempt, mend, self._world)
+        return _retry(attempt, recover, self._world)
 
 
-def _asking(
-    attempt: Callable[[], T], mend: Callable[[EnginesFailed, int], None], world: World
+def _retry(
+    attempt: Callable[[], T], recover: Callable[[EnginesFailed, int], None], world: World
 ) -> T:
-    """Attempt until no rank's engine fails; `mend` raises after the last failure in a row."""
+    """Attempt until no rank's engine fails; `recover` raises after the last failure in a row."""
     for number in range(1, MAX_FAILURES + 1):
         try:
             with agreed(world):
                 answer = attempt()
         except EnginesFailed as failed:
-            mend(failed, number)
+            recover(failed, number)
         else:
             return answer
-    raise AssertionError("mend raises after the last attempt")
+    raise AssertionError("recover raises after the last attempt")
 
 
 def _restart(engine: Engine | None, failed: EnginesFailed, number: int, world: World) -> int:

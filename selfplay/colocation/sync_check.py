@@ -87,7 +87,7 @@ class SyncCheck:
         self._floor.add(state.get("floor", []))
         self._healthy = bool(state.get("healthy", False))
 
-    def listen(self, turns: Sequence[Turn]) -> None:
+    def before_update(self, turns: Sequence[Turn]) -> None:
         """Take a step's turns before any weight moves. The first call of a run measures the noise
         floor."""
         self._turns = turns
@@ -99,7 +99,7 @@ class SyncCheck:
 
         An engine that fails to score is left out; the next games find it dead and restart it.
         """
-        if self._off or self._ending.trouble is not None:
+        if self._off or self._ending.error is not None:
             return {}
         turns, num = self._turns, self._num_processes
         first = self._mismatches(turns[: FIRST * num])
@@ -110,7 +110,7 @@ class SyncCheck:
         suspected = self._floor.suspects(first, fewest=1)
         second = self._mismatches(turns[FIRST * num :][: MORE * num]) if suspected else {}
         if self._floor.suspects(second, fewest=MORE):
-            with self._ending.put_off():
+            with self._ending.deferred():
                 try:
                     self._push_again(turns[-MORE * num :], version)
                 except EnginesFailed:
@@ -154,13 +154,13 @@ class SyncCheck:
             for place, (ids, mask) in enumerate(turns)
         ]
         await_scores = None
-        with self._heard():
+        with self._without_failed():
             if self._engine is not None:
                 scorer: ScoringEngine = self._engine  # type: ignore[assignment]
                 await_scores = scorer.begin_scoring([sample.ids for sample in samples])
         by_trainer = self._trainer_logprobs(samples)
         by_engine: dict[str, list[float]] = {}
-        with self._heard():
+        with self._without_failed():
             if await_scores is not None:
                 for sample, logprobs in zip(samples, await_scores(), strict=True):
                     by_engine[sample.name] = list(compress(logprobs, sample.mask[1:]))
@@ -174,7 +174,7 @@ class SyncCheck:
         return mismatches
 
     @contextmanager
-    def _heard(self) -> Iterator[None]:
+    def _without_failed(self) -> Iterator[None]:
         """Go on without the scores of an engine that fails; the other ranks wait in a gather."""
         try:
             yield

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from selfplay.config import DataConfig, EvalConfig, GameConfig, RolloutConfig
+from selfplay.config import DriftMonitorConfig, EvalConfig, GameConfig, RolloutConfig
 from selfplay.config.partners import WARM_START
 from selfplay.config.player_spec import CHECKPOINT, Spec
 from selfplay.config.settings import SettingsError
@@ -75,11 +75,8 @@ def drift_message(verdict: Verdict, partner: str) -> str:
 class DriftMonitor:
     """The monitor of a run. Without a partner every call does nothing."""
 
-    def __init__(
-        self, eval_settings: EvalConfig, data: DataConfig, partner: Partner | None
-    ) -> None:
-        self._eval, self._data, self._partner = eval_settings, data, partner
-        self._settings = eval_settings.drift_monitor
+    def __init__(self, settings: DriftMonitorConfig, partner: Partner | None) -> None:
+        self._settings, self._partner = settings, partner
         self._context: EvaluationContext | None = None
         self._history: list[Scores] = []
 
@@ -93,9 +90,9 @@ class DriftMonitor:
             self._history = [(int(at), alone, paired) for at, alone, paired in state["seen"]]
         else:
             self._history = []
-            self.watch(step, validation(self._eval, self._data, context))
+            self.measure(step, validation(context))
 
-    def watch(self, step: int, measured: dict[str, float]) -> dict[str, float]:
+    def measure(self, step: int, measured: dict[str, float]) -> dict[str, float]:
         """Play the validation games with the partner after `step` steps.
 
         `measured` holds the metrics of self-play; returns them with the monitor's own. Rank 0
@@ -105,7 +102,7 @@ class DriftMonitor:
             return measured
         assert self._context is not None, "call begin first"
         context = replace(self._context, partner=self._partner)
-        score = validation_score(self._eval, self._data, context)
+        score = validation_score(context)
         self._history.append((step, measured["eval_score"], score))
         verdict = self._verdict()
         if context.world.rank == 0 and verdict.num_apart >= self._settings.patience:
@@ -140,8 +137,7 @@ class DriftMonitor:
 
 
 def make_drift_monitor(
-    eval_settings: EvalConfig,
-    data: DataConfig,
+    settings: DriftMonitorConfig,
     game: GameConfig,
     *,
     weights: Path,
@@ -150,7 +146,6 @@ def make_drift_monitor(
 ) -> DriftMonitor:
     """The monitor of a run; a frozen partner is loaded here. `weights` is the folder that self-play
     starts from. Rank 0 warns of a partner that is set while the monitor is off."""
-    settings = eval_settings.drift_monitor
     partner = None
     if settings.action == "off":
         if settings.partner != WARM_START and rank == 0:
@@ -164,10 +159,10 @@ def make_drift_monitor(
         if settings.partner != WARM_START:
             spec = read_spec(settings.partner, game, what="eval.drift_monitor.partner")
         partner = partners.invite(spec)
-    return DriftMonitor(eval_settings, data, partner)
+    return DriftMonitor(settings, partner)
 
 
-def check_watch(
+def check_validation(
     eval_settings: EvalConfig, game: GameConfig, rollout: RolloutConfig, *, out: str
 ) -> None:
     """Raise SettingsError, before anything starts, for settings of evaluations during training that

@@ -15,7 +15,7 @@ from typing import Any
 from dialop.game import Instance
 from selfplay.chat.rendering import Rendering
 from selfplay.colocation.restarts import FolderRestarts, Restarts
-from selfplay.config import GameConfig, RolloutConfig
+from selfplay.config import Config, DataConfig, EvalConfig, GameConfig, RolloutConfig
 from selfplay.distributed import World, gather_objects
 from selfplay.engines.base import Engine, Sampling
 from selfplay.metrics.console import progress
@@ -52,18 +52,44 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationContext:
-    """What held-out games need: the engine, the ranks that share the games, the settings of game
-    and rollout, the policy's partner. `max_batch` is the engine's largest batch, in games.
-    `restarts` restarts an engine that fails; without it the engine reads its folder again."""
+    """What held-out games need: the engine, the ranks that share the games, their settings, the
+    policy's partner. `max_batch` is the engine's largest batch, in games. `restarts` restarts an
+    engine that fails; without it the engine reads its folder again."""
 
     engine: Engine | None
     rendering: Rendering
     world: World
     game: GameConfig
     rollout: RolloutConfig
+    eval: EvalConfig
+    data: DataConfig
     max_batch: int
     partner: Partner = SELF_PLAY
     restarts: Restarts | FolderRestarts | None = None
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        engine: Engine | None,
+        rendering: Rendering,
+        world: World,
+        *,
+        partner: Partner = SELF_PLAY,
+        restarts: Restarts | None = None,
+    ) -> EvaluationContext:
+        return cls(
+            engine,
+            rendering,
+            world,
+            config.game,
+            config.rollout,
+            config.eval,
+            config.data,
+            config.engine.max_batch,
+            partner,
+            restarts,
+        )
 
 
 def evaluate(
@@ -163,7 +189,7 @@ def play_instances(
 
     with progress(len(share), "evaluation", rank=bar_rank) as bar:
         restarts = context.restarts or FolderRestarts(engine, world)
-        return restarts.asking(attempt)
+        return restarts.retry(attempt)
 
 
 def evaluate_scripted(

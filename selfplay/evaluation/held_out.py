@@ -11,7 +11,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-from selfplay.config import DataConfig, EvalConfig
 from selfplay.config.settings import SettingsError
 from selfplay.data.instances import HELD_OUT, VALIDATION, kept_back
 from selfplay.evaluation.evaluate import (
@@ -27,14 +26,7 @@ from selfplay.metrics.tables import COLUMNS, show_interval
 from selfplay.whole import write_atomically
 
 
-def held_out(
-    stage: str,
-    eval_settings: EvalConfig,
-    data: DataConfig,
-    *,
-    context: EvaluationContext,
-    folder: Path,
-) -> None:
+def held_out(stage: str, context: EvaluationContext, *, folder: Path) -> None:
     """Play the held-out instances, sampled as in training and greedily; write and print the result.
 
     `stage` is "before" or "after". The result goes to `held_out_<stage>.json` in the run's
@@ -43,7 +35,9 @@ def held_out(
     path = folder / f"held_out_{stage}.json"
     if path.exists():
         return
-    instances = kept_back(HELD_OUT, num=eval_settings.final_games, game=context.game, data=data)
+    instances = kept_back(
+        HELD_OUT, num=context.eval.final_games, game=context.game, data=context.data
+    )
     if not context.world.rank:
         print(
             f"playing {len(instances)} held-out games {stage} self-play, sampled and greedy "
@@ -68,18 +62,12 @@ def held_out(
 
 
 def held_out_at_start(
-    first_step: int,
-    num_steps: int,
-    eval_settings: EvalConfig,
-    data: DataConfig,
-    *,
-    context: EvaluationContext,
-    folder: Path,
+    first_step: int, num_steps: int, context: EvaluationContext, *, folder: Path
 ) -> None:
     """Play the held-out games before the run's first step. If the run has steps left, delete the
     `held_out_after.json` of an earlier, shorter run in this folder."""
     if first_step == 0:
-        held_out("before", eval_settings, data, context=context, folder=folder)
+        held_out("before", context, folder=folder)
     if (folder / "held_out_before.json").exists():
         _read_stage(folder, "before")  # a broken file ends the run now, not after its last step
     if first_step < num_steps:
@@ -117,26 +105,25 @@ def what_changed(folder: Path) -> str:
     )
 
 
-def validation(
-    eval_settings: EvalConfig, data: DataConfig, context: EvaluationContext
-) -> dict[str, float]:
+def validation(context: EvaluationContext) -> dict[str, float]:
     """Play the validation instances, sampled as in training. Returns metrics with the prefix
     `eval_`. Every rank must call."""
-    instances = kept_back(VALIDATION, num=eval_settings.num_games, game=context.game, data=data)
-    played = play_instances(instances, context)
+    settings = context.eval
+    played = play_instances(_validation_instances(context), context)
     row = summarize(played, context)
     measures = {name: row.measures[name] for name, _, _ in COLUMNS if name in row.measures}
-    if eval_settings.human_words is not None:
-        people = read_people(eval_settings.human_words, context.game)
+    if settings.human_words is not None:
+        people = read_people(settings.human_words, context.game)
         measures |= word_drift(played.games.values(), people, context.world)
     metrics = {f"eval_{name}": value for name, value in measures.items()}
     names = ("eval_score", "eval_score_low", "eval_score_high")
     return metrics | dict(zip(names, row.interval, strict=True))
 
 
-def validation_score(
-    eval_settings: EvalConfig, data: DataConfig, context: EvaluationContext
-) -> float:
+def validation_score(context: EvaluationContext) -> float:
     """Play the validation instances and return the mean score alone. Every rank must call."""
-    instances = kept_back(VALIDATION, num=eval_settings.num_games, game=context.game, data=data)
-    return evaluate(instances, context).interval[0]
+    return evaluate(_validation_instances(context), context).interval[0]
+
+
+def _validation_instances(context: EvaluationContext) -> list[Any]:
+    return kept_back(VALIDATION, num=context.eval.num_games, game=context.game, data=context.data)

@@ -67,13 +67,11 @@ def play_matches(
                 with closing(
                     Partners([(spec, 1.0)], config, rendering=rendering, world=world)
                 ) as partners:
-                    context = EvaluationContext(
+                    context = EvaluationContext.of(
+                        config,
                         partners.beside(engine),
                         rendering,
                         world,
-                        config.game,
-                        config.rollout,
-                        config.engine.max_batch,
                         partner=partners.for_step(0)[0][0],
                     )
                     for match in matches:

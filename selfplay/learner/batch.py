@@ -126,7 +126,7 @@ def micro_batches(
     return [pack([samples[i] for i in one], device=device, share=share) for one in plan]
 
 
-def share_by_tokens(samples: Sequence[Sample], world: World) -> list[Sample]:
+def balance_tokens(samples: Sequence[Sample], world: World) -> list[Sample]:
     """This rank's share of all ranks' samples, balanced by tokens over the data-parallel ranks.
 
     Most samples stay on the rank that played them. The ranks of one tensor-parallel row get the

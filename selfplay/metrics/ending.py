@@ -16,36 +16,34 @@ class Ending:
     rank."""
 
     def __init__(self) -> None:
-        self.trouble: RunEnds | None = None
+        self.error: RunEnds | None = None
 
     @contextmanager
-    def put_off(self) -> Iterator[None]:
-        """Keep a RunEnds from inside in `trouble`, unless an earlier one is kept there."""
+    def deferred(self) -> Iterator[None]:
+        """Keep a RunEnds of this block in `error`, unless an earlier one is there."""
         try:
             yield
         except RunEnds as error:
-            self.trouble = self.trouble or error
+            self.error = self.error or error
 
-    def hold(self, step: int) -> None:
-        """Raise what was put off; the state after `step` finished steps is saved."""
-        if self.trouble is not None:
-            raise noted(self.trouble, step)
+    def raise_deferred(self, step: int) -> None:
+        """Raise the kept error, if any; the state after `step` finished steps is saved."""
+        if self.error is not None:
+            raise _noted(self.error, step)
 
 
 @contextmanager
-def saved_first(save: Callable[[], object], step: int) -> Iterator[None]:
-    """If a RunEnds leaves this context, call `save` before raising it again.
-
-    Inside, no weight has moved yet: `save` writes the state after `step` finished steps.
-    """
+def save_on_end(save: Callable[[], object], step: int) -> Iterator[None]:
+    """Call `save`, which writes the state after `step` finished steps, if a RunEnds leaves this
+    block. No weight has moved in it yet."""
     try:
         yield
     except RunEnds as error:
         save()
-        raise noted(error, step) from error
+        raise _noted(error, step) from error
 
 
-def noted(error: RunEnds, step: int) -> RunEnds:
+def _noted(error: RunEnds, step: int) -> RunEnds:
     """The same error, with what is saved after `step` finished steps and how to go on."""
     return type(error)(
         f"{error}; the state after step {step} is saved, and the same command goes on with step "

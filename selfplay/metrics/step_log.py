@@ -26,7 +26,7 @@ from selfplay.whole import write_atomically
 
 
 class Stopwatch:
-    """Seconds by stage: `with watch("play"): …`, then `lap()` returns {"play_s": …, "step_s": …}.
+    """Seconds by stage: `with timed("play"): …`, then `lap()` returns {"play_s": …, "step_s": …}.
 
     `step_s` is the full time since the last lap, including what no stage covers.
     """
@@ -84,10 +84,14 @@ class Journal:
         self._tracker = open_tracker(folder, track, after_step=after_step, rank=rank)
 
     def step(
-        self, step: int, metrics: dict[str, float], episodes: Sequence[Episode], watch: Stopwatch
+        self,
+        step: int,
+        metrics: dict[str, float],
+        episodes: Sequence[Episode],
+        stopwatch: Stopwatch,
     ) -> None:
-        """Write and print step number `step` (1 after the first update). Takes the watch's lap."""
-        line = {"step": step, **metrics, **watch.lap()}
+        """Write and print step number `step` (1 after the first update); starts the next lap."""
+        line = {"step": step, **metrics, **stopwatch.lap()}
         self._metrics.append(line)
         first = (step - 1) * len(episodes)
         logged = [
@@ -100,7 +104,7 @@ class Journal:
         self._metrics.sync()
         self._games.sync()
         self._tracker.step(step, line, logged)
-        remaining_s = watch.remaining_s(self._num_steps - step)
+        remaining_s = stopwatch.remaining_s(self._num_steps - step)
         if self._rank == 0:
             print(step_line(line, num_steps=self._num_steps, remaining_s=remaining_s), flush=True)
 

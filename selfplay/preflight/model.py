@@ -190,7 +190,7 @@ Sampled = tuple[list[int], list[float]]  # a text's token ids, and the log-probs
 
 @dataclass(slots=True)
 class StartCheck:
-    """The comparison on real weights: `listen` to the engine that holds them, then `compare`.
+    """The comparison on real weights: `sample` from the engine that holds them, then `compare`.
 
     `dtype` is the dtype of computation, `max_game_tokens` the longest transcript, `max_mismatch`
     the largest accepted mean mismatch in nats per token if no plain copy measures the noise.
@@ -206,13 +206,13 @@ class StartCheck:
     _ids: list[int] = field(default_factory=list)
     _engine_logprobs: list[float] = field(default_factory=list)
 
-    def listen(
+    def sample(
         self,
         engine: Engine | None,
-        asking: Callable[[Callable[[], Sampled]], Sampled] = lambda ask: ask(),
+        retry: Callable[[Callable[[], Sampled]], Sampled] = lambda ask: ask(),
     ) -> None:
-        """Let rank 0's engine, which must be awake, sample a few tokens after the text. `asking`
-        asks it again if it fails (`restarts.FolderRestarts.asking`). Every rank must call."""
+        """Let rank 0's engine, which must be awake, sample a few tokens after the text. `retry`
+        asks it again if it fails (`restarts.FolderRestarts.retry`). Every rank must call."""
 
         def ask() -> Sampled:
             if self.world.rank != 0 or engine is None:
@@ -222,7 +222,7 @@ class StartCheck:
             (completion,) = engine.generate([Request(prompt, NUM_SAMPLED, seed=0)], sampling)
             return [*prompt, *completion.ids], completion.logprobs
 
-        self._ids, self._engine_logprobs = broadcast_object(asking(ask), self.world)
+        self._ids, self._engine_logprobs = broadcast_object(retry(ask), self.world)
 
     def _length(self) -> int:
         """Tokens of the text, without those that the engine samples."""
@@ -232,13 +232,13 @@ class StartCheck:
 
     def compare(self, learner: Learner, engine: Engine | None, weights: Path) -> None:
         """Compare the trainer, the engine and plain transformers, all with the weights of this
-        folder, on the engine's text. Every rank must call. An engine that `listen` has not met yet
+        folder, on the engine's text. Every rank must call. An engine that has not sampled yet
         must be awake.
 
         Raises SettingsError, on every rank, that names the part at fault.
         """
         if not self._ids:
-            self.listen(engine)
+            self.sample(engine)
         packed, layers = _packed_pass(learner, self._ids)
         unpacked = _unpacked_pass(learner, self._ids)
         problem = None

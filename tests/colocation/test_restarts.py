@@ -103,7 +103,7 @@ def test_a_failed_rollout_ends_as_one_without_a_fault(
         engine.asked.clear()
         return play(engine, kept)
 
-    episodes, stats = restarts.asking(attempt)
+    episodes, stats = restarts.retry(attempt)
     assert [facts(episode) for episode in episodes] == [facts(episode) for episode in wanted]
     assert stats.num_generated_tokens == wanted_stats.num_generated_tokens
     assert stats.num_prompt_tokens == wanted_stats.num_prompt_tokens
@@ -127,7 +127,7 @@ def test_a_partners_engine_is_not_restarted(rendering: Rendering) -> None:
         raise RuntimeError("a completion of the engine of checkpoint:x")
 
     with pytest.raises(RuntimeError, match="checkpoint:x"):
-        restarts.asking(attempt)
+        restarts.retry(attempt)
 
 
 @pytest.mark.parametrize("method", ["restart", "push"])
@@ -140,7 +140,7 @@ def test_an_engine_that_does_not_come_back_is_lost_after_three_failures(
     engine.faults = Faults({("generate", 1): "dies"} | {(method, n): "dies" for n in range(1, 9)})
     engine.update_weights = lambda *_: engine.faults.call("push")  # type: ignore[method-assign]
     with pytest.raises(EngineLost, match=f"failed {MAX_FAILURES} times in a row"):
-        restarts.asking(lambda: engine.generate([], SAMPLING))
+        restarts.retry(lambda: engine.generate([], SAMPLING))
     assert engine.faults.num_restarts <= MAX_FAILURES
     assert capsys.readouterr().err.count("engine failure") == 1 + MAX_FAILURES
 

@@ -162,7 +162,7 @@ def checked(
         offloaded=False,
     )
     check.restore(state or {})
-    check.listen(spoken(model, FEWEST, seed=0))
+    check.before_update(spoken(model, FEWEST, seed=0))
     check._engine = Scorer(engine)  # type: ignore[assignment]
     return check, learner, ending
 
@@ -172,9 +172,9 @@ def test_equal_weights_in_bf16_are_never_suspected() -> None:
     check, learner, ending = checked(tiny_model())
     for step in range(1, 21):
         assert check.bound == config_of().engine.max_mismatch
-        check.listen(spoken(learner.model, check.num_turns, seed=step))
+        check.before_update(spoken(learner.model, check.num_turns, seed=step))
         assert check.after_push(version=step)["num_suspected"] == 0.0
-    assert ending.trouble is None
+    assert ending.error is None
 
 
 @pytest.mark.parametrize("mended", [True, False])
@@ -195,16 +195,16 @@ def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothi
             check._engine = Scorer(learner.model)  # type: ignore[assignment]
 
     monkeypatch.setattr("selfplay.colocation.sync_check.deliver_again", push_again)
-    check.listen(spoken(learner.model, check.num_turns, seed=1))
+    check.before_update(spoken(learner.model, check.num_turns, seed=1))
     metrics = check.after_push(version=7)
     assert metrics["num_suspected"] == 1.0 and pushes == [7]
     assert capsys.readouterr().err
     if mended:
-        ending.hold(7)
+        ending.raise_deferred(7)
         assert check.after_push(version=8)["num_suspected"] == 0.0
     else:
         with pytest.raises(EngineDisagrees, match="step 8"):
-            ending.hold(7)
+            ending.raise_deferred(7)
 
 
 def test_noise_that_grows_raises_the_bound_of_the_rollout_after_the_first() -> None:
@@ -212,7 +212,7 @@ def test_noise_that_grows_raises_the_bound_of_the_rollout_after_the_first() -> N
     check, learner, _ = checked(tiny_model())
     assert check.bound == check._config.max_mismatch == 0.05
     check._floor.add([0.2, math.inf])
-    check.listen(spoken(learner.model, check.num_turns, seed=0))
+    check.before_update(spoken(learner.model, check.num_turns, seed=0))
     assert check.bound == 0.05, "no comparison yet"
     check.after_push(version=1)
     assert check.bound == FACTOR * 0.2
@@ -223,12 +223,12 @@ def test_a_restored_check_has_the_bounds_of_the_unbroken_one() -> None:
     """It measures no floor anew, and suspects what the first check suspects."""
     check, learner, _ = checked(tiny_model())
     turns = spoken(learner.model, check.num_turns, seed=0)
-    check.listen(turns)
+    check.before_update(turns)
     check.after_push(version=1)
     check._floor.add([0.2])
     resumed, _, _ = checked(tiny_model(), state=json.loads(json.dumps(check.state())))
     assert resumed.state() == check.state() and resumed.bound == check.bound == FACTOR * 0.2
-    resumed.listen(turns)
+    resumed.before_update(turns)
     assert resumed.state() == check.state()
     unmeasured, _, _ = checked(tiny_model(), state={})
     assert unmeasured.bound == 0.05 and len(unmeasured.state()["floor"]) == FEWEST

@@ -16,7 +16,7 @@ from tiny_run import RUNS, finished, go_on_from, metrics_of, run_tiny
 
 from dialop.matching.store import write_instances
 from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.config import Config, load_config
+from selfplay.config import load_config
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request
 from selfplay.engines.router import EngineRouter, Frozen
@@ -98,9 +98,7 @@ class Speaks(WaveEngine):
         return Completion(ids, [0.0] * len(ids), "stop", self.version)
 
 
-def monitor_in(
-    folder: Path, *overrides: str
-) -> tuple[DriftMonitor, EvaluationContext, Speaks, Config]:
+def monitor_in(folder: Path, *overrides: str) -> tuple[DriftMonitor, EvaluationContext, Speaks]:
     """A monitor whose warm start uses the plain word, and a policy that can use the code."""
     rendering: Rendering = make_rendering(tokenizer_of("no template"))
     boards = [
@@ -128,28 +126,26 @@ def monitor_in(
         )
         return FrozenPlayer(player, name="warm_start")
 
-    world, max_batch = init_world(device="cpu"), config.engine.max_batch
-    context = EvaluationContext(router, rendering, world, config.game, config.rollout, max_batch)
-    partner = Partner("warm_start", sit)
-    drift_monitor = DriftMonitor(config.eval, config.data, partner)
-    return drift_monitor, context, policy, config
+    context = EvaluationContext.of(config, router, rendering, init_world(device="cpu"))
+    drift_monitor = DriftMonitor(config.eval.drift_monitor, Partner("warm_start", sit))
+    return drift_monitor, context, policy
 
 
 def test_a_private_code_triggers_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stop = ["eval.drift_monitor.action=stop", "eval.drift_monitor.patience=2"]
-    drift_monitor, context, policy, config = monitor_in(tmp_path, *stop)
+    drift_monitor, context, policy = monitor_in(tmp_path, *stop)
     drift_monitor.begin({}, 0, context)
-    measured = drift_monitor.watch(10, validation(config.eval, config.data, context))
+    measured = drift_monitor.measure(10, validation(context))
     # One word for all boards: two are played best, two at 8 of 12.
     assert measured["eval_score"] == measured["eval_drift_score"] == pytest.approx(10 / 12)
     policy.version = 1
-    measured = drift_monitor.watch(20, validation(config.eval, config.data, context))
+    measured = drift_monitor.measure(20, validation(context))
     assert measured["eval_score"] == pytest.approx(1.0)
     assert (measured["eval_drift_score"], measured["num_drift_apart"]) == (0.0, 1.0)
     assert measured["eval_drift_fall"] == pytest.approx(10 / 12)
     drift_monitor.check()
     assert capsys.readouterr().err == ""
-    drift_monitor.watch(30, validation(config.eval, config.data, context))
+    drift_monitor.measure(30, validation(context))
     with pytest.raises(LanguageDrift, match=r"0\.833 .*1\.000.*warm_start"):
         drift_monitor.check()
     assert "drift monitor:" in capsys.readouterr().err
@@ -158,29 +154,25 @@ def test_a_private_code_triggers_it(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_monitor_that_warns_never_stops_and_plain_language_triggers_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drift_monitor, context, policy, config = monitor_in(
+    drift_monitor, context, policy = monitor_in(
         tmp_path, "eval.drift_monitor.action=warn", "eval.drift_monitor.patience=1"
     )
     drift_monitor.begin({}, 0, context)
     for step in (10, 20):
-        drift_monitor.watch(step, validation(config.eval, config.data, context))
+        drift_monitor.measure(step, validation(context))
     assert capsys.readouterr().err == ""
     policy.version = 1
-    drift_monitor.watch(30, validation(config.eval, config.data, context))
+    drift_monitor.measure(30, validation(context))
     assert capsys.readouterr().err.count("drift monitor:") == 1
     drift_monitor.check()
     # A resumed run continues the count; with another partner it restarts.
-    resumed, context, policy, config = monitor_in(tmp_path, "eval.drift_monitor.action=warn")
+    resumed, context, policy = monitor_in(tmp_path, "eval.drift_monitor.action=warn")
     policy.version = 1
     state = json.loads(json.dumps(drift_monitor.state()))
     resumed.begin(state, 30, context)
-    assert (
-        resumed.watch(40, validation(config.eval, config.data, context))["num_drift_apart"] == 2.0
-    )
+    assert resumed.measure(40, validation(context))["num_drift_apart"] == 2.0
     resumed.begin({**state, "partner": "scripted:solo"}, 40, context)
-    assert (
-        resumed.watch(50, validation(config.eval, config.data, context))["num_drift_apart"] == 0.0
-    )
+    assert resumed.measure(50, validation(context))["num_drift_apart"] == 0.0
 
 
 # --- in a run -----------------------------------------------------------------------------------
@@ -247,7 +239,8 @@ def test_a_partner_that_is_not_read_is_told_by_rank_0(capsys: pytest.CaptureFixt
     def told(*words: str, rank: int = 0) -> str:
         config = load_config(Path("configs/tiny.yaml"), words)
         make_drift_monitor(
-            *(config.eval, config.data, config.game),
+            config.eval.drift_monitor,
+            config.game,
             weights=Path("start"),
             partners=partners,
             rank=rank,

@@ -54,10 +54,8 @@ def test_it_measures_what_the_run_measured(run: Path, tmp_path: Path) -> None:
     rendering = make_rendering(tokenizer, template_kwargs={})
     learner = make_learner(config, run / "final", world)
     engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
-    context = EvaluationContext(
-        engine, rendering, world, config.game, config.rollout, config.engine.max_batch
-    )
-    held_out("after", config.eval, config.data, context=context, folder=tmp_path)
+    context = EvaluationContext.of(config, engine, rendering, world)
+    held_out("after", context, folder=tmp_path)
     saved = json.loads((tmp_path / "held_out_after.json").read_text(encoding="utf-8"))
 
     words = ["--checkpoint", str(run), "--games", "generated", "--out", str(tmp_path / "out")]

@@ -32,7 +32,7 @@ from selfplay.distributed import (
     local_part,
     shard,
 )
-from selfplay.learner.batch import micro_batches, share_by_tokens
+from selfplay.learner.batch import balance_tokens, micro_batches
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import make_optimizer
@@ -258,7 +258,7 @@ def shared(world: World) -> list[tuple[str, bool]]:
         return Sample(name, ids, mask, logprobs, [0.0] * length, penalties=penalties, group=name)
 
     played = [("a", 5), ("b", 3)], [], [("c", 4), ("d", 4)], [("e", 1)]
-    mine = share_by_tokens([sample_of(*one) for one in played[world.rank]], world)
+    mine = balance_tokens([sample_of(*one) for one in played[world.rank]], world)
     whole = all(sample == sample_of(sample.name, len(sample.ids)) for sample in mine)
     return gather_objects(("".join(sample.name for sample in mine), whole), world)
 

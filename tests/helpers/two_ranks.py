@@ -47,7 +47,7 @@ from selfplay.distributed import (
 )
 from selfplay.distributed.world import make_replica
 from selfplay.engines.hf import HFEngine
-from selfplay.learner.batch import share_by_tokens
+from selfplay.learner.batch import balance_tokens
 from selfplay.learner.critic import make_critic
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.objective import Part
@@ -323,7 +323,7 @@ def filled_up(world: World) -> list[dict[str, object]]:
     for method in METHODS:
         algorithm = AlgorithmConfig(method=method)
         samples, _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
-        mine = share_by_tokens(samples, world)
+        mine = balance_tokens(samples, world)
         config = resampling(0, f"algorithm={method}")
         found, baselines = compute_advantages(
             mine, {"seat 0": 0.25}, algorithm=config.algorithm, world=world

@@ -39,7 +39,7 @@ from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.router import EngineRouter, Frozen
-from selfplay.evaluation.drift_monitor import check_watch
+from selfplay.evaluation.drift_monitor import check_validation
 from selfplay.metrics.step import game_measures, tally
 from selfplay.partners import policy_pool
 from selfplay.partners.partners import check_partners
@@ -421,4 +421,4 @@ def test_a_partner_of_another_game_ends_at_once(
     (other / "config.yaml").write_text(older)
     config = config_of(*drift_monitor, sits, run, "game.private_reasoning=true")
     check_partners(config.rollout.partners, config.game, out=config.out)
-    check_watch(config.eval, config.game, config.rollout, out=config.out)
+    check_validation(config.eval, config.game, config.rollout, out=config.out)

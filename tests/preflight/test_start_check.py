@@ -69,14 +69,14 @@ def test_an_engine_with_other_weights_is_named(folder: Path) -> None:
     other = load_model(str(folder), device="cpu", dtype=torch.float32).eval()
     with torch.no_grad():
         other.model.layers[1].mlp.down_proj.weight.flatten()[::100] *= 1.05
-    start.listen(HFEngine(other))
+    start.sample(HFEngine(other))
     with pytest.raises(SettingsError, match=r"mistral .*the engine"):
         start.compare(learner, None, folder)
 
 
 def test_a_trainer_with_other_weights_is_named_with_its_layer(folder: Path) -> None:
     learner, start = parts(folder)
-    start.listen(HFEngine(load_model(str(folder), device="cpu", dtype=torch.float32).eval()))
+    start.sample(HFEngine(load_model(str(folder), device="cpu", dtype=torch.float32).eval()))
     with torch.no_grad():
         learner.model.model.layers[1].mlp.down_proj.weight *= 1.02
     with pytest.raises(SettingsError, match=r"weights or their sharding .*layer 1"):
@@ -89,7 +89,7 @@ def test_packed_attention_without_its_window_is_named(
     import selfplay.model.attention as attention
 
     learner, start = parts(folder)
-    start.listen(HFEngine(learner.model))
+    start.sample(HFEngine(learner.model))
     padded = attention._padded
     monkeypatch.setattr(
         attention, "_padded", lambda *heads: padded(*heads[:3], replace(heads[3], window=None))

@@ -16,7 +16,7 @@ from tiny_run import RUNS, assert_same_run, finished, metrics_of, run_tiny, writ
 import train
 from selfplay.checkpoint import checkpoints, set_damaged_aside
 from selfplay.config.settings import SettingsError
-from selfplay.setup import mend
+from selfplay.setup import repair_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = "state/__0_0.distcp"
@@ -102,10 +102,10 @@ def test_a_run_whose_checkpoints_are_gone_says_so(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(run / "checkpoints")
-    mend(run)
+    repair_folder(run)
     assert f"{run / 'checkpoints'} holds no checkpoint" in capsys.readouterr().err
     (run / "metrics.jsonl").unlink()
-    mend(run)
+    repair_folder(run)
     assert capsys.readouterr().err == ""
 
 

@@ -20,7 +20,7 @@ from selfplay.config.settings import SettingsError
 from selfplay.credit.sample import Sample
 from selfplay.distributed import init_world
 from selfplay.model.policy import export, scratch_model
-from selfplay.setup import first_weights, make_tokenizer, mend
+from selfplay.setup import first_weights, make_tokenizer, repair_folder
 from selfplay.warm_start import (
     TeacherSettings,
     kept_samples,
@@ -215,7 +215,7 @@ def warm_up(run: Path, *overrides: str) -> Path:
     shape = "model.scratch={tokenizer_games: 20, width: 32, layers: 2, heads: 2, kv_heads: 2}"
     config = config_of(games, shape, f"out={run}", "threads=1", *overrides)
     world = init_world(device="cpu")
-    mend(run)
+    repair_folder(run)
     tokenizer = make_tokenizer(config, run, world)
     rendering = make_rendering(tokenizer, template_kwargs={})
     return first_weights(config, run, tokenizer, rendering, world)

@@ -224,7 +224,7 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
         token_budget=config.optim.tokens_per_microbatch,
         offloaded=False,
     )
-    check.listen(turns)
+    check.before_update(turns)
     served = engine.served.num_requests
     metrics = check.after_push(version=engine.version)
     assert metrics["num_suspected"] == 0.0 and metrics["sync_check_mismatch"] < 1e-5
@@ -239,7 +239,7 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
             partly = {**moved, wrong: held[wrong]}
             engine.update_weights(partly.items(), engine.version + 1)
     assert check.after_push(version=engine.version)["num_suspected"] == 1.0
-    ending.hold(1)
+    ending.raise_deferred(1)
     metrics = check.after_push(version=engine.version)
     assert metrics["num_suspected"] == 0.0 and metrics["sync_check_mismatch"] < 1e-5
 
