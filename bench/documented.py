@@ -53,7 +53,7 @@ STAND_INS = {
     r"rows\.jsonl": "examples/collab/tasks.jsonl",
     r" \[key=value …\]": "",
     r"seed=S\b": "seed=1",
-    r"(bench\.tiny_report .*)": r"\1 --out runs",
+    r"(bench\.compare_runs .*)": r"\1 --out runs",
     r"^torchrun": "python -m torch.distributed.run",
 }
 COPIES = ("a", "b", "c", "other", "no_kl", "tiny_s0", "tiny_s1", "tiny_s2")  # of runs/tiny

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from bench.tiny_report import row
+from bench.compare_runs import row
 from selfplay.report.charts import curves_svg
 from selfplay.whole import write_atomically
 

@@ -9,7 +9,7 @@ import pytest
 from dialop_boards import SMALL, human_games, record_of
 from run_folders import evaluated, untrained_run
 
-from bench import tiny_report
+from bench import compare_runs
 from dialop.matching.recorded import instance_from_record
 from dialop.matching.store import read_instances, write_instances
 from dialop.rows import read_records
@@ -275,7 +275,7 @@ def test_the_report_of_several_runs(
         (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
         (folder / "code.txt").write_text("started now\ncommit abc\nversions\n", encoding="utf-8")
         folders.append(str(folder))
-    assert tiny_report.main([*folders, "--out", str(tmp_path / "figures"), "--name", "t"]) == 0
+    assert compare_runs.main([*folders, "--out", str(tmp_path / "figures"), "--name", "t"]) == 0
     shown = capsys.readouterr().out
     rows = [line for line in shown.splitlines() if line.startswith("| ")]
     assert "Code: commit abc." in shown
@@ -296,7 +296,7 @@ def test_the_report_of_several_runs(
 def test_the_report_refuses_what_cannot_be_compared(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tiny_report.main([str(run)]) == 2
+    assert compare_runs.main([str(run)]) == 2
     assert "has no held_out_before.json" in capsys.readouterr().err
     folders = []
     for size in (2, 3):
@@ -308,5 +308,5 @@ def test_the_report_refuses_what_cannot_be_compared(
             (folder / name).write_text("{}", encoding="utf-8")
         (folder / "metrics.jsonl").write_text("", encoding="utf-8")
         folders.append(str(folder))
-    assert tiny_report.main(folders) == 2
+    assert compare_runs.main(folders) == 2
     assert "different held-out games: game.size: 2 -> 3" in capsys.readouterr().err

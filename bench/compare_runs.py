@@ -1,6 +1,6 @@
-"""Reports several finished runs as Markdown: runs with different seeds, and their controls.
+"""Compares finished runs in Markdown: runs with different seeds, and their controls.
 
-    python -m bench.tiny_report runs/tiny runs/tiny_seed1 runs/tiny_control --name tiny
+    python -m bench.compare_runs runs/tiny runs/tiny_seed1 runs/tiny_control --name tiny
 
 Reads the run folders. Prints a table of results before and after self-play, with the mean and the
 worst of several seeds, the commits that ran, links to the learning curves (written as SVG to
@@ -260,7 +260,7 @@ def _mean(row: dict[str, Any], measure: str) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.tiny_report",
+        prog="python -m bench.compare_runs",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -268,13 +268,13 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("docs/figures"), help="folder for the figures"
     )
-    parser.add_argument("--name", default="tiny", help="prefix of the figures' file names")
+    parser.add_argument("--name", default="runs", help="prefix of the figures' file names")
     args = parser.parse_args(words)
     try:
         runs = read_runs(args.runs)
         figures = write_curves(runs, args.out, name=args.name)
     except (SettingsError, ValueError, OSError) as error:
-        print(f"tiny_report: {error}", file=sys.stderr)
+        print(f"compare_runs: {error}", file=sys.stderr)
         return 2
     parts = [results_table(runs), baselines(runs), commits(runs), *figures]
     parts += [training_table(runs), one_game(runs[0])]
