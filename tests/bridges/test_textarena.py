@@ -1,13 +1,13 @@
 """TextArena's games as games of this package, with the real library."""
 
 import random
-from types import SimpleNamespace
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from small_games import play_one
 
-from dialop.bridges.textarena import TextArenaGame, View, module_of
 from dialop.checks import check_kit
 from dialop.kit import Kit, load_kit
 from selfplay.chat.rendering import Rendering
@@ -19,13 +19,20 @@ from selfplay.rollout.episode import Episode, Limits
 NAME = "textarena:TicTacToe-v0"
 
 
-def in_order(view: View, draw: random.Random) -> str:
+@pytest.fixture(scope="module")
+def bridge() -> ModuleType:
+    """TextArena takes up to 15 seconds to import."""
+    return import_module("dialop.bridges.textarena")
+
+
+def in_order(view: Any, draw: random.Random) -> str:
     """Take the cells 0, 1, 2, … in turn: player 0 gets 2, 4 and 6 and wins."""
     return f"[{len(view.texts) - 1}]"
 
 
-def test_a_game_passes_the_checks() -> None:
-    module = SimpleNamespace(**vars(module_of("TicTacToe-v0")), SCRIPTS={"in_order": in_order})
+def test_a_game_passes_the_checks(bridge: ModuleType) -> None:
+    own = vars(bridge.module_of("TicTacToe-v0"))
+    module = SimpleNamespace(**own, SCRIPTS={"in_order": in_order})
     results = {
         result.name: result for result in check_kit(Kit(NAME, module), Kit(NAME, module).Options())
     }
@@ -75,11 +82,11 @@ def test_both_seats_train_on_the_win_and_on_the_loss(rendering: Rendering) -> No
     assert all(1 in sample.mask for sample in samples)
 
 
-def test_a_run_names_a_game_by_its_id() -> None:
+def test_a_run_names_a_game_by_its_id(bridge: ModuleType) -> None:
     config = load_config(None, [f"game.name={NAME}", "model.path=x"])
     kit = config.game.kit
     (instance,) = kit.generate(config.game.rules(), seed=0, start=0, num=1)
-    assert isinstance(kit.new_game(instance, config.game.rules()), TextArenaGame)
+    assert isinstance(kit.new_game(instance, config.game.rules()), bridge.TextArenaGame)
 
 
 @pytest.mark.parametrize(
