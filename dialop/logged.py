@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -50,11 +50,14 @@ def part_of(options: Any, kind: type[T]) -> T:
 class LoggedGame(Game):
     """One play of one instance; a subclass defines its rules.
 
-    `kinds` are the tags of moves, `turn_error` is what a seat reads that moves out of turn, and
+    `instance_from` and `move_from` make an instance and a move from its plain JSON form. `kinds`
+    are the tags of moves, `turn_error` is what a seat reads that moves out of turn, and
     `past_heading` stands above the moves that were made before play starts.
     """
 
     name: ClassVar[str]
+    instance_from: Callable[[dict[str, Any]], Any]
+    move_from: Callable[[dict[str, Any]], Any]
     kinds: ClassVar[tuple[str, ...]] = ("message", "propose", "accept", "reject")
     options_type: ClassVar[type[Any]] = Rules
     turn_error: ClassVar[str] = "it is not your turn"
@@ -81,14 +84,11 @@ class LoggedGame(Game):
     def _apply(self, move: Any) -> Sequence[str]:
         """Apply a legal move to the state of play; what each seat reads of it."""
 
-    @classmethod
-    @abstractmethod
-    def _instance_from(cls, data: dict[str, Any]) -> Any:
-        """An instance from its plain JSON form."""
-
-    @abstractmethod
-    def _move_from(self, data: dict[str, Any]) -> Any:
-        """A move from its plain JSON form."""
+    @property
+    def seat_to_move(self) -> int | None:
+        """The seat whose move it is, None when the game is over."""
+        mover: int | None = self._play.to_move
+        return mover
 
     def _open(self, move: Any) -> None:
         """Make one move of the opening."""
@@ -149,9 +149,9 @@ class LoggedGame(Game):
         """The game that `state()` described. Its prompts include the moves made so far."""
         if state.get("game") != cls.name:
             raise ValueError(f'state["game"] must be "{cls.name}", got {state.get("game")!r}')
-        game = cls(cls._instance_from(state["instance"]), cls.options_type(**state["options"]))  # type: ignore[call-arg]
+        game = cls(cls.instance_from(state["instance"]), cls.options_type(**state["options"]))  # type: ignore[call-arg]
         play = {n: list(v) if isinstance(v, list) else v for n, v in state["play"].items()}
-        play["log"] = [game._move_from(move) for move in play["log"]]
+        play["log"] = [game.move_from(move) for move in play["log"]]
         for name in ("pending", "agreed"):
             if name in play:
                 play[name] = frozen(state["play"][name])

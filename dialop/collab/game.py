@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from dialop.collab import texts
 from dialop.collab.grading import grade, interactivity
@@ -48,6 +48,8 @@ class CollabGame(LoggedGame):
     name = "collab"
     num_seats = 2
     options_type = CollabOptions
+    instance_from = staticmethod(instance_from_dict)
+    move_from = staticmethod(lambda data: Move(**data))
     turn_error = "it is the other's turn"
     over_error = "the conversation is over"
     past_heading = "The conversation so far:"
@@ -55,11 +57,6 @@ class CollabGame(LoggedGame):
 
     def __init__(self, instance: CollabInstance, options: CollabOptions) -> None:
         super().__init__(instance, options, _Play())
-
-    @property
-    def seat_to_move(self) -> int | None:
-        """The seat whose move it is, None when the game is over."""
-        return self._play.to_move
 
     def prompt(self, seat: int) -> Prompt:
         """The user reads its role and the goal; the assistant reads its role and the request."""
@@ -100,13 +97,6 @@ class CollabGame(LoggedGame):
             facts[f"{name}_words"] = float(sum(len(text.split()) for text in moves))
         over = self._play.to_move is None
         return Outcome(over, bool(answers), score, score, (score, score), facts)
-
-    @classmethod
-    def _instance_from(cls, data: dict[str, Any]) -> CollabInstance:
-        return instance_from_dict(data)
-
-    def _move_from(self, data: dict[str, Any]) -> Move:
-        return Move(**data)
 
     def _apply(self, move: Move) -> tuple[str, str]:
         self._play.to_move = 1 - move.seat if move.kind == "message" else None

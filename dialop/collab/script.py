@@ -79,14 +79,7 @@ class ScriptedCollab(ScriptedBase):
 
 
 def make_scripted(spec: str, *, seed: int) -> ScriptedCollab:
-    """Build a player from a spec such as "user:eager=0.5,patience=4" or "ask:slip=0.05".
-
-    The name is "user", "ask", "guess" or "chat". A user has the options eager and patience, an
-    assistant has slip.
-
-    Raises:
-        ValueError: for an unknown name, option or value; names the valid ones.
-    """
+    """The player of a spec such as "user:eager=0.5,patience=4". Raises ValueError as `made`."""
     return made(ScriptedCollab, spec, _OPTIONS, seed=seed)
 
 

@@ -10,7 +10,6 @@ Collaboration", TACL 12 (2024); proposals are scored by the pairs they name.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dialop.game import Outcome, PlayerError, Prompt
 from dialop.logged import LoggedGame, Play, Rules, filled
@@ -44,6 +43,8 @@ class MatchingGame(LoggedGame):
 
     name = "matching"
     num_seats = 2
+    instance_from = staticmethod(instance_from_dict)
+    move_from = staticmethod(action_from_dict)
     turn_error = "it is your partner's turn"
     _play: _Play
 
@@ -63,11 +64,6 @@ class MatchingGame(LoggedGame):
             write_board(d, instance.reviewers, papers=instance.papers) for d in self._displayed
         )
         super().__init__(instance, options, _Play(to_move=instance.first_seat), instance.opening)
-
-    @property
-    def seat_to_move(self) -> int | None:
-        """The seat whose move it is, None when the game is over."""
-        return self._play.to_move
 
     def prompt(self, seat: int) -> Prompt:
         """Rules and grid (full) or one line per cell (brief), then the moves made so far."""
@@ -110,13 +106,6 @@ class MatchingGame(LoggedGame):
         solo = {f"solo_{seat}": inst.norm(inst.solo[seat]) for seat in (0, 1)}
         proposed = [action.pairs for action in self._play.log if action.pairs is not None]
         return self._outcome(inst.value, proposed, {"best": float(inst.best), **solo})
-
-    @classmethod
-    def _instance_from(cls, data: dict[str, Any]) -> MatchingInstance:
-        return instance_from_dict(data)
-
-    def _move_from(self, data: dict[str, Any]) -> Action:
-        return action_from_dict(data)
 
     def _open(self, move: Action) -> None:
         """Make one move of the opening.

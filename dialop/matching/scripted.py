@@ -113,15 +113,7 @@ class ScriptedPlayer(ScriptedBase):
 
 
 def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
-    """Build a player from a spec such as "honest:tell=top,slip=0.05".
-
-    The name is "random", "solo" or "honest". Options: tell=all|top|rows, reply=propose|tell and
-    plan=pooled|own|guess|random (honest only), think=no|levels|trial|swaps (random: no|trial),
-    trials=1..8 and slip=0..1 (all), stray=0..1 (solo and honest).
-
-    Raises:
-        ValueError: for an unknown name, option or value; names the valid ones.
-    """
+    """The player of a spec such as "honest:tell=top,slip=0.05". Raises ValueError as `made`."""
     return made(ScriptedPlayer, spec, _OPTIONS, seed=seed)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from dialop.game import Outcome, PlayerError, Prompt
 from dialop.logged import LoggedGame, Play, Rules, filled
@@ -68,6 +67,8 @@ class MediationGame(LoggedGame):
 
     name = "mediation"
     num_seats = NUM_SEATS
+    instance_from = staticmethod(instance_from_dict)
+    move_from = staticmethod(act_from_dict)
     _play: _Play
 
     def __init__(self, instance: MediationInstance, options: Rules) -> None:
@@ -180,13 +181,6 @@ class MediationGame(LoggedGame):
                     sums["statements"] += stated
                     sums["true_statements"] += true
         return sums
-
-    @classmethod
-    def _instance_from(cls, data: dict[str, Any]) -> MediationInstance:
-        return instance_from_dict(data)
-
-    def _move_from(self, data: dict[str, Any]) -> Act:
-        return act_from_dict(data)
 
     def _score(self, pair: Pair) -> float:
         return float(sum(costs.total for costs in pair_costs(self.instance, pair)))

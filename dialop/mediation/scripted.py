@@ -30,7 +30,8 @@ _NEVER = 1000.0  # points
 
 @dataclass(frozen=True, slots=True)
 class ScriptedPlayer(ScriptedBase):
-    """One scripted player.
+    """One scripted player: random (any pair, accepts anything), solo (the agent books from what it
+    sees, users say nothing of use) or honest. `_OPTIONS` lists who has which option.
 
     - `tell`: what an honest user states first: the calendar cost of all flights ("costs") or of its
       best few ("top"), or all events with their importance ("calendar"; full style alone).
@@ -100,13 +101,5 @@ class ScriptedPlayer(ScriptedBase):
 
 
 def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
-    """Build a player from a spec such as "honest:tell=top,probe=1,slip=0.05".
-
-    The name is "random" (any pair, accepts anything), "solo" (the agent books from what it sees,
-    users say nothing of use) or "honest". Options: tell=costs|top|calendar and probe=0..9 (honest
-    only), strict=0..1000 (solo and honest), slip=0..1 (all).
-
-    Raises:
-        ValueError: for an unknown name, option or value; names the valid ones.
-    """
+    """The player of a spec such as "honest:tell=top,slip=0.05". Raises ValueError as `made`."""
     return made(ScriptedPlayer, spec, _OPTIONS, seed=seed)

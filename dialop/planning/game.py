@@ -60,17 +60,13 @@ class PlanningGame(LoggedGame):
     num_seats = 2
     kinds = KINDS
     options_type = PlanningOptions
+    instance_from = staticmethod(instance_from_dict)
     turn_error = "it is the other's turn"
     _play: _Play
 
     def __init__(self, instance: PlanningInstance, options: PlanningOptions) -> None:
         play = _Play(to_move=instance.first_seat if options.messages else AGENT)
         super().__init__(instance, options, play, instance.opening)
-
-    @property
-    def seat_to_move(self) -> int | None:
-        """The seat whose move it is, None when the game is over."""
-        return self._play.to_move
 
     def prompt(self, seat: int) -> Prompt:
         """The user reads its role and its preferences, the agent its role, the tool and the names
@@ -140,11 +136,7 @@ class PlanningGame(LoggedGame):
         facts = {"best": float(inst.best), "worst": float(inst.worst)}
         return self._outcome(self._total, proposed, {**facts, "random": inst.norm(inst.mean)})
 
-    @classmethod
-    def _instance_from(cls, data: dict[str, Any]) -> PlanningInstance:
-        return instance_from_dict(data)
-
-    def _move_from(self, data: dict[str, Any]) -> Action:
+    def move_from(self, data: dict[str, Any]) -> Action:
         inst = self.instance
         return action_from_dict(data, slots=inst.slots, num_sites=len(inst.sites))
 

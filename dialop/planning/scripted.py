@@ -101,15 +101,7 @@ class ScriptedPlayer(ScriptedBase):
 
 
 def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
-    """Build a player from a spec such as "teller:tell=one,rounds=2" or "searcher:slip=0.05".
-
-    The name is "teller", "silent" (users), "searcher" or "guesser" (agents). Options:
-    tell=all|one|asked and rounds=0..20 (teller), by=table|filter, legs=0..20 and think=no|points
-    (searcher), slip=0..1 (all).
-
-    Raises:
-        ValueError: for an unknown name, option or value; names the valid ones.
-    """
+    """The player of a spec such as "teller:tell=one,rounds=2". Raises ValueError as `made`."""
     return made(ScriptedPlayer, spec, _OPTIONS, seed=seed)
 
 
