@@ -59,7 +59,9 @@ class GameConfig:
         within=(0, 16),
     )
     private_reasoning: bool = key(
-        False, "allow private text before the action; the partner never sees it"
+        False,
+        "allow private text before a move's tag, which the partner never sees; the rules in the "
+        "prompt do not mention it",
     )
     code_wall: str = key(
         "auto",
