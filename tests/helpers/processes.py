@@ -84,6 +84,13 @@ def marks(output: str) -> dict[str, dict[str, Any]]:
     return {case: json.loads(facts) for case, facts in found}
 
 
+def own_output(said: str) -> str:
+    """What a process printed, less Python's warnings of installed packages' files: Python 3.12
+    prints one where such a file is compiled and has an escape such as "\\d"."""
+    warning = r"^.*/(?:site|dist)-packages/.*:\d+: \w+Warning: .*\n(?:  .*\n)?"
+    return re.sub(warning, "", said, flags=re.MULTILINE)
+
+
 def tree(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """The process and all it started."""
     import psutil

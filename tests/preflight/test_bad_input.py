@@ -14,7 +14,7 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
-from processes import HANG_S
+from processes import HANG_S, own_output
 from run_folders import untrained_run
 from tiny_run import TINY
 
@@ -371,7 +371,7 @@ def test_an_unreachable_hub_is_refused_in_seconds(tmp_path: Path) -> None:
         timeout=HANG_S,
     )
     assert done.returncode == 2
-    assert_one_line(done.stderr, "train.py", "Nobody/nothing")
+    assert_one_line(own_output(done.stderr), "train.py", "Nobody/nothing")
     assert not (tmp_path / "fresh").exists()
 
 

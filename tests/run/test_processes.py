@@ -1,4 +1,4 @@
-"""The helper through which several processes write to one pipe."""
+"""The helpers through which processes write to one pipe, and through which tests read them."""
 
 import json
 import os
@@ -32,3 +32,19 @@ def test_lines_of_ranks_that_write_at_once_stay_complete() -> None:
     for line in lines:
         assert json.loads(line.split(" ", 3)[3])["more"] == "x" * 30
     assert processes.marks(output)["rank 1"]["n"] == 3999
+
+
+def test_warnings_of_installed_packages_are_left_out_and_ours_are_not(tmp_path: Path) -> None:
+    """`1 is 1` warns in every version of Python, as "\\d" does from 3.12 on."""
+    installed = tmp_path / "site-packages"
+    (installed / "foreign").mkdir(parents=True)
+    (installed / "foreign" / "__init__.py").write_text("1 is 1\n")
+    (tmp_path / "ours.py").write_text("import foreign\n2 is 2\nraise SystemExit('train.py: no')\n")
+    environment = os.environ | {"PYTHONPATH": f"{installed}:{tmp_path}", "PYTHONWARNINGS": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", "import ours"], env=environment, capture_output=True, text=True
+    )
+    assert "foreign/__init__.py:1: SyntaxWarning" in done.stderr
+    own = processes.own_output(done.stderr)
+    assert "foreign" not in own and own.endswith("\ntrain.py: no\n")
+    assert own.count("SyntaxWarning") == 1 and "ours.py:2: SyntaxWarning" in own

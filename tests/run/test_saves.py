@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import own_output
 from test_whole import largest_file
 from tiny_run import RUNS, assert_same_run, finished, metrics_of, run_tiny, write_tiny
 
@@ -216,7 +217,7 @@ def test_a_disk_that_is_really_full_ends_the_process_in_one_line(
         command += [f"out={run}", "log_games_every=1"]
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert ended.returncode == 1, ended.stderr
-        refused_in_one_line(run, ended.stderr, reason="No space left on device")
+        refused_in_one_line(run, own_output(ended.stderr), reason="No space left on device")
         assert mount("100m", "remount") == 0
         assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
         assert_same_run(finished("log_games_every=1"), run)
