@@ -224,12 +224,7 @@ def run_steps(
     world = learner.world
     rendering = make_rendering(make_tokenizer(config, folder, world))
     sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
-    offload = Offload(
-        learner,
-        state=config.parallel.offload_optimizer,
-        reference=config.parallel.offload_reference,
-        parameters=config.parallel.offload_parameters,
-    )
+    offload = Offload(learner, config.parallel)
     stream, limits = TrainStream(config), limits_of(config.rollout)
     restarts = Restarts(learner, engine, offload, config=config.engine)
     restarts.push(0)

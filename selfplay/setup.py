@@ -142,13 +142,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
     start_check.compare(learner, engine, weights)
     router = partners.beside(engine)
-    parallel = config.parallel
-    offload = Offload(
-        learner,
-        state=parallel.offload_optimizer,
-        reference=parallel.offload_reference,
-        parameters=parallel.offload_parameters,
-    )
+    offload = Offload(learner, config.parallel)
     restarts = Restarts(learner, engine, offload, config=config.engine)
     evaluation = EvaluationContext.of(
         config, router, rendering, world, partner=partners.usual(), restarts=restarts
@@ -168,7 +162,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         ending,
         config=config.engine,
         token_budget=config.optim.tokens_per_microbatch,
-        offloaded=parallel.offload_parameters,
+        offloaded=config.parallel.offload_parameters,
     )
     sync_check.restore(state.get("sync_check", {}))
     restarts.push(first_step)

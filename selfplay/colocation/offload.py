@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from selfplay.config import ParallelConfig
 from selfplay.distributed import local_part
 from selfplay.learner.learner import Learner
 
@@ -77,30 +78,27 @@ class HostStore:
 class Offload:
     """Offloads the parts of a learner that the settings name, and onloads them before an update."""
 
-    def __init__(
-        self, learner: Learner, *, state: bool, reference: bool, parameters: bool = False
-    ) -> None:
-        self._learner = learner
-        self._state, self._reference, self._parameters = state, reference, parameters
+    def __init__(self, learner: Learner, config: ParallelConfig) -> None:
+        self._learner, self._config = learner, config
         self._state_store, self._parameter_store = HostStore(), HostStore()
 
     def offload_state(self) -> None:
         """After the update: offload optimizer state and critic, and the reference, where set."""
         tensors: list[Tensor] = []
-        if self._state:
+        if self._config.offload_optimizer:
             tensors += _tensors(self._learner.optimizer)
             if self._learner.critic is not None:
                 tensors += _tensors(self._learner.critic.optimizer)
                 tensors += self._learner.critic.module.parameters()
-        reference = self._learner.reference
+        reference = self._learner.reference if self._config.offload_reference else None
         # With adapters the reference is the policy itself.
-        if self._reference and reference is not None and reference is not self._learner.model:
+        if reference is not None and reference is not self._learner.model:
             tensors += reference.parameters()
         self._state_store.offload(tensors)
 
     def offload_parameters(self) -> None:
         """After the push: offload the policy's parameters, where set."""
-        if self._parameters:
+        if self._config.offload_parameters:
             self._parameter_store.offload(self._learner.model.parameters())
 
     def onload(self) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from selfplay.config.collab import CollabConfig
 from selfplay.config.hardware import (
     EngineConfig,
     LoraConfig,
@@ -25,6 +24,7 @@ from selfplay.config.learning import AlgorithmConfig, CriticConfig, OptimConfig,
 from selfplay.config.partners import DriftMonitorConfig, EndpointConfig, PolicyPoolConfig
 from selfplay.config.play import (
     BranchConfig,
+    CollabConfig,
     DataConfig,
     EvalConfig,
     GameConfig,

@@ -18,10 +18,9 @@ from dialop.matching.board import MatchingView
 from dialop.matching.proposal import render_proposal
 from dialop.matching.roster import display_names
 from dialop.shown import printable
-from selfplay.chat.transcript import Transcript
 from selfplay.play.forms import forms_of, own_move, rooms_of, spoken
 from selfplay.report.games import seat_names
-from selfplay.rollout.players import Move, Moving
+from selfplay.rollout.players import Move, Moving, PartnerPlayer
 
 IDLE, YOURS, THEIRS, OVER = "idle", "yours", "theirs", "over"
 
@@ -215,11 +214,10 @@ def drawn_view(view: MatchingView, *, answer_due: bool) -> dict[str, Any]:
     }
 
 
-class SeatedPerson:
+class SeatedPerson(PartnerPlayer):
     """A player whose moves come from a table."""
 
     name = "person"
-    transcript: Transcript | None = None
 
     def __init__(self, table: Table) -> None:
         self._table = table

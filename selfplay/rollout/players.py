@@ -169,11 +169,19 @@ class PolicyPlayer:
         return twin
 
 
-class FrozenPlayer:
+class PartnerPlayer:
+    """What players share whose tokens never train."""
+
+    name: str
+    transcript: Transcript | None = None
+
+    def refused(self) -> None:
+        """Nothing to do: what the player reads next holds the error."""
+
+
+class FrozenPlayer(PartnerPlayer):
     """A policy that does not train, served by its own engine. Its tokens are kept only to build its
     next prompt."""
-
-    transcript: Transcript | None = None
 
     def __init__(self, policy: PolicyPlayer, *, name: str) -> None:
         self.name, self._policy = name, policy
@@ -181,17 +189,12 @@ class FrozenPlayer:
     def move(self, game: Game, seat: int, observation: str) -> Moving:
         return (yield from self._policy.move(game, seat, observation))
 
-    def refused(self) -> None:
-        """Nothing to do: its next observation contains the error."""
-
     def fork(self, *names: object) -> FrozenPlayer:
         return FrozenPlayer(self._policy.fork(*names), name=self.name)
 
 
-class ScriptedPartner:
+class ScriptedPartner(PartnerPlayer):
     """A scripted player as a partner; its moves never train."""
-
-    transcript: Transcript | None = None
 
     def __init__(self, script: Script, *, name: str) -> None:
         self.name, self._script = name, script
@@ -199,9 +202,6 @@ class ScriptedPartner:
     def move(self, game: Game, seat: int, observation: str) -> Moving:
         return Move(text=self._script.act(game.view(seat)), complete=True, num_tokens=0)
         yield  # makes this a generator, though it never requests a completion
-
-    def refused(self) -> None:
-        """Nothing to do: the game's view lists refused moves."""
 
     def fork(self, *names: object) -> ScriptedPartner:
         seed = named_seed(self._script.seed, *names)

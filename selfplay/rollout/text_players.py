@@ -10,10 +10,9 @@ from typing import TextIO
 
 from dialop.game import Game
 from dialop.shown import printable
-from selfplay.chat.transcript import Transcript
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Message, Request
-from selfplay.rollout.players import Move, Moving
+from selfplay.rollout.players import Move, Moving, PartnerPlayer
 
 _WELCOME = """\
 === a new game; you are seat {seat} ===
@@ -21,14 +20,12 @@ A move is one line that starts with its [tag]. After [propose] go on, and end wi
 End the input to leave."""
 
 
-class EndpointPlayer:
+class EndpointPlayer(PartnerPlayer):
     """A chat model: the game's texts are its system and user messages, its own moves the assistant
     messages.
 
     If the endpoint gives no answer, the game is void.
     """
-
-    transcript: Transcript | None = None
 
     def __init__(self, *, name: str, seed_names: tuple[object, ...], max_new_tokens: int) -> None:
         self.name, self._seed_names, self._max_new_tokens = name, seed_names, max_new_tokens
@@ -56,23 +53,18 @@ class EndpointPlayer:
         self._messages = (*self._messages, Message("assistant", completion.text))
         return Move(text=completion.text, complete=completion.finish == "stop", num_tokens=0)
 
-    def refused(self) -> None:
-        """Nothing to do: its next user message contains the error."""
-
     def fork(self, *names: object) -> EndpointPlayer:
         twin = copy.copy(self)
         twin._seed_names = (*self._seed_names, *names)
         return twin
 
 
-class PersonPlayer:
+class PersonPlayer(PartnerPlayer):
     """A person at a terminal, who reads the seat's texts and types moves.
 
     A line is a move; `[propose]` continues up to a blank line. When the input ends, this game and
     all later ones are void.
     """
-
-    transcript: Transcript | None = None
 
     def __init__(self, *, name: str, lines_in: TextIO, lines_out: TextIO) -> None:
         self.name, self._in, self._out = name, lines_in, lines_out
@@ -89,9 +81,6 @@ class PersonPlayer:
             return Move(text="", complete=False, num_tokens=0, void="the person left")
         return Move(text=text, complete=True, num_tokens=0)
         yield  # makes this a generator, though it never requests a completion
-
-    def refused(self) -> None:
-        """Nothing to do: the error is printed before the next try."""
 
     def fork(self, *names: object) -> PersonPlayer:
         """The same person, who plays the forked game as well."""

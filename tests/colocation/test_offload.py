@@ -5,7 +5,7 @@ import torch
 from tiny_run import CPU, tiny_model
 
 from selfplay.colocation.offload import HostStore, Offload
-from selfplay.config import OptimConfig
+from selfplay.config import OptimConfig, ParallelConfig
 from selfplay.distributed import init_world
 from selfplay.learner.learner import Learner
 from selfplay.learner.optimizer import make_optimizer
@@ -65,7 +65,10 @@ def test_offloading_between_updates_changes_nothing(parameters: bool) -> None:
         optimizer = make_optimizer(model, OptimConfig(lr=1e-2))
         learner = Learner(model, optimizer, init_world(device="cpu"), torch.float32)
         offload = Offload(
-            learner, state=offloaded, reference=True, parameters=offloaded and parameters
+            learner,
+            ParallelConfig(
+                offload_optimizer=offloaded, offload_parameters=offloaded and parameters
+            ),
         )
         offload._state_store, offload._parameter_store = HostStore("cpu"), HostStore("cpu")
         for step in range(3):

@@ -21,6 +21,7 @@ from selfplay.checkpoint import checkpoints
 from selfplay.colocation.faults import EngineLost
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.restarts import MAX_FAILURES, Restarts
+from selfplay.config import ParallelConfig
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, EngineFault, Request, Sampling
 from selfplay.rollout.driver import Kept, play_games
@@ -67,7 +68,7 @@ def facts(episode: Episode) -> Any:
 
 def restarts_of(engine: Any) -> Restarts:
     learner = learner_of(tiny_model())
-    offload = Offload(learner, state=False, reference=False)
+    offload = Offload(learner, ParallelConfig())
     restarts = Restarts(learner, engine, offload, config=config_of().engine)
     restarts.push(3)
     return restarts

@@ -31,6 +31,7 @@ from selfplay.colocation.noise_floor import (
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.restarts import Restarts
 from selfplay.colocation.sync_check import SyncCheck, Turn
+from selfplay.config import ParallelConfig
 from selfplay.credit.sample import Sample
 from selfplay.learner.learner import Learner
 from selfplay.learner.mismatch import EngineDisagrees
@@ -148,9 +149,7 @@ def checked(
     learner.compute_dtype = torch.bfloat16
     config = config_of("engine.kind=sglang", "model.dtype=bfloat16")
     scorer: Any = Scorer(model)
-    restarts = Restarts(
-        learner, scorer, Offload(learner, state=False, reference=False), config=config.engine
-    )
+    restarts = Restarts(learner, scorer, Offload(learner, ParallelConfig()), config=config.engine)
     ending = Ending()
     check = SyncCheck(
         learner,

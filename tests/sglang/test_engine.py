@@ -18,7 +18,7 @@ from selfplay.colocation.noise_floor import FIRST
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.restarts import Restarts
 from selfplay.colocation.sync_check import SyncCheck
-from selfplay.config import LoraConfig, load_config
+from selfplay.config import LoraConfig, ParallelConfig, load_config
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.sglang import weights as sglang_push
@@ -213,7 +213,7 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
         ([*prompt, *completion.ids], [0] * len(prompt) + [1] * len(completion.ids))
         for prompt, completion in zip(prompts, answers, strict=True)
     ]
-    offload = Offload(learner, state=False, reference=False)
+    offload = Offload(learner, ParallelConfig())
     restarts, ending = Restarts(learner, engine, offload, config=config.engine), Ending()
     check = SyncCheck(
         learner,
