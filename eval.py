@@ -28,6 +28,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import record
 from transformers import AutoConfig
 
+from selfplay.atomic import write_atomically
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, DataConfig, EvalConfig, GameConfig
 from selfplay.config.player_spec import PERSON
@@ -60,7 +61,6 @@ from selfplay.preflight.run import (
     refused,
 )
 from selfplay.setup import open_world, warn_of_template
-from selfplay.whole import write_atomically
 
 
 def games_of(

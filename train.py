@@ -20,6 +20,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from selfplay.atomic import REFUSALS
 from selfplay.checkpoint import finish, save_checkpoint
 from selfplay.colocation.handover import sleep_engine
 from selfplay.config import Config, load_config
@@ -47,7 +48,6 @@ from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import check_players, self_play_games
 from selfplay.setup import Run, open_world, set_up, trainer_state
 from selfplay.warm_start import TeacherSettings, auxiliary_imitation
-from selfplay.whole import REFUSALS
 
 
 def train(config: Config, world: World, cleanup: ExitStack) -> None:

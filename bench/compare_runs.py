@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from selfplay.atomic import write_atomically
 from selfplay.config import Config, load_config
 from selfplay.config.settings import SettingsError, difference
 from selfplay.evaluation.game_text import game_text
@@ -26,7 +27,6 @@ from selfplay.evaluation.report import fenced
 from selfplay.metrics.console import clock
 from selfplay.metrics.tables import show_interval
 from selfplay.report.charts import curves_svg
-from selfplay.whole import write_atomically
 
 # Metric, name of its figure, title.
 CURVES = (

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from selfplay.atomic import atomic_folder, clear_leftovers, damage, discard
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.checkpoint import (
     checkpoints,
@@ -54,7 +55,6 @@ from selfplay.partners.judge import make_judge
 from selfplay.partners.partners import Partners
 from selfplay.preflight.model import check_model
 from selfplay.warm_start import progress_folder, scratch_tokenizer, tokenizer_folder, warm_start
-from selfplay.whole import clear_leftovers, damage, discard, whole
 
 LEAST_ADAPTER_LR = 5e-6  # below it a run with adapters is warned
 
@@ -255,7 +255,7 @@ def make_tokenizer(config: Config, folder: Path, world: World) -> PreTrainedToke
 
     def make() -> None:
         if config.model.path is None and not saved.exists():
-            with whole(saved) as place:
+            with atomic_folder(saved) as place:
                 scratch_tokenizer(config).save_pretrained(place)
 
     on_first_rank(make, world)
@@ -388,7 +388,7 @@ def _own_weights(
 
     def make() -> None:
         if not random.exists():
-            with whole(random) as place:
+            with atomic_folder(random) as place:
                 export(_scratch(model, seed, tokenizer), tokenizer, place)
 
     on_first_rank(make, world)

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dialop.kit import Played
+from selfplay.atomic import atomic_folder, damage, write_atomically
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.checkpoint import resume, save_checkpoint
@@ -50,7 +51,6 @@ from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import GameSetup, Limits, limits_of
 from selfplay.rollout.players import Teacher
 from selfplay.rollout.seating import scripted_games, teacher_games, teacher_mixture
-from selfplay.whole import damage, whole, write_atomically
 
 LOG_EVERY = 50  # optimizer steps per line of the warm start's log
 MOST_OF_A_PART = 1000  # games that are kept together
@@ -238,7 +238,7 @@ def _play_job(
 
 def _keep(samples: Sequence[Sample], folder: Path) -> None:
     """Write what imitation reads of the samples: names, starts, ids and masks."""
-    with whole(folder) as place:
+    with atomic_folder(folder) as place:
         tensors = {
             "lengths": torch.tensor([len(s.ids) for s in samples]),
             "ids": torch.tensor([i for s in samples for i in s.ids], dtype=torch.int32),

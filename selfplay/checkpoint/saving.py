@@ -4,7 +4,7 @@ A checkpoint folder `checkpoints/step_N` holds `state/` (model, optimizer, criti
 reference, sharded like the run and readable on any mesh), `hf/` (a Hugging Face folder) and
 `progress.json`. With adapters `state/` and `hf/` hold the adapters alone: `hf/` is in peft's format
 and names the folder of the base weights. A folder gets its final name only when it is complete
-(`whole.py`); one that is damaged is never resumed from.
+(`atomic.py`); one that is damaged is never resumed from.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from selfplay.atomic import atomic_folder_on_ranks, damage, discard
 from selfplay.config.settings import SettingsError
 from selfplay.distributed import World, broadcast_object, on_first_rank
 from selfplay.learner.learner import Learner
 from selfplay.model.lora import export_adapters, is_adapter
 from selfplay.model.policy import export
-from selfplay.whole import damage, discard, replacing
 
 
 def save_checkpoint(
@@ -57,7 +57,7 @@ def save_checkpoint(
     """
     world = learner.world
     final = folder / "checkpoints" / f"step_{step:06d}"
-    with replacing(final, world) as place:
+    with atomic_folder_on_ranks(final, world) as place:
         with _without_no_dist_warning():
             dcp.save(_state(learner), checkpoint_id=place / "state", no_dist=world.mesh is None)
         if policy and learner.adapters is None:
@@ -180,12 +180,12 @@ def finish(
 
     Replaces earlier exports once the new ones are complete.
     """
-    with replacing(folder / "final", learner.world) as place:
+    with atomic_folder_on_ranks(folder / "final", learner.world) as place:
         export(learner.model, tokenizer, place, world=learner.world)
         if learner.world.rank == 0:
             (place / "progress.json").write_text(json.dumps({"step": step}))
     if learner.adapters is not None:
-        with replacing(folder / "final_adapters", learner.world) as place:
+        with atomic_folder_on_ranks(folder / "final_adapters", learner.world) as place:
             _export_adapters(learner, tokenizer, place)
 
 
@@ -194,7 +194,7 @@ def export_atomically(
 ) -> None:
     """Write a Hugging Face folder that replaces an older one only when it is complete. Every rank
     must call and returns when the folder exists."""
-    with replacing(folder, world) as place:
+    with atomic_folder_on_ranks(folder, world) as place:
         export(model, tokenizer, place, world=world)
 
 

@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from selfplay.atomic import write_atomically
 from selfplay.config.settings import SettingsError
 from selfplay.data.instances import HELD_OUT, VALIDATION, kept_back
 from selfplay.evaluation.evaluate import (
@@ -23,7 +24,6 @@ from selfplay.evaluation.evaluate import (
 from selfplay.evaluation.report import rows_json, table_text
 from selfplay.evaluation.word_drift import read_people, word_drift
 from selfplay.metrics.tables import COLUMNS, show_interval
-from selfplay.whole import write_atomically
 
 
 def held_out(stage: str, context: EvaluationContext, *, folder: Path) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TextIO
 
 import selfplay
+from selfplay.atomic import write_atomically
 from selfplay.config import Config
 from selfplay.config.settings import SettingsError, difference, dump, load
-from selfplay.whole import write_atomically
 
 # These settings may change when a run resumes. The first set its length and its logs.
 _LENGTH = (

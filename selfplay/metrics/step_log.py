@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from selfplay.atomic import write_atomically
 from selfplay.config import TrackConfig
 from selfplay.config.settings import SettingsError
 from selfplay.metrics.console import step_line
 from selfplay.metrics.step import Pieces, game_record
 from selfplay.metrics.tracker import open_tracker
 from selfplay.rollout.episode import Episode
-from selfplay.whole import write_atomically
 
 
 class Stopwatch:

@@ -19,9 +19,9 @@ from typing import Any
 import yaml
 
 from dialop.shown import fenced, printable
+from selfplay.atomic import write_atomically
 from selfplay.config import TrackConfig
 from selfplay.config.settings import SettingsError
-from selfplay.whole import write_atomically
 
 Record = Mapping[str, Any]
 

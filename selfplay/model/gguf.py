@@ -17,9 +17,9 @@ from huggingface_hub.constants import HF_HOME
 from tokenizers import decoders, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from selfplay.atomic import atomic_folder
 from selfplay.chat.rendering import make_rendering
 from selfplay.config.settings import SettingsError
-from selfplay.whole import whole
 
 CACHE = Path(HF_HOME) / "selfplay-gguf"
 _CONVERSION = b"2"  # a changed conversion has another number, so that no old folder is used
@@ -52,7 +52,7 @@ def converted(file: Path, *, what: str, cache: Path = CACHE) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # ranks of one host wait for the one that converts
         if not (folder / "config.json").exists():
             print(f"converting {file}, once, into {folder}", file=sys.stderr, flush=True)
-            with whole(folder) as new:
+            with atomic_folder(folder) as new:
                 try:
                     _convert(file, new)
                 except Exception as error:

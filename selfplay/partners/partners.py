@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
+from selfplay.atomic import damage
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.checkpoint import export_atomically
 from selfplay.config import Config, GameConfig
@@ -33,7 +34,6 @@ from selfplay.rollout.episode import Episode
 from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer
 from selfplay.rollout.seating import SELF_PLAY, Partner, chosen_seats, scripted_partner
 from selfplay.rollout.text_players import EndpointPlayer, PersonPlayer
-from selfplay.whole import damage
 
 POLICY = PolicyPlayer.name
 

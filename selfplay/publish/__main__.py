@@ -24,6 +24,7 @@ from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from selfplay.atomic import atomic_folder
 from selfplay.checkpoint.saving import step_of
 from selfplay.config import load_config
 from selfplay.config.settings import SettingsError, dump
@@ -31,7 +32,6 @@ from selfplay.model.hub import FETCHED, SETTINGS
 from selfplay.partners.checkpoints import find_source
 from selfplay.preflight.run import Words, check_folder, refused
 from selfplay.publish.card import card, read_results
-from selfplay.whole import whole
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -83,7 +83,7 @@ def write_folder(run: Path, name: str, out: Path) -> None:
         code=code[code.rindex("started ") :],
         step=step_of(weights),
     )
-    with whole(out) as new:
+    with atomic_folder(out) as new:
         for file in sorted(weights.iterdir()):
             if any(file.match(pattern) for pattern in FETCHED) and file.name != "progress.json":
                 shutil.copy2(file, new / file.name)

@@ -17,11 +17,11 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from selfplay.atomic import write_atomically
 from selfplay.metrics.tables import bootstrap_interval, columns_of, show_interval
 from selfplay.report.charts import COLOURS, Chart, Level, Line, area_chart, line_chart, smoothed
 from selfplay.report.games import safe_json, viewer_data
 from selfplay.report.run_files import STAGES, Row, RunFiles, read_run
-from selfplay.whole import write_atomically
 
 REPORT = "report.html"
 _HERE = Path(__file__).parent

@@ -15,6 +15,7 @@ from scripted_engine import WaveEngine
 from tiny_run import RUNS, finished, go_on_from, metrics_of, run_tiny
 
 from dialop.matching.store import write_instances
+from selfplay.atomic import atomic_folder
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import load_config
 from selfplay.distributed import init_world
@@ -30,7 +31,6 @@ from selfplay.evaluation.drift_monitor import (
 from selfplay.evaluation.held_out import EvaluationContext, validation
 from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
 from selfplay.rollout.seating import Partner
-from selfplay.whole import whole
 
 # --- the verdict --------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ def test_a_monitor_that_warns_never_stops_and_plain_language_triggers_nothing(
 
 @pytest.fixture(scope="module")
 def monitored() -> Path:
-    return finished(*RUNS["guard"])
+    return finished(*RUNS["drift"])
 
 
 def test_a_run_measures_both_and_trains_as_without_it(monitored: Path, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_run_measures_both_and_trains_as_without_it(monitored: Path, tmp_path:
 
 def test_a_resumed_monitored_run_measures_the_same(monitored: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    go_on_from(monitored, folder, *RUNS["guard"])
+    go_on_from(monitored, folder, *RUNS["drift"])
     assert metrics_of(folder) == metrics_of(monitored)
 
 
@@ -217,7 +217,7 @@ def test_a_run_that_drifted_is_stopped_with_its_checkpoint_saved(
     saved = folder / "checkpoints" / "step_000002"
     state = json.loads((saved / "progress.json").read_text())
     state["state"]["drift_monitor"]["seen"] = [[0, 0.0, 1.0], [2, 0.0, 1.0]]
-    with whole(saved) as edited:
+    with atomic_folder(saved) as edited:
         shutil.copytree(saved, edited, dirs_exist_ok=True)
         (edited / "progress.json").write_text(json.dumps(state))
     drifted = (

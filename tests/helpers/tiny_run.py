@@ -144,7 +144,7 @@ MOVING = (
 )
 RUNS: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "guard": ("eval.every=2", "eval.drift_monitor.action=stop", "eval.drift_monitor.tolerance=1.0"),
+    "drift": ("eval.every=2", "eval.drift_monitor.action=stop", "eval.drift_monitor.tolerance=1.0"),
     # A third of the games beside itself; the second step may meet the first's weights.
     "pool": (
         *("rollout.partners=[self,pool*2]", "policy_pool.every=1", "rollout.instances=6"),

@@ -22,7 +22,7 @@ from selfplay.rollout.text_players import PersonPlayer
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose policy makes legal and illegal moves."""
-    return run_warm(tmp_path_factory.mktemp("guests") / "run", "steps=1", "eval.final_games=4")
+    return run_warm(tmp_path_factory.mktemp("partners") / "run", "steps=1", "eval.final_games=4")
 
 
 # --- a person -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from processes import own_output
-from test_whole import largest_file
+from test_atomic import largest_file
 from tiny_run import RUNS, assert_same_run, finished, metrics_of, run_tiny, write_tiny
 
 import train
@@ -35,7 +35,7 @@ def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-# tests/checkpoint/test_whole.py has all kinds of damage.
+# tests/checkpoint/test_atomic.py has all kinds of damage.
 HARMS: dict[str, tuple[Harm, str]] = {
     "flipped weights": (lambda f: flip(f / STATE), f"{STATE} has other bytes"),
     "cut weights": (lambda f: cut(f / STATE), f"{STATE} has "),

@@ -44,7 +44,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextmanager
-def replacing(folder: Path, world: World) -> Iterator[Path]:
+def atomic_folder_on_ranks(folder: Path, world: World) -> Iterator[Path]:
     """A hidden folder to fill, which replaces `folder` at the end. Every rank must enter, and
     leaves when `folder` is complete.
 
@@ -60,8 +60,8 @@ def replacing(folder: Path, world: World) -> Iterator[Path]:
 
 
 @contextmanager
-def whole(folder: Path) -> Iterator[Path]:
-    """`replacing` for a process that writes alone; any error leaves nothing beside `folder`."""
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """The same for a process that writes alone. Any error leaves nothing beside `folder`."""
     partial = folder.with_name(PARTIAL + folder.name)
     _make_empty(partial)
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from selfplay.whole import MANIFEST, clear_leftovers, damage, discard, whole
+from selfplay.atomic import MANIFEST, atomic_folder, clear_leftovers, damage, discard
 
 OLD = {"a.bin": b"old" * 50, "deep/b.txt": b"old b"}
 NEW = {"a.bin": b"new" * 70, "deep/c.txt": b"", "d.txt": b"more"}
@@ -26,7 +26,7 @@ def fill(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def write(folder: Path, files: dict[str, bytes]) -> None:
-    with whole(folder) as place:
+    with atomic_folder(folder) as place:
         fill(place, files)
 
 
@@ -197,7 +197,7 @@ def test_a_file_that_the_disk_refuses_leaves_the_old_folder(tmp_path: Path, limi
 
 
 def test_another_error_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), whole(tmp_path / "folder"):
+    with pytest.raises(ZeroDivisionError), atomic_folder(tmp_path / "folder"):
         _ = 1 / 0
     clear_leftovers([tmp_path])
     assert not list(tmp_path.iterdir())
