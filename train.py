@@ -43,7 +43,7 @@ from selfplay.partners.partners import check_partners
 from selfplay.preflight.dry_run import dry_run
 from selfplay.preflight.run import Words, check_run, help_of, refused
 from selfplay.report.page import refresh_report
-from selfplay.rollout.driver import Kept, first_turns, play_games
+from selfplay.rollout.driver import FinishedGames, first_turns, play_games
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import check_players, self_play_games
 from selfplay.setup import Run, open_world, set_up, trainer_state
@@ -156,7 +156,7 @@ def play_places(run: Run, step: int, places: Sequence[int]) -> Played:
     """
     config, rendering = run.config, run.rendering
     instances, partners = run.stream.step(step, places), run.partners.for_step(step)
-    kept = Kept()
+    finished = FinishedGames()
     sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
     limits = limits_of(config.rollout)
 
@@ -171,7 +171,7 @@ def play_places(run: Run, step: int, places: Sequence[int]) -> Played:
             rendering=rendering,
         )
         return play_games(
-            setups, run.router, sampling=sampling, limits=limits, version=step, kept=kept
+            setups, run.router, sampling=sampling, limits=limits, version=step, finished=finished
         )
 
     return judge_interactivity(run.restarts.retry(attempt), run.judge)

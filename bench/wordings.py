@@ -21,7 +21,7 @@ from unittest.mock import patch
 from dialop.matching import texts
 from selfplay.colocation.start import load_engine
 from selfplay.config import load_config
-from selfplay.data.instances import HELD_OUT, kept_back
+from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.distributed import close_world
 from selfplay.evaluation.evaluate import EvaluationContext, play_instances, summarize
 from selfplay.evaluation.report import Report, report_text, write_report
@@ -115,7 +115,7 @@ def main(words: Sequence[str] | None = None) -> None:
         world = open_world(config)
         rendering = read_rendering(config.model, config.game, seed=config.seed)
         engine = load_engine(config, local_folder(config.model.path or ""), world, cleanup=cleanup)
-        instances = kept_back(HELD_OUT, num=args.num, game=config.game, data=config.data)
+        instances = evaluation_instances(HELD_OUT, num=args.num, game=config.game, data=config.data)
         for temperature, name, shown in product(args.temperature, args.wording, args.shown):
             game = replace(config.game, demonstrations=shown)
             context = EvaluationContext.of(replace(config, game=game), engine, rendering, world)

@@ -141,16 +141,16 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     if shares_policy:
         engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
     start_check.compare(learner, engine, weights)
-    router = partners.beside(engine)
+    router = partners.routed(engine)
     offload = Offload(learner, config.parallel)
     restarts = Restarts(learner, engine, offload, config=config.engine)
     evaluation = EvaluationContext.of(
-        config, router, rendering, world, partner=partners.usual(), restarts=restarts
+        config, router, rendering, world, partner=partners.held_out_partner(), restarts=restarts
     )
     judge = make_judge(config.reward, config.endpoint, world, cleanup=cleanup)
     first_step, state = resume(folder, learner)
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
-    partners.begin(state.get("partners", {}), learner, tokenizer)
+    partners.restore(state.get("partners", {}), learner, tokenizer)
     stream.restore(state.get("prioritized_replay", []))
     watches = Watches(config.watch, rank=world.rank)
     watches.restore(state.get("watches", {}))
@@ -167,7 +167,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     sync_check.restore(state.get("sync_check", {}))
     restarts.push(first_step)
     held_out_at_start(first_step, config.steps, evaluation, folder=folder)
-    drift_monitor.begin(state.get("drift_monitor", {}), first_step, evaluation)
+    drift_monitor.start(state.get("drift_monitor", {}), first_step, evaluation)
     return Run(
         config=config,
         folder=folder,

@@ -59,8 +59,8 @@ class Restarts:
         """What `attempt` returns, in which this rank asks its engine and no other rank.
 
         If an engine fails, it is restarted with the weights of the last push, and the attempt is
-        made again on every rank. An attempt that keeps what it has (`rollout.driver.Kept`) asks
-        nothing twice. Raises like `push`.
+        made again on every rank. An attempt that keeps its games (`rollout.driver.FinishedGames`)
+        asks nothing twice. Raises like `push`.
         """
 
         def recover(failed: EnginesFailed, number: int) -> None:

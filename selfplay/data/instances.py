@@ -46,7 +46,9 @@ def generated(
     return list(draw(game.kit, options, stream_seed, start, num, processes))
 
 
-def kept_back(purpose: str, *, num: int, game: GameConfig, data: DataConfig) -> list[Any]:
+def evaluation_instances(
+    purpose: str, *, num: int, game: GameConfig, data: DataConfig
+) -> list[Any]:
     """The first `num` instances for VALIDATION or HELD_OUT: generated, or from the settings' file.
 
     A file with fewer instances gives all of them. Generated ones occur in no training stream.

@@ -80,7 +80,7 @@ class DriftMonitor:
         self._context: EvaluationContext | None = None
         self._history: list[Scores] = []
 
-    def begin(self, state: Mapping[str, Any], step: int, context: EvaluationContext) -> None:
+    def start(self, state: Mapping[str, Any], step: int, context: EvaluationContext) -> None:
         """Restore `state()` of a checkpoint. Without it, or if it is of another partner, play the
         first evaluation now. Every rank must call."""
         if self._partner is None:
@@ -100,7 +100,7 @@ class DriftMonitor:
         """
         if self._partner is None:
             return measured
-        assert self._context is not None, "call begin first"
+        assert self._context is not None, "call start first"
         context = replace(self._context, partner=self._partner)
         score = validation_score(context)
         self._history.append((step, measured["eval_score"], score))
@@ -127,7 +127,7 @@ class DriftMonitor:
             )
 
     def state(self) -> dict[str, Any]:
-        """The part of the trainer state that `begin` restores, as plain values."""
+        """The part of the trainer state that `start` takes, as plain values."""
         if self._partner is None:
             return {}
         return {"partner": self._settings.partner, "seen": list(self._history)}
@@ -158,7 +158,7 @@ def make_drift_monitor(
         spec = Spec(CHECKPOINT, str(weights), WARM_START)
         if settings.partner != WARM_START:
             spec = read_spec(settings.partner, game, what="eval.drift_monitor.partner")
-        partner = partners.invite(spec)
+        partner = partners.add(spec)
     return DriftMonitor(settings, partner)
 
 

@@ -21,7 +21,7 @@ from selfplay.engines.base import Engine, Sampling
 from selfplay.metrics.console import progress
 from selfplay.metrics.step import Pieces, add_up, game_measures, game_record, tally
 from selfplay.metrics.tables import bootstrap_interval
-from selfplay.rollout.driver import Kept, play_games, play_scripted
+from selfplay.rollout.driver import FinishedGames, play_games, play_scripted
 from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seating import SELF_PLAY, Partner, evaluation_games, scripted_games
@@ -125,7 +125,7 @@ def summarize(played: PlayedGames, context: EvaluationContext) -> Evaluation:
     """All ranks' games as one evaluation. Every rank must call. Raises AllVoid if no game is
     left."""
     partner = context.partner
-    name = "policy" if partner.sit is None else f"policy with {partner.name}"
+    name = "policy" if partner.make_player is None else f"policy with {partner.name}"
     return _evaluation(
         name,
         played.games,
@@ -154,7 +154,9 @@ def play_instances(
     in_waves = engine is not None and not engine.streaming
     at_once = context.max_batch if in_waves else max(1, len(share))
     at_once = 1 if partner.alone else at_once
-    ended: defaultdict[int, Kept] = defaultdict(Kept)  # by the first place of a batch
+    finished: defaultdict[int, FinishedGames] = defaultdict(
+        FinishedGames
+    )  # by the first place of a batch
     # A person plays at the terminal, where a progress bar would disturb the game.
     bar_rank = int(partner.alone) or world.rank
 
@@ -176,8 +178,8 @@ def play_instances(
                 engine,
                 sampling=sampling,
                 limits=limits_of(context.rollout),
-                ended=bar.update,
-                kept=ended[start],
+                on_end=bar.update,
+                finished=finished[start],
             )
             kept = [place for number, place in enumerate(places) if number not in stats.void]
             games.update(zip(kept, episodes, strict=True))

@@ -13,7 +13,7 @@ from typing import Any
 
 from selfplay.atomic import write_atomically
 from selfplay.config.settings import SettingsError
-from selfplay.data.instances import HELD_OUT, VALIDATION, kept_back
+from selfplay.data.instances import HELD_OUT, VALIDATION, evaluation_instances
 from selfplay.evaluation.evaluate import (
     EvaluationContext,
     evaluate,
@@ -35,7 +35,7 @@ def held_out(stage: str, context: EvaluationContext, *, folder: Path) -> None:
     path = folder / f"held_out_{stage}.json"
     if path.exists():
         return
-    instances = kept_back(
+    instances = evaluation_instances(
         HELD_OUT, num=context.eval.final_games, game=context.game, data=context.data
     )
     if not context.world.rank:
@@ -126,4 +126,6 @@ def validation_score(context: EvaluationContext) -> float:
 
 
 def _validation_instances(context: EvaluationContext) -> list[Any]:
-    return kept_back(VALIDATION, num=context.eval.num_games, game=context.game, data=context.data)
+    return evaluation_instances(
+        VALIDATION, num=context.eval.num_games, game=context.game, data=context.data
+    )

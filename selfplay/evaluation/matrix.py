@@ -69,7 +69,7 @@ def play_matches(
                 ) as partners:
                     context = EvaluationContext.of(
                         config,
-                        partners.beside(engine),
+                        partners.routed(engine),
                         rendering,
                         world,
                         partner=partners.for_step(0)[0][0],

@@ -36,7 +36,7 @@ from selfplay.config.player_spec import (
     Spec,
     parse_shares,
 )
-from selfplay.data.instances import GENERATED, HELD_OUT, begun, kept_back, read_instances
+from selfplay.data.instances import GENERATED, HELD_OUT, begun, evaluation_instances, read_instances
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.partners.checkpoints import (
     ONE_PROCESS,
@@ -253,7 +253,7 @@ def find_games(
         raise ValueError("--start needs --games FILE.jsonl with recorded games, got generated")
     if games == GENERATED:
         num = num or eval_settings.final_games
-        return Games(kept_back(HELD_OUT, num=num, game=game, data=data), [])
+        return Games(evaluation_instances(HELD_OUT, num=num, game=game, data=data), [])
     path = Path(games)
     if not path.is_file():
         files = neighbours(path, lambda other: other.suffix in (".parquet", ".jsonl"))

@@ -75,26 +75,26 @@ class Partners:
         weights."""
         return [(partner or self._pool_partner(step), share) for partner, share in self._partners]
 
-    def usual(self) -> Partner:
+    def held_out_partner(self) -> Partner:
         """The partner in held-out games: the policy itself, or the first training partner where the
         policy does not play all seats."""
         if chosen_seats(self._config.game, self._config.rollout) is None:
             return SELF_PLAY
         return self._partners[0][0] or SELF_PLAY
 
-    def invite(self, spec: Spec) -> Partner:
+    def add(self, spec: Spec) -> Partner:
         """One more partner, for games outside training; a checkpoint is loaded here."""
         self._needs_router = self._needs_router or spec.kind in (CHECKPOINT, ENDPOINT)
         return self._partner(spec)
 
-    def beside(self, engine: Engine | None) -> Engine | None:
+    def routed(self, engine: Engine | None) -> Engine | None:
         """A router over the policy's engine and the partners' engines; the policy's engine itself
         if no partner needs one."""
         if engine is None or not self._needs_router:
             return engine
         return EngineRouter(engine, frozen=self._frozen, endpoints=self._endpoints)
 
-    def begin(
+    def restore(
         self, state: Mapping[str, Any], learner: Learner, tokenizer: PreTrainedTokenizerBase
     ) -> None:
         """Restore `state()` of a checkpoint. At the start of a run the first weights become the
@@ -142,7 +142,7 @@ class Partners:
         return metrics
 
     def state(self) -> dict[str, Any]:
-        """The part of the trainer state that `begin` restores, as plain values."""
+        """The part of the trainer state that `restore` takes, as plain values."""
         return {"pool": self._members, "ratings": self._ratings}
 
     def close(self) -> None:

@@ -98,10 +98,10 @@ def find_opponent(
     rendering = read_rendering(config.model, config.game, seed=config.seed)
     partners = Partners([(spec, 1.0)], config, rendering=rendering, world=world)
     cleanup.callback(partners.close)
-    engine = partners.beside(load_engine(config, source.weights, world, cleanup=cleanup))
+    engine = partners.routed(load_engine(config, source.weights, world, cleanup=cleanup))
     home = source.weights if source.hub is not None else source.home
     name = f"{POLICY} of {home.resolve().name}" if spec.kind == SELF else spec.text
-    return Opponent(name, engine, rendering, partners.for_step(0)[0][0].sit)
+    return Opponent(name, engine, rendering, partners.for_step(0)[0][0].make_player)
 
 
 def main(words: Sequence[str] | None = None) -> int:

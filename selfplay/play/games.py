@@ -24,24 +24,25 @@ from selfplay.report.games import Texts, drawn_game
 from selfplay.rollout.driver import play_games, play_scripted
 from selfplay.rollout.episode import VOID, Episode, GameSetup, limits_of
 from selfplay.rollout.players import Player
-from selfplay.rollout.seating import Sit, policy_player, scripted_partner
+from selfplay.rollout.seating import MakePlayer, policy_player, scripted_partner
 
 
 @dataclass(frozen=True, slots=True)
 class Opponent:
-    """Who plays the other seats. `sit` makes a partner's player; without it the policy plays those
-    that it can have, and a scripted player the rest. `engine` is None for a scripted partner."""
+    """Who plays the other seats. Without `make_player`, which makes a partner's player, the policy
+    plays those that it can have, and a scripted player the rest. `engine` is None for a scripted
+    partner."""
 
     name: str
     engine: Engine | None
     rendering: Rendering | None
-    sit: Sit | None = None
+    make_player: MakePlayer | None = None
 
 
 def seats_for_a_person(game: GameConfig, opponent: Opponent) -> list[int]:
     """The seats that leave the opponent one to play."""
     kit = game.kit
-    theirs = kit.POLICY_SEATS if opponent.sit is None else range(len(kit.ROLES))
+    theirs = kit.POLICY_SEATS if opponent.make_player is None else range(len(kit.ROLES))
     return [s for s in range(len(kit.ROLES)) if any(other != s for other in theirs)]
 
 
@@ -99,8 +100,8 @@ class Session:
 
     def _other(self, names: tuple[object, ...], seat: int) -> Player:
         kit, opponent = self.game.kit, self.opponent
-        if opponent.sit is not None:
-            return opponent.sit(names, seat)
+        if opponent.make_player is not None:
+            return opponent.make_player(names, seat)
         if opponent.rendering is None or seat not in kit.POLICY_SEATS:
             return scripted_partner(kit.BASELINES[0], names, seat, self.game)
         return policy_player(names, self.rollout, opponent.rendering)

@@ -14,7 +14,7 @@ from transformers import AutoConfig, PretrainedConfig
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, DataConfig, GameConfig, LoraConfig, ModelConfig
 from selfplay.config.settings import SettingsError, dump
-from selfplay.data.instances import HELD_OUT, kept_back
+from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.learner.optimizer import matrices_inside
 from selfplay.model.hub import local_folder
 from selfplay.model.policy import described_in, empty_model
@@ -53,7 +53,7 @@ def dry_run(config: Config, *, gpu_gb: float | None) -> None:
 
 def first_prompt(game: GameConfig, data: DataConfig, rendering: Rendering) -> str:
     """The text and the number of tokens of the first held-out game's first prompt, then its ids."""
-    (instance,) = kept_back(HELD_OUT, num=1, game=game, data=data)
+    (instance,) = evaluation_instances(HELD_OUT, num=1, game=game, data=data)
     new_game = game.kit.new_game(instance, game.rules())
     seat = new_game.seat_to_move
     assert seat is not None

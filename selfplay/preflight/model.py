@@ -38,7 +38,7 @@ from selfplay.config import (
 )
 from selfplay.config.settings import SettingsError
 from selfplay.credit.sample import Sample
-from selfplay.data.instances import HELD_OUT, kept_back
+from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.distributed import World, broadcast_object, reshard
 from selfplay.engines.base import Engine, Request, Sampling
 from selfplay.evaluation.evaluate import check_room
@@ -115,7 +115,7 @@ def _no_room(
     """Why transcripts do not fit the model, or the first held-out prompts the transcripts."""
     try:
         check_room(
-            kept_back(HELD_OUT, num=NUM_BOARDS, game=game, data=data),
+            evaluation_instances(HELD_OUT, num=NUM_BOARDS, game=game, data=data),
             rendering=rendering,
             game=game,
             rollout=rollout,

@@ -49,19 +49,19 @@ class RolloutStats:
 
 
 @dataclass(slots=True)
-class Kept:
+class FinishedGames:
     """The games of a rollout that have ended, by their place in `setups`, and the engine's seconds.
 
-    After an EngineFault `play_games` is called again with the same `Kept` and new setups: it plays
+    After an EngineFault `play_games` is called again with the same record and new setups: it plays
     the other games from their start.
     """
 
-    games: dict[int, _Ended] = field(default_factory=dict)
+    games: dict[int, _FinishedGame] = field(default_factory=dict)
     engine_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
+class _FinishedGame:
     """A game with its continuations, and the tokens of all of them."""
 
     episode: Episode
@@ -75,16 +75,16 @@ def play_games(
     *,
     sampling: Sampling,
     limits: Limits,
-    ended: Callable[[], object] | None = None,
+    on_end: Callable[[], object] | None = None,
     version: int | None = None,
-    kept: Kept | None = None,
+    finished: FinishedGames | None = None,
 ) -> tuple[list[Episode], RolloutStats]:
     """Play all games to their end; returns the episodes in the order of `setups`.
 
     Void games (a partner gave no answer) are left out, so that nothing can score them; the
-    statistics list them. `ended` is called each time a game ends. `version` is the step whose
-    weights the policy's completions must come from; None skips this check. Games that `kept` holds
-    are not played; it takes each game that ends.
+    statistics list them. `on_end` is called each time a game ends. `version` is the step whose
+    weights the policy's completions must come from; None skips this check. Games in `finished` are
+    not played; it takes each game that ends.
 
     A rank that shares another rank's engine passes None for `engine` and no setups. Raises
     ValueError if it has setups, EngineFault if the policy's engine fails or gives an invalid
@@ -94,22 +94,22 @@ def play_games(
         if setups:
             raise ValueError(f"a rank without an engine cannot play games, got {len(setups)}")
         return [], RolloutStats(0, 0, 0.0)
-    kept = Kept() if kept is None else kept
-    rollout = _Rollout(kept, version, ended)
+    finished = FinishedGames() if finished is None else finished
+    rollout = _Rollout(finished, version, on_end)
     games = {
         place: named(setup, _playing(setup, limits))
         for place, setup in enumerate(setups)
-        if place not in kept.games
+        if place not in finished.games
     }
     drive = _drive_stream if engine.streaming else _drive_waves
     if games:
         drive(games, engine, sampling, rollout)
-    played = [kept.games[place] for place in range(len(setups))]
+    played = [finished.games[place] for place in range(len(setups))]
     episodes = [game.episode for game in played if game.episode.ended != VOID]
     return episodes, RolloutStats(
         num_prompt_tokens=sum(game.num_prompt_tokens for game in played),
         num_generated_tokens=sum(game.num_generated_tokens for game in played),
-        engine_s=kept.engine_s,
+        engine_s=finished.engine_s,
         void=tuple(place for place, game in enumerate(played) if game.episode.ended == VOID),
     )
 
@@ -146,11 +146,13 @@ def _check_completion(request: Request, completion: Completion, *, version: int 
 
 
 class _Rollout:
-    """Checks completions and counts their tokens by game; moves games that end to `kept`. With a
-    streaming engine `engine_s` is the full time of its loop."""
+    """Checks completions, counts their tokens by game and moves games that end to `finished`. With
+    a streaming engine `engine_s` is the full time of its loop."""
 
-    def __init__(self, kept: Kept, version: int | None, ended: Callable[[], object] | None) -> None:
-        self.kept, self._version, self._ended = kept, version, ended
+    def __init__(
+        self, finished: FinishedGames, version: int | None, on_end: Callable[[], object] | None
+    ) -> None:
+        self.finished, self._version, self._on_end = finished, version, on_end
         self._tokens: dict[int, tuple[int, int]] = {}
 
     def take(self, place: int, request: Request, completion: Completion) -> None:
@@ -161,9 +163,9 @@ class _Rollout:
 
     def end(self, place: int, episode: Episode) -> None:
         """The game at `place` and all its continuations have ended."""
-        self.kept.games[place] = _Ended(episode, *self._tokens.pop(place, (0, 0)))
-        if self._ended is not None:
-            self._ended()
+        self.finished.games[place] = _FinishedGame(episode, *self._tokens.pop(place, (0, 0)))
+        if self._on_end is not None:
+            self._on_end()
 
     @contextmanager
     def in_engine(self) -> Iterator[None]:
@@ -172,7 +174,7 @@ class _Rollout:
         try:
             yield
         finally:
-            self.kept.engine_s += time.perf_counter() - started
+            self.finished.engine_s += time.perf_counter() - started
 
 
 def _drive_waves(

@@ -21,18 +21,18 @@ from selfplay.rollout.episode import GameSetup
 from selfplay.rollout.players import Player, PolicyPlayer, ScriptedPartner, Teacher
 
 MAX_WEIGHT = 1e6  # of a teacher against the others
-Sit = Callable[[tuple[object, ...], int], Player]
+MakePlayer = Callable[[tuple[object, ...], int], Player]
 
 
 @dataclass(frozen=True, slots=True)
 class Partner:
-    """Who plays with the policy. `sit(names of the game's draws, seat)` makes the player.
+    """Who plays with the policy. `make_player(names of the game's draws, seat)` makes the player.
 
-    Without `sit` the policy plays with itself. `alone` means one game at a time (a person).
+    Without `make_player` the policy plays with itself. `alone` means one game at a time (a person).
     """
 
     name: str
-    sit: Sit | None = None
+    make_player: MakePlayer | None = None
     alone: bool = False
 
 
@@ -310,7 +310,7 @@ def policy_places(
     """
     num_seats = len(game.kit.ROLES)
     chosen = chosen_seats(game, rollout)
-    if partner.sit is None:
+    if partner.make_player is None:
         return tuple(range(num_seats))
     return (index % num_seats,) if chosen is None else chosen
 
@@ -328,8 +328,8 @@ def seat_players(
     places = policy_places(game, rollout, partner=partner, index=index)
     return tuple(
         policy_player(names, rollout, rendering)
-        if partner.sit is None or seat in places
-        else partner.sit(names, seat)
+        if partner.make_player is None or seat in places
+        else partner.make_player(names, seat)
         for seat in range(len(game.kit.ROLES))
     )
 

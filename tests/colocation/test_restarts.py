@@ -24,7 +24,7 @@ from selfplay.colocation.restarts import MAX_FAILURES, Restarts
 from selfplay.config import ParallelConfig
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, EngineFault, Request, Sampling
-from selfplay.rollout.driver import Kept, play_games
+from selfplay.rollout.driver import FinishedGames, play_games
 from selfplay.rollout.episode import Episode
 
 # --- one rollout --------------------------------------------------------------------------------
@@ -87,22 +87,24 @@ def test_a_failed_rollout_ends_as_one_without_a_fault(
     start."""
     texts = prepared(*GAMES)
 
-    def play(engine: Any, kept: Kept) -> Any:
+    def play(engine: Any, done: FinishedGames) -> Any:
         setups = hand_setups(rendering, len(GAMES))
-        return play_games(setups, engine, sampling=SAMPLING, limits=LIMITS, version=3, kept=kept)
+        return play_games(
+            setups, engine, sampling=SAMPLING, limits=LIMITS, version=3, finished=done
+        )
 
     sound = engine_of(rendering, texts)
     sound.faults = Faults({})
-    wanted, wanted_stats = play(sound, Kept())
+    wanted, wanted_stats = play(sound, FinishedGames())
 
     engine = engine_of(rendering, texts)
     engine.faults = Faults({("generate", number): kind})
-    restarts, kept, ended = restarts_of(engine), Kept(), []
+    restarts, done, ended = restarts_of(engine), FinishedGames(), []
 
     def attempt() -> Any:
-        ended.append(set(kept.games))
+        ended.append(set(done.games))
         engine.asked.clear()
-        return play(engine, kept)
+        return play(engine, done)
 
     episodes, stats = restarts.retry(attempt)
     assert [facts(episode) for episode in episodes] == [facts(episode) for episode in wanted]

@@ -175,7 +175,7 @@ def play(
 ) -> tuple[Sequence[GameSetup], list[Episode], RolloutStats]:
     """The games of a step on these boards, their episodes and statistics."""
     games = games_of(boards(num_boards), engine.rendering, config, partners.for_step(0))
-    router = partners.beside(engine)
+    router = partners.routed(engine)
     episodes, stats = play_games(games, router, sampling=Sampling(1.0, ()), limits=Limits(8, 1))
     partners.close()
     return games, episodes, stats
@@ -284,7 +284,7 @@ def test_an_endpoint_reads_only_its_own_seats_cells(rendering: Rendering) -> Non
     game = MatchingGame(SMALL, FULL)
     with chat_server(plays) as server:
         _, partners = partners_of(server.url, rendering)
-        player = partners.for_step(0)[0][0].sit(("x",), 0)  # type: ignore[misc]
+        player = partners.for_step(0)[0][0].make_player(("x",), 0)  # type: ignore[misc]
         request = next(player.move(game, 0, ""))
         partners.close()
     assert request.messages[1].content.endswith("You move first.")

@@ -134,7 +134,7 @@ def monitor_in(folder: Path, *overrides: str) -> tuple[DriftMonitor, EvaluationC
 def test_a_private_code_triggers_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stop = ["eval.drift_monitor.action=stop", "eval.drift_monitor.patience=2"]
     drift_monitor, context, policy = monitor_in(tmp_path, *stop)
-    drift_monitor.begin({}, 0, context)
+    drift_monitor.start({}, 0, context)
     measured = drift_monitor.measure(10, validation(context))
     # One word for all boards: two are played best, two at 8 of 12.
     assert measured["eval_score"] == measured["eval_drift_score"] == pytest.approx(10 / 12)
@@ -157,7 +157,7 @@ def test_a_monitor_that_warns_never_stops_and_plain_language_triggers_nothing(
     drift_monitor, context, policy = monitor_in(
         tmp_path, "eval.drift_monitor.action=warn", "eval.drift_monitor.patience=1"
     )
-    drift_monitor.begin({}, 0, context)
+    drift_monitor.start({}, 0, context)
     for step in (10, 20):
         drift_monitor.measure(step, validation(context))
     assert capsys.readouterr().err == ""
@@ -169,9 +169,9 @@ def test_a_monitor_that_warns_never_stops_and_plain_language_triggers_nothing(
     resumed, context, policy = monitor_in(tmp_path, "eval.drift_monitor.action=warn")
     policy.version = 1
     state = json.loads(json.dumps(drift_monitor.state()))
-    resumed.begin(state, 30, context)
+    resumed.start(state, 30, context)
     assert resumed.measure(40, validation(context))["num_drift_apart"] == 2.0
-    resumed.begin({**state, "partner": "scripted:solo"}, 40, context)
+    resumed.start({**state, "partner": "scripted:solo"}, 40, context)
     assert resumed.measure(50, validation(context))["num_drift_apart"] == 0.0
 
 

@@ -137,7 +137,7 @@ def test_the_callback_runs_when_each_game_ends(
         engine,
         sampling=SAMPLING,
         limits=LIMITS,
-        ended=lambda: num_requests.append(len(engine.asked)),
+        on_end=lambda: num_requests.append(len(engine.asked)),
     )
     assert len(num_requests) == 4
     assert num_requests[0] < num_requests[-1] == len(engine.asked)

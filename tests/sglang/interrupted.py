@@ -24,22 +24,22 @@ STEP, NUM_ENDED = 1, 3  # the version of the weights, and how many of that step'
 
 def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
     ask, play = Asker.ask, train.play_games
-    games: list[driver.Kept] = []  # of each rollout
+    games: list[driver.FinishedGames] = []  # of each rollout
 
     async def asked(self: Asker, *words: Any, version: int, **named: Any) -> Any:
         if version == STEP and len(games) == STEP + 1 and len(games[-1].games) >= NUM_ENDED:
-            games.append(driver.Kept())
+            games.append(driver.FinishedGames())
             pid, *_ = (p.pid for p in self._loop.processes if "scheduler" in title(p.pid))
             os.kill(pid, number)
             say("killed", pid=pid)
         return await ask(self, *words, version=version, **named)
 
-    def played(setups: Any, engine: Any, *, kept: driver.Kept, **named: Any) -> Any:
-        if kept.games or kept.engine_s:
-            say("played again", games=len(setups) - len(kept.games))
+    def played(setups: Any, engine: Any, *, finished: driver.FinishedGames, **named: Any) -> Any:
+        if finished.games or finished.engine_s:
+            say("played again", games=len(setups) - len(finished.games))
         else:
-            games.append(kept)
-        return play(setups, engine, kept=kept, **named)
+            games.append(finished)
+        return play(setups, engine, finished=finished, **named)
 
     Asker.ask = asked  # type: ignore[method-assign]
     train.play_games = played
