@@ -196,22 +196,3 @@ def test_a_strict_user_rejects_a_flight_far_below_its_best() -> None:
     assert make_scripted("solo:strict=10", seed=0).act(view) == "[accept]"  # -4 - (-13) is 9
     assert make_scripted("honest:probe=1", seed=0).act(view) == "[reject]"
     assert make_scripted("solo", seed=0).act(view) == "[accept]"
-
-
-def test_slips_are_refused_and_repaired() -> None:
-    for options in (FULL, BRIEF):
-        for seed in range(6):
-            game = MediationGame(INSTANCES[0], options)
-            player = make_scripted("honest:probe=1,slip=1", seed=seed)
-            while (seat := game.seat_to_move) is not None:
-                assert game.step(seat, player.act(game.view(seat))).error is not None
-                assert game.step(seat, player.act(game.view(seat))).error is None
-            assert game.outcome().agreed and min(game.num_errors) > 0
-
-
-def test_a_player_moves_only_on_its_turn_and_can_be_reseeded() -> None:
-    game = MediationGame(SMALL, FULL)
-    player = make_scripted("honest", seed=3)
-    with pytest.raises(ValueError, match="seat 2 is not to move"):
-        player.act(game.view(AGENT))
-    assert player.reseeded(4).seed == 4 and player.reseeded(3) == player

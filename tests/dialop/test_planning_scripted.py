@@ -79,24 +79,6 @@ def test_a_user_who_waits_is_asked() -> None:
     )
 
 
-def test_players_are_pure_functions_of_seed_and_view() -> None:
-    game = new_game()
-    teller = make_scripted("teller", seed=4)
-    text = teller.act(game.view(0))
-    assert text == teller.act(game.clone().view(0)) == teller.lesson(game.view(0)).text
-    assert all(p.text in text for p in PREFERENCES)
-    assert teller.reseeded(5).seed == 5
-    with pytest.raises(ValueError, match="teller plays seat 0"):
-        teller.act(play(game, (0, text)).view(1))
-
-
-def test_a_slip_is_repaired() -> None:
-    game = new_game()
-    slip = make_scripted("teller:slip=1", seed=3)
-    assert game.step(0, slip.act(game.view(0))).error_kind in ("no_tag", "unknown_tag")
-    assert game.step(0, slip.act(game.view(0))).error is None
-
-
 def test_an_agent_learns_from_its_searches_and_from_told_scores() -> None:
     game = play(
         new_game(),

@@ -168,6 +168,34 @@ def test_a_refused_move_names_its_rule_and_counts_in_its_turn_alone(
     assert all(game.view(each).num_errors_this_turn == 0 for each in others)
 
 
+@pytest.mark.parametrize("name", ["collab", "matching", "mediation", "planning"])
+@pytest.mark.parametrize("brief", [False, True])
+def test_scripted_players_move_on_their_turn_alone_and_repair_their_slips(
+    name: str, brief: bool
+) -> None:
+    """A player is a function of its seed and its view. With slip=1 each of its moves is malformed
+    at first; a user of collab has no slips."""
+    hand, kit = HAND_GAMES[name], load_kit(name)
+    for spec in kit.BASELINES:
+        game, num_moves = hand.new(brief=brief), 0
+        players = [
+            kit.make_script(each if each == "user" else f"{each}:slip=1", seed=seat)
+            for seat, each in enumerate(kit.seated(spec))
+        ]
+        while (seat := game.seat_to_move) is not None:
+            for other in {*range(game.num_seats)} - {seat}:
+                with pytest.raises(ValueError, match=r"not to move|plays seat"):
+                    players[other].act(game.view(other))
+            text = players[seat].act(game.view(seat))
+            assert text == players[seat].lesson(game.clone().view(seat)).text
+            if players[seat].slip:
+                assert game.step(seat, text).error is not None
+                text = players[seat].act(game.view(seat))
+            assert game.step(seat, text).error is None
+            num_moves += 1
+        assert num_moves > (spec != "guess") and players[0].reseeded(9).seed == 9
+
+
 # A wrong spec of a scripted player, and the name or the choices that the refusal must hold.
 WRONG_SPECS = {
     "collab": {

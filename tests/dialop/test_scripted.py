@@ -380,12 +380,6 @@ def test_specs() -> None:
     assert make_scripted("honest:tell=rows,reply=tell", seed=0).reply == "tell"
 
 
-def test_a_player_acts_only_in_its_own_turn() -> None:
-    view = MatchingGame(SMALL, FULL).view(1)
-    with pytest.raises(ValueError, match="seat 1 is not to move, seat 0 is"):
-        make_scripted("solo", seed=0).act(view)
-
-
 def test_estimates_by_hand() -> None:
     # Three uniform values with maximum 59.5: the estimated end of the range is 59.5 x 4 / 3.
     assert estimate_top({(0, 0): 10, (0, 1): 20, (1, 0): 59}, num_cells=3) == pytest.approx(
