@@ -13,28 +13,12 @@ and may define
     SCRIPTS                  its scripted players by name, as functions (view, draw) -> move
     SCRIPT_NAMES, make_script(spec, *, seed)   instead of SCRIPTS: the names, and the player of a
                              spec; ValueError for an unknown one
-    vary(instance, seat, *, seed)   another instance that differs only in what this seat sees, None
-                             if there is none; `python -m dialop check` needs it
-    seated(spec)             the specs of all seats where one has this spec (default: all have it)
     BASELINES                scripted players that evaluations compare the policy with
     POLICY_SEATS             the seats that the policy can have (default: all)
-    read(path)               the instances of a file; ValueError for an invalid row
-    check_machine(instances, options)   what to tell of how they are played on this machine, "" for
-                             nothing; ValueError if they cannot be
-    easy(options)            the options that keep every instance, hard or not
-    write(path, instances)   write a .parquet file that `read` reads back
     PLAYED_BY_PEOPLE         whether a .jsonl of instances holds recorded games of people
-    replay(record, *, index)   one recorded game rescored, as plain values; `agrees` is False if
-                               anything differs from the record
-    read_recorded(path)      recorded games that can be continued (`Recorded`)
-    read_people(path)        recorded games to imitate (`Played`)
-    digest(instance)         a name of what its players see, to tell boards apart (default: its key)
-    recorded_tally(record, instance)   one recorded game's figures, as `Game.measures`, with score
-    recorded_messages(record)          the texts of one recorded game's messages
-    described(instances, options)      facts about the instances, for reports
-    figures(instances)       their mean reference values in one line
-    is_record(record)        whether a recorded game is one of this game, for `dialop replay`
-    phrases(instances, options, *, split_lines)   what a scratch model's tokenizer keeps whole
+
+and any other method of `Kit` as a function of that name. Where a module lacks one, `Kit` has a
+default for it, or raises ValueError when it is needed.
 
 The settings `game.messages`, `game.brief` and `game.private_reasoning` reach a game as the fields
 of its `Options` that have these names. All other fields are set as `game.options.NAME`.
@@ -213,13 +197,14 @@ class Kit:
         return script
 
     def seated(self, spec: str) -> tuple[str, ...]:
-        """The specs of all seats if scripted players fill them and one has this spec."""
+        """The specs of all seats where scripted players fill them and one has this spec."""
         if self.has("seated"):
             return tuple(self._module.seated(spec))
         return (spec,) * len(self.ROLES)
 
     def vary(self, instance: Any, seat: int, *, seed: int) -> Any:
-        """Another instance that differs only in what this seat sees; None if there is none."""
+        """Another instance that differs only in what this seat sees, None if there is none. `python
+        -m dialop check` needs it."""
         return self._part("vary")(instance, seat, seed=seed)
 
     def read(self, path: Path) -> list[Any]:
@@ -227,7 +212,8 @@ class Kit:
         return list(self._part("read")(path))
 
     def check_machine(self, instances: Sequence[Any], options: Any) -> str:
-        """What to tell of how the instances are played on this machine; "" for nothing."""
+        """What to tell of how the instances are played on this machine, "" for nothing. Raises
+        ValueError if they cannot be."""
         if self.has("check_machine"):
             return str(self._module.check_machine(instances, options))
         return ""
@@ -237,15 +223,16 @@ class Kit:
         return self._module.easy(options) if self.has("easy") else options
 
     def write(self, path: Path, instances: Sequence[Any]) -> None:
-        """Write a file that `read` reads back."""
+        """Write a .parquet file that `read` reads back."""
         self._part("write")(path, instances)
 
     def replay(self, record: Mapping[str, Any], *, index: int) -> dict[str, Any]:
-        """One recorded game rescored."""
+        """One recorded game rescored, as plain values; `agrees` is False if anything differs from
+        the record."""
         return dict(self._part("replay")(record, index=index))
 
     def read_recorded(self, path: Path) -> Sequence[Recorded]:
-        """The recorded games of a file, in the order of `read`."""
+        """The recorded games of a file that can be continued, in the order of `read`."""
         recorded: Sequence[Recorded] = self._part("read_recorded")(path)
         return recorded
 
@@ -255,11 +242,11 @@ class Kit:
         return played
 
     def digest(self, instance: Any) -> str:
-        """A name of what the instance's players see."""
+        """A name of what the instance's players see, whatever file it came from."""
         return str(self._module.digest(instance) if self.has("digest") else instance.key)
 
     def recorded_tally(self, record: Mapping[str, Any], instance: Any) -> dict[str, float]:
-        """The figures of one recorded game."""
+        """The figures of one recorded game, as `Game.measures`, with `score`."""
         return dict(self._part("recorded_tally")(record, instance))
 
     def recorded_messages(self, record: Mapping[str, Any]) -> list[str]:
@@ -275,7 +262,8 @@ class Kit:
     def phrases(
         self, instances: Sequence[Any], options: Any, *, split_lines: bool
     ) -> Sequence[str]:
-        """Phrases that the game's texts repeat."""
+        """Phrases that the game's texts repeat: a scratch model's tokenizer makes each one token.
+        `split_lines` is `model.scratch.split_lines`."""
         if self.has("phrases"):
             return list(self._module.phrases(instances, options, split_lines=split_lines))
         return ()
