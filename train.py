@@ -111,7 +111,10 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
                 samples, baselines, algorithm=config.algorithm, world=world
             )
         with timed("update"), save_on_end(save_before, step):
-            metrics |= update_policy(learner, samples, auxiliary, step=step, settings=settings)
+            updated, skipped = update_policy(
+                learner, samples, auxiliary, step=step, settings=settings
+            )
+            metrics |= updated
             metrics |= update_reference(learner, metrics, step=step, algorithm=config.algorithm)
         # Weights have moved: a check that ends the run waits until the step is logged and saved.
         with timed("push"), ending.deferred():
@@ -122,7 +125,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         metrics = step_metrics(episodes, rollout_stats, credit_stats, metrics, world)
         metrics["num_engine_restarts"] = run.restarts.take_num()
         with ending.deferred():
-            run.watches.check(step + 1, metrics, not_taken=learner.take_not_taken())
+            run.watches.check(step + 1, metrics, skipped=skipped)
         evaluated = config.eval.every and (step + 1) % config.eval.every == 0
         if evaluated and not ending.error:
             with timed("eval"), ending.deferred():

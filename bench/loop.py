@@ -272,7 +272,8 @@ def run_steps(
         with timed("advantages"):
             samples, _ = compute_advantages(samples, {}, algorithm=config.algorithm, world=world)
         with timed("update"), peaks("update"):
-            metrics |= update_policy(learner, samples, [], step=step, settings=update_settings)
+            updated, _ = update_policy(learner, samples, [], step=step, settings=update_settings)
+            metrics |= updated
         with timed("push"), peaks("push"):
             restarts.push(step + 1)
         with timed("sync_check"):

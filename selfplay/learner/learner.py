@@ -5,7 +5,7 @@ Shapes: M trained tokens of a micro-batch. Knows no losses, no games and no text
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -67,12 +67,6 @@ class Learner:
     reference_moves: bool = False
     critic: Critic | None = None
     adapters: Adapters | None = None
-    not_taken: list[str] = field(default_factory=list)
-
-    def take_not_taken(self) -> list[str]:
-        """The causes of optimizer steps of self-play that were not taken since the last call."""
-        causes, self.not_taken = self.not_taken, []
-        return causes
 
 
 def even_out(batches: list[MicroBatch], world: World) -> list[MicroBatch]:

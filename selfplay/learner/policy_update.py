@@ -32,20 +32,20 @@ def update_policy(
     *,
     step: int,
     settings: UpdateSettings,
-) -> dict[str, float]:
+) -> tuple[dict[str, float], list[str]]:
     """All optimizer steps of one rollout: `epochs` passes, each split into `minibatches` by a
     shuffle with a named seed.
 
-    Returns metrics averaged over the optimizer steps. The log-prob mismatch is that of the first
-    step, before any weight moved. One above `settings.max_mismatch` raises EngineDisagrees and
-    leaves all weights unchanged. An optimizer step whose loss or gradient is not finite is not
-    taken; `learner.not_taken` gets its cause.
+    Returns metrics averaged over the optimizer steps, and why steps were skipped: one whose loss or
+    gradient is not finite is. The log-prob mismatch is that of the first step, before any weight
+    moved. One above `settings.max_mismatch` raises EngineDisagrees and leaves all weights
+    unchanged.
     """
     algorithm, world = settings.algorithm, learner.world
     value_metrics: dict[str, float] = {}
     if learner.critic is not None:
         samples, value_metrics = estimate_values(learner, samples, settings=settings)
-    per_step: list[dict[str, float]] = []
+    per_step, skipped = list[dict[str, float]](), list[str]()
 
     def check_engine(metrics: Mapping[str, float]) -> None:
         check_mismatch(metrics, settings.max_mismatch)
@@ -68,7 +68,7 @@ def update_policy(
                         optimizer_step(learner, parts, lr=lr, settings=settings, before_step=check)
                     )
                 except NonFinite as error:
-                    learner.not_taken.append(str(error))
+                    skipped.append(str(error))
     means = {}
     for name in sorted({name for metrics in per_step for name in metrics}):
         values = [metrics[name] for metrics in per_step if name in metrics]
@@ -77,9 +77,10 @@ def update_policy(
         name: metrics[name] for metrics in per_step[:1] for name in MISMATCH if name in metrics
     }
     counts = {"num_optimizer_steps": float(len(per_step))}
-    if learner.not_taken:
-        counts["num_skipped_steps"] = float(len(learner.not_taken))
-    return {"num_trained_tokens": 0.0, **means, **first, **value_metrics, **counts}
+    if skipped:
+        counts["num_skipped_steps"] = float(len(skipped))
+    metrics = {"num_trained_tokens": 0.0, **means, **first, **value_metrics, **counts}
+    return metrics, skipped
 
 
 def adapted_kl_weight(weight: float, measured: float, *, target: float, horizon: float) -> float:

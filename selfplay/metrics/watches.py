@@ -35,15 +35,15 @@ class Watches:
         self._num_skipped = 0  # steps in a row without an optimizer step
 
     def check(
-        self, step: int, metrics: Mapping[str, float], *, not_taken: Sequence[str] = ()
+        self, step: int, metrics: Mapping[str, float], *, skipped: Sequence[str] = ()
     ) -> None:
-        """Read the metrics after `step` steps. `not_taken` has the causes of this step's optimizer
-        steps that were not taken.
+        """Read the metrics after `step` steps. `skipped` says why optimizer steps of this step
+        were skipped.
 
         Raises WatchStop if a watch with the action stop is passed; all metrics are read before.
         """
         config = self._config
-        problems = [*self._non_finite(metrics, not_taken)]
+        problems = [*self._non_finite(metrics, skipped)]
         passed = set()
         for watch, name, value in _watched(metrics):
             mean = self._add(name, value)
@@ -120,12 +120,12 @@ class Watches:
         )
 
     def _non_finite(
-        self, metrics: Mapping[str, float], not_taken: Sequence[str]
+        self, metrics: Mapping[str, float], skipped: Sequence[str]
     ) -> Iterator[tuple[str, str, str]]:
-        none_taken = bool(not_taken) and not metrics.get("num_optimizer_steps")
+        none_taken = bool(skipped) and not metrics.get("num_optimizer_steps")
         self._num_skipped = self._num_skipped + 1 if none_taken else 0
-        if not_taken:
-            problem = f"{not_taken[0]}; optimizer steps not taken: {len(not_taken)}"
+        if skipped:
+            problem = f"{skipped[0]}; optimizer steps not taken: {len(skipped)}"
             for_ever = self._num_skipped >= self._config.window
             if for_ever:
                 problem += f", in {self._num_skipped} steps in a row none was"

@@ -43,7 +43,7 @@ def test_recomputed_old_logprobs_make_every_ratio_one() -> None:
     samples = some_samples(model, shift=0.5)
     settings, learner = settings_of("algorithm.old_logprobs=recomputed", LOOSE), learner_of(model)
     recomputed, mismatch = recompute_logprobs(learner, samples, settings=settings)
-    metrics = update_policy(learner, recomputed, [], step=0, settings=settings)
+    metrics, _ = update_policy(learner, recomputed, [], step=0, settings=settings)
     assert metrics["ratio_mean"] == near(1.0, FORWARD, scale=LOGPROB)
     assert metrics["clip_share"] == 0.0
     assert mismatch["mismatch_max"] > 0.4 and "mismatch_max" not in metrics
@@ -55,7 +55,9 @@ def test_minibatches_divide_a_rollout_and_epochs_repeat_it() -> None:
     samples = some_samples(model)
     still = ("optim.lr=0.0", LOOSE)
     whole, cut = (
-        update_policy(learner_of(model), samples, [], step=0, settings=settings_of(*still, *more))
+        update_policy(learner_of(model), samples, [], step=0, settings=settings_of(*still, *more))[
+            0
+        ]
         for more in ((), ("algorithm.minibatches=4", "algorithm.epochs=3"))
     )
     assert (whole["num_optimizer_steps"], cut["num_optimizer_steps"]) == (1, 12)
