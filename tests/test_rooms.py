@@ -74,6 +74,13 @@ def test_games_know_no_trainer_no_torch_and_no_other_game(name: str) -> None:
             assert other == game or other[0] not in GAMES, imported
 
 
+def test_no_bridge_is_imported_while_tests_are_collected() -> None:
+    """Their libraries take seconds; `tests/bridges/conftest.py` imports them."""
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        libraries = ("dialop.bridges", "textarena", "openenv", "pettingzoo")
+        assert not [name for name in imports_of(path) if name.startswith(libraries)], path
+
+
 @pytest.mark.parametrize("name", SELFPLAY)
 def test_a_library_is_imported_only_where_it_belongs(name: str) -> None:
     for imported in imports_of(SELFPLAY[name]):

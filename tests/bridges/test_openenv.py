@@ -11,12 +11,6 @@ from dialop.kit import load_kit
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def bridge() -> ModuleType:
-    """OpenEnv brings Gradio, and takes five seconds to import."""
-    return import_module("dialop.bridges.openenv")
-
-
 def environment(bridge: ModuleType, **settings: int | str | bool) -> Any:
     return bridge.DialogueEnvironment("matching", size=2, scale=False, max_value=10, **settings)
 

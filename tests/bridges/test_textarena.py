@@ -1,7 +1,6 @@
 """TextArena's games as games of this package, with the real library."""
 
 import random
-from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,12 +16,6 @@ from selfplay.credit.advantages import reward_samples
 from selfplay.rollout.episode import Episode, Limits
 
 NAME = "textarena:TicTacToe-v0"
-
-
-@pytest.fixture(scope="module")
-def bridge() -> ModuleType:
-    """TextArena takes up to 15 seconds to import."""
-    return import_module("dialop.bridges.textarena")
 
 
 def in_order(view: Any, draw: random.Random) -> str:
