@@ -37,7 +37,7 @@ from selfplay.learner.policy_update import update_policy, update_reference
 from selfplay.learner.recompute import recompute_logprobs
 from selfplay.metrics.ending import RunEnds, save_on_end
 from selfplay.metrics.step import step_metrics
-from selfplay.metrics.step_log import Journal, Stopwatch
+from selfplay.metrics.step_log import Stopwatch
 from selfplay.partners.judge import judge_interactivity
 from selfplay.partners.partners import check_partners
 from selfplay.preflight.dry_run import dry_run
@@ -47,7 +47,7 @@ from selfplay.rollout.driver import FinishedGames, first_turns, play_games
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import check_players, self_play_games
 from selfplay.setup import Run, open_world, set_up, trainer_state
-from selfplay.warm_start import TeacherSettings, auxiliary_imitation
+from selfplay.warm_start import auxiliary_imitation
 
 
 def train(config: Config, world: World, cleanup: ExitStack) -> None:
@@ -66,16 +66,6 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     run = set_up(config, world, cleanup)
     learner, engine, offload, timed = run.learner, run.engine, run.offload, Stopwatch()
     ending, sync_check, baselines = run.ending, run.sync_check, run.baselines
-    teachers = TeacherSettings.of(config)
-    journal = Journal(
-        run.folder,
-        config.track,
-        num_steps=config.steps,
-        log_games_every=config.log_games_every,
-        after_step=run.first_step,
-        rank=world.rank,
-        pieces=run.rendering.pieces,
-    )
     save = partial(
         save_checkpoint, run.folder, learner, run.tokenizer, keep=config.keep_checkpoints
     )
@@ -101,7 +91,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
             spreads = gather_objects(run.stream.by_origin(credit_stats.reward_stds), world)
             run.stream.remember(spreads)  # for prioritized replay
             samples = balance_tokens(samples, world)
-            auxiliary = auxiliary_imitation(teachers, run.rendering, step=step, world=world)
+            auxiliary = auxiliary_imitation(run.teachers, run.rendering, step=step, world=world)
         with timed("sleep"):
             sleep_engine(engine, offload, world)
         with timed("logprobs"), save_on_end(save_before, step):
@@ -132,7 +122,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
                 measured = validation(run.evaluation)
                 metrics |= run.drift_monitor.measure(step + 1, measured)
                 run.drift_monitor.check()
-        journal.step(step + 1, metrics, episodes, timed)
+        run.journal.step(step + 1, metrics, episodes, timed)
         if evaluated:
             with timed("report"):
                 refresh_report(run.folder, rank=world.rank)
@@ -145,7 +135,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
                     run.restarts.push(step + 1)
         ending.raise_deferred(step + 1)
 
-    journal.close()
+    run.journal.close()
     held_out("after", run.evaluation, folder=run.folder)
     refresh_report(run.folder, rank=world.rank)
     sleep_engine(engine, offload, world)

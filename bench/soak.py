@@ -50,7 +50,7 @@ STAGES: dict[str, tuple[int, str, str, int]] = {
     "push": (LOOP, "selfplay.colocation.restarts", "Restarts.push", 3),
     "snapshot": (LOOP, "selfplay.partners.partners", "export_atomically", 1),
     "evaluation": (LOOP, "train", "validation", 1),
-    "log": (LOOP, "train", "Journal.step", 3),
+    "log": (LOOP, "selfplay.metrics.step_log", "Journal.step", 3),
     "save": (LOOP, "train", "save_checkpoint", 1),
     "evaluation after": (END, "train", "held_out", 1),
     "export": (END, "train", "finish", 1),

@@ -47,6 +47,7 @@ from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.metrics.ending import Ending
 from selfplay.metrics.run_folder import hold_run, open_run
+from selfplay.metrics.step_log import Journal
 from selfplay.metrics.watches import Watches
 from selfplay.model.hub import local_folder
 from selfplay.model.lora import Adapters
@@ -54,7 +55,13 @@ from selfplay.model.policy import DTYPES, export, liger_is_here, load_sharded, s
 from selfplay.partners.judge import make_judge
 from selfplay.partners.partners import Partners
 from selfplay.preflight.model import check_model
-from selfplay.warm_start import progress_folder, scratch_tokenizer, tokenizer_folder, warm_start
+from selfplay.warm_start import (
+    TeacherSettings,
+    progress_folder,
+    scratch_tokenizer,
+    tokenizer_folder,
+    warm_start,
+)
 
 LEAST_ADAPTER_LR = 5e-6  # below it a run with adapters is warned
 
@@ -91,6 +98,7 @@ class Run:
     router: Engine | None
     partners: Partners
     judge: Endpoint | None
+    teachers: TeacherSettings
     offload: Offload
     restarts: Restarts
     evaluation: EvaluationContext
@@ -98,6 +106,7 @@ class Run:
     watches: Watches
     ending: Ending
     sync_check: SyncCheck
+    journal: Journal
     first_step: int
     baselines: dict[str, float]
 
@@ -168,6 +177,15 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     restarts.push(first_step)
     held_out_at_start(first_step, config.steps, evaluation, folder=folder)
     drift_monitor.start(state.get("drift_monitor", {}), first_step, evaluation)
+    journal = Journal(
+        folder,
+        config.track,
+        num_steps=config.steps,
+        log_games_every=config.log_games_every,
+        after_step=first_step,
+        rank=world.rank,
+        pieces=rendering.pieces,
+    )
     return Run(
         config=config,
         folder=folder,
@@ -181,6 +199,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         router=router,
         partners=partners,
         judge=judge,
+        teachers=TeacherSettings.of(config),
         offload=offload,
         restarts=restarts,
         evaluation=evaluation,
@@ -188,6 +207,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         watches=watches,
         ending=ending,
         sync_check=sync_check,
+        journal=journal,
         first_step=first_step,
         baselines=state.get("baselines", {}),
     )
