@@ -30,12 +30,6 @@ class PolicyPoolConfig:
     rating_step: float = key(
         8.0, "largest change of a rating after one game (Elo's K-factor)", within=(0.0, 1000.0)
     )
-    prefer_weak: float = key(
-        0.0,
-        "0 samples snapshots uniformly; 1 samples a snapshot rated 400 points lower ten times "
-        "as often",
-        within=(0.0, 1000.0),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from selfplay.checkpoint import export_atomically
 from selfplay.config import Config, GameConfig
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, PERSON, POOL, SELF, Spec, parse_shares
 from selfplay.config.settings import SettingsError
+from selfplay.data.seeds import named_seed, pick
 from selfplay.distributed import World, gather_objects, on_first_rank
 from selfplay.engines.base import Engine
 from selfplay.engines.endpoint import Endpoint, endpoint_key
@@ -190,12 +191,8 @@ class Partners:
         return Partner(spec.text, sit)
 
     def _pool_partner(self, step: int) -> Partner:
-        member = policy_pool.draw_member(
-            self._members,
-            self._ratings,
-            names=(self._config.seed, "past self", step),
-            settings=self._config.policy_pool,
-        )
+        seed = named_seed(self._config.seed, "past self", step)  # the same on all ranks
+        member = pick(self._members, [1.0] * len(self._members), seed)
         folder = policy_pool.snapshot_folder(self._folder, member)
         if self._plays and POOL not in self._frozen:
             self._frozen[POOL] = self._load("the policy pool", folder, self._rendering)

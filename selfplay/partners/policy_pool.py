@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from selfplay.config import PolicyPoolConfig
-from selfplay.data.seeds import named_seed, pick
 from selfplay.model.policy import empty_model
 from selfplay.model.stored import Stored
 
@@ -50,14 +48,6 @@ def update_ratings(
     return new
 
 
-def draw_weights(ratings: Iterable[float], *, prefer_weak: float) -> list[float]:
-    """Sampling probabilities, proportional to 10^(-prefer_weak r / 400)."""
-    exponents = [-prefer_weak * rating / 400 for rating in ratings]
-    largest = max(exponents)
-    weights = [10 ** (exponent - largest) for exponent in exponents]
-    return [weight / sum(weights) for weight in weights]
-
-
 def member_name(step: int) -> str:
     """The partner name of the policy after `step` steps."""
     return f"pool:{step}"
@@ -76,21 +66,6 @@ def joined(members: list[int], step: int, *, size: int) -> list[int]:
     if size == 0 or len(pool) <= size:
         return pool
     return [pool[0], *pool[len(pool) - (size - 1) :]] if size > 1 else [pool[-1]]
-
-
-def draw_member(
-    members: list[int],
-    ratings: Mapping[str, float],
-    *,
-    names: tuple[object, ...],
-    settings: PolicyPoolConfig,
-) -> int:
-    """Draw a member with the seed of `names`, the same on all ranks."""
-    weights = draw_weights(
-        [ratings.get(member_name(member), INITIAL_RATING) for member in members],
-        prefer_weak=settings.prefer_weak,
-    )
-    return pick(members, weights, named_seed(*names))
 
 
 def snapshot_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -226,18 +226,6 @@ def test_games_of_a_dead_endpoint_are_void_and_in_no_score(
     assert "HTTP 401" in capsys.readouterr().err
 
 
-def test_a_void_continuation_does_not_count_for_its_turn(rendering: Rendering) -> None:
-    """Branches with an endpoint that sometimes fails: only finished continuations are compared."""
-    branch = ("rollout.branch.turns=first", "rollout.branch.siblings=4")
-    with chat_server(lambda body, n: plays(body, n) if n % 4 else Answer(status=401)) as server:
-        config, partners = partners_of(server.url, rendering, "endpoint.concurrency=1", *branch)
-        _, episodes, stats = play(config, partners, Proposes(rendering, {}), num_boards=4)
-    points = [point for episode in episodes for point in episode.branches]
-    continuations = [episode for point in points for episode in point.continuations.values()]
-    assert stats.void and points and 0 < len(continuations) < 3 * len(points)
-    assert all(episode.ended != "void" for episode in [*episodes, *continuations])
-
-
 def test_a_missing_key_variable_is_refused_at_start(
     rendering: Rendering, monkeypatch: pytest.MonkeyPatch
 ) -> None:

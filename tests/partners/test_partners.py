@@ -28,11 +28,9 @@ from tiny_run import (
     same_weights,
     tiny_model,
 )
-from tolerance import drawn_share
 
 from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import export_atomically
-from selfplay.config import PolicyPoolConfig
 from selfplay.config.player_spec import parse_shares, parse_spec
 from selfplay.config.settings import SettingsError, dump
 from selfplay.distributed import init_world
@@ -43,7 +41,7 @@ from selfplay.evaluation.drift_monitor import check_validation
 from selfplay.metrics.step import game_measures, tally
 from selfplay.partners import policy_pool
 from selfplay.partners.partners import check_partners
-from selfplay.partners.policy_pool import draw_weights, expected_score, update_ratings
+from selfplay.partners.policy_pool import expected_score, update_ratings
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import GameSetup, Position
 from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
@@ -330,20 +328,6 @@ def test_the_pool_keeps_its_first_and_newest_members() -> None:
     assert policy_pool.joined([0, 20], 40, size=0) == [0, 20, 40]
     assert policy_pool.joined([0, 20], 40, size=1) == [40]
     assert policy_pool.joined([0, 20], 20, size=3) == [0, 20]
-
-
-def test_pool_members_are_drawn_evenly_or_weak_ones_more_often() -> None:
-    assert draw_weights([0.0, 400.0], prefer_weak=0.0) == [0.5, 0.5]
-    assert draw_weights([0.0, 400.0], prefer_weak=1.0) == pytest.approx([10 / 11, 1 / 11])
-    ratings = {"pool:0": 0.0, "pool:20": 400.0}
-    for prefer_weak, share in ((0.0, 0.5), (1.0, 10 / 11)):
-        members = [
-            policy_pool.draw_member(
-                [0, 20], ratings, names=("d", n), settings=PolicyPoolConfig(prefer_weak=prefer_weak)
-            )
-            for n in range(2000)
-        ]
-        assert members.count(0) / 2000 == drawn_share(share, 2000)
 
 
 def test_a_snapshot_replaces_an_older_one_and_is_read_back(tmp_path: Path) -> None:
