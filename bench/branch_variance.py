@@ -69,7 +69,7 @@ class Measured:
 
 def main() -> None:
     """Measure all settings and print one row for each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="configs/tiny.yaml", help="the run's settings")
     parser.add_argument("--run", required=True, type=Path, help="the run folder with its weights")
     parser.add_argument("--weights", default="warm_start", help="warm_start or final")

@@ -196,7 +196,7 @@ def played(examined: Examined, instances: Sequence[Any], temperature: float) -> 
     sampling = Sampling(temperature=temperature, stop_ids=rendering.stop_ids)
     engine = HFEngine(examined.model, max_batch=512)
     episodes, _ = play_games(setups, engine, sampling=sampling, limits=limits_of(config.rollout))
-    num_firsts, repeats, values = 0, defaultdict(int), []
+    num_firsts, repeats, values = 0, defaultdict[int | str, int](int), []
     for episode in episodes:
         turn = next((turn for turn in episode.turns if TAG in turn.text), None)
         if turn is None:

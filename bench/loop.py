@@ -255,7 +255,8 @@ def run_steps(
             else:
                 setups = talks(config, rendering, places, options.mean, step)
                 if engine is not None:
-                    player, limits = Watched(engine, options.mean), Limits(TURNS, max_retries=50)
+                    player = Watched(engine, options.mean)  # type: ignore[abstract]
+                    limits = Limits(TURNS, max_retries=50)
             episodes, rollout_stats = play_games(setups, player, sampling=sampling, limits=limits)
             barrier(world)
         check.before_update(first_turns(episodes, check.num_turns))

@@ -56,7 +56,7 @@ COLUMNS = ("true levels", "written levels", "proposed", "search", "levels right"
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, metavar="RUN")
     folder = parser.parse_args(words).run
     run = read_run(folder)
@@ -92,7 +92,7 @@ def matching(games: Sequence[Record]) -> Iterator[str]:
 def first_plan(record: Record) -> tuple[float, ...] | None:
     """The figures of a game's first legal proposal, in the order of COLUMNS. None if there is no
     such proposal, or no complete table before it."""
-    over = load_kit("matching").restore(record["state"])
+    over: Any = load_kit("matching").restore(record["state"])
     instance = over.instance
     game = type(over)(instance, over.options)
     for turn in record["turns"]:
@@ -167,17 +167,19 @@ def _points(game: Record) -> np.ndarray:
 def mediation(parts: Mapping[str, Sequence[Record]]) -> Iterator[str]:
     """Of the games before self-play, then of those after it."""
     for part, games in parts.items():
-        of_ids, of_all, lost, random = [], 0.0, [], []
+        of_ids: list[tuple[float, float]] = []
+        of_all, lost, random = 0.0, [], []
         for game in games:
             flights = [len(user["flights"]) for user in game["state"]["instance"]["users"]]
             tokens = [token for turn in game["turns"] for token in turn["tokens"]]
             plans = [turn["tokens"] for turn in game["turns"] if turn["action"] == "propose"]
             ids = [sum(nats for _, nats in token) for plan in plans for token in _numbers(plan)]
-            of_ids += [(-nats, np.mean(np.log(flights))) for nats in ids]
+            of_ids += [(-nats, float(np.mean(np.log(flights)))) for nats in ids]
             of_all -= sum(nats for _, nats in tokens)
             if game["state"]["play"]["agreed"]:
                 pair = tuple(game["state"]["play"]["agreed"])
-                terms = _terms(load_kit("mediation").restore(game["state"]).instance)
+                over: Any = load_kit("mediation").restore(game["state"])
+                terms = _terms(over.instance)
                 best = np.unravel_index(terms.sum(0).argmax(), terms.shape[1:])
                 lost.append(terms[(slice(None), *best)] - terms[(slice(None), *pair)])
                 random.append(terms[(slice(None), *best)] - terms.mean((1, 2)))
@@ -185,8 +187,8 @@ def mediation(parts: Mapping[str, Sequence[Record]]) -> Iterator[str]:
         yield f"{part}: {len(games)} games; an id {nats:.2f} nats, one at random {uniform:.2f}"
         yield f"  both ids {nats * len(of_ids) / of_all:.2f} of a game's nats"
         for name, values in (("lost to the best pair", lost), ("by random pairs", random)):
-            terms = ", ".join(f"{value:.1f}" for value in np.mean(values, axis=0))
-            yield f"  {name}, calendar, price, arrival: {terms}"
+            means = ", ".join(f"{value:.1f}" for value in np.mean(values, axis=0))
+            yield f"  {name}, calendar, price, arrival: {means}"
 
 
 def _numbers(tokens: Sequence[Token]) -> Iterator[list[Token]]:

@@ -194,7 +194,8 @@ class Bench:
                 key = (games, mean)
                 self.ceilings[key] = max(self.ceilings.get(key, 0.0), *best)
                 few = talks(config, rendering, range(max(1, games // 8 // GROUP)), mean, 99)
-                play_games(few, Watched(engine, 4), sampling=sampling_of(rendering), limits=LIMITS)
+                briefly = Watched(engine, 4)  # type: ignore[abstract]
+                play_games(few, briefly, sampling=sampling_of(rendering), limits=LIMITS)
                 for repeat in range(self.options.repeats):
                     setups = talks(config, rendering, range(games // GROUP), mean, repeat)
                     row = self.measure(engine, config, rendering, setups, mean, repeat)
@@ -218,13 +219,14 @@ class Bench:
         mean: int | None,
         repeat: int,
     ) -> dict[str, Any]:
-        watched, served = Watched(engine, mean), dataclasses.replace(engine.served)
+        watched = Watched(engine, mean)  # type: ignore[abstract]
+        served = dataclasses.replace(engine.served)
         limits = LIMITS if mean else limits_of(config.rollout)
         start = time.perf_counter()
         with busy(engine, watched) as figures, self.profiled(engine):
             episodes, stats = play_games(
                 setups,
-                watched,  # type: ignore[arg-type]
+                watched,
                 sampling=sampling_of(rendering),
                 limits=limits,
             )

@@ -72,7 +72,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpus", nargs="+", type=int, default=[1])
     parser.add_argument("--out", type=Path, default=Path("runs/table"))
     parser.add_argument("--dry-run", action="store_true", help="the tiny shape on the CPU")
-    chosen, chosen.loop = parser.parse_known_args()
+    chosen, more = parser.parse_known_args()
+    chosen.loop = more
     if chosen.dry_run:
         chosen.shapes, chosen.gpus = ["tiny"], [1]
         chosen.loop = [*chosen.loop, "--dry-run"]

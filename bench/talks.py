@@ -63,8 +63,8 @@ class Talk(Game):
 class Watched(Engine):
     """The engine, with the times at which turns end and the seconds that the driver works.
 
-    With `mean` each turn's length is drawn from a geometric distribution and the turn counts as
-    ended by a stop token.
+    It streams games and passes no other call on. With `mean` each turn's length is drawn from a
+    geometric distribution and the turn counts as ended by a stop token.
     """
 
     streaming = True

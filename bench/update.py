@@ -182,7 +182,7 @@ def is_cpu_side(event: Any) -> bool:
 def measure(
     name: str, num_tokens: int, options: argparse.Namespace, world: World, *, liger: bool,
     checkpointing: str, peak_flops: float,
-) -> dict[str, object]:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     """The figures of one case: seconds per part, tokens per second, utilisation, peak memory."""
     master = getattr(torch, options.master)
     model = random_model(name, world, master=master, liger=liger, checkpointing=checkpointing)
