@@ -5,43 +5,41 @@
     python -m bench.loop --shape 7B --config configs/qwen2.5_7b_lora.yaml      a shipped config
     python -m bench.loop --dry-run [--engine sglang]                           a tiny shape on a CPU
 
-The stages are those of train.py, on 8x8 games in the full style. A policy with random weights never
-ends a turn and never agrees. Each game is therefore a sequence of `--tries` refused moves of
-`--turn-tokens` tokens by one seat, or with `--mean` ten turns of two seats whose lengths are drawn
-from a geometric distribution; its reward is drawn at random. The first step is smaller and warms
-up. The others are timed, and medians are reported. Memory is the sampled use of a GPU by all
-processes, the maximum over GPUs. Seconds end in _s, sizes are in GiB.
+Runs `train.py`'s own loop, without its held-out games and checkpoints, from random weights on 8x8
+games in the full style. A policy with random weights never ends a turn and never agrees. Each game
+is therefore a sequence of `--tries` refused moves of `--turn-tokens` tokens by one seat, or with
+`--mean` ten turns of two seats whose lengths are drawn from a geometric distribution; its reward is
+drawn at random. The first step is smaller and warms up. The others are timed, and medians are
+reported. Memory is the sampled use of a GPU by all processes, the maximum over GPUs. Seconds end in
+_s, sizes are in GiB.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import random
 import statistics
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
+import train
 from bench.memory import Peaks, copy_ceiling, lone_pushes, nap
 from bench.rows import keep, show
-from bench.shapes import SHAPES, qwen2_config, random_model, save_random
+from bench.shapes import SHAPES, save_random
 from bench.talks import TURNS, Watched, talks
 from selfplay import setup
-from selfplay.chat.rendering import make_rendering
-from selfplay.colocation.handover import sleep_engine
-from selfplay.colocation.offload import Offload
-from selfplay.colocation.restarts import Restarts
-from selfplay.colocation.start import load_engine
-from selfplay.colocation.sync_check import SyncCheck
 from selfplay.config import Config, load_config
-from selfplay.credit.advantages import compute_advantages, reward_samples
+from selfplay.credit.dynamic_sampling import Played
 from selfplay.credit.sample import Sample
 from selfplay.data.seeds import named_seed
-from selfplay.data.stream import TrainStream
 from selfplay.distributed import (
     World,
     all_reduce_max,
@@ -53,25 +51,23 @@ from selfplay.distributed import (
     on_first_rank,
 )
 from selfplay.engines.base import Engine, Sampling
-from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.learner.batch import balance_tokens
 from selfplay.learner.learner import Learner, UpdateSettings
-from selfplay.learner.optimizer import make_optimizer
-from selfplay.learner.policy_update import update_policy
 from selfplay.learner.recompute import recompute_logprobs
-from selfplay.metrics.ending import Ending
-from selfplay.metrics.step import step_metrics
 from selfplay.metrics.step_log import Stopwatch
-from selfplay.model.policy import DTYPES, liger_is_here
-from selfplay.rollout.driver import first_turns, play_games
-from selfplay.rollout.episode import Episode, Limits, limits_of
-from selfplay.rollout.seating import self_play_games
-from selfplay.setup import make_tokenizer
+from selfplay.rollout.driver import play_games
+from selfplay.rollout.episode import Episode, Limits
+from selfplay.setup import Run, make_tokenizer
+from train import play_places
 
 STAGES = ("play", "credit", "sleep", "logprobs", "advantages", "update", "push", "sync_check")
+PHASES = {"play": "play", "logprobs": "update", "update": "update", "push": "push"}
 # Games per GPU, for a step of about 10 to 20 s.
 GAMES = {"26M": 512, "0.5B": 512, "1.5B": 256, "7B": 96, "tiny": 4}
+SCRATCH = [
+    "model.path=null",
+    "model.scratch={vocab_size: 8000, tokenizer_games: 40, max_positions: 8192}",
+]
 # Settings for a 7B on one GPU, from configs/qwen2.5_7b.yaml. The command line overrides them.
 LONE_7B = [
     "parallel.checkpointing=full",
@@ -123,8 +119,11 @@ def arguments() -> argparse.Namespace:
     return chosen
 
 
-def settings(options: argparse.Namespace, folder: Path, num_ranks: int) -> Config:
-    """A run's settings for this shape. `model.scratch` only affects the tokenizer."""
+def settings(
+    options: argparse.Namespace, folder: Path, num_ranks: int, weights: Path | None = None
+) -> Config:
+    """A run's settings for this shape in `folder`, from `weights`. Without them `model.scratch`
+    makes the tokenizer."""
     lone_7b = options.shape == "7B" and num_ranks == 1
     group_size = min(8, options.games)
     engine_tp = options.engine_tp or options.tp
@@ -138,8 +137,9 @@ def settings(options: argparse.Namespace, folder: Path, num_ranks: int) -> Confi
         [
             f"out={folder}",
             f"model.dtype={'float32' if options.dry_run else 'bfloat16'}",
-            "model.path=null",
-            "model.scratch={vocab_size: 8000, tokenizer_games: 40, max_positions: 8192}",
+            *(SCRATCH if weights is None else [f"model.path={weights}", "model.scratch=null"]),
+            f"steps={options.steps + 1}",
+            "warm_start.num_games=0",
             "game.keep=all",
             "warm_start.keep=all",
             f"rollout.instances={max(1, options.games * num_ranks // group_size)}",
@@ -158,45 +158,6 @@ def settings(options: argparse.Namespace, folder: Path, num_ranks: int) -> Confi
     )
 
 
-def start_engine(
-    shape: str, config: Config, world: World, folder: Path, cleanup: ExitStack
-) -> SGLangEngine | None:
-    """The replica's engine on its leader, awake, with random weights that the first push replaces.
-
-    None on other ranks.
-    """
-    model_folder = folder / f"config_{world.rank}"
-    qwen2_config(shape).save_pretrained(model_folder)
-    engine = load_engine(config, model_folder, world, cleanup=cleanup, load_format="dummy")
-    assert engine is None or isinstance(engine, SGLangEngine)
-    return engine
-
-
-def make_learner(
-    options: argparse.Namespace, config: Config, world: World, *, folder: Path
-) -> Learner:
-    """A learner for the shape, with random weights on the mesh and an optimizer.
-
-    With a shipped config it is made as a run makes it, with adapters and the reference, from random
-    weights written to `folder`.
-    """
-    shape = options.shape
-    if options.config is not None:
-        weights = folder / "weights"
-        on_first_rank(partial(save_random, shape, weights, world.device), world)
-        return setup.make_learner(config, weights, world)
-    liger = config.model.liger and world.device.type == "cuda" and liger_is_here()
-    model = random_model(
-        shape,
-        world,
-        master=DTYPES[config.optim.master_dtype],
-        liger=liger,
-        checkpointing=config.parallel.checkpointing,
-    )
-    optimizer = make_optimizer(model, config.optim)
-    return Learner(model, optimizer, world, DTYPES[config.model.dtype])
-
-
 def with_drawn_rewards(episodes: Sequence[Episode], step: int) -> list[Episode]:
     """The episodes with random rewards. With random weights, all rewards would be 0 otherwise."""
     with_rewards = []
@@ -208,86 +169,87 @@ def with_drawn_rewards(episodes: Sequence[Episode], step: int) -> list[Episode]:
     return with_rewards
 
 
-def run_steps(
-    options: argparse.Namespace,
-    config: Config,
-    learner: Learner,
-    engine: Engine | None,
-    folder: Path,
-    peaks: Peaks,
-) -> tuple[list[dict[str, float]], dict[str, float]]:
-    """Run the stages of train.py's loop, then time single pushes.
+class Timed(Stopwatch):
+    """The loop's stopwatch, which also samples the memory of PHASES."""
 
-    Returns one dict of seconds and counts per step, the first of which is the warm-up, and the
-    figures of the pushes.
+    def __init__(self, peaks: Peaks) -> None:
+        super().__init__()
+        self._peaks = peaks
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        memory = self._peaks(PHASES[stage]) if stage in PHASES else nullcontext()
+        with super().__call__(stage), memory:
+            yield
+
+
+def play_drawn(mean: int | None, run: Run, step: int, places: Sequence[int]) -> Played:
+    """In place of train.py's `play_places`: games that random weights can play, with drawn rewards.
+
+    The first step plays one instance a rank, to warm up.
     """
-    world = learner.world
-    rendering = make_rendering(make_tokenizer(config, folder, world))
-    sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
-    offload = Offload(learner, config.parallel)
-    stream, limits = TrainStream(config), limits_of(config.rollout)
-    restarts = Restarts(learner, engine, offload, config=config.engine)
-    restarts.push(0)
-    update_settings = UpdateSettings.of(config)
-    timed, steps = Stopwatch(), []
-    check = SyncCheck(
-        learner,
-        engine,
-        restarts,
-        Ending(),
-        config=config.engine,
-        token_budget=config.optim.tokens_per_microbatch,
-        offloaded=config.parallel.offload_parameters,
-    )
-    for step in range(options.steps + 1):
-        num = config.rollout.instances if step else max(world.replica.num, 1)
-        with timed("play"), peaks("play"):
-            places, player = world.replica.share(num), engine
-            if options.mean is None:
-                setups = self_play_games(
-                    stream.step(step, places),
-                    step=step,
-                    game=config.game,
-                    rollout=config.rollout,
-                    seed=config.seed,
-                    rendering=rendering,
-                )
-            else:
-                setups = talks(config, rendering, places, options.mean, step)
-                if engine is not None:
-                    player = Watched(engine, options.mean)  # type: ignore[abstract]
-                    limits = Limits(TURNS, max_retries=50)
-            episodes, rollout_stats = play_games(setups, player, sampling=sampling, limits=limits)
-            barrier(world)
-        check.before_update(first_turns(episodes, check.num_turns))
-        episodes = with_drawn_rewards(episodes, step)
-        with timed("credit"):
-            samples, credit_stats = reward_samples(
-                episodes, algorithm=config.algorithm, reward=config.reward
-            )
-            samples = balance_tokens(samples, world)
-        with timed("sleep"):
-            sleep_engine(engine, offload, world)
-        with timed("logprobs"), peaks("update"):
-            samples, metrics = recompute_logprobs(learner, samples, settings=update_settings)
-        with timed("advantages"):
-            samples, _ = compute_advantages(samples, {}, algorithm=config.algorithm, world=world)
-        with timed("update"), peaks("update"):
-            updated, _ = update_policy(learner, samples, [], step=step, settings=update_settings)
-            metrics |= updated
-        with timed("push"), peaks("push"):
-            restarts.push(step + 1)
-        with timed("sync_check"):
-            metrics |= check.after_push(version=step + 1)
-        metrics = step_metrics(episodes, rollout_stats, credit_stats, metrics, world)
-        steps.append({**metrics, "num_packed_tokens": num_packed(samples, world), **timed.lap()})
-    return steps, lone_pushes(learner, engine, config, version=options.steps + 2)
+    places = places if step else places[:1]
+    if mean is None:
+        episodes, stats = play_places(run, step, places)
+    else:
+        player = None if run.engine is None else Watched(run.engine, mean)  # type: ignore[abstract]
+        sampling = Sampling(run.config.rollout.temperature, run.rendering.stop_ids)
+        limits = Limits(TURNS, max_retries=50)
+        setups = talks(run.config, run.rendering, places, mean, step)
+        episodes, stats = play_games(setups, player, sampling=sampling, limits=limits)
+        barrier(run.world)
+    return with_drawn_rewards(episodes, step), stats
 
 
-def num_packed(samples: Sequence[Sample], world: World) -> float:
-    """The number of tokens that the update reads, over all ranks."""
-    num_tokens = sum(len(sample.ids) for sample in samples)
-    return float(sum(gather_objects(num_tokens, world)) // world.tp)
+def run_steps(
+    config: Config, world: World, cleanup: ExitStack, *, mean: int | None, peaks: Peaks
+) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """Run train.py with these games, without its held-out games and checkpoints.
+
+    Returns the metrics and seconds of each step (rank 0), the first of which is the warm-up, and
+    the figures of the engine alone.
+    """
+    alone: dict[str, float] = {}
+
+    def nothing(*_parts: Any, **_settings: Any) -> None: ...
+
+    def sleep_alone(engine: Engine | None) -> None:
+        if isinstance(engine, SGLangEngine):
+            alone.update({f"start {part}": seconds for part, seconds in engine.start_s.items()})
+            alone.update({f"nap {name}": seconds for name, seconds in nap(engine, world).items()})
+        elif config.engine.kind == "sglang":
+            nap(None, world)
+        peaks.look("engine asleep")
+
+    def set_up(*parts: Any) -> Run:
+        run = setup.set_up(*parts)
+        alone.update(lone_pushes(run.learner, run.engine, config, version=run.first_step))
+        return run
+
+    def recompute(
+        learner: Learner, samples: list[Sample], *, settings: UpdateSettings
+    ) -> tuple[list[Sample], dict[str, float]]:
+        samples, metrics = recompute_logprobs(learner, samples, settings=settings)
+        num_tokens = sum(len(sample.ids) for sample in samples)
+        num_packed = float(sum(gather_objects(num_tokens, world)) // world.tp)
+        return samples, metrics | {"num_packed_tokens": num_packed}
+
+    in_their_place: dict[str, Any] = {
+        "set_up": set_up,
+        "play_places": partial(play_drawn, mean),
+        "recompute_logprobs": recompute,
+        "Stopwatch": partial(Timed, peaks),
+        **dict.fromkeys(("held_out", "save_checkpoint", "finish"), nothing),
+    }
+    with (
+        patch.multiple(setup, sleep_or_end=sleep_alone, held_out_at_start=nothing),
+        patch.multiple(train, **in_their_place),
+    ):
+        train.train(config, world, cleanup)
+    if world.rank:
+        return [], alone
+    lines = (Path(config.out) / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines], alone
 
 
 def summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -329,18 +291,15 @@ def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> di
         "masters": config.optim.master_dtype,
     }
     peaks = Peaks(world.device)
-    if options.engine == "hf":
-        learner = make_learner(options, config, world, folder=folder)
-        engine: Engine | None = HFEngine(learner.model, max_batch=config.engine.max_batch)
-    else:
-        engine = start_engine(options.shape, config, world, folder, cleanup)
-        if engine is not None:
-            row |= {f"start {part}": seconds for part, seconds in engine.start_s.items()}
-        row |= {f"nap {name}": seconds for name, seconds in nap(engine, world).items()}
-        peaks.look("engine asleep")
-        learner = make_learner(options, config, world, folder=folder)
-    steps, pushes = run_steps(options, config, learner, engine, folder, peaks)
-    row |= summary(steps) | pushes
+    weights = folder / "weights"
+    tokenizer = make_tokenizer(config, folder, world)
+    on_first_rank(partial(save_random, options.shape, weights, world.device), world)
+    on_first_rank(partial(tokenizer.save_pretrained, weights), world)
+    config = settings(options, folder / "run", world.world_size, weights)
+    steps, alone = run_steps(config, world, cleanup, mean=options.mean, peaks=peaks)
+    row |= alone
+    if world.rank == 0:
+        row |= summary(steps)
     row["copy_gib_per_s"] = copy_ceiling(world.device)  # a push writes each byte twice
     for phase in ("engine asleep", "play", "update", "push"):
         row[f"GiB {phase}"] = round(all_reduce_max(peaks.gib.get(phase, 0.0), world), 1)

@@ -39,15 +39,16 @@ from transformers import (
 
 from bench import loop
 from bench.rows import group_arguments, keep
-from bench.shapes import SHAPES, qwen2_config
+from bench.shapes import SHAPES, qwen2_config, random_model
 from bench.shared_prefix import transcripts
 from bench.update import memory_gib, restart_peak, synchronize
 from selfplay.config import load_config
 from selfplay.credit.sample import Sample
 from selfplay.distributed import World, close_world, init_world
-from selfplay.learner.learner import UpdateSettings
+from selfplay.learner.learner import Learner, UpdateSettings
+from selfplay.learner.optimizer import make_optimizer
 from selfplay.learner.policy_update import update_policy
-from selfplay.model.policy import liger_is_here
+from selfplay.model.policy import DTYPES, liger_is_here
 from selfplay.setup import make_tokenizer
 
 
@@ -215,7 +216,16 @@ def our_step(
             f"model.dtype={'bfloat16' if world.device.type == 'cuda' else 'float32'}",
         ],
     )
-    learner = loop.make_learner(loop_options(name), config, world, folder=folder)
+    liger = config.model.liger and world.device.type == "cuda" and liger_is_here()
+    model = random_model(
+        name,
+        world,
+        master=DTYPES[config.optim.master_dtype],
+        liger=liger,
+        checkpointing=config.parallel.checkpointing,
+    )
+    optimizer = make_optimizer(model, config.optim)
+    learner = Learner(model, optimizer, world, DTYPES[config.model.dtype])
     settings, seconds = UpdateSettings.of(config), []
     restart_peak(world.device)
     for step in range(options.steps + 1):
@@ -282,7 +292,7 @@ def loop_options(name: str) -> argparse.Namespace:
     """bench.loop's options, for a learner and for the tokenizer that TRL must be given."""
     return argparse.Namespace(
         shape=name, config=None, games=8, engine_tp=1, tp=1, tries=1, turn_tokens=8, engine="hf",
-        attention="auto", mem_fraction=None, checkpointing=None, dry_run=True, set=[],
+        attention="auto", mem_fraction=None, checkpointing=None, dry_run=True, set=[], steps=1,
     )  # fmt: skip
 
 

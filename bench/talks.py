@@ -10,7 +10,7 @@ import dataclasses
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from dialop.game import Game, Outcome, Prompt, Step
@@ -106,7 +106,7 @@ class Watched(Engine):
 
 
 def talks(
-    config: Config, rendering: Rendering, places: range, mean: int, step: int
+    config: Config, rendering: Rendering, places: Sequence[int], mean: int, step: int
 ) -> list[GameSetup]:
     """Games of TURNS turns on the instances at these places of a step, GROUP of each."""
     kit = config.game.kit
