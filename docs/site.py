@@ -23,17 +23,16 @@ from selfplay.config.settings import Described, described  # noqa: E402
 
 SETTINGS_HEAD = """# Settings
 
-Every key of a settings file, made from the code (`selfplay/config/`); `--help` prints the same. A
-file holds only what differs from the defaults; `section.key=value` on the command line wins over
-it; `base: FILE` extends another file or a shipped one. [Older names](changes.md).
+Every key of a settings file, generated from the code (`selfplay/config/`); `--help` prints the
+same. A file holds only what differs from the defaults. `section.key=value` on the command line
+overrides it. `base: FILE` extends another file or a shipped one. [Older names](changes.md).
 """
 ERRORS_HEAD = """# All error messages
 
-Every message with which the code refuses something, made from the code itself, by module. `…`
-stands for the value in your message. A message says the rule, the value it saw and, where there is
-one, the nearest valid choice; [troubleshooting](troubleshooting.md) has the causes that need more
-words.
-Search this page for words of your message without its values.
+This page lists, by module, every message with which the code refuses something. It is generated
+from the code. `…` stands for a value. A message gives the rule, the value and, where there is one,
+the nearest valid choice. [Troubleshooting](troubleshooting.md) explains messages that need more
+words. To find your message, search this page for its words without values.
 """
 # Errors that a person meets. Others (TypeError, AssertionError) are mistakes in the code itself.
 USER_ERRORS = {
