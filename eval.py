@@ -230,7 +230,7 @@ def main(words: Sequence[str] | None = None) -> int:
         world = open_world(config)
         person = any(player.spec.kind == PERSON for player in question.players)
         if person and world.world_size > 1:
-            raise ValueError("--partner person needs one process, which the terminal belongs to")
+            raise ValueError("--partner person needs one process, because it uses the terminal")
         if args.num is None and person:
             args.num = 1
         sources = {p.label: p.source for p in question.players if p.source is not None}

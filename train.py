@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asked = parser.parse_args(words)
         config = load_config(asked.config, asked.overrides)
         if asked.gpu is not None and not asked.dry_run:
-            raise ValueError("--gpu is read with --dry-run alone")
+            raise ValueError("--gpu needs --dry-run")
         check_players(config)
         check_partners(config.rollout.partners, config.game, out=config.out)
         check_validation(config.eval, config.game, config.rollout, out=config.out)

@@ -1,5 +1,5 @@
 """Runs the commands of README.md and docs/ in a clone in which `make train` has run, as far as a
-CPU can, and prints what became of each.
+CPU can, and prints the result of each.
 
     git clone . ../fresh && cd ../fresh && make train ARGS="steps=2 warm_start.num_games=640"
     .venv/bin/python -m bench.documented [--only TEXT]

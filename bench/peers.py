@@ -11,7 +11,7 @@ that is fastest. Weights are random and in the same dtype for both.
     python -m bench.peers --dry-run                     a tiny shape on a CPU
 
 Prints a JSON line a case: seconds of a step, transcript tokens/s (prompts counted in full for
-everyone), peak GiB, and at last how many times as fast this project's step is.
+everyone), peak GiB, and last how many times as fast this project's step is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a policy has read from its texts, and where it loses value, in the games that a run kept.
+"""Measures what a policy reads from its texts and where it loses value, in a run's logged games.
 
     python -m bench.readings RUN
 

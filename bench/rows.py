@@ -1,4 +1,4 @@
-"""What the benches share at the command line: how rows are kept, and the groups of one prompt."""
+"""Shared code of the benches: writing rows, and groups of games with one prompt."""
 
 from __future__ import annotations
 

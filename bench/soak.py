@@ -1,4 +1,4 @@
-"""Kills a tiny run again and again and shows that it ends as if nothing had happened.
+"""Kills a tiny run again and again and checks that it ends like an uninterrupted one.
 
     python -m bench.soak [--kills 25] [--seed 0] [--out FOLDER]
 

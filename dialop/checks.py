@@ -2,7 +2,7 @@
 
 A check plays games by the scripted players of the game's own module (dialop/kit.py) and compares
 what the interface promises (dialop/game.py) with what happens. It knows no rules of any game. A
-check that a game gives no means for says so instead of passing.
+check that needs something the module lacks says so instead of passing.
 """
 
 from __future__ import annotations

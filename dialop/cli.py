@@ -242,9 +242,9 @@ def _read_move(line: bytes, *, num_seats: int) -> tuple[int, str]:
     try:
         move: Any = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):
-        raise ValueError(f"the line is no JSON; write {shape}") from None
+        raise ValueError(f"the line is not JSON; write {shape}") from None
     if not isinstance(move, dict):
-        raise ValueError(f"the line is no JSON object; write {shape}")
+        raise ValueError(f"the line is not a JSON object; write {shape}")
     seat, text = move.get("seat"), move.get("text")
     if isinstance(seat, bool) or not isinstance(seat, int) or not 0 <= seat < num_seats:
         raise ValueError(f'"seat" must be 0 to {num_seats - 1}, got {_shown(seat)}')

@@ -174,8 +174,8 @@ class Kit:
         game: Game = self._module.new_game(instance, options)
         if game.num_seats != len(self.ROLES):
             raise ValueError(
-                f"game {self.name} must have one seat a role, got {game.num_seats} seats and "
-                f"ROLES {self.ROLES}"
+                f"game {self.name} must have one seat for each role, got {game.num_seats} seats "
+                f"and ROLES {self.ROLES}"
             )
         return game
 
@@ -278,7 +278,9 @@ class Kit:
 
     def _part(self, name: str) -> Any:
         if not self.has(name):
-            raise ValueError(f"game {self.name} has no {name}, which this needs (dialop/kit.py)")
+            raise ValueError(
+                f"game {self.name} does not define {name}, which this needs (dialop/kit.py)"
+            )
         return getattr(self._module, name)
 
 

@@ -1,4 +1,4 @@
-"""Makes scripted players from specs such as "honest:tell=top,slip=0.05"; names what was meant.
+"""Makes scripted players from specs such as "honest:tell=top,slip=0.05"; suggests the nearest name.
 
 Knows no game.
 """

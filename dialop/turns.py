@@ -1,6 +1,6 @@
 """A base class for games in which each legal move is one `[tag] content`, and its scripted players.
 
-It keeps turns, refusals, clones and states, so that a game of its own is its rules alone. The state
+It handles turns, refusals, clones and states, so that a subclass contains only rules. The state
 is the instance, the options and the texts of the legal moves, which are played again to restore it.
 Everything that a seat reads of another's move is one line and indented further lines, so that no
 message can hold a line that the game writes.

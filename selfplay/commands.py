@@ -1,5 +1,4 @@
-"""The installed commands that run a file at the top of a clone, as a clone runs it by its name.
-pyproject.toml lists all commands."""
+"""The installed commands that run train.py and eval.py. pyproject.toml lists all commands."""
 
 from __future__ import annotations
 

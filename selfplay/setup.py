@@ -264,8 +264,8 @@ def repair_folder(folder: Path) -> None:
         found = damage(part) if part.exists() else None
         if found is not None:
             raise SettingsError(
-                f"{part} must be as it was written, got damage: {found}; delete it and the run "
-                "makes it again, or put a copy back"
+                f"{part} must be undamaged, got {found}; delete it and the run makes it again, "
+                "or restore a copy"
             )
 
 

@@ -109,7 +109,7 @@ def load(data: Json, other: Callable[[str, Any], Any]) -> Any:
         if not isinstance(data, dict):
             return data
         if len(data) != 1:
-            raise ValueError("a value has one name")
+            raise ValueError("a value must have one name")
         ((name, parts),) = data.items()
         if name in _KINDS:
             return _KINDS[name][2](*[go(part) for part in parts])
@@ -126,7 +126,7 @@ def load(data: Json, other: Callable[[str, Any], Any]) -> Any:
 
 
 def _refused(name: str, what: Any) -> Any:
-    raise ValueError(f"no plain value: {name}")
+    raise ValueError(f"not a plain value: {name}")
 
 
 def _dump_numpy(value: Any, go: Callable[[Any], Json], other: Other) -> Json:
@@ -152,7 +152,7 @@ def _array(dtype: str, shape: list[int], packed: str) -> Any:
     import numpy as np
 
     if not _DTYPE.fullmatch(dtype):
-        raise ValueError("no dtype of plain numbers")
+        raise ValueError("not a dtype of plain numbers")
     return np.frombuffer(bytearray(base64.b64decode(packed)), dtype).reshape(shape)
 
 
@@ -211,7 +211,7 @@ def _pandas(name: str) -> Callable[..., Any]:
                 return pd.Timedelta(parts[0], "ns")
             case "extension":
                 if not _EXTENSION.fullmatch(parts[0]):
-                    raise ValueError("no dtype of pandas")
+                    raise ValueError("not a pandas dtype")
                 return pd.array(parts[1], dtype=parts[0])
             case "steps":
                 return pd.RangeIndex(*parts[:3], name=parts[3])

@@ -185,7 +185,7 @@ class Caller:
                 return RemoteIterator(self, what)
             case "back":
                 return self._functions[what]
-        raise ValueError(f"no kind of value: {name}")
+        raise ValueError(f"unknown kind of value: {name}")
 
     def _exception(self, kinds: Any, args: Any) -> BaseException:
         """An exception like the answer's, of its first class that is already imported here.

@@ -1,6 +1,6 @@
 """The processes of one grading.
 
-`sandbox` starts the first process, which reads neither code nor tests. It sets up the wall and
+`sandbox` starts the first process, which gets neither code nor tests. It sets up the wall and
 forks the other two. The answer's process has the code and a pair of pipes to the tests' process.
 The tests' process has the tests and the only descriptor to which a verdict can be written. Both are
 behind the wall and isolated from each other.

@@ -104,7 +104,7 @@ def instance_from_dict(data: dict[str, Any]) -> CollabInstance:
         raise ValueError(f"unknown fields: {shown[:_MAX_SHOWN]}")
     missing = [name for name in FIELDS[:5] if data.get(name) is None]
     if missing:
-        raise ValueError(f"no {', '.join(missing)}")
+        raise ValueError(f"missing fields: {', '.join(missing)}")
     for name, value in data.items():
         if not isinstance(value, str):
             raise ValueError(f"{name} must be text, got {type(value).__name__}")

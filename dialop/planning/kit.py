@@ -1,4 +1,4 @@
-"""The planning game as `dialop.kit` wants it: settings, instances, games, scripted players."""
+"""The planning game as `dialop.kit` describes a game: settings, instances, scripted players."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The kinds of preference, their sentences, and what a sentence says.
 
-A user reads sentences without weights. `meaning` reads a sentence back, so that whoever is told it
-knows all that it says. Scores no plan.
+A user reads sentences without weights. `meaning` parses a sentence back into a preference. Scores
+no plan.
 """
 
 from __future__ import annotations

@@ -38,7 +38,9 @@ def read_instances(path: str | Path) -> list[PlanningInstance]:
 
 def _from_row(row: dict[str, Any]) -> PlanningInstance:
     if not isinstance(row.get("planning"), str):
-        raise ValueError("no planning, the column of this game's instances")
+        raise ValueError(
+            "the column `planning`, which holds this game's instances, is missing or not text"
+        )
     instance = instance_from_dict(rows.parse_json(row["planning"]))
     check_reference(instance)
     return instance

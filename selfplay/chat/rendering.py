@@ -357,8 +357,8 @@ def _check_anew(rendering: Rendering, template: Template) -> None:
     shown = template.old_answer(think(f"{_THOUGHT}\n{CLOSE}{answers[0]}"))
     if _THOUGHT in shown or not shown.endswith(answers[0]):
         raise ValueError(
-            "an old answer must lose what stands before </think> and keep the rest, got "
-            f"{shown!r}: games drop private text up to </think>"
+            "a template that drops thoughts must drop everything before </think> in an old answer "
+            f"and keep the rest, got {shown!r}"
         )
     for thinks in ((), (0,), tuple(range(len(answers)))):
         said = [

@@ -78,8 +78,8 @@ def keep_newest(folder: Path, keep: int) -> None:
 
 
 def set_damaged_aside(folder: Path) -> None:
-    """Make the newest checkpoint one that is whole: rename newer, damaged ones to
-    `damaged_step_N` and say so. One process calls.
+    """Rename damaged checkpoints newer than the newest undamaged one to `damaged_step_N`, and
+    print it. One process calls.
 
     Raises SettingsError if there are checkpoints and none is whole.
     """
@@ -93,8 +93,8 @@ def set_damaged_aside(folder: Path) -> None:
         if damaged:
             told = "; ".join(f"{saved.name}: {found}" for saved, found in damaged.items())
             raise SettingsError(
-                f"{folder / 'checkpoints'} must hold a checkpoint that is whole, got {told}; put "
-                "a copy of one back, or train anew with out=FOLDER"
+                f"{folder / 'checkpoints'} must hold an undamaged checkpoint, got {told}; "
+                "restore a copy of one, or start a new run with out=FOLDER"
             )
     for saved, found in damaged.items():
         aside = saved.with_name(f"damaged_{saved.name}")

@@ -1,4 +1,4 @@
-"""When log-prob differences between engine and trainer are more than noise.
+"""Decides when log-prob differences between engine and trainer are more than noise.
 
 **What is compared.** Engine and trainer score the same sampled turns after their true prefixes. A
 turn's mismatch is the mean of |engine - trainer| over the tokens that the policy sampled, in nats.
@@ -7,7 +7,7 @@ in nats fits all models: a healthy run's mismatch lies anywhere from 1e-6 (fp32)
 
 **The noise floor** is the mismatches of the latest `KEPT` turns that were scored with equal
 weights. It is first measured after the first push and before any step, and every healthy comparison
-refines it. Checkpoints hold it, so a resumed run has the bounds of the unbroken one.
+refines it. Checkpoints hold it, so a resumed run has the bounds of an uninterrupted one.
 
 **The test.** n new turns of one engine are suspicious if at least three quarters of them each lie
 above `FACTOR` times the largest mismatch of the floor. A NaN lies above everything.
@@ -26,9 +26,9 @@ The first comparison costs little and only decides whether the second is made. T
 bounds the rate at which equal weights are suspected: below 2.6e-8 a step and engine, below 1e-5 a
 step with up to 380 engines. A run ends only after a third comparison, which follows a new push.
 
-**What it does not claim.** The policy changes, and so does the noise: the floor adapts over KEPT
-turns, and FACTOR covers a step's change. Noise that grows at once by more than FACTOR is suspected
-although the weights are equal; then they are compared bit for bit, and the floor is measured anew.
+**Limits.** The noise changes with the policy. The floor adapts over KEPT turns, and FACTOR covers
+the change of a step. Noise that grows by more than FACTOR in one step is suspected although the
+weights are equal. The weights are then compared bit for bit, and the floor is measured again.
 
 Knows no engines, models or text.
 """

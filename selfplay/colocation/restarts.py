@@ -1,8 +1,8 @@
 """Restarts engines that fail, with the trainer's current weights.
 
-A failed engine is killed and started again, then all engines sleep and take the weights as in every
-step. What the engine was asked is asked again: a push is made again, unfinished games are played
-again from their start with the same named seeds. The ranks whose engines work wait meanwhile.
+A failed engine is killed and started again; then all engines sleep and get the weights as in every
+step. Its work is repeated: a push is sent again, and unfinished games are played again from their
+start with the same named seeds. The other ranks wait meanwhile.
 """
 
 from __future__ import annotations

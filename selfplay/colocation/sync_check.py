@@ -1,10 +1,10 @@
-"""The sync check: do engine and trainer give the policy's turns the same log-probs after each push?
+"""The sync check: compares engine and trainer log-probs of the policy's turns after each push.
 
 `handover.deliver` compares the weights of each push bit for bit. This check finds what equal
 weights cannot show: a stale cache, a wrong kernel, a wrong buffer. It scores a few turns of each
-engine. If they are suspicious (`noise_floor` defines when, and how often wrongly), it scores more
-and other turns; if these are, too, it pushes again, compares all weights and scores a third set.
-The run ends only if that is suspicious and its mismatch is above `engine.max_mismatch`.
+engine. If they are suspicious (`noise_floor` defines this and its error rate), it scores more,
+other turns. If these are suspicious too, it pushes again, compares all weights and scores a third
+set. The run ends only if that set is suspicious and its mismatch is above `engine.max_mismatch`.
 
 Log-prob mismatches in nats a token. Knows no games.
 """

@@ -171,7 +171,7 @@ class Config:
             )
         if method != "ppo" and self.critic != CriticConfig():
             raise ValueError(
-                f"critic.* is read by algorithm.method ppo alone, got {method}; set "
+                f"critic.* needs algorithm.method ppo, got {method}; set "
                 "algorithm.method to ppo or remove critic.*"
             )
         in_groups = method in ("grpo", "dr_grpo", "rloo")

@@ -244,6 +244,6 @@ class TrackConfig:
     def check(self) -> None:
         if self.mode == "offline" and self.kind != "wandb":
             raise ValueError(
-                f"track.mode offline is read by track.kind wandb alone, got {self.kind}; the other "
-                "trackers write to this machine only"
+                f"track.mode offline needs track.kind wandb, got {self.kind}; the other trackers "
+                "write only to this machine"
             )

@@ -88,8 +88,8 @@ class WarmStartConfig:
     def check(self) -> None:
         if (self.first_games > 0) != bool(self.first_teachers):
             raise ValueError(
-                "warm_start.first_teachers must be given with warm_start.first_games and not "
-                f"without, got {list(self.first_teachers)} with {self.first_games} first games"
+                "warm_start.first_teachers and warm_start.first_games must be set together, "
+                f"got {list(self.first_teachers)} with {self.first_games} first games"
             )
         if self.first_games > self.num_games:
             raise ValueError(

@@ -292,7 +292,7 @@ class RolloutConfig:
             raise ValueError(f"rollout.partners: {error}") from None
         if PERSON in kinds:
             raise ValueError(
-                "rollout.partners must do without 'person', which only eval.py supports, got "
+                "rollout.partners must not contain 'person', which only eval.py supports, got "
                 f"{list(self.partners)}"
             )
 

@@ -1,8 +1,8 @@
 """Turns episodes into samples with rewards: one seat's game, or one sibling turn of a branch point.
 
-The final reward lies at a sample's last trained token, that of a single move at the last token that
-the seat sampled up to this move. A token's return is the final reward and the moves' rewards from
-the token on. A reward before the seat's first token is not its doing and is left out.
+The final reward is placed at a sample's last trained token, the reward of a single move at the last
+token that the seat sampled up to this move. A token's return is the final reward plus the moves'
+rewards from this token on. Rewards before the seat's first token are left out.
 
 A token is trained in at most one sample. Without branch points a game gives one sample a seat, in
 the group (instance, seat). A branch point moves its turn into samples of their own: each sibling

@@ -151,8 +151,8 @@ def imitated_people(
     kept = [g for g in drawn if kit.digest(g.instance) not in evaluated]
     if not kept:
         raise SettingsError(
-            f"{name} must hold games to imitate, got {path} with {len(games)} readable ones, of "
-            f"which recorded_share {share:g} draws {len(drawn)}, all on boards of data.test or "
+            f"{name} must hold games to imitate, got {path} with {len(games)} readable games: "
+            f"recorded_share {share:g} selects {len(drawn)} of them, all on boards of data.test or "
             "data.validation"
         )
     return kept

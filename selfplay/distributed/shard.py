@@ -1,4 +1,4 @@
-"""One model over the mesh: shards its parameters, reduces its gradients, gathers its values.
+"""Shards a model's parameters over the mesh, reduces its gradients and gathers its values.
 
 Each rank's loss is its sum over tokens divided by the GLOBAL number of tokens, so gradients are
 summed over "dp", never averaged. Knows no tokens and no losses.

@@ -175,7 +175,7 @@ class Endpoint:
             if dead and time.monotonic() >= self._dead_until_s:
                 self._dead_until_s = time.monotonic() + self._settings.max_backoff_s
         if first:
-            message = f"endpoint {self.name} gave no answer, its games end void: {reason}"
+            message = f"endpoint {self.name} gave no answer; its games are void: {reason}"
             print(message, file=sys.stderr, flush=True)
         return Completion(ids=[], logprobs=[], finish="void", version=0, text=reason)
 

@@ -84,11 +84,11 @@ def _read_stage(folder: Path, stage: str) -> dict[str, Any]:
         row = json.loads(path.read_bytes())["sampled"]
         interval, messages = row["interval"], row["measures"]["messages"]
         if not all(math.isfinite(number) for number in (*interval, messages)) or len(interval) != 3:
-            raise ValueError("an interval is three numbers")
+            raise ValueError("an interval must be three finite numbers")
     except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
         raise SettingsError(
-            f"{path} must hold the games of an evaluation, cannot be read ({error}); move it away "
-            "to go on in this folder"
+            f"{path} must hold the games of an evaluation, but cannot be read ({error}); move "
+            "it away to resume this run"
         ) from None
     return {"interval": interval, "messages": messages}
 

@@ -1,8 +1,8 @@
 """Plays the matches of an evaluation: every player with every other, in both seats, on the same
 instances and with the same seeds. A single policy is a matrix of one row.
 
-Policies that trained apart understand each other only in the language they share. A language that a
-pair made up for itself shows as self-play scores above cross-play scores. At most two models are in
+Policies that trained separately understand each other only if they share a language. A private
+language shows as self-play scores above cross-play scores. At most two models are in
 memory at a time: the one whose matches are played and one partner.
 """
 

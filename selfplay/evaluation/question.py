@@ -156,8 +156,8 @@ def cross_play(
     path = given or next((s.settings for s in policies if s.settings is not None), None)
     if path is None:
         raise ValueError(
-            "--config is needed: none of the players lies in a run, so nothing says which game to "
-            "play; give a file such as configs/tiny.yaml"
+            "--config is needed: no player comes from a run whose settings name the game; give a "
+            "file such as configs/tiny.yaml"
         )
     config = load_config(path, [*ONE_PROCESS, *overrides])
     for source in policies:
@@ -169,11 +169,11 @@ def cross_play(
     with_endpoint = any(player.spec.kind == ENDPOINT for player in players)
     if ENDPOINT in row_kinds or (SCRIPTED in row_kinds and with_endpoint):
         raise ValueError(
-            "--partners: an endpoint can be met by folders alone, give these with --checkpoint"
+            "--partners: only checkpoints can play with an endpoint; give them with --checkpoint"
         )
     home = next((source.home for source in policies if source.hub is None), None)
     if out is None and home is None:
-        raise ValueError("--out is needed: none of the players lies in a folder to write to")
+        raise ValueError("--out is needed: no player is a local folder to write to")
     (temperature,) = temperatures or [config.rollout.temperature]
     matches = []
     for number, one in enumerate(players):
@@ -402,7 +402,7 @@ def read_players(
         if spec.kind in (SELF, POOL, PERSON):
             raise ValueError(
                 f"{what} must name folders, scripted players and endpoints, got {entry!r}; "
-                "with itself every player plays anyway"
+                "every player plays with itself anyway"
             )
         players.append(MatrixPlayer(spec.text, spec, None))
     return players

@@ -1,4 +1,4 @@
-"""How far the policy's words are from people's: two distances between message words, in bits.
+"""Two distances, in bits, between the words of the policy's messages and people's words.
 
 People's words come from a file of recorded games. A word is a run of letters in lower case; all
 numbers count as one word; punctuation does not count. Never sees engines or gradients.

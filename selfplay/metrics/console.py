@@ -1,4 +1,4 @@
-"""What a person reads while a run goes on: one line per step, and progress bars."""
+"""The output of a run in the terminal: one line per step, and progress bars."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How a check ends a run: the trainer's state is saved first, and the error names the step that a
-restart begins with."""
+"""Ends a run that failed a check: saves the trainer's state, then raises an error that names the
+step at which a restart continues."""
 
 from __future__ import annotations
 

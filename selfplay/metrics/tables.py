@@ -1,4 +1,4 @@
-"""What tables of results show: columns, means with their intervals, text and Markdown."""
+"""Tables of results: columns, means with intervals, as text and Markdown."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Watches over a run's training steps: entropy, ratios, score, honesty, fixed partners, and loss or
-gradients that are not finite. docs/watches.md says when each is passed and by how much noise.
+gradients that are not finite. docs/watches.md lists the thresholds and the noise of healthy runs.
 
 A watch reads the mean of its metric over the last `watch.window` steps that have it. It warns when
-its threshold is passed, and again only after the mean was back.
+the mean passes its threshold, and again only after the mean has recovered.
 """
 
 from __future__ import annotations

@@ -39,7 +39,9 @@ def converted(file: Path, *, what: str, cache: Path = CACHE) -> Path:
     except OSError as error:
         raise SettingsError(f"{what} must be a readable file, got {file}: {error}") from None
     if name is None:
-        raise SettingsError(f"{what} must be a GGUF file, got {file}, which does not begin as one")
+        raise SettingsError(
+            f"{what} must be a GGUF file, got {file}, which does not start with GGUF"
+        )
     folder = cache / name
     if (folder / "config.json").exists():
         return folder

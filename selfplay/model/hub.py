@@ -1,5 +1,5 @@
-"""Model folders: local, converted from a `.gguf` file or downloaded from the Hugging Face hub, and
-checked before use.
+"""Finds and checks a model's folder: local, converted from a `.gguf` file, or from the Hugging Face
+hub.
 
 Reads no weights, only the headers of their files.
 """

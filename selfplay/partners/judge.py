@@ -1,8 +1,8 @@
-"""The judge: a chat model that marks how interactive each conversation was.
+"""The judge: a chat model that rates how interactive each conversation was.
 
-Only the game collab uses it, and only if the settings name one. Its mark in [0, 1] replaces the
-rubric's mark in the outcome's facts, which rewards and metrics read. Without a valid mark the
-rubric's stays.
+Only the game collab uses it, and only if the settings name one. Its rating in [0, 1] replaces the
+rubric's rating in the outcome's facts, which rewards and metrics read. Without a valid rating the
+rubric's is kept.
 """
 
 from __future__ import annotations

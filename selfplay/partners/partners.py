@@ -256,8 +256,8 @@ class Partners:
             found = damage(folder)
             if found is not None:
                 raise SettingsError(
-                    f"{folder} must be as it was written, for the policy pool draws from it; got "
-                    f"damage: {found}; put a copy back"
+                    f"{folder} must be undamaged, because the policy pool draws from it, got "
+                    f"{found}; restore a copy"
                 )
 
     def _usage(self) -> dict[str, float]:

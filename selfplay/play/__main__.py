@@ -123,7 +123,9 @@ def main(words: Sequence[str] | None = None) -> int:
             if not 0 <= args.port < 65536:
                 raise ValueError(f"--port must be from 0 to 65535, got {args.port}")
             if args.out is None and source.hub is not None:
-                raise ValueError("--out is needed: the weights lie on the hub, in no folder")
+                raise ValueError(
+                    "--out is needed: the weights are on the hub, not in a local folder"
+                )
             out: Path = args.out or source.home / GAMES_FILE
             if out.suffix != ".jsonl":
                 raise ValueError(f"--out must end in .jsonl, got {out}")

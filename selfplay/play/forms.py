@@ -1,4 +1,4 @@
-"""What a person may do now, as forms of the page, and what the seat reads, told apart by speaker.
+"""The page's forms for the moves that a person may make now, and the seat's texts by speaker.
 
 A form makes one move as text. The game still decides whether the move is legal.
 """

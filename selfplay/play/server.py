@@ -165,7 +165,7 @@ def move_text(body: dict[str, Any], table: Table) -> str:
         return table.proposal_of(body["pairs"])
     text = body.get("text")
     if not isinstance(text, str) or not text.strip():
-        raise ValueError("a move is pairs or some text")
+        raise ValueError("a move must be pairs or text that is not empty")
     if len(text) > MAX_TEXT:
         raise ValueError(f"a move has at most {MAX_TEXT} characters, got {len(text)}")
     return text.strip()

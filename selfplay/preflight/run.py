@@ -114,7 +114,7 @@ def check_folder(folder: Path, *, what: str) -> None:
         raise SettingsError(f"{what} must name a folder of its own, got '{folder}'")
     try:
         if "\0" in str(folder):
-            raise ValueError("no path holds a NUL character")
+            raise ValueError("a path must not contain a NUL character")
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir():
             raise SettingsError(f"{what} must be a folder, got {folder}: {existing} is a file")
@@ -161,8 +161,8 @@ def read_rendering(
         ) from error
     if rendering.rewritten and not game.private_reasoning:
         raise SettingsError(
-            f"game.private_reasoning must be true with this chat template, or its moves would "
-            f"begin with a thought: {rendering.rewritten}"
+            f"game.private_reasoning must be true with this chat template; otherwise moves "
+            f"would begin with a thought: {rendering.rewritten}"
         )
     return rendering
 

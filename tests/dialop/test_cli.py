@@ -38,12 +38,12 @@ def test_a_game_by_json_lines() -> None:
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        (b"", "the line is no JSON"),
-        (b"[message] hi", "the line is no JSON"),
-        (b"\xff\xfe", "the line is no JSON"),
-        (b"[" * 100_000, "the line is no JSON"),
-        (b"9" * 10_000, "the line is no JSON"),
-        (b"null", "the line is no JSON object"),
+        (b"", "the line is not JSON"),
+        (b"[message] hi", "the line is not JSON"),
+        (b"\xff\xfe", "the line is not JSON"),
+        (b"[" * 100_000, "the line is not JSON"),
+        (b"9" * 10_000, "the line is not JSON"),
+        (b"null", "the line is not a JSON object"),
         (b"{}", '"seat" must be 0 to 1, got null'),
         (b'{"seat": 2, "text": "x"}', '"seat" must be 0 to 1, got 2'),
         (b'{"seat": true, "text": "x"}', '"seat" must be 0 to 1, got true'),
@@ -69,7 +69,8 @@ def test_generate_and_step_from_the_shell(
     run = subprocess.run([*command, "--prompts"], input=moves, capture_output=True, check=True)
     lines = [json.loads(line) for line in run.stdout.splitlines()]
     assert (
-        lines[0]["observations"] == ["Partner: [message] Hi", ""] and "no JSON" in lines[1]["error"]
+        lines[0]["observations"] == ["Partner: [message] Hi", ""]
+        and "not JSON" in lines[1]["error"]
     )
     assert b"Ava Li,,28" in run.stderr and b"Traceback" not in run.stderr
     assert main(["step", "--instances", str(path), "--index", "2"]) == 2

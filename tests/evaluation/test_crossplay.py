@@ -178,4 +178,4 @@ def test_players_without_a_folder_need_settings_and_an_output_folder(
     endpoint = "endpoint:small@http://127.0.0.1:9/v1"
     words[1] = f"{runs / 'a'},scripted:solo,{endpoint}"
     assert run_eval(words) == 2
-    assert "an endpoint can be met by folders alone" in capsys.readouterr().err
+    assert "only checkpoints can play with an endpoint" in capsys.readouterr().err

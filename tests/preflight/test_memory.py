@@ -157,4 +157,4 @@ def test_a_dry_run_refuses_what_does_not_fit_in_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert "GiB of a GPU with 2" in line or "engine.mem_fraction" in line
     assert train.main([*words, "--gpu", "80"]) == 2
-    assert "--gpu is read with --dry-run alone" in capsys.readouterr().err
+    assert "--gpu needs --dry-run" in capsys.readouterr().err

@@ -1,6 +1,6 @@
-"""The engine's one event loop: runs calls to the engine and ends those that get no answer.
+"""The engine's event loop: runs calls to the engine and ends calls that get no answer.
 
-SGLang's own calls wait for ever when a scheduler has died or hangs. Here every call ends in one of
+SGLang's own calls wait forever when a scheduler has died or hangs. Here every call ends in one of
 three ways: with its result, with an EngineFault that names the dead process and its exit code, or,
 after a time-out, with an EngineFault that counts the unanswered requests. Times in seconds.
 """

@@ -1,8 +1,10 @@
-"""A line to one SGLang process: sends token requests past SGLang's front and takes their answers.
+"""A connection to one SGLang process: sends token requests and takes the answers, without SGLang's
+front end.
 
-SGLang's own front (`Engine.async_generate`) serves strings, images, streams and sessions; its
-Python costs a trainer about as much for each turn as the game does. Token requests need none of
-it. Requests of one moment travel in one message. Control calls and the socket stay the front's.
+The front end (`Engine.async_generate`) serves strings, images, streams and sessions. Its Python
+costs about as much time per turn as the game does, and token requests do not need it. Requests
+made at the same moment are sent in one message. Control calls and the socket stay with the front
+end.
 Written for SGLang 0.5.17. Sizes in tokens.
 """
 
