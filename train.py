@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--config", required=True, type=Path, help="a YAML file with what differs from the defaults"
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="settings that win over the file's"
+        "overrides", nargs="*", metavar="key=value", help="settings that override the file's"
     )
     parser.add_argument(
         "--dry-run",

@@ -131,7 +131,7 @@ class EngineConfig:
     )
     tp_size: int = key(
         1,
-        "tensor-parallel size of SGLang; so many neighbouring ranks share one engine",
+        "tensor-parallel size of SGLang: number of neighbouring ranks that share one engine",
         within=(1, 1_024),
     )
     processes: int = key(
@@ -151,9 +151,9 @@ class EngineConfig:
     )
     burst_share: float = key(
         0.0,
-        "hold SGLang's requests back until they are this share of those in the engine, then send "
-        "them together: their prefills share a batch and interrupt decoding less often; 0 sends "
-        "each at once",
+        "hold requests back until they are this share of those in SGLang, then send them together, "
+        "so that their prefills share a batch and interrupt decoding less often; 0 sends each at "
+        "once",
         within=(0.0, 1.0),
     )
     burst_after_s: float = key(
@@ -161,11 +161,11 @@ class EngineConfig:
     )
     prefill_graphs: bool = key(
         False,
-        "capture SGLang's prefills of at most 2,048 tokens as CUDA graphs, so that each next turn "
-        "costs the scheduler less",
+        "capture SGLang's prefills of at most 2,048 tokens as CUDA graphs, which saves scheduler "
+        "time in each turn after the first",
     )
     server_args: dict[str, object] = key(
-        {}, "further arguments of SGLang's server, by their names there; they win over ours"
+        {}, "extra arguments of SGLang's server, under SGLang's names; they override this project's"
     )
     deterministic: bool = key(
         False, "use SGLang's batch-invariant kernels and a seed for each request; slower"
@@ -178,8 +178,8 @@ class EngineConfig:
     )
     max_mismatch: float = key(
         0.05,
-        "a mean log-prob mismatch |engine - trainer| below it, in nats per token over the games of "
-        "a step, ends no run; above it and above the measured noise floor the run saves its state "
+        "largest mean log-prob mismatch |engine - trainer| over the games of a step, in nats per "
+        "token; if it is above this and above the measured noise floor, the run saves its state "
         "and stops",
         formerly="engine.max_gap",
         within=(0.0, 1000.0),

@@ -22,8 +22,8 @@ class WarmStartConfig:
     )
     first_games: int = key(
         0,
-        "games, of the num_games, that first_teachers play; all passes over them come before the "
-        "other games, as a first lesson on less than the full game",
+        "how many of num_games first_teachers play; all passes over these games come before the "
+        "other games, as a first lesson on a simpler game",
         within=(0, 10_000_000),
     )
     first_teachers: tuple[str, ...] = key((), "the teachers of the first games")
@@ -34,13 +34,13 @@ class WarmStartConfig:
     )
     recorded_share: float = key(
         0.5,
-        "share of the recorded boards that are imitated; a board's digest decides, so that the "
-        "others can be evaluated",
+        "share of the recorded boards that are imitated, selected by a board's digest; the others "
+        "can be used for evaluation",
         within=(0.01, 1.0),
     )
     recorded_repeats: int = key(
         1,
-        "how often a pass holds each recorded game; a scripted game is in it once",
+        "how often each pass contains each recorded game; it contains a scripted game once",
         within=(1, 1_000),
     )
     batch_size: int = key(16, "transcripts per optimizer step", within=(1, 100_000))
@@ -57,7 +57,7 @@ class WarmStartConfig:
     )
     save_every: int = key(
         200,
-        "optimizer steps between the checkpoints that an interrupted warm start goes on from",
+        "optimizer steps between the checkpoints from which an interrupted warm start resumes",
         within=(1, 10_000_000),
     )
     auxiliary_weight: float = key(

@@ -62,7 +62,7 @@ class EndpointConfig:
     )
     max_backoff_s: float = key(
         60.0,
-        "longest wait before a retry, in seconds; also how long no request is sent to an "
+        "longest wait before a retry, in seconds; also the pause before a new request to an "
         "endpoint that is down",
         within=(0.0, 86400.0),
     )

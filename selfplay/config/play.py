@@ -341,7 +341,7 @@ class RewardConfig:
     kind: str = key(
         "score_norm",
         "score_norm: the game's own rewards, such as the score divided by the best possible "
-        "score; accept: 1 for any agreement; regret: the game's own, and without an agreement "
+        "score; accept: 1 for any agreement; regret: as score_norm, but without an agreement "
         "table_share times the score_norm of the last proposal; collab: weighted sum of "
         "reward.collab",
         choices=("score_norm", "accept", "regret", "collab"),

@@ -25,14 +25,14 @@ class WatchConfig:
     )
     window: int = key(
         10,
-        "steps whose mean the watches below read; noise of one step is smaller by its root",
+        "number of steps that the watches below average over; more steps mean less noise",
         within=(1, 10_000),
     )
     entropy: str = key("warn", "action for a collapsed entropy", choices=ACTIONS)
     min_entropy: float = key(
         0.001,
-        "least mean of entropy, in nats per token; healthy runs of near-deterministic policies "
-        "stay above 0.01",
+        "smallest mean entropy, in nats per token; healthy near-deterministic policies stay above "
+        "0.01",
         within=(0.0, 100.0),
     )
     ratio: str = key("warn", "action for exploding ratios", choices=ACTIONS)
@@ -41,7 +41,9 @@ class WatchConfig:
     )
     score: str = key("warn", "action for a score that is flat at zero", choices=ACTIONS)
     min_score: float = key(
-        0.0, "mean score of the training games at or below which it counts as zero", within=(0.0, 1)
+        0.0,
+        "the watch fires if the mean score of the training games is at or below this",
+        within=(0.0, 1),
     )
     honesty: str = key("warn", "action for a falling honesty", choices=ACTIONS)
     max_honesty_fall: float = key(
