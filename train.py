@@ -71,7 +71,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     )
 
     for step in range(run.first_step, config.steps):
-        # A check that ends the run before the update saves the state before this step.
+        # If a check ends the run before the update, this saves the state before the step.
         save_before = partial(save, step=step, state=trainer_state(run, baselines))
         with timed("play"), save_on_end(save_before, step):
             episodes, rollout_stats = play_full(
@@ -82,7 +82,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
                 world=world,
             )
             sync_check.before_update(first_turns(episodes, sync_check.num_turns))
-        # How far the engine's log-probs of this rollout may be from the trainer's.
+        # The largest mismatch of engine and trainer log-probs that this update accepts.
         settings = replace(run.update_settings, max_mismatch=sync_check.bound)
         with timed("credit"):
             samples, credit_stats = reward_samples(
@@ -106,7 +106,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
             )
             metrics |= updated
             metrics |= update_reference(learner, metrics, step=step, algorithm=config.algorithm)
-        # Weights have moved: a check that ends the run waits until the step is logged and saved.
+        # The weights are updated: from here on a run ends only after the step is logged and saved.
         with timed("push"), ending.deferred():
             run.restarts.push(step + 1)
         with timed("sync_check"):
@@ -129,7 +129,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         ends = ending.error is not None
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps or ends:
             with timed("save"), ending.deferred():
-                sleep_engine(engine, offload, world)  # which brings offloaded tensors back
+                sleep_engine(engine, offload, world)  # also onloads the offloaded tensors
                 save(step=step + 1, state=trainer_state(run, baselines))
                 if not ends:
                     run.restarts.push(step + 1)
@@ -143,9 +143,9 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
 
 
 def play_places(run: Run, step: int, places: Sequence[int]) -> Played:
-    """Play the games of these places of a step's batch. Every rank must call.
+    """Play the games at these places of a step's batch. Every rank must call.
 
-    If an engine fails, the games that have not ended are played again on a restarted one.
+    If an engine fails, it is restarted and the unfinished games are played again from the start.
     """
     config, rendering = run.config, run.rendering
     instances, partners = run.stream.step(step, places), run.partners.for_step(step)
@@ -223,4 +223,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(record(main)())  # torchrun's summary then tells how a rank ended
+    sys.exit(record(main)())  # adds a failed rank's error to torchrun's summary

@@ -63,11 +63,11 @@ from selfplay.warm_start import (
     warm_start,
 )
 
-LEAST_ADAPTER_LR = 5e-6  # below it a run with adapters is warned
+LEAST_ADAPTER_LR = 5e-6  # a lower rate with adapters prints a warning
 
 
 def open_world(config: Config) -> World:
-    """The threads and ranks that the settings ask for. Raises ValueError as `init_world` does."""
+    """Set the thread count and join the process groups. Raises ValueError as `init_world` does."""
     if config.threads:
         torch.set_num_threads(config.threads)
     return init_world(
@@ -75,16 +75,16 @@ def open_world(config: Config) -> World:
         config.parallel.fsdp,
         engine_tp=config.engine.tp_size,
         device=None if config.device == "auto" else config.device,
-        # A rank whose engine is silent comes so much later to the next collective.
+        # A rank may wait this long for its engine before it joins the next collective.
         patience_s=config.engine.timeout_s,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The parts of a run. `engine` speaks with the policy's weights and is None on ranks that share
-    another rank's engine; `router` is the engine together with those of the partners. `baselines`
-    are the moving averages of the method ema after `first_step` finished steps."""
+    """The parts of a run. `engine` generates with the policy's weights and is None on ranks that
+    share another rank's engine; `router` adds the partners' engines. `baselines` are the moving
+    averages of the method ema after `first_step` finished steps."""
 
     config: Config
     folder: Path
@@ -113,7 +113,7 @@ class Run:
 
 def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     """Make or resume the run in `config.out`: warm start, engine, learner, held-out games before
-    the first step. `cleanup` ends what is started here. Every rank must call.
+    the first step. `cleanup` closes what is started here. Every rank must call.
 
     Raises SettingsError for a folder, a model or a template that cannot be used.
     """
@@ -138,11 +138,11 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         partners=partners,
         rank=world.rank,
     )
-    # The hf engine of one unsharded process reads the trained parameters themselves.
+    # Without sharding the hf engine generates with the learner's own parameters, not a copy.
     shares_policy = config.engine.kind == "hf" and world.mesh is None
     engine = None
     if not shares_policy:
-        # It starts before the learner, for it takes its share of the memory that is free.
+        # The engine starts before the learner because its memory is a share of the free memory.
         engine = load_engine(config, weights, world, cleanup=cleanup)
         start_check.sample(engine, FolderRestarts(engine, world).retry)
         sleep_or_end(engine)
@@ -214,7 +214,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
 
 
 def trainer_state(run: Run, baselines: Mapping[str, float]) -> dict[str, Any]:
-    """What the next step needs in addition to the learner, as plain values for a checkpoint."""
+    """The state, beside the learner's, that a checkpoint must hold to resume; plain values."""
     return {
         "baselines": dict(baselines),
         "prioritized_replay": run.stream.state(),
@@ -226,9 +226,9 @@ def trainer_state(run: Run, baselines: Mapping[str, float]) -> dict[str, Any]:
 
 
 def check_shared(folder: Path, world: World) -> None:
-    """Every rank must see the run folder that rank 0 has opened: weights go through it.
+    """Check that every rank sees rank 0's run folder, which passes weights between ranks.
 
-    Raises SettingsError, on every rank, where a host has another folder of that name, or none.
+    Raises SettingsError on every rank if any host lacks the folder or has another of that name.
     """
     started = folder / "code.txt"
     barrier(world)
@@ -244,7 +244,7 @@ def check_shared(folder: Path, world: World) -> None:
 def repair_folder(folder: Path) -> None:
     """Delete what killed processes left in a run's folder, and set damaged checkpoints aside.
 
-    Raises SettingsError, with what to do, for other damage in what this run starts from.
+    Raises SettingsError, which says what to do, for damage that cannot be repaired.
     """
     imitation = progress_folder(folder)
     places = (folder, folder / "checkpoints", folder / "policy_pool", imitation / "checkpoints")
@@ -303,7 +303,7 @@ def read_template(
 
 
 def warn_low_rate(model: ModelConfig, optim: OptimConfig, world: World) -> None:
-    """Rank 0 warns of a learning rate for adapters that is one for full training."""
+    """Warn on rank 0 if the learning rate of adapters suits full training instead."""
     low = model.lora is not None and optim.lr < LEAST_ADAPTER_LR
     if low and world.rank == 0:
         print(
@@ -337,9 +337,9 @@ def first_weights(
     rendering: Rendering,
     world: World,
 ) -> Path:
-    """The folder that self-play starts from, made here if it is not there yet.
+    """The folder of the weights that self-play starts from; created if it does not exist.
 
-    The warm start's result when there is one, else the model's own weights or random ones.
+    These are the warm start's result if the run has one, else the model's own or random weights.
     """
     warm = folder / "warm_start"
     if not config.warm_start.imitates:
@@ -356,9 +356,9 @@ def first_weights(
 def make_learner(
     config: Config, weights: Path, world: World, *, imitation: bool = False
 ) -> Learner:
-    """The policy spread over the ranks, its optimizer and what the method needs: a frozen reference
-    for a KL, PPO's critic. With adapters only they are trained; the reference is the same model
-    without them. For `imitation` all weights are trained, and there is nothing beside them.
+    """The sharded policy, its optimizer and what the method needs: a reference for the KL, a critic
+    for PPO. With adapters only they are trained, and the reference is the same model without them.
+    For `imitation` all weights are trained, without reference or critic.
     """
     lora = None if imitation else config.model.lora
     load = partial(
