@@ -28,7 +28,7 @@ from selfplay.rollout.episode import (
 
 
 def branching_of(rollout: RolloutConfig, names: tuple[object, ...]) -> Branching | None:
-    """The branch plan of a game whose draws have these names; None without branching."""
+    """A game's branch plan; None without branching. `names` seed its random choice of turns."""
     branch = rollout.branch
     if branch.turns == "none":
         return None
@@ -47,10 +47,10 @@ def branching_of(rollout: RolloutConfig, names: tuple[object, ...]) -> Branching
 
 
 def play_branching(position: Position, branching: Branching) -> Playing:
-    """Play the game to its end and start its branches on the way.
+    """Play the game to its end and start its branches as their turns are reached.
 
     Sibling 0 of a branch point is the turn that the game itself took, and its continuation 0 is the
-    game itself. A turn that ends the game has only that one.
+    game itself. A turn that ends the game has no other continuation.
     """
     points: list[BranchPoint] = []
     while position.ended is None:
@@ -69,7 +69,7 @@ def play_branching(position: Position, branching: Branching) -> Playing:
             for continuation in range(1, branching.continuations):
                 twin = position.fork("branch", point.turn, 0, continuation)
                 yield Spawn(named(twin.setup, _play_continuation(twin, point, (0, continuation))))
-    # Drop a point whose seat had no tokens left and so took no turn.
+    # Drop branch points whose seat had no tokens left for a turn.
     taken = tuple(point for point in points if point.turn < len(position.turns))
     return replace(position.episode(), branches=taken)
 
@@ -98,7 +98,7 @@ def _play_sibling(
 def _play_continuation(twin: Position, point: BranchPoint, place: tuple[int, int]) -> Playing:
     """Play a forked game to its end and keep it at `point.continuations[place]`."""
     episode = yield from play(twin)
-    if episode.ended != VOID:  # a void game is not scored, so its turn gets no value from it
+    if episode.ended != VOID:  # a void game has no score to average
         point.continuations[place] = episode
     return episode
 

@@ -52,8 +52,8 @@ class RolloutStats:
 class FinishedGames:
     """The games of a rollout that have ended, by their place in `setups`, and the engine's seconds.
 
-    After an EngineFault `play_games` is called again with the same record and new setups: it plays
-    the other games from their start.
+    After an EngineFault, call `play_games` again with the same record and new setups. It plays only
+    the unfinished games, from their start.
     """
 
     games: dict[int, _FinishedGame] = field(default_factory=dict)
@@ -81,10 +81,10 @@ def play_games(
 ) -> tuple[list[Episode], RolloutStats]:
     """Play all games to their end; returns the episodes in the order of `setups`.
 
-    Void games (a partner gave no answer) are left out, so that nothing can score them; the
+    Void games (a partner gave no answer) are left out, so that they are never scored; the
     statistics list them. `on_end` is called each time a game ends. `version` is the step whose
     weights the policy's completions must come from; None skips this check. Games in `finished` are
-    not played; it takes each game that ends.
+    not played again; each game that ends is added to it.
 
     A rank that shares another rank's engine passes None for `engine` and no setups. Raises
     ValueError if it has setups, EngineFault if the policy's engine fails or gives an invalid
@@ -115,8 +115,8 @@ def play_games(
 
 
 def _playing(setup: GameSetup, limits: Limits) -> Playing:
-    """One game. Its first prompt is rendered when the game starts, so the engine already works on
-    the first games while later ones still render."""
+    """One game. Its first prompt is rendered when the game starts, so the engine can generate for
+    the first games while later prompts are rendered."""
     position, branching = Position(setup, limits), setup.branching
     return (yield from play_branching(position, branching) if branching else play(position))
 
@@ -169,7 +169,7 @@ class _Rollout:
 
     @contextmanager
     def in_engine(self) -> Iterator[None]:
-        """Inside this block the engine works."""
+        """Count the time inside this block as the engine's."""
         started = time.perf_counter()
         try:
             yield

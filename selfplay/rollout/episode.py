@@ -16,7 +16,7 @@ from selfplay.config import RolloutConfig
 from selfplay.engines.base import Completion, Request
 from selfplay.rollout.players import Move, Player
 
-VOID = "void"  # how a game ended in which a partner gave no answer; it is not scored
+VOID = "void"  # `ended` of a game in which a partner gave no answer; it is not scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +79,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One played game. `ended` is "agreed" (the game came to its end), "turns", "retries", "tokens"
-    or "void".
+    """One played game. `ended` is "agreed" (a regular end), the limit that ended it ("turns",
+    "retries", "tokens") or "void".
 
     Transcripts are None for partners. `views[seat]` is what the seat knew at the end; metrics and
     reports read it. `measures` are the game's own counts of the policy's moves, or of all moves if
-    the policy has no seat. `game` is the game as it ended, None where only its texts are known.
+    the policy has no seat. `game` is the final game state; None if only its texts are known.
     """
 
     instance: str
@@ -118,9 +118,9 @@ class Episode:
 class BranchPoint:
     """Sibling turns sampled from one state. `turn` is the number of tries before it.
 
-    `continuations[sibling, number]` is the full episode that followed. Sibling 0 is the turn that
-    the played game took, so (0, 0) would be that game and is left out. The rollout fills the dict
-    while it runs.
+    `continuations[sibling, number]` is the full episode that followed. Sibling 0 is the played
+    game's own turn, so (0, 0) would be the played game and is left out. The rollout fills the dict
+    as games end.
     """
 
     turn: int
@@ -130,7 +130,7 @@ class BranchPoint:
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """A game yields this to start another game; nothing is sent back."""
+    """Yielded by a game to start another game; the driver sends nothing back."""
 
     playing: Playing
 
@@ -169,7 +169,7 @@ class Position:
     def turn(self) -> Generator[Request, Completion, None]:
         """One try at a move: yields the request if a model moves, and is sent its completion.
 
-        A move that was cut off at its token limit is refused without passing it to the game.
+        A move that its token limit cut off is refused and never reaches the game.
         """
         game = self.setup.game
         seat = game.seat_to_move

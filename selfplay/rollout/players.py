@@ -25,8 +25,8 @@ class Move:
     """One try at a move: its text, whether it is complete (not cut off), how many tokens were
     sampled.
 
-    `void` is the reason why a partner has no move (an endpoint that fails). The game is then void
-    and is not scored.
+    `void` is the reason why a partner has no move (a failed endpoint). The game is then void and
+    not scored.
     """
 
     text: str
@@ -61,10 +61,10 @@ class Player(Protocol):
 
 
 class _Talk:
-    """What a seat has read and said, as its exact tokens.
+    """What a seat has read and said, as exact tokens.
 
-    Where the chat template rewrites old turns, each turn is a sequence of its own in the
-    transcript, whose prompt is the template's rendering of the conversation so far.
+    If the chat template rewrites old turns, each turn is a separate sequence of the transcript: its
+    prompt is the template's rendering of the conversation so far.
     """
 
     def __init__(self, rendering: Rendering) -> None:
@@ -90,7 +90,7 @@ class _Talk:
             transcript.observe(rendering.following(observation, closed=closed))
 
     def said(self, text: str) -> None:
-        """Keep the turn just sampled as text, for templates that render it anew."""
+        """Keep the sampled turn as text too, for templates that rewrite old turns."""
         self._answers.append(text)
 
     def fork(self) -> _Talk:
@@ -158,8 +158,7 @@ class PolicyPlayer:
         )
 
     def refused(self) -> None:
-        """Nothing to do: a refused move stays in the transcript and trains, so that the policy
-        learns to avoid errors."""
+        """Do nothing: refused moves stay in the loss, so that the policy learns to avoid them."""
 
     def fork(self, *names: object) -> PolicyPlayer:
         twin = copy.copy(self)
@@ -170,13 +169,13 @@ class PolicyPlayer:
 
 
 class PartnerPlayer:
-    """What players share whose tokens never train."""
+    """Base of the players whose tokens never train."""
 
     name: str
     transcript: Transcript | None = None
 
     def refused(self) -> None:
-        """Nothing to do: what the player reads next holds the error."""
+        """Do nothing: the next observation contains the error."""
 
 
 class FrozenPlayer(PartnerPlayer):

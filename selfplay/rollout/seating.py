@@ -20,15 +20,16 @@ from selfplay.rollout.branches import branching_of
 from selfplay.rollout.episode import GameSetup
 from selfplay.rollout.players import Player, PolicyPlayer, ScriptedPartner, Teacher
 
-MAX_WEIGHT = 1e6  # of a teacher against the others
+MAX_WEIGHT = 1e6  # of a teacher in the mixture
 MakePlayer = Callable[[tuple[object, ...], int], Player]
 
 
 @dataclass(frozen=True, slots=True)
 class Partner:
-    """Who plays with the policy. `make_player(names of the game's draws, seat)` makes the player.
+    """Who plays with the policy. `make_player(names, seat)` makes the player; `names` seed the
+    game's random draws.
 
-    Without `make_player` the policy plays with itself. `alone` means one game at a time (a person).
+    Without `make_player` the policy plays with itself. `alone`: one game at a time (a person).
     """
 
     name: str
@@ -52,8 +53,8 @@ def self_play_games(
     """`rollout.group_size` games of each instance.
 
     The policy has all seats, or with a partner those of `policy_places`. `partners` are (partner,
-    share of the instances). An instance meets one partner, so the games of a group differ only in
-    what was sampled.
+    share of the instances). All games of an instance have the same partner, so the games of a group
+    differ only in what was sampled.
     """
     setups = []
     chosen = _choose_partners(partners, instances, step=step, seed=seed)
@@ -76,8 +77,8 @@ def _choose_partners(
     step: int,
     seed: int,
 ) -> list[Partner]:
-    """A partner for each instance, by systematic sampling: the numbers of instances are the shares
-    rounded up or down, and equal to them on average."""
+    """A partner for each instance, by systematic sampling: a partner's number of instances is its
+    share of them, rounded up or down, and on average exactly its share."""
     if not instances:
         return []
     offset = named_seed(seed, "guests", step, instances[0].key) / 2**63
@@ -118,8 +119,8 @@ def evaluation_games(
 def scripted_games(
     instances: Sequence[Instance], *, spec: str, game: GameConfig, other: str | None = None
 ) -> list[GameSetup]:
-    """One game of each instance between scripted players: `spec` with those that sit beside it, or
-    `spec` in seat 0 and `other` in seat 1."""
+    """One game of each instance between scripted players: `spec` in each seat that it can play and
+    the game's own players in the others, or `spec` in seat 0 and `other` in seat 1."""
     seated = game.kit.seated(spec) if other is None else (spec, other)
     return [
         _game_setup(
@@ -142,8 +143,8 @@ def teacher_games(
     seed: int,
     rendering: Rendering,
 ) -> list[GameSetup]:
-    """One game of each instance between teachers, each drawn from those of the warm start's mixture
-    that can play the seat. If none can, the seat is filled as a drawn teacher's game fills it."""
+    """One game of each instance between teachers. Each seat's teacher is drawn from those in the
+    warm start's mixture that can play it. If none can, the game chooses the seat's player."""
     mixture = list(zip(*teacher_mixture(teachers, game), strict=True))
     kit, setups = game.kit, []
     for instance in instances:
@@ -169,7 +170,7 @@ def teacher_games(
 
 
 def check_players(config: Config) -> None:
-    """Raises SettingsError for a teacher or scripted partner that does not exist, and for seats or
+    """Raise SettingsError for a teacher or scripted partner that does not exist, and for seats or
     groups that do not fit the game."""
     warm = config.warm_start
     if warm.num_games or warm.auxiliary_weight or config.model.scratch:
@@ -189,7 +190,7 @@ def check_players(config: Config) -> None:
 
 
 def _check_groups(size: int, method: str, *, num_seats: int) -> None:
-    """Raise SettingsError if the policy cannot have each seat in equally many games of a group."""
+    """Raise SettingsError unless the policy can have each seat in equally many games of a group."""
     most = "half" if num_seats == 2 else f"1 of {num_seats}"
     if size % num_seats:
         rule = "even" if num_seats == 2 else f"a multiple of {num_seats}"
@@ -229,10 +230,10 @@ def read_spec(
     text: str, game: GameConfig, *, what: str, seats: tuple[int, ...] | None = None
 ) -> Spec:
     """Parse a partner spec. `seats` are those that the policy always has; None means those that the
-    game leaves it.
+    game allows it.
 
     Raises SettingsError, which begins with `what`, for an invalid spec, a script that the game does
-    not have, or a partner that cannot have any of the other seats.
+    not have, or a partner that can play none of the other seats.
     """
     kit = game.kit
     if seats is None and len(kit.POLICY_SEATS) < len(kit.ROLES):
@@ -305,8 +306,8 @@ def policy_places(
 ) -> tuple[int, ...]:
     """The seats of the policy in the game `index` of its group.
 
-    These are the seats of `rollout.policy_seats`, or those that the game leaves it. Where it could
-    have all, it has all without a partner, and with one the seats in turn, one in each game.
+    In self-play these are all seats. With a partner they are those of `rollout.policy_seats` or
+    those that the game allows the policy; if it allows every seat, one seat a game, in turn.
     """
     num_seats = len(game.kit.ROLES)
     chosen = chosen_seats(game, rollout)
@@ -337,7 +338,7 @@ def seat_players(
 def policy_player(
     names: tuple[object, ...], rollout: RolloutConfig, rendering: Rendering
 ) -> PolicyPlayer:
-    """The policy in training; `names` are those of the game's draws."""
+    """The policy in training; `names` seed the game's random draws."""
     return PolicyPlayer(
         rendering,
         seed_names=names,
@@ -349,8 +350,8 @@ def policy_player(
 def scripted_partner(
     spec: str, names: tuple[object, ...], seat: int, game: GameConfig
 ) -> ScriptedPartner:
-    """A scripted player such as "honest:tell=top", its draws named by game and seat. A seat that it
-    cannot play gets the player who sits there beside it."""
+    """A scripted player such as "honest:tell=top", seeded by game and seat. For a seat that it
+    cannot play, the game chooses another scripted player."""
     kit = game.kit
     spec = kit.seated(spec)[seat]
     script = kit.make_script(spec, seed=named_seed(*names, "partner", seat))

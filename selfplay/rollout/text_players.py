@@ -83,7 +83,7 @@ class PersonPlayer(PartnerPlayer):
         yield  # makes this a generator, though it never requests a completion
 
     def fork(self, *names: object) -> PersonPlayer:
-        """The same person, who plays the forked game as well."""
+        """The same person also plays the forked game."""
         return copy.copy(self)
 
     def _read(self) -> str | None:
