@@ -31,7 +31,7 @@ from selfplay.chat.template import (
 from selfplay.chat.thinking import CLOSE, check_thinking, opens_thought, think
 from selfplay.config.tree import SettingsError
 
-_CACHE_SIZE = 256  # texts whose ids are cached: games of a group open with the same prompt
+_CACHE_SIZE = 256  # texts whose ids are cached; the games of a group start with the same prompt
 # Texts with which `make_rendering` checks a template.
 _USERS = ("Hello, world 12.", "  padded\n", "line one\n\nline two: a_b <3", "Grüße, 世界 🙂 1½")
 _SYSTEM, _ANSWER = "Play well.\nBe brief ", "Fine, {} it is."
@@ -47,11 +47,11 @@ class Rendering:
     end_id: the end-of-turn id.
     folds_system: the template has no system role, so the system text comes before the first user
         text, with a blank line between them.
-    rewritten: why the template cannot be extended turn by turn; empty where it can. With it each
+    rewritten: why the template cannot be extended turn by turn; empty if it can. If set, each
         prompt is rendered anew (`conversation`), and `following` is not used.
     typeable: text without a marker that opens a turn in this template, so any player can type it;
         empty where a marker opens every turn.
-    unread: arguments of the template that it does not read; empty where it reads all.
+    unread: given template arguments that the template does not read.
     """
 
     stop_ids: tuple[int, ...]
@@ -90,8 +90,8 @@ class Rendering:
         """The prompt after these user texts and the answers between them, generation prompt
         included.
 
-        Where the template rewrites old turns, answers stand as it shows them. Elsewhere they stand
-        as `action_ids` has them.
+        Answers appear as the template shows old answers if it rewrites old turns, else as in
+        `action_ids`.
         """
         ids = self.first(system=system, user=users[0])
         if not self.rewritten:
@@ -104,8 +104,8 @@ class Rendering:
         return list(self._encode(text + self._tail))
 
     def _old_answer(self, answer: str) -> str:
-        """An old answer as the template shows it, opened by its header; markers in the header have
-        the secret spelling, those in the answer are plain text."""
+        """An old answer as the template shows it, after its header. Markers in the header have
+        their secret spelling; those in the answer are plain text."""
         shown = self._shown(answer.encode("utf-8", "replace").decode("utf-8"))
         opened = commonprefix([shown, self._header])
         return self._markers.hide(opened) + shown[len(opened) :]
@@ -129,9 +129,9 @@ class Rendering:
         ids = self._markers.encode(self._tail + answer)
         if ids[: len(prompt_ids)] == prompt_ids:
             return ids[len(prompt_ids) :]
-        # The text's first characters merge with the prompt's last ones (a leading newline, say),
-        # but a policy samples after fixed prompt ids. So the text is encoded behind a marker, which
-        # it cannot merge with and which keeps it from being treated as the start of a text.
+        # A policy samples after fixed prompt ids, so the text's first characters must not merge
+        # with the prompt's last ones (such as a newline). A marker before the text prevents that,
+        # and also that the tokenizer treats it as the start of a text.
         return self._markers.encode(self._end + answer)[1:]
 
     def token_ranges(self, text: str, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -220,8 +220,8 @@ def _make_rendering(
     *,
     rewritten: str = "",
 ) -> Rendering:
-    """The rendering, extended turn by turn or, with the reason `rewritten`, rendered anew each
-    turn. Raises RewritesHistory where only the second can be right."""
+    """The rendering: extended turn by turn, or rendered anew each turn if `rewritten` gives a
+    reason. Raises RewritesHistory if the template requires the second."""
     template = Template(tokenizer, template_kwargs)
     markers = private_markers(tokenizer, template)
     folds = not template.has_system()
@@ -295,10 +295,10 @@ def _turn_end(after_answer: str, markers: Markers) -> str:
 
 
 def _typeable(headers: Sequence[str], markers: Markers, *, ends: Sequence[str | None]) -> str:
-    """The first of the texts that open a turn in which no marker stands; "" if there is none.
+    """The first text that opens a turn and contains no marker; "" if there is none.
 
-    The token that ends the turn before does not count as a marker here, unless it opens the next
-    turn alone (GLM).
+    The token that ends the previous turn does not count as a marker here, unless it alone opens the
+    next turn (GLM).
     """
     for header in headers:
         opening = header
@@ -379,7 +379,7 @@ def _check_anew(rendering: Rendering, template: Template) -> None:
 def _check_same_ids(
     got: Sequence[int], expected: Sequence[int], template: Template, *, where: str
 ) -> None:
-    """Raise ValueError, which shows texts and ids around the first difference, unless equal."""
+    """Raise ValueError with texts and ids around the first difference unless the ids are equal."""
     if list(got) != list(expected):
         at = next(i for i, (a, b) in enumerate(zip_longest(got, expected)) if a != b)
         near = slice(max(0, at - 8), at + 8)

@@ -37,7 +37,7 @@ CLOCK = datetime(2024, 7, 26)
 _NUM_TURNS = 4
 # Rendered in place of contents.
 SLOT = "slotpx{}xqtext"
-# Rendered around contents to see what a template trims; no template writes these blanks itself.
+# Added around contents to detect what a template trims; no template writes these blanks itself.
 _PAD_LEFT, _PAD_RIGHT = "\n\t ", " \t\n"
 
 
@@ -60,7 +60,7 @@ class Slot:
 
 
 class RewritesHistory(ValueError):
-    """A template that shows an old answer otherwise than it was sampled."""
+    """The template shows an old answer differently from how it was sampled."""
 
 
 class Template:
@@ -79,8 +79,8 @@ class Template:
         return str(self.kwargs["chat_template"])
 
     def unread(self, names: Iterable[str]) -> str:
-        """Those of the arguments that no path through the template reads, each with the most
-        similar name that it reads; "" if it reads all."""
+        """The arguments that the template never reads, each with the most similar name that it
+        reads; "" if it reads all."""
         read = _get_template_variables(self.source) | {"chat_template"}
         return ", ".join(name + nearest(name, sorted(read)) for name in names if name not in read)
 
@@ -96,14 +96,14 @@ class Template:
     def writes(self, token: str) -> bool:
         """Whether the template writes this token's spelling, as a constant or in a conversation.
 
-        Constants count even if our conversations never show them: a template writes the markers of
-        tool calls and thoughts only where there are some.
+        Constants count even if no conversation here shows them, such as the markers of tool calls
+        and thoughts.
         """
         return token in self._plain or any(token in text for text in self.literals)
 
     @cached_property
     def _plain(self) -> str:
-        """A conversation as the template renders it, with a system text where it takes one."""
+        """A rendered conversation, with a system text if the template takes one."""
         talk = [say("user", 0), say("assistant", 0), say("user", 1)]
         return self.text([say("system", 0), *talk] if self.has_system() else talk)
 
@@ -118,7 +118,7 @@ class Template:
     def _render(self, messages: Sequence[Mapping[str, str]], **kwargs: object) -> Any:
         """A rendering as text or ids.
 
-        A template is third-party code: any exception of it becomes a TemplateError.
+        A template is third-party code, so any exception becomes a TemplateError.
         """
         talk = [dict(m) for m in messages]
         merged: dict[str, Any] = {**self.kwargs, **kwargs}
@@ -181,11 +181,10 @@ class Template:
         return users[1], answers[0].before
 
     def old_answer(self, answer: str) -> str:
-        """An old answer as the template shows it, from the end of the user text before it to the
-        text that ends it.
+        """An old answer as the template shows it: all text between the user text before it and the
+        text that ends the turn.
 
-        Raises ValueError if the template does not show it between two user texts as it shows other
-        answers.
+        Raises ValueError if the text around it differs from that around other answers.
         """
         before, after = say("user", 0), say("user", 1)
         text = self.text([before, {"role": "assistant", "content": answer}, after])
@@ -286,7 +285,7 @@ def find_lead(*, tail: str, header: str) -> str:
     `tail` follows a user text in a prompt, `header` in history. A longer tail is generation-only
     text (Qwen3's empty think block), which our context keeps because the answer was sampled after
     it. A longer header may add only blanks (Mistral's space), which the policy samples itself.
-    Raises ValueError where neither begins with the other.
+    Raises ValueError if neither begins with the other.
     """
     lead = header[len(tail) :]
     if header.startswith(tail) and not lead.strip():
@@ -306,7 +305,7 @@ def special_names(tokenizer: PreTrainedTokenizerFast) -> set[str]:
 
 
 def check_same(got: str, expected: str, *, where: str) -> None:
-    """Raise ValueError, which shows both texts around the first difference, unless equal."""
+    """Raise ValueError with both texts around the first difference unless they are equal."""
     if got != expected:
         at = next(i for i, (a, b) in enumerate(zip_longest(got, expected)) if a != b)
         near = slice(max(0, at - 30), at + 30)

@@ -19,7 +19,7 @@ _TAG = re.compile(r"<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\]")
 
 
 def think(text: str) -> str:
-    """A text that begins with a thought, opened as templates open one."""
+    """The text with an opened thought before it, in the form that templates use."""
     return OPEN + text.removeprefix("\n")
 
 
@@ -43,7 +43,7 @@ def check_thinking(template: Template, tail: str) -> None:
 
 
 def _lost_markup(template: Template) -> str | None:
-    """The first tag that an old answer loses, or whose surrounding text it loses; None if none.
+    """The first tag that an old answer loses, alone or with text around it; None if none.
 
     Tries `<think>` and every tag that the template's own text contains.
     """

@@ -31,8 +31,8 @@ class Span:
 class Transcript:
     """The growing token record of one seat in one game.
 
-    The lists may be read freely and are written through the methods only. `starts` are the
-    positions, after 0, where a sequence of its own begins: what stands before is not its context.
+    Callers may read the lists but write only through the methods. `starts` are the positions after
+    0 where a separate sequence begins; earlier tokens are not its context.
     """
 
     __slots__ = ("ids", "logprobs", "mask", "spans", "starts")
@@ -49,12 +49,12 @@ class Transcript:
         return len(self.ids)
 
     def begin(self) -> None:
-        """Let what follows be a sequence of its own, without the tokens so far as context."""
+        """Begin a separate sequence, whose context excludes the tokens so far."""
         if self.ids:
             self.starts.append(len(self.ids))
 
     def context(self) -> list[int]:
-        """The ids of the last sequence: what the next sampled token is conditioned on."""
+        """The ids of the last sequence, on which the next sampled token is conditioned."""
         return self.ids[self.starts[-1] :] if self.starts else list(self.ids)
 
     def observe(self, ids: Sequence[int]) -> None:
@@ -77,7 +77,7 @@ class Transcript:
         """Append exactly the sampled ids, end-of-turn token included, and their engine log-probs.
 
         `untrained` are ranges [start, end) of `ids` that the loss leaves out. Raises ValueError,
-        before anything is written, when `ids` is empty or has not one log-prob for each id.
+        before anything is written, unless `ids` has at least one id and one log-prob for each.
         """
         self._check()
         if not ids:
@@ -129,7 +129,7 @@ class Transcript:
         return copy
 
     def _check(self) -> None:
-        """Raise RuntimeError when a list was written from outside, which would shift the mask."""
+        """Raise RuntimeError if a list was changed from outside, which would shift the mask."""
         if not len(self.ids) == len(self.mask) == len(self.logprobs):
             raise RuntimeError(
                 "transcript lists must keep one length, got "
