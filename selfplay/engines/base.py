@@ -43,7 +43,7 @@ class Completion:
 
     The ids include the matched stop token. Log-probs are in nats, of the full softmax after the
     temperature. `finish` is "stop" or "length". A model that takes text returns `text` and no
-    ids; its `finish` is "void" where it gave no answer, and `text` then holds the reason.
+    ids; without an answer `finish` is "void", and `text` holds the reason.
     """
 
     ids: list[int]
@@ -69,8 +69,7 @@ Ask = Callable[[Request], Awaitable[Completion]]
 
 
 class EngineFault(RuntimeError):
-    """The policy's engine died, is silent, or answered as no sound engine does. A restart may mend
-    it."""
+    """The policy's engine died, does not answer, or gave an invalid answer. A restart may help."""
 
 
 def check_count(completions: Sequence[Completion], num: int) -> None:
@@ -115,7 +114,7 @@ class Engine(Protocol):
         ...
 
     def restart(self) -> None:
-        """End the engine and start it again. It has none or its first weights until the next push.
+        """End the engine and start it again. Until the next push it has no weights or its first.
 
         Raises EngineFault if it does not start.
         """

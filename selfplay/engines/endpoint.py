@@ -26,7 +26,7 @@ from selfplay.config.settings import SettingsError
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Request
 
-# HTTP statuses below 500 that a retry may cure: time-out, conflict, too early, too many requests.
+# HTTP statuses below 500 worth a retry: time-out, conflict, too early, too many requests.
 _RETRIED = (408, 409, 425, 429)
 # After this many consecutive void answers the endpoint counts as dead for `max_backoff_s`.
 _DEAD_AFTER = 3
@@ -63,7 +63,7 @@ def check_address(url: str, *, what: str) -> None:
 
 
 def endpoint_key(settings: EndpointConfig) -> str | None:
-    """The API key in the variable that endpoint.key_variable names; None where it is empty.
+    """The API key from the variable that endpoint.key_variable names; None if no name is set.
 
     Raises SettingsError, which does not show the key, when the variable is not set or its value is
     not valid in a header.
@@ -150,7 +150,7 @@ class Endpoint:
             "model": self._model,
             "messages": [{"role": m.role, "content": m.content} for m in request.messages],
         }
-        if "max_completion_tokens" not in settings.body:  # some servers refuse both
+        if "max_completion_tokens" not in settings.body:  # some servers refuse both keys
             body["max_tokens"] = request.max_new_tokens
         if settings.temperature is not None:
             body["temperature"] = settings.temperature
@@ -196,7 +196,7 @@ class Endpoint:
 def _read(response: httpx.Response) -> tuple[str, str, tuple[int, int]] | None:
     """Text, finish ("stop" or "length") and (prompt, answer) tokens of a chat completion.
 
-    None where the response is no chat completion.
+    None if the response is no chat completion.
     """
     try:
         body = response.json()

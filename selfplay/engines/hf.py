@@ -21,7 +21,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from selfplay.engines.base import Ask, Completion, Request, Sampling
 
-# A shared beginning is computed once from this many tokens on; below it, a pass more costs as much.
+# A shared prefix of at least this many tokens is computed once; for a shorter one the extra forward
+# pass costs as much as it saves.
 LEAST_SHARED = 64
 
 
@@ -76,7 +77,7 @@ def _uniforms(requests: Sequence[Request], length: int) -> np.ndarray:
 
 
 def _common(prompts: Sequence[Sequence[int]]) -> int:
-    """C, how many first tokens all prompts share; 0 if it is too few to gain by a pass of its own.
+    """C, the length of the prefix that all prompts share; 0 if a separate pass does not pay off.
 
     Every prompt has at least one token of its own.
     """
@@ -175,8 +176,8 @@ class HFEngine:
     ) -> tuple[list[_Slots], Tensor, Tensor, Tensor]:
         """Prefill the left-padded prompts: layers, valid keys [B, K], lengths [B], logits [B, V].
 
-        Equal neighbours (a group's first turns) are computed once and then copied, and so is a long
-        beginning that all prompts share (the rules in words).
+        Equal neighbouring prompts (a group's first turns) are computed once and then copied, and so
+        is a long prefix that all prompts share (the game's rules).
         """
         unique: list[Sequence[int]] = []
         index: list[int] = []
@@ -201,7 +202,7 @@ class HFEngine:
             valid_BK[row, 2 * C + P - len(prompt) : C + P] = True
         ids_BP, valid_BK = ids_BP.to(device), valid_BK.to(device)
         positions_BP = (valid_BK[:, : C + P].cumsum(-1) - 1).clamp(min=0)[:, C:]
-        # A padding position attends to itself: a softmax over no key is NaN, which would spread.
+        # A padding position attends to itself, because a softmax without keys is NaN.
         before_PK = torch.ones(P, C + P, dtype=torch.bool, device=device).tril(C)
         itself_PK = torch.eye(P, C + P, dtype=torch.bool, device=device).roll(C, 1)
         mask_BPK = (before_PK & valid_BK[:, None, : C + P]) | itself_PK
@@ -251,7 +252,7 @@ class HFEngine:
         """Does nothing, since `sleep` frees nothing."""
 
     def restart(self) -> None:
-        """Does nothing: only its weights could be wrong, and the next push copies them."""
+        """Does nothing: only the weights can be wrong, and the next push copies them."""
 
     def close(self) -> None:
         """Does nothing: the engine has no processes."""

@@ -21,7 +21,7 @@ from selfplay.engines.endpoint import Endpoint
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """A wave engine whose weights never change, and the ids that end its turns."""
+    """A wave engine with frozen weights, and the ids that end its turns."""
 
     engine: Engine
     stop_ids: tuple[int, ...]
@@ -75,7 +75,7 @@ class EngineRouter:
     ) -> list[Any]:
         """Run one coroutine for each game on the policy's event loop; results in order.
 
-        A partner's turn delays only the game in which it is taken.
+        A partner's turn delays only its own game.
         """
         queues = {
             name: _WaveQueue(partial(engine.generate, sampling=sampling))
@@ -117,7 +117,7 @@ class EngineRouter:
 
 
 class _WaveQueue:
-    """Makes a wave engine awaitable: requests that arrive while it is busy form its next wave.
+    """Awaitable access to a wave engine: requests that arrive while it is busy form the next wave.
 
     The engine works in a thread, so the event loop is not blocked.
     """
@@ -159,7 +159,7 @@ class _WaveQueue:
     def _attempt(self, requests: list[Request]) -> list[Completion] | BaseException:
         """One wave's completions, or the exception raised instead.
 
-        Every exception must reach the wave's games, which would otherwise wait for ever.
+        Every exception must reach the wave's games, which would otherwise wait forever.
         """
         try:
             completions = self._generate(requests)

@@ -55,7 +55,7 @@ def compare(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> No
 
 
 class _CompareWrites(TorchDispatchMode):
-    """Turns each write to a parameter of the model into a comparison with that parameter."""
+    """Replaces each write to a parameter of the model by a comparison with that parameter."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -98,7 +98,7 @@ class SGLangEngine:
         self._budget_bytes = 0.0
         self._released: set[str] = set()
         if processes > 1:
-            # Games of one prompt stay together, so a process may get more than its even share.
+            # Games with the same prompt stay together, so a process may get more than its share.
             max_running_requests = math.ceil(1.25 * max_running_requests / processes)
             if max_total_tokens is not None:
                 max_total_tokens //= processes
@@ -110,7 +110,7 @@ class SGLangEngine:
                     share_bytes=mem_fraction * free / processes,
                     itemsize=self.dtype.itemsize,
                 )
-                mem_fraction = (1 + mem_fraction) / 2  # the size of the cache is given
+                mem_fraction = (1 + mem_fraction) / 2  # the cache has a fixed size
         self._timeout_s, self._num_starts = timeout_s, 0
         self._arguments = launch.engine_arguments(
             model_path,
@@ -133,7 +133,7 @@ class SGLangEngine:
         self._start()
 
     def _start(self) -> None:
-        # Each process draws from a stream of its own, and so does a restarted one.
+        # Each process has its own random stream, and a restart begins a new one.
         seed, port = self._arguments["random_seed"] + 7919 * self._num_starts, launch.free_port()
         self._num_starts += 1
         arguments = self._arguments
@@ -216,9 +216,9 @@ class SGLangEngine:
 
         Each coroutine gets `ask(request)`. The first exception cancels the other games and their
         requests, then propagates. Also raises ValueError for a request that does not fit the
-        context, EngineFault when the engine has died, gives no answer for `timeout_s`, aborts a
-        request or replies what cannot be read, and RuntimeError when it has no valid weights or
-        cache (it sleeps, or a push is incomplete).
+        context; EngineFault if the engine dies, gives no answer for `timeout_s`, aborts a request
+        or sends an unreadable reply; and RuntimeError while it has no valid weights or cache (it
+        sleeps, or a push is incomplete).
         """
         self._check_awake()
 
@@ -307,7 +307,7 @@ class SGLangEngine:
             sizes = [shapes[name] for name in names]
             device = named[names[0]].device
             flat_N = gather_flat([named[n] for n in names], dtype=self.dtype, device=device)
-            if flat_N.is_cuda:  # the engine may open the buffer only when its values are final
+            if flat_N.is_cuda:  # the engine must not open the buffer before its values are final
                 torch.cuda.current_stream(device).synchronize()
             payloads = [weights.serialise(flat_N, names, sizes) for _ in range(self.num_ranks)]
             self.begin_bucket(payloads, names=names, version=version)()
@@ -327,7 +327,7 @@ class SGLangEngine:
         last = self.weights.expect(names)
         flush = last and "kv_cache" not in self._released
         if flush:
-            # The scheduler ends if it has to flush while it still processes its last batch.
+            # The scheduler crashes if it must flush while it still processes its last batch.
             self._flush_cache("a weight push")
         wait = self._send(
             payloads,
@@ -397,7 +397,7 @@ class SGLangEngine:
     def wake(self, what: str) -> None:
         """Allocate memory again: "weights" before a push, "kv_cache" after it.
 
-        The weights are void until the push is complete. Raises ValueError for any other `what`.
+        The weights are invalid until the push is complete. Raises ValueError for any other `what`.
         """
         if what not in TAGS:
             raise ValueError(f"wake takes one of {TAGS}, got {what!r}")
@@ -420,9 +420,9 @@ class SGLangEngine:
     def restart(self) -> None:
         """Kill the engine's processes and start others, from the same folder.
 
-        It holds that folder's weights, and its cache is as large as the first one's, though the
-        trainer's state lies beside it now. Raises EngineFault if it does not start; later calls
-        raise it, too.
+        The new engine has that folder's weights and a cache of the same size as before, although
+        the trainer's state now takes memory. If it does not start, this call and all later ones
+        raise EngineFault.
         """
         self.weights = weights.Ledger(self.weights.expected, complete=self._holds_folder)
         self.version, self._released = 0, set()

@@ -155,7 +155,7 @@ class EngineLoop:
         if not self._loop.is_running():
             self._loop.run_until_complete(self._cancel_tasks())
             for engine in self.engines:
-                # As garbage, a context would wait for ever to send what the dead have not read.
+                # When collected, a context would wait forever to send to the dead processes.
                 for socket in (engine.tokenizer_manager.recv_from_detokenizer, engine.send_to_rpc):
                     socket.context.destroy(linger=0)
                 engine.loop.close()

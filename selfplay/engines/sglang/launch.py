@@ -39,8 +39,8 @@ CHILD_ENVIRONMENT: dict[str, str | None] = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     # This version cannot save CUDA graphs while the engine sleeps; they stay in memory.
     "SGLANG_MEMORY_SAVER_CUDA_GRAPH": None,
-    # A request that does not stream is answered once; by default every 50 of its tokens cost the
-    # scheduler and the trainer's process a message.
+    # One message for each request. By default SGLang sends one every 50 tokens, even without
+    # streaming.
     "SGLANG_FORCE_STREAM_INTERVAL": "1000000",
     # `Completion.logprobs` are log-probs after the temperature.
     "SGLANG_RETURN_ORIGINAL_LOGPROB": None,
@@ -51,14 +51,14 @@ CHILD_ENVIRONMENT: dict[str, str | None] = {
 
 FIRST_PORT, NUM_PORTS = 20_000, 750
 
-# Tokens of the prefills that are captured as CUDA graphs; a shorter one is padded, SGLang runs a
-# longer one without a graph, as it does where padding would more than double it.
+# Numbers of tokens for which prefills are captured as CUDA graphs. SGLang pads a prefill to the
+# next size; it uses no graph above the largest or if padding would more than double the tokens.
 PREFILL_GRAPHS = (4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 
-# Elements of the output layer up to which bf16 logits are computed in fp32, as the trainer's are.
-# Rounded to bf16 they are the largest part of the mismatch (docs/log.md), but SGLang copies the
-# layer to fp32 in each step, which a large vocabulary pays for.
+# The largest output layer, in elements, whose logits a bf16 engine computes in fp32, as the trainer
+# does. bf16 logits are the largest part of the mismatch (docs/log.md), but for fp32 SGLang copies
+# the layer in each step, which is slow for a large vocabulary.
 LARGEST_FP32_HEAD = 2**22
 
 
@@ -105,8 +105,8 @@ def free_port() -> int:
     SGLang picks a port that is free at the moment and binds it seconds later, when another rank or
     run may have picked the same one. Here the search starts at a port derived from this process's
     id. Consecutive ids start 16 ports apart. All ports lie below the range that the kernel uses for
-    outgoing connections. A restart finds the port of the killed engine free, though connections to
-    it still linger: the next one may be another rank's. Raises RuntimeError when no port is free.
+    outgoing connections. A restart may reuse the killed engine's port although connections to it
+    linger, because the next port may be another rank's. Raises RuntimeError when no port is free.
     """
     first = os.getpid() % NUM_PORTS
     for step in range(NUM_PORTS):
@@ -171,7 +171,7 @@ def engine_arguments(
         "enable_memory_saver": memory_saver,
         "enable_deterministic_inference": deterministic,
     }
-    if device == "cpu":  # where SGLang may hold the layer in a packed format, it has no fp32 logits
+    if device == "cpu":  # SGLang may pack the layer there, which rules out fp32 logits
         arguments["disable_cuda_graph"] = True
     else:
         if dtype == "bfloat16" and head_size(model_path) <= LARGEST_FP32_HEAD:
@@ -186,7 +186,7 @@ def engine_arguments(
 
 
 def head_size(model_path: str) -> float:
-    """The elements of a model folder's output layer; infinite if its config does not tell."""
+    """The elements of a model folder's output layer; infinite if its config lacks the sizes."""
     try:
         config = json.loads((pathlib.Path(model_path) / "config.json").read_text("utf-8"))
         return float(config["vocab_size"] * config["hidden_size"])
@@ -199,9 +199,9 @@ def with_cache(
 ) -> dict[str, Any]:
     """The arguments of a restart that gives weights and cache as much memory as the first start.
 
-    The first start had nothing beside it and took `budget_bytes`, a share of all memory. Of the
-    `free_bytes` beside the trainer the same bytes are a larger share. A hundredth more makes up for
-    what CUDA itself takes; `cache_tokens`, the first cache's size, is then the limit.
+    The first start took `budget_bytes`, a share of all GPU memory. At a restart the trainer holds
+    memory, so the same bytes are a larger share of `free_bytes`. 0.01 is added for CUDA's own
+    memory; `cache_tokens`, the first cache's size, limits the new cache.
     """
     share = min(0.95, budget_bytes / free_bytes + 0.01)
     return {**arguments, "mem_fraction_static": share, "max_total_tokens": cache_tokens}
@@ -293,7 +293,7 @@ def launch(every: Sequence[dict[str, Any]]) -> Started:
         children = tuple(set(multiprocessing.active_children()) - before)
         if not complete:
             processes.kill(children)
-            gc.freeze()  # collected before its open sockets, a context would wait for ever
+            gc.freeze()  # a ZeroMQ context collected before its open sockets would wait forever
     # SGLang's modules create half a million objects that live as long as the process. Freezing them
     # saves 0.3 s in each full garbage collection and 1.7 s at exit.
     gc.collect()
@@ -304,9 +304,9 @@ def launch(every: Sequence[dict[str, Any]]) -> Started:
 
 
 def expected_parameters(model_path: str) -> dict[str, torch.Size]:
-    """Names and shapes of the parameters in a complete push; a tied output head is not one of them.
+    """Names and shapes of the parameters of a complete push, without a tied output head.
 
-    They are those of the transformers model of the same config. SGLang itself only warns of unknown
+    They are those of the transformers model with this config. SGLang itself only warns of unknown
     names and ignores missing ones.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -322,8 +322,8 @@ def cache_tokens(
 ) -> int:
     """How many tokens fit the cache of an engine whose weights and cache may take `share_bytes`.
 
-    SGLang itself derives this from the memory that is free while it starts, which engines that
-    start at the same time change for each other. Raises ValueError if nothing is left for a cache.
+    SGLang itself derives this from the free memory during its start, which engines that start at
+    the same time change for each other. Raises ValueError if nothing is left for a cache.
     """
     from transformers import AutoConfig
 

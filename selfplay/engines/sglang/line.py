@@ -22,8 +22,8 @@ from selfplay.engines.base import EngineFault
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """New ids with their log-probs, in nats; the prompt's log-probs if they were asked for, whose
-    first is None; why the answer ended, and how many of the prompt's tokens were cached."""
+    """New ids with their log-probs, in nats; the prompt's log-probs if requested (the first is
+    None); why the answer ended; how many prompt tokens were cached."""
 
     ids: list[int]
     logprobs: list[float]
@@ -42,11 +42,11 @@ class _Waiting:
 
 
 class Line:
-    """The requests of one process that wait for an answer are `manager.rid_to_state`, as those of
-    SGLang's front would be."""
+    """The connection to one process. Its open requests are in `manager.rid_to_state`, where
+    SGLang's own front keeps them too."""
 
     def __init__(self, manager: Any) -> None:
-        """`manager` is the TokenizerManager of the process's front."""
+        """`manager` is the TokenizerManager of the process."""
         import zmq
         from sglang.srt.managers.io_struct import AbortReq
 
@@ -54,7 +54,7 @@ class Line:
         self._vocabulary = int(manager.model_config.vocab_size)
         self._waiting: dict[str, _Waiting] = manager.rid_to_state
         self._unsent: list[Any] = []
-        # The front's socket of asyncio makes a future for each send; a plain one sends at once.
+        # The front's asyncio socket creates a future for each send; a plain socket sends directly.
         self._socket = zmq.Socket.shadow(manager.send_to_scheduler.underlying)
         manager._handle_batch_output = self._take
         manager._result_dispatcher._mapping[AbortReq] = self._take_abort
@@ -64,7 +64,7 @@ class Line:
     ) -> Answer:
         """Send a request and wait for its answer; `rid` is its name, new each time.
 
-        If the waiting is cancelled, the process drops the request. Raises ValueError for ids that
+        If the caller is cancelled, the process drops the request. Raises ValueError for ids that
         are not in the vocabulary and for parameters that SGLang refuses.
         """
         from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
@@ -112,13 +112,13 @@ class Line:
         import zmq
         from sglang.srt.managers.io_struct import sock_send
 
-        # The queue has no bound: a send fails only if the process is gone, which its event loop
-        # reports; a blocking send would wait for ever.
+        # The queue is unbounded, so a send fails only if the process is gone, which the event loop
+        # reports. A blocking send would then wait forever.
         with contextlib.suppress(zmq.Again):
             sock_send(self._socket, message, flags=zmq.NOBLOCK)
 
     async def _take(self, output: Any) -> None:
-        """Take a message of the process, which has parts of answers or whole ones."""
+        """Handle a message of the process: parts of answers or complete ones."""
         for place, rid in enumerate(output.rids):
             waiting = self._waiting.get(rid)
             if waiting is None:
@@ -140,7 +140,7 @@ class Line:
                 self._end(rid, finish, num_prompt=counts[0], num_cached=counts[1])
 
     def _take_abort(self, message: Any) -> None:
-        """The process dropped a request that it had not begun."""
+        """Handle the message that the process dropped a request before it began."""
         if message.rid in self._waiting:
             self._end(message.rid, "abort", num_prompt=0, num_cached=0)
 

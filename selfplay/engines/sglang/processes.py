@@ -73,11 +73,11 @@ def _itself(tensor: Any) -> Any:
 
 
 def pause_when_idle() -> None:
-    """Have this process finish its kernels before it gives GPU memory up.
+    """Make this process finish its kernels before it frees GPU memory.
 
     SGLang copies the model's buffers just before it goes to sleep, and torch_memory_saver unmaps
-    memory without waiting. On a GPU that other processes use too, the copy may still run then: an
-    illegal memory access, which ends the engine.
+    memory without waiting. If the GPU is shared with other processes, the copy may still run then:
+    an illegal memory access, which ends the engine.
     """
     import torch
     from sglang.srt.utils.torch_memory_saver_adapter import _TorchMemorySaverAdapterReal as Saver

@@ -27,12 +27,11 @@ class Served:
 
 
 class Bursts:
-    """Holds requests back and sends them together.
+    """Delays requests and sends them in bursts.
 
-    Turns of games end one by one. Sent at once, the prefill of each next turn stops the decoding of
-    all other games (sglang #23189). Here a request waits until the waiting ones are `share` of
-    those in the engine, at most `after_s` seconds. Which requests share a batch changes no
-    distribution.
+    Turns end one by one. If each next request were sent at once, its prefill would stop the
+    decoding of all other games (sglang #23189). Here requests wait until they are `share` of those
+    in the engine, at most `after_s` seconds. Batching does not change the sampling distribution.
     """
 
     def __init__(self, share: float, *, after_s: float) -> None:
@@ -69,13 +68,13 @@ class Bursts:
             self._timer = None
         held, self._held = self._held, []
         for future in held:
-            if not future.done():  # a cancelled game waits no more
+            if not future.done():  # its game may have been cancelled
                 future.set_result(None)
 
 
 class Places:
-    """Gives each game the process that plays it: games with the same first prompt share one, so
-    that the prompt is computed once, and a new prompt goes where the fewest games are."""
+    """Assigns each game to a process. Games with the same first prompt share one, so the prompt is
+    computed once; a new prompt goes to the process with the fewest games."""
 
     def __init__(self, num: int) -> None:
         self._num_games = [0] * num
@@ -139,7 +138,7 @@ class Asker:
 
 @contextlib.contextmanager
 def failures() -> Iterator[None]:
-    """Turn an error of the engine's front into an EngineFault; an invalid request's stays."""
+    """Turn an error of the engine's front into an EngineFault, except one of an invalid request."""
     try:
         yield
     except (ValueError, EngineFault):

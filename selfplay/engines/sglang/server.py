@@ -24,7 +24,7 @@ def server_command(
     max_cache_tokens: int | None,
     context_length: int | None,
 ) -> list[str]:
-    """The words of a process that serves the Hugging Face folder `weights` as `name` on HOST:port.
+    """The command line that serves the Hugging Face folder `weights` as `name` on HOST:port.
 
     The sampling defaults are OpenAI's (temperature 1), which is how games are sampled in training.
     """

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from selfplay.engines.sglang import compare
 
-# Each bucket has a fixed cost, which slows smaller ones (docs/log.md measures 0.25 to 4 GiB).
+# Each bucket has a fixed cost, so smaller buckets are slower (docs/log.md measures 0.25 to 4 GiB).
 BUCKET_BYTES = 2 * 2**30
 
 
@@ -82,7 +82,7 @@ def serialise_compared(
 
 
 def _payload(message: Any, shared: Tensor) -> bytes:
-    """The serialized message; the `shared` tensor in it travels as a handle, not as values."""
+    """The serialized message; its `shared` tensor is sent as a handle, not as values."""
     from sglang.srt.utils import MultiprocessingSerializer
     from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
 
@@ -128,8 +128,8 @@ class Ledger:
     def expect(self, names: Sequence[str]) -> bool:
         """Announce a bucket; return whether it completes the weights.
 
-        The first bucket of a push voids all parameters. Raises ValueError for a parameter that is
-        unknown or was already received in this push.
+        The first bucket of a push invalidates all parameters. Raises ValueError for a parameter
+        that is unknown or was already received in this push.
         """
         if self.complete:
             self.lose()
@@ -143,5 +143,5 @@ class Ledger:
         self._missing.difference_update(names)
 
     def lose(self) -> None:
-        """Record that the engine's weights are void."""
+        """Record that the engine's weights are invalid."""
         self._missing = set(self.expected)
