@@ -35,8 +35,8 @@ from selfplay.rollout.episode import Episode
 T = TypeVar("T")
 ZERO_VARIANCE = 1e-9  # a group whose rewards differ by less has zero variance
 # Methods whose baseline is the group's own mean. Their zero-variance groups have no gradient and
-# are dropped. Other methods keep them: such a group can still be better than the batch or the
-# moving average.
+# are dropped. Other methods keep them, because a group can differ from the batch or the moving
+# average.
 COMPARED_IN_GROUPS = ("grpo", "dr_grpo", "rloo")
 
 
@@ -59,8 +59,8 @@ class CreditStats:
 
 @dataclass(frozen=True, slots=True)
 class SampleStatistics:
-    """What a group's baseline needs of one sample, on any rank: the number of its trained tokens,
-    and the mean and variance of their values."""
+    """What baselines need to know of a sample: the number of its trained tokens, and the mean and
+    variance of their values."""
 
     name: str
     group: str
@@ -78,7 +78,7 @@ def reward_samples(
     games = _by(episode_samples(episodes, algorithm=algorithm, reward=reward), "group")
     turns = _by(branch_samples(episodes, algorithm=algorithm, reward=reward), "group")
     groups = games | turns
-    # The baseline of a critic is its own estimate, so with one no group counts as zero-variance.
+    # With a critic the baseline is the critic's estimate, so no group counts as zero-variance.
     critic = algorithm.method == "ppo"
     zero_variance = {
         name for name, group in groups.items() if not critic and _has_zero_variance(group)
@@ -138,7 +138,7 @@ def assign_advantages(
     """The samples with an advantage on every trained token: (value - baseline) / divisor.
 
     `everyone` holds the statistics of every rank, since a group may lie on several; a sample that
-    several ranks hold counts once. None means these samples are all there are. `baselines` are the
+    several ranks hold counts once. None means that no other rank has samples. `baselines` are the
     moving averages of earlier steps, by role. Samples without a group keep their advantages.
     """
     if algorithm.method == "ppo":
@@ -202,8 +202,8 @@ def _baselines_and_divisors(
         means_G = [member.mean for member in members]
         divisor = 1.0
         if method == "ema":
-            # The average of earlier steps only: including this step's rewards would bias the
-            # gradient. The first step has no other choice.
+            # Only earlier steps' rewards, because this step's would bias the gradient; the first
+            # step has no others.
             start = baselines[key] if key in baselines else sum(means_G) / len(means_G)
             baselines_G = [start] * len(members)
         elif method == "rloo":
@@ -226,8 +226,8 @@ def _with_advantages(
 
 
 def _token_values(sample: Sample, algorithm: AlgorithmConfig) -> list[float]:
-    """What each token is credited with: the sum of all rewards (reinforce_pp: of those from the
-    token on) and of the moves' rewards from the token on, minus the penalty of its own turn."""
+    """Each token's return: the sum of all rewards (reinforce_pp: of those from the token on), plus
+    the moves' rewards from the token on, minus the penalty of the token's turn."""
     if algorithm.method == "reinforce_pp":
         values_N = list(accumulate(reversed(sample.rewards)))[::-1]
     else:
@@ -251,8 +251,7 @@ def _by(entries: Sequence[T], key: str) -> dict[str, list[T]]:
 
 
 def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and population variance. The mean of equal values is exactly that value; a sum would
-    round."""
+    """Mean and population variance. The mean of equal values is exact, without a sum's rounding."""
     if min(values) == max(values):
         return values[0], 0.0
     mean = sum(values) / len(values)
@@ -260,8 +259,8 @@ def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _reward_stds(episodes: Sequence[Episode], *, reward: RewardConfig) -> dict[str, float]:
-    """Each instance's standard deviation of rewards, in the role where it is largest. It is near 0
-    if the instance is too hard or solved."""
+    """Each instance's standard deviation of rewards, in the role where it is largest; near 0 if the
+    instance is too hard or solved."""
     by_role: dict[str, dict[str, list[float]]] = {}
     for episode in episodes:
         for seat in trained_seats(episode):
@@ -280,7 +279,7 @@ def _reward_stds(episodes: Sequence[Episode], *, reward: RewardConfig) -> dict[s
 
 
 def _has_zero_variance(members: Sequence[Sample]) -> bool:
-    """Whether all samples of a group have the same reward, and none of a single turn."""
+    """Whether all samples of a group have the same reward, and no penalty or reward of one turn."""
     rewards = [sum(sample.rewards) for sample in members]
     by_turn = any(sample.penalties or sample.move_rewards for sample in members)
     return max(rewards) - min(rewards) < ZERO_VARIANCE and not by_turn

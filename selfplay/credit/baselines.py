@@ -32,7 +32,7 @@ def leave_one_out(means_G: Sequence[float]) -> list[float]:
 
 
 def reward_std(means_G: Sequence[float], withins_G: Sequence[float]) -> float:
-    """The population standard deviation, with equal weight for every sample whatever its length."""
+    """The population standard deviation; every sample has equal weight, whatever its length."""
     mean = sum(means_G) / len(means_G)
     squares = [(m - mean) ** 2 + w for m, w in zip(means_G, withins_G, strict=True)]
     return math.sqrt(sum(squares) / len(squares))

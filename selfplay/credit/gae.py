@@ -21,8 +21,8 @@ def gae(
     """Advantages of one transcript, arXiv 1506.02438 eq. 16.
 
     With d_k = r_k + gamma V_{k+1} - V_k, the advantage is the sum over l of (gamma lam)^l d_{k+l}.
-    `values_K` are of the states before each token. The state after the last one has value 0: the
-    game is over.
+    `values_K` are the values of the states before each token. The state after the last token has
+    value 0, because the game is over.
     """
     advantages_K = [0.0] * len(values_K)
     advantage, next_value = 0.0, 0.0

@@ -32,7 +32,7 @@ from selfplay.rollout.episode import BranchPoint, Episode
 def episode_samples(
     episodes: Sequence[Episode], *, algorithm: AlgorithmConfig, reward: RewardConfig
 ) -> list[Sample]:
-    """Each seat's game with its reward, without the turns of branch points."""
+    """One sample with rewards for each seat of each game; branch points are left out."""
     samples = []
     for episode in episodes:
         for seat in trained_seats(episode):
@@ -52,10 +52,11 @@ def episode_samples(
 def branch_samples(
     episodes: Sequence[Episode], *, algorithm: AlgorithmConfig, reward: RewardConfig
 ) -> list[Sample]:
-    """Each sibling turn with the mean reward of its continuations, and each continuation after it.
+    """Samples of each sibling turn, with the mean reward of its continuations, and of each
+    continuation's later turns.
 
-    The game that was actually played is sibling 0, continuation 0. It trains as a game of its
-    instance, so it is not among the continuations here.
+    The played game is sibling 0, continuation 0. It already trains as a game of its instance, so
+    its later turns give no sample here.
     """
     samples = []
     for episode in episodes:
@@ -114,7 +115,7 @@ def _turn_sample(
     per_turn = algorithm.error_credit == "turn"
     reward_of = game_return if per_turn else seat_reward
     value = sum(reward_of(c, seat, config=config) for c in continuations) / len(continuations)
-    # The rewards of the moves before the turn are the same in all continuations and not its return.
+    # Rewards of earlier moves are equal in all continuations and not part of this turn's return.
     before = move_rewards(episode, seat, config=config).items()
     value -= sum(reward for number, reward in before if number < point.turn)
     if per_turn:
@@ -160,8 +161,8 @@ def _rewarded(
 ) -> Sample:
     """The sample with the seat's rewards at its tokens.
 
-    With `error_credit: turn` the reward is the game's return, and each refused turn keeps its own
-    penalty; nothing is floored at 0.
+    With `error_credit: turn` the reward is the game's return, and each refused turn carries its own
+    penalty. No value is clamped at 0.
     """
     rewards = [0.0] * len(sample.ids)
     last = len(sample.mask) - 1 - sample.mask[::-1].index(1)
@@ -185,7 +186,7 @@ def _rewarded(
 def _move_tokens(
     episode: Episode, seat: int, config: RewardConfig, *, last: int
 ) -> tuple[tuple[int, float], ...]:
-    """The seat's rewards of single moves with the token, up to `last`, that each is credited to."""
+    """The seat's rewards of single moves as (token, reward); no token is after `last`."""
     transcript = episode.transcripts[seat]
     assert transcript is not None
     rewards: dict[int, float] = {}

@@ -15,15 +15,15 @@ class Sample:
     - `old_logprobs` are the engine's log-probs at the sampling temperature.
     - `advantages` are 0 where the mask is 0.
     - `rewards` hold the seat's final reward at its last trained token.
-    - `move_rewards` are (token, reward) of single moves: the last token that the seat sampled up to
-      the move. They are not in `rewards`.
+    - `move_rewards` are (token, reward) of single moves; the token is the seat's last sampled one
+      up to the move. They are not in `rewards`.
     - `penalties` are (start, end, penalty) of single refused turns; they are not in `rewards`.
     - `group` is the key of the samples it is compared with; `role` is the seat and, if there is
       one, the partner. Imitation samples have no group, no role and no rewards.
     - `importance` is each token's weight in the loss, which corrects the mismatch of engine and
       trainer log-probs; 0 rejects the token. Empty means weight 1 everywhere.
-    - `starts` are the positions, after 0, where a sequence of its own begins (`Transcript.starts`).
-      The sample is one for credit and loss, and each of its sequences has its own context.
+    - `starts` are the positions after 0 where a separate sequence begins (`Transcript.starts`).
+      Each sequence has its own context; credit and loss treat the sample as one.
     - `values` are the critic's estimates before each trained token, `returns` their targets. Both
       are empty without a critic.
     """
@@ -44,8 +44,8 @@ class Sample:
     starts: tuple[int, ...] = ()
 
     def sequences(self) -> list[tuple[int, int]]:
-        """The ranges [start, end) of the sequences that have a trained token; the whole sample if
-        it is one sequence."""
+        """The ranges [start, end) of the sequences that have a trained token; the complete sample
+        if it is one sequence."""
         if not self.starts:
             return [(0, len(self.ids))]
         bounds = (0, *self.starts, len(self.ids))
@@ -54,7 +54,7 @@ class Sample:
 
     @property
     def longest(self) -> int:
-        """Tokens of its longest sequence."""
+        """The number of tokens of the longest sequence."""
         return max((end - start for start, end in self.sequences()), default=0)
 
     def token_rewards(self) -> list[float]:
