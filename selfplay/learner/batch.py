@@ -43,8 +43,8 @@ class MicroBatch:
 
 
 def pack(samples: Sequence[Sample], *, device: torch.device, share: bool = True) -> MicroBatch:
-    """One micro-batch of these samples, back to back. Each sequence of a sample is packed as if it
-    were a sample of its own; those without a trained token are left out.
+    """One micro-batch of these samples, back to back. Each sequence of a sample is packed like a
+    separate sample; sequences without a trained token are left out.
 
     With `share`, a prefix that a sample shares with the one before it is computed once. Raises
     ValueError for a sample whose first token is trained.
@@ -57,7 +57,7 @@ def pack(samples: Sequence[Sample], *, device: torch.device, share: bool = True)
     if mask_K[bounds_S1[:-1]].any():
         raise ValueError("a transcript's first token cannot be trained: nothing predicts it")
     targets_at_M = mask_K.nonzero()[0]
-    # Several times as fast as `torch.tensor` on a list.
+    # Several times faster than `torch.tensor` on a list.
     ids_K = np.fromiter(chain.from_iterable(sequences), np.int64, len(mask_K))
     positions_K = np.arange(len(ids_K)) - np.repeat(bounds_S1[:-1], lengths_S)
 
@@ -147,8 +147,8 @@ def deal(sizes: Sequence[Sequence[int]], *, tp: int) -> list[list[tuple[int, int
     """The samples that each row of `tp` neighbouring ranks trains on, as sorted (rank, index).
 
     `sizes` are the numbers of tokens of each rank's samples. Every sample starts in its own rank's
-    row. Then the fullest row gives the emptiest one its largest sample of at most half their
-    difference, until there is none.
+    row. Then, as long as there is one, the largest sample of at most half the difference moves from
+    the row with the most tokens to the row with the fewest.
     """
     rows = [
         sorted((size, rank, i) for rank in range(a, a + tp) for i, size in enumerate(sizes[rank]))

@@ -22,9 +22,9 @@ from selfplay.model.policy import hidden_states, policy_logprobs
 
 @dataclass(frozen=True, slots=True)
 class UpdateSettings:
-    """The settings that an update reads. `temperature` is that of the rollout, `max_mismatch` the
-    largest mean log-prob mismatch of a rollout in nats a token (`SyncCheck.bound`), `num_steps`
-    counts the self-play steps of the run."""
+    """The settings that an update reads. `temperature` is the rollout's. `max_mismatch` is the
+    largest accepted mean log-prob mismatch of a rollout, in nats per token (`SyncCheck.bound`).
+    `num_steps` counts the self-play steps of the run."""
 
     algorithm: AlgorithmConfig
     critic: CriticConfig
@@ -54,7 +54,7 @@ class Learner:
     """What an update changes (model, optimizer, critic) and what it only reads (the rest).
 
     `kl` is the weight of the KL to the reference, which the KL controller may change.
-    `reference_moves` says that the reference changes during the run and belongs in checkpoints. The
+    `reference_moves`: the reference changes during the run, so checkpoints must hold it. The
     reference of a model with adapters is the model itself, run without them.
     """
 
@@ -70,7 +70,7 @@ class Learner:
 
 
 def even_out(batches: list[MicroBatch], world: World) -> list[MicroBatch]:
-    """Add filler micro-batches of weight 0, up to the largest number that any rank has."""
+    """Add filler micro-batches of weight 0 up to the largest number of any rank."""
     most = int(all_reduce_max(float(len(batches)), world))
     if len(batches) < most:
         filler = Sample(
@@ -138,13 +138,13 @@ class TokenMeans:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        # Sums stay on the device: reading one would make the host wait for it.
+        # Sums stay on the device, because reading one would synchronize host and device.
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, float] = {}
         self._largest: dict[str, Tensor] = {}
 
     def add(self, values: dict[str, Tensor], batch: MicroBatch) -> None:
-        """Add values [M] under their names; those of a filler count as none."""
+        """Add values [M] under their names; a filler's values are ignored."""
         real = 0.0 if is_filler(batch) else 1.0
         for name, values_M in values.items():
             total = real * values_M.detach().sum().double()

@@ -21,7 +21,7 @@ import math
 import torch
 from torch import Tensor
 
-LARGEST_LOG = 20.0  # nats; exp(20) is 4.9e8. verl clamps its log-ratios to [-20, 20], too
+LARGEST_LOG = 20.0  # nats; exp(20) is 4.9e8. verl clamps log-ratios to the same range
 
 
 def ratio(logs: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def gspo(
     clip_high: float,
     dual_clip: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same clip with one ratio a sequence, s = (product of r over its tokens) ^ (1 / tokens).
+    """The same clip with one ratio per sequence, s = (product of r over its tokens)^(1 / tokens).
 
     arXiv 2507.18071 in its token form, eq. 13 and 14: a token's ratio has the value s and the
     gradient s times that of its own log-prob. Where the tokens of a sequence share an advantage,
@@ -97,8 +97,8 @@ def cispo(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """REINFORCE with a clipped ratio as a constant weight: -clip(r, 1 - low, 1 + high) A log pi.
 
-    arXiv 2506.13585 eq. 4 and 5. No token loses its gradient; the mask marks those whose weight was
-    clipped. The paper has no lower bound, which is `clip_low` 1.
+    arXiv 2506.13585 eq. 4 and 5. Every token keeps its gradient; the mask marks those whose weight
+    was clipped. The paper has no lower bound, which is `clip_low` 1.
     """
     ratios_M = ratio(logprobs_M - old_logprobs_M).detach()
     weights_M = ratios_M.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -133,7 +133,7 @@ def vespo(
     positive: tuple[float, ...],
     negative: tuple[float, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """REINFORCE with one soft weight a sequence: -w^k exp(lam (1 - w)) A log pi.
+    """REINFORCE with one soft weight per sequence: -w^k exp(lam (1 - w)) A log pi.
 
     arXiv 2602.10693: w is the product of r over the sequence, without a root. The weight has no
     gradient and is 1 at w = 1. (k, lam) is `positive` where A >= 0, else `negative`. log w is
@@ -155,7 +155,7 @@ def reinforce(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """-A log pi (REINFORCE, Williams 1992), as if the policy being trained had sampled the tokens.
 
-    Nothing corrects for weights that moved since; the ratios are only a metric.
+    No term corrects for weights that changed since sampling; the ratios are only a metric.
     """
     ratios_M = ratio(logprobs_M - old_logprobs_M).detach()
     return -advantages_M * logprobs_M, ratios_M, torch.zeros_like(ratios_M)
@@ -164,16 +164,15 @@ def reinforce(
 def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, *, estimator: str) -> Tensor:
     """Per-token estimate of KL(policy || reference) from the policy's samples, in nats.
 
-    Schulman's three (joschu.net/blog/kl-approx.html), with d = log pi_ref - log pi: k1 = -d is
-    unbiased, k2 = d^2 / 2 is biased but varies little, k3 = exp(d) - 1 - d is unbiased and never
-    negative. Their gradients estimate other things (docs/methods.md): that of k1 is 0 on average,
-    that of k2 is the gradient of KL(policy || reference), that of k3 the gradient of
-    KL(reference || policy).
+    Schulman's estimators (joschu.net/blog/kl-approx.html), with d = log pi_ref - log pi: k1 = -d is
+    unbiased, k2 = d^2 / 2 is biased with low variance, k3 = exp(d) - 1 - d is unbiased and never
+    negative. The means of their gradients differ (docs/methods.md): 0 for k1, the gradient of
+    KL(policy || reference) for k2 and that of KL(reference || policy) for k3.
 
     k3 clamps d to [-LARGEST_LOG, LARGEST_LOG], so it is at most exp(20) - 21 = 4.9e8. verl also
-    clamps k3 itself to [-10, 10], which removes the gradient of every token that the reference
-    finds more than 13 times as likely (d above 2.6), where the KL is largest. Here these tokens
-    keep it, and `optim.max_grad_norm` bounds the step.
+    clamps k3 itself to [-10, 10], which removes the gradient of every token that is more than 13
+    times as likely under the reference (d above 2.6), where the KL is largest. Here these tokens
+    keep their gradient, and `optim.max_grad_norm` bounds the step.
     """
     d_M = reference_logprobs_M - logprobs_M
     if estimator == "k1":

@@ -25,18 +25,18 @@ from selfplay.distributed import box_at, gather_flat, local_part, place_of, shar
 from selfplay.learner.rounding import RoundedAdamW
 
 MOMENTUM = 0.95
-# Jordan et al.'s quintic iteration; five of them take singular values of 0.01 to 1 near 1.
+# Jordan et al.'s quintic iteration; five iterations bring singular values of 0.01 to 1 close to 1.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NUM_ITERATIONS = 5
-ADAMW_RMS = 0.2  # the root mean square of AdamW's usual step, in learning rates (Liu et al. 2025)
+ADAMW_RMS = 0.2  # the usual RMS of AdamW's step, in learning rates (Liu et al. 2025)
 MOST_AT_ONCE = 2**28  # elements of full matrices that a rank holds at a time
 
 
 class Muon(RoundedAdamW):
     """Muon on the weights of the groups with `orthogonal: True`, AdamW on those of the others.
 
-    A sharded matrix is gathered, every rank computes its step, and takes its own part of it. Every
-    rank must step together. State a matrix: its momentum, in fp32.
+    The momentum of a sharded matrix is gathered; every rank computes the full step and applies its
+    own shard. All ranks must call `step` together. The state of a matrix is its fp32 momentum.
     """
 
     @torch.no_grad()
@@ -57,7 +57,7 @@ class Muon(RoundedAdamW):
                     self._step_matrices(entries[start : start + size], group)
 
     def _step_others(self, entries: Sequence[tuple[int, Tensor]], group: dict[str, Any]) -> None:
-        """AdamW's step; that of fp32 weights in one kernel."""
+        """AdamW's step; one fused kernel for fp32 weights."""
         exact = []
         for number, weight in entries:
             assert weight.grad is not None
@@ -126,8 +126,8 @@ class Muon(RoundedAdamW):
 
 
 def orthogonalized(matrices_BRC: Tensor) -> Tensor:
-    """Each matrix U S V' as about U V': singular values above a hundredth of its Frobenius norm
-    come between 0.68 and 1.21. Zero stays zero."""
+    """Approximately U V' for each matrix U S V': singular values above 1/100 of its Frobenius norm
+    become 0.68 to 1.21. A zero matrix stays zero."""
     a, b, c = COEFFICIENTS
     tall = matrices_BRC.shape[1] > matrices_BRC.shape[2]
     X = matrices_BRC.mT if tall else matrices_BRC

@@ -49,7 +49,7 @@ class Part:
 
 
 def denominator(part: Part, algorithm: AlgorithmConfig) -> float:
-    """This rank's tokens, or samples, in the number that divides the part's summed loss."""
+    """This rank's contribution, in tokens or samples, to the divisor of the part's summed loss."""
     if part.objective == "surrogate" and algorithm.aggregation != "token_mean":
         return float(sum(any(sample.mask) for sample in part.samples))
     return float(num_trained_tokens(part.samples))
@@ -67,7 +67,7 @@ def part_loss(
     """The sum of a micro-batch's weighted token losses; adds its metrics to `tally`.
 
     Adds a sentence with the sample's name to `not_finite` for a loss that is not finite. Its
-    backward pass must still run, for the other ranks take part in it.
+    backward pass must still run, because its collectives involve the other ranks.
     """
     if part.objective == "imitation":
         # A teacher's tokens were not sampled, so the rollout's temperature does not apply.
@@ -82,15 +82,15 @@ def part_loss(
         bad = int((~torch.isfinite(losses_M)).nonzero()[0, 0])
         name, loss = batch.names[int(batch.sample_M[bad])], losses_M[bad].item()
         not_finite.append(f"the {part.objective} loss of {name} is {loss}")
-    # A filler has advantage 0, but a KL term.
+    # A filler's advantage is 0, but its KL term is not.
     return losses_M.sum() * (0.0 if is_filler(batch) else 1.0)
 
 
 def _surrogate_loss(
     learner: Learner, batch: MicroBatch, *, settings: UpdateSettings, tally: TokenMeans
 ) -> Tensor:
-    """The policy loss times its importance weights, with the KL and entropy terms, times the
-    weights of the aggregation [M]."""
+    """The policy loss times importance weights, plus KL and entropy terms; all of it times the
+    aggregation weights [M]."""
     algorithm, temperature = settings.algorithm, settings.temperature
     logprobs_M, entropies_M = batch_logprobs(
         learner,
@@ -153,8 +153,8 @@ def kl_losses(
     """Each token's KL estimate to the reference [M], before its weight.
 
     With `kl_ratio` it is multiplied by the ratio pi / pi_old, so that its mean over the old
-    policy's samples is the mean under the new policy, and so is its gradient (DeepSeek-V3.2,
-    arXiv 2512.02556, section 3.1).
+    policy's samples, and the gradient of that mean, are unbiased for the new policy
+    (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
     """
     kl_M = kl_estimate(logprobs_M, reference_M, estimator=algorithm.kl_estimator)
     return kl_M * ratio(logprobs_M - batch.old_logprobs_M) if algorithm.kl_ratio else kl_M

@@ -25,8 +25,8 @@ def make_optimizer(
     """AdamW, or Muon, over the parameters that are not frozen, with weight decay on matrices only.
 
     With `kind="muon"`, for a language model, the matrices other than embedding and output layer
-    take Muon's steps and the rest AdamW's. `lr` replaces the settings' rate. `seed` names the draws
-    of the stochastic rounding of bf16 weights.
+    take Muon's steps and the rest AdamW's. `lr` replaces the settings' rate. `seed` seeds the
+    stochastic rounding of bf16 weights.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.ndim >= 2]

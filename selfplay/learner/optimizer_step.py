@@ -20,7 +20,7 @@ from selfplay.metrics.ending import RunEnds
 
 
 class NonFinite(RunEnds):
-    """A loss or a gradient is not finite; no weight has moved in this optimizer step."""
+    """A loss or a gradient is not finite; this optimizer step has changed no weight."""
 
 
 def optimizer_step(
@@ -33,13 +33,13 @@ def optimizer_step(
 ) -> dict[str, float]:
     """One gradient step on the sum of the parts' losses.
 
-    `before_step` is called with the metrics before any weight moves; if it raises EngineDisagrees,
-    no step is taken.
+    `before_step` is called with the metrics before any weight changes; if it raises
+    EngineDisagrees, no step is taken.
 
-    Returns metrics averaged over the trained tokens of all ranks. Without any trained token (only
-    zero-variance groups, or every token rejected) nothing happens. Raises NonFinite on every rank
-    before the step for a loss, with its sample's name, or a gradient that is not finite. If all
-    parts are value losses, the policy takes no step.
+    Returns metrics averaged over the trained tokens of all ranks. Does nothing without a trained
+    token (only zero-variance groups, or every token rejected). Raises NonFinite on every rank,
+    before the step, for a gradient or a loss (with its sample's name) that is not finite. If all
+    parts are value losses, only the critic steps.
     """
     world = learner.world
     counts = [float(num_weighed_tokens(part.samples)) for part in parts]

@@ -36,10 +36,9 @@ def update_policy(
     """All optimizer steps of one rollout: `epochs` passes, each split into `minibatches` by a
     shuffle with a named seed.
 
-    Returns metrics averaged over the optimizer steps, and why steps were skipped: one whose loss or
-    gradient is not finite is. The log-prob mismatch is that of the first step, before any weight
-    moved. One above `settings.max_mismatch` raises EngineDisagrees and leaves all weights
-    unchanged.
+    Returns metrics averaged over the optimizer steps, and why steps were skipped (a loss or
+    gradient that is not finite). The log-prob mismatch is measured in the first step, before any
+    weight changes. Above `settings.max_mismatch` it raises EngineDisagrees and no weight changes.
     """
     algorithm, world = settings.algorithm, learner.world
     value_metrics: dict[str, float] = {}
@@ -86,8 +85,8 @@ def update_policy(
 def adapted_kl_weight(weight: float, measured: float, *, target: float, horizon: float) -> float:
     """The next step's KL weight: weight * (1 + clip(measured / target - 1, -0.2, 0.2) / horizon).
 
-    Ziegler et al. 2019 (arXiv 1909.08593, section 2.2), whose K of 0.1 is a horizon of 10 steps.
-    The KL is in nats a token here, in nats a sequence there.
+    Ziegler et al. 2019 (arXiv 1909.08593, section 2.2); their K of 0.1 is a horizon of 10 steps.
+    The KL here is in nats per token, theirs in nats per sequence.
     """
     error = max(-0.2, min(0.2, measured / target - 1.0))
     return weight * (1.0 + error / horizon)
@@ -96,10 +95,10 @@ def adapted_kl_weight(weight: float, measured: float, *, target: float, horizon:
 def update_reference(
     learner: Learner, metrics: Mapping[str, float], *, step: int, algorithm: AlgorithmConfig
 ) -> dict[str, float]:
-    """After a step's update: adapt the KL weight and copy the policy to the reference, where set.
+    """Adapt the KL weight and copy the policy to the reference after an update, if so configured.
 
-    `metrics` are the step's; one that trained nothing has no `kl_reference` and keeps the weight.
-    Returns the weight that this step used as `kl_weight`, if a controller adapts it.
+    `metrics` are the step's; a step that trained nothing has no `kl_reference` and keeps the
+    weight. Returns the weight that this step used as `kl_weight`, if a controller adapts it.
     """
     used = learner.kl
     if algorithm.kl_target and "kl_reference" in metrics:
@@ -115,7 +114,7 @@ def update_reference(
 
 
 def copy_policy_to_reference(learner: Learner) -> None:
-    """The reference takes the policy's weights, shard by shard."""
+    """Copy the policy's weights into the reference, shard by shard."""
     assert learner.reference is not None
     with torch.no_grad():
         for target, source in zip(

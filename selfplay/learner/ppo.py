@@ -25,8 +25,8 @@ def estimate_values(
 ) -> tuple[list[Sample], dict[str, float]]:
     """The samples with values, returns and advantages (GAE), and metrics of the values.
 
-    Called once a rollout, before any weight moves, by every rank. `explained_variance` is
-    1 - Var(return - value) / Var(return), and missing if all returns are equal.
+    Every rank must call it once per rollout, before any weight changes. `explained_variance` is
+    1 - Var(return - value) / Var(return); it is missing if all returns are equal.
     """
     critic, world = settings.critic, learner.world
     values = token_values(learner, samples, lambda b: batch_values(learner, b), settings=settings)
@@ -72,7 +72,7 @@ def moments(values_K: Sequence[float], world: World) -> tuple[float, float]:
 def with_values(
     parts: Sequence[Part], samples: Sequence[Sample], *, step: int, critic: CriticConfig
 ) -> list[Part]:
-    """The parts of an optimizer step and the value loss of its samples. During the critic's warm-up
-    only the value loss, so the policy does not change."""
+    """An optimizer step's parts plus the value loss of its samples; during the critic's warm-up the
+    value loss alone, so the policy does not change."""
     values = Part(samples, "value", weight=critic.coefficient)
     return [values] if step < critic.warmup_steps else [*parts, values]

@@ -19,15 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = Sequence[int]
-# Sharing must save at least this share of the tokens; below it, gathering keys costs more.
+# Sharing must save at least this fraction of the tokens, or gathering keys costs more.
 LEAST_SAVED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How sequences stand in a row.
+    """The positions of sequences in a row.
 
-    `new[i]` is the length of sequence i's own segment. `tokens_K` are the row's indices of every
+    `new[i]` is the length of sequence i's own segment. `tokens_K` are the row indices of every
     sequence's tokens, sequence after sequence.
     """
 
@@ -55,10 +55,10 @@ def split_by_tokens(sequences: Sequence[Ids], *, budget: int) -> list[list[int]]
 
 
 def split_by_prefix(sequences: Sequence[Ids], *, budget: int) -> list[list[int]]:
-    """Indices of the sequences in each micro-batch, at most `budget` computed tokens each.
+    """Indices of the sequences in each micro-batch of at most `budget` computed tokens.
 
-    Sequences that share a prefix follow each other. If that would save too few tokens
-    (LEAST_SAVED), the batches are those of `split_by_tokens`.
+    Sequences that share a prefix are neighbours. If sharing saves too few tokens (LEAST_SAVED), the
+    batches are those of `split_by_tokens`.
     """
     order = sorted(range(len(sequences)), key=lambda i: (sequences[i], i))
     shared = shared_lengths([sequences[i] for i in order])

@@ -41,8 +41,8 @@ def recompute_logprobs(
     """The samples with the trainer's log-probs and KL penalties, as the settings ask, and metrics.
 
     By default samples stay as they are. With `old_logprobs: recomputed` the trainer's log-probs
-    replace the engine's, tokens get importance weights, and the metrics contain the mismatch; one
-    above `settings.max_mismatch` raises EngineDisagrees. With `kl_in: reward` each trained token's
+    replace the engine's, tokens get importance weights, and the metrics contain the mismatch, which
+    raises EngineDisagrees above `settings.max_mismatch`. With `kl_in: reward` each trained token's
     reward is reduced by its KL penalty. Every rank must call.
     """
     algorithm = settings.algorithm
@@ -114,8 +114,8 @@ def _kl_penalized(
 ) -> tuple[list[Sample], dict[str, float]]:
     """The samples with each trained token's weighted k1 subtracted from its reward.
 
-    Its sum over a sequence is the sequence's log-ratio, so the gradient of the return contains that
-    of the KL. Samples with given advantages have no rewards and stay as they are.
+    The k1 terms of a sequence sum to its log-ratio, so the policy gradient of the return includes
+    the gradient of the KL. Samples with given advantages have no rewards and stay as they are.
     """
     tally = TokenMeans(learner.world)
 
@@ -144,8 +144,8 @@ def token_values(
 ) -> list[list[float]]:
     """The values of `function`, [M] for a micro-batch, as one float for each token of each sample.
 
-    Tokens that are not trained have 0. Runs without gradients. Every rank must call, and calls
-    `function` equally often.
+    Untrained tokens have 0. Computes no gradients. Every rank must call; `function` is called
+    equally often on each.
     """
     world = learner.world
     budget, share = settings.optim.tokens_per_microbatch, settings.optim.share_prefixes
@@ -171,12 +171,12 @@ def check_mismatch(metrics: Mapping[str, float], bound: float) -> None:
 
     Raises EngineDisagrees if it is above `bound` (`SyncCheck.bound`), in nats a token. The
     standard deviation of a token's difference is near 0.05 in bf16, so the standard error over
-    10,000 tokens is 0.0005: with a bound of 0.05, a healthy mean of 0.02 lies 60 of them below.
-    Only a model whose noise is as large as `engine.max_mismatch` fails wrongly, and it does so in
-    the first step; noise that grows later raises the bound.
+    10,000 tokens is 0.0005: a healthy mean of 0.02 is 60 standard errors below a bound of 0.05. A
+    false alarm needs a model whose noise reaches `engine.max_mismatch`, and happens in the first
+    step; noise that grows later raises the bound.
     """
     mismatch = metrics.get("mismatch_mean", 0.0)
-    if not mismatch <= bound:  # also for a NaN
+    if not mismatch <= bound:  # also true for NaN
         raise EngineDisagrees(
             f"the mean log-prob mismatch of this step's games is {mismatch:.4f} nats a token, "
             f"above {bound:.4g}, the larger of engine.max_mismatch and what the noise floor "

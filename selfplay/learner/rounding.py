@@ -21,9 +21,9 @@ from selfplay.distributed import local_part, place_of
 class RoundedAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov & Hutter 2019, algorithm 2) in fp32 arithmetic on fp32 or bf16 weights.
 
-    Each step ends with a stochastic rounding of bf16 weights. Its draws are named by `seed`, the
-    step, the weight's number and the place of this rank's shard, so ranks that hold the same values
-    round them to the same.
+    Each step ends with a stochastic rounding of bf16 weights. Its random draws are seeded by
+    `seed`, the step, the weight's number and the shard's place, so ranks with the same values round
+    them equally.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ def rounded(exact: Tensor, *, seed: int) -> Tensor:
     """fp32 to bf16 by stochastic rounding, whose mean is the exact value.
 
     A bf16 number is an fp32 number without its last 16 bits. Adding 16 random bits carries into the
-    upper bits with a probability of (last 16 bits) / 2^16. Numbers that bf16 can represent
-    and infinities are not changed.
+    upper bits with probability (last 16 bits) / 2^16. Infinities and numbers that bf16 can
+    represent do not change.
     """
     generator = torch.Generator(exact.device).manual_seed(seed)
     noise = torch.randint(
