@@ -16,7 +16,7 @@ from selfplay.metrics.ending import RunEnds
 
 
 class EnginesFailed(RuntimeError):
-    """Engines of these ranks failed, for these causes; raised on every rank at the same place."""
+    """Engines of these ranks failed, for these causes; every rank raises it at the same point."""
 
     def __init__(self, causes: Mapping[int, str]) -> None:
         super().__init__("; ".join(f"rank {rank}: {cause}" for rank, cause in causes.items()))
@@ -24,19 +24,19 @@ class EnginesFailed(RuntimeError):
 
 
 class EngineLost(RunEnds):
-    """An engine failed too often in a row; every rank raises it at the same place."""
+    """An engine failed too often in a row; every rank raises it at the same point."""
 
 
 @contextmanager
 def agreed(world: World) -> Iterator[None]:
-    """Raise EnginesFailed on every rank if an EngineFault leaves this block on any. Every rank must
-    enter it."""
+    """Raise EnginesFailed on every rank if this block raises an EngineFault on any rank. Every rank
+    must enter it."""
     fault: EngineFault | None = None
     try:
         yield
     except EngineFault as error:
         fault = error
-    leads = world.replica.leads  # the other ranks of a replica know only what its leader told them
+    leads = world.replica.leads  # the other ranks of a replica only repeat their leader's fault
     told = gather_objects(str(fault) if fault is not None and leads else None, world)
     causes = {rank: cause for rank, cause in enumerate(told) if cause is not None}
     if causes:

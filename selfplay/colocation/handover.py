@@ -23,20 +23,20 @@ from selfplay.engines.base import Engine, EngineFault
 from selfplay.learner.learner import Learner
 from selfplay.learner.mismatch import EngineDisagrees
 
-# Stays free next to an engine's weights and cache: its work space and the buckets of a push.
+# Memory that must be free beside an engine's weights and cache: its workspace and a push's buckets.
 SPARE_BYTES = 6 * 2**30
 
 
 def sleep_engine(engine: Engine | None, offload: Offload, world: World) -> None:
-    """The engine frees its memory, then the offloaded tensors return. Every rank calls."""
+    """Put the engine to sleep, then onload the offloaded tensors. Every rank must call."""
     sleep_or_end(engine)
     barrier(world)
     offload.onload()
 
 
 def sleep_or_end(engine: Engine | None) -> None:
-    """The engine frees its memory. One that fails to is ended, which frees its memory too; the next
-    push restarts it."""
+    """Put the engine to sleep. If that fails, end it, which frees its memory too; the next push
+    restarts it."""
     if engine is not None:
         try:
             engine.sleep()
@@ -48,11 +48,11 @@ def sleep_or_end(engine: Engine | None) -> None:
 def sync_and_wake(
     learner: Learner, engine: Engine | None, offload: Offload, *, version: int, config: EngineConfig
 ) -> None:
-    """The engine wakes, takes the learner's weights as `version`, and allocates its cache again.
+    """Wake the engine, push the learner's weights as `version`, and allocate the KV cache again.
 
     Raises EngineDisagrees on every rank if the engine's weights differ from the learner's after two
-    pushes. By then the engine is awake and the offload is complete. Raises EnginesFailed on every
-    rank if any rank's engine fails (`restarts.Restarts.push` restarts it).
+    pushes. The engine is then awake and the offload complete. Raises EnginesFailed on every rank if
+    any rank's engine fails (`restarts.Restarts.push` restarts it).
     """
     world, fraction = learner.world, config.mem_fraction
     offload.offload_state()
@@ -77,9 +77,9 @@ def sync_and_wake(
 def deliver(learner: Learner, engine: Engine | None, *, version: int, config: EngineConfig) -> None:
     """Push and compare two parameters bit for bit; on a difference push again and compare all.
 
-    `version` selects the two. One is a matrix, which shows every missed push: an AdamW step at 1e-6
-    moves 1 in 100 elements of size 0.02 to the next bf16 number. The other runs through all
-    parameters in turn. Equal weights never differ, so there are no false alarms.
+    `version` selects the two. One is a matrix, which detects every missed push: an AdamW step at
+    1e-6 moves 1 in 100 elements of size 0.02 to the next bf16 number. The other is each parameter
+    in turn. Correctly pushed weights are equal bit for bit, so there are no false alarms.
     """
     sync_weights(learner, engine, version=version, config=config)
     shapes = {name: weight.base.shape for name, weight in named_weights(learner.model)}
@@ -107,8 +107,8 @@ def deliver_again(
 def num_different(
     learner: Learner, engine: Engine | None, names: Sequence[str], *, config: EngineConfig
 ) -> int:
-    """How many elements of these parameters differ in bits between the learner and any rank's
-    engine. Every rank calls."""
+    """The number of elements of these parameters whose bits differ between the learner and any
+    rank's engine. Every rank must call."""
     group, dtype = learner.world.replica.group, push_dtype(learner, config)
     with agreed(learner.world):
         compared = compare(learner.model, engine, names, group=group, dtype=dtype)
@@ -124,7 +124,7 @@ def warn(message: str, learner: Learner) -> None:
 def sync_weights(
     learner: Learner, engine: Engine | None, *, version: int, config: EngineConfig
 ) -> Pushed:
-    """Push the learner's weights to an engine whose weights are awake; all ranks of a replica
+    """Push the learner's weights to an engine with allocated weights; all ranks of a replica must
     call."""
     group, dtype = learner.world.replica.group, push_dtype(learner, config)
     with agreed(learner.world):
@@ -132,16 +132,16 @@ def sync_weights(
 
 
 def push_dtype(learner: Learner, config: EngineConfig) -> torch.dtype:
-    """The hf engine generates with the fp32 master weights, SGLang in the dtype of computation."""
+    """The dtype of the engine's weights: fp32 for the hf engine, the compute dtype for SGLang."""
     return torch.float32 if config.kind == "hf" else learner.compute_dtype
 
 
 def make_room(device: torch.device, mem_fraction: float) -> None:
     """Empty the trainer's allocator cache if the engine needs the memory to wake.
 
-    `mem_fraction` is the engine's share of the GPU. A cache that stays saves the next update its
-    allocations, and an engine wakes several times as fast if nothing was freed just before
-    (docs/gpu.md).
+    `mem_fraction` is the engine's share of the GPU. Keeping the allocator's cache saves the next
+    update its allocations, and the engine wakes several times faster if no memory was freed just
+    before (docs/gpu.md).
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

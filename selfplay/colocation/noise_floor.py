@@ -40,7 +40,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 KEPT = 64
-FEWEST = 32  # turns that a floor needs before it is used
+FEWEST = 32  # turns that the noise floor needs before use
 FIRST, MORE = 4, 16  # turns of each engine in the first comparison, in each later one
 FACTOR = 2.0
 
@@ -60,14 +60,14 @@ def turn_mismatch(engine_T: Sequence[float], trainer_T: Sequence[float]) -> floa
 
 
 class NoiseFloor:
-    """Mismatches of turns that were scored with equal weights, in nats."""
+    """Mismatches, in nats, of turns that engine and trainer scored with equal weights."""
 
     def __init__(self) -> None:
         self._mismatches: deque[float] = deque(maxlen=KEPT)
 
     @property
     def mismatches(self) -> list[float]:
-        """Those of the latest turns, oldest first."""
+        """The mismatches of the latest turns, oldest first."""
         return list(self._mismatches)
 
     @property
@@ -80,11 +80,11 @@ class NoiseFloor:
 
     @property
     def bound(self) -> float:
-        """What no mean over many turns with equal weights is above; 0 before the floor is known."""
+        """An upper bound for the mean over many turns with equal weights; 0 before enough turns."""
         return FACTOR * self.largest if self.known else 0.0
 
     def add(self, mismatches: Sequence[float]) -> None:
-        """Add turns that were scored with equal weights; an infinite mismatch is no noise."""
+        """Add mismatches of turns scored with equal weights; infinite ones are left out."""
         self._mismatches.extend(filter(math.isfinite, mismatches))
 
     def forget(self) -> None:
@@ -94,8 +94,8 @@ class NoiseFloor:
     def suspects(self, mismatches: Mapping[int, Sequence[float]], *, fewest: int) -> bool:
         """Whether the turns of any engine are suspicious.
 
-        `mismatches` holds each engine's by the rank that leads it. An engine with fewer than
-        `fewest` turns is never suspected, and none is before the floor is known.
+        `mismatches` has each engine's by the rank that leads it. An engine with fewer than `fewest`
+        turns is never suspicious, and no engine is before the floor has enough turns.
         """
         return self.known and any(
             len(of_engine) >= fewest and 4 * self._num_above(of_engine) >= 3 * len(of_engine)

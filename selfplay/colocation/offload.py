@@ -20,8 +20,8 @@ from selfplay.learner.learner import Learner
 class HostStore:
     """Offloads tensors of one kind of device to the host and onloads them, any number of times.
 
-    One host buffer holds all of them and is kept: pinning memory takes far longer than a copy, and
-    torch rounds each pinned allocation up to a power of two.
+    One host buffer holds all tensors and is reused: pinning memory takes far longer than a copy,
+    and torch rounds each pinned allocation up to a power of two.
     """
 
     def __init__(self, kind: str = "cuda") -> None:
@@ -30,8 +30,8 @@ class HostStore:
         self._offloaded: list[tuple[Tensor, Tensor]] = []
 
     def offload(self, tensors: Iterable[Tensor]) -> None:
-        """Copy to the host and empty the storages; tensors that share a storage move once. Does
-        nothing if something is offloaded already."""
+        """Copy to the host and empty the storages; a shared storage is copied once. Does nothing if
+        something is offloaded already."""
         if self._offloaded:
             return
         storages = self._storages(tensors)
@@ -83,7 +83,7 @@ class Offload:
         self._state_store, self._parameter_store = HostStore(), HostStore()
 
     def offload_state(self) -> None:
-        """After the update: offload optimizer state and critic, and the reference, where set."""
+        """After the update: offload optimizer state and critic, and the reference if configured."""
         tensors: list[Tensor] = []
         if self._config.offload_optimizer:
             tensors += _tensors(self._learner.optimizer)
@@ -97,7 +97,7 @@ class Offload:
         self._state_store.offload(tensors)
 
     def offload_parameters(self) -> None:
-        """After the push: offload the policy's parameters, where set."""
+        """After the push: offload the policy's parameters if configured."""
         if self._config.offload_parameters:
             self._parameter_store.offload(self._learner.model.parameters())
 

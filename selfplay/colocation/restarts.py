@@ -27,8 +27,8 @@ MAX_FAILURES = 3  # in a row; the last of them ends the run
 
 
 class Restarts:
-    """This run's engines, kept alive. Every rank must call each method. `engine` is this rank's own
-    and None on a rank that shares another rank's."""
+    """Restarts this run's engines when they fail. Every rank must call each method. `engine` is
+    None on a rank that shares another rank's."""
 
     def __init__(
         self, learner: Learner, engine: Engine | None, offload: Offload, *, config: EngineConfig
@@ -56,11 +56,11 @@ class Restarts:
                 return
 
     def retry(self, attempt: Callable[[], T]) -> T:
-        """What `attempt` returns, in which this rank asks its engine and no other rank.
+        """Return the result of `attempt`, which uses this rank's engine and no collective.
 
-        If an engine fails, it is restarted with the weights of the last push, and the attempt is
-        made again on every rank. An attempt that keeps its games (`rollout.driver.FinishedGames`)
-        asks nothing twice. Raises like `push`.
+        If an engine fails, it is restarted with the weights of the last push, and every rank
+        repeats the attempt. An attempt that keeps its finished games
+        (`rollout.driver.FinishedGames`) does not play them again. Raises like `push`.
         """
 
         def recover(failed: EnginesFailed, number: int) -> None:
@@ -84,7 +84,7 @@ class Restarts:
 
 
 class FolderRestarts:
-    """Keeps engines alive whose weights stay those of their folders. Every rank must call."""
+    """Restarts failed engines that keep the weights of their folders. Every rank must call."""
 
     def __init__(self, engine: Engine | None, world: World) -> None:
         self._engine, self._world = engine, world
@@ -115,8 +115,8 @@ def _retry(
 
 
 def _restart(engine: Engine | None, failed: EnginesFailed, number: int, world: World) -> int:
-    """Say what failed and restart this rank's engine if it did; returns the number of restarts on
-    all ranks. After the last failure in a row the engine is closed instead."""
+    """Print what failed and restart this rank's engine if it failed; returns the number of restarts
+    on all ranks. After the last failure in a row the engine is closed instead."""
     last = number == MAX_FAILURES
     if world.rank == 0:
         end = "" if last else ": it is restarted"
@@ -128,10 +128,10 @@ def _restart(engine: Engine | None, failed: EnginesFailed, number: int, world: W
         else:
             if world.device.type == "cuda":
                 gc.collect()
-                torch.cuda.empty_cache()  # the engine takes its share of what is free
+                torch.cuda.empty_cache()  # the engine's memory is a share of the free memory
             try:
                 engine.restart()
-            except EngineFault as error:  # the next call finds it gone, which is its next failure
+            except EngineFault as error:  # the next call fails and counts as the next failure
                 print(f"engine restart: {error}", file=sys.stderr, flush=True)
     return 0 if last else len(failed.causes)
 

@@ -34,7 +34,7 @@ def load_engine(
     first push replaces; the folder then needs only a config. Raises EngineLost if none starts.
     """
     if config.engine.kind == "hf":
-        # Sharded parameters cannot generate, so each rank's engine has a full copy.
+        # The hf engine cannot generate with sharded parameters, so each rank's has a full copy.
         copy = load_model(str(weights), device=world.device, dtype=torch.float32)
         return HFEngine(copy.requires_grad_(False), max_batch=config.engine.max_batch)
     weights = merged_folder(weights, world, config.optim)

@@ -34,7 +34,7 @@ from selfplay.learner.learner import Learner, batch_logprobs, even_out, is_fille
 from selfplay.learner.mismatch import EngineDisagrees
 from selfplay.metrics.ending import Ending
 
-# A turn: all ids up to its end, and a mask with 1 for each id that the policy sampled in it.
+# A turn: all ids up to its end, and a mask that is 1 where the policy sampled the id in this turn.
 Turn = tuple[Sequence[int], Sequence[int]]
 
 
@@ -45,11 +45,11 @@ class ScoringEngine(Engine, Protocol):
 
 
 class SyncCheck:
-    """The comparison after each push, with the noise floor that it needs.
+    """The comparison after each push, with its noise floor.
 
-    Off with the hf engine, which reads the policy's own parameters or a copy that is compared bit
-    for bit, and with `offloaded` parameters, which cannot score. `token_budget` is a micro-batch's.
-    Every rank calls each method. `turns` are those of this rank, `num_turns` if there are as many.
+    It is off with the hf engine, whose parameters are the policy's own or a copy that is compared
+    bit for bit, and with `offloaded` parameters, which cannot score. `token_budget` is that of a
+    micro-batch. Every rank must call each method. `turns` are this rank's, at most `num_turns`.
     Each of an engine's processes scores its own turns and is compared like an engine.
     """
 
@@ -75,8 +75,8 @@ class SyncCheck:
 
     @property
     def bound(self) -> float:
-        """The largest mean mismatch of a complete rollout, in nats a token. The first rollout's is
-        in the settings. From the first healthy comparison on noise may have grown above it."""
+        """The largest accepted mean mismatch of a rollout, in nats per token: the setting, or the
+        noise floor's bound if that is larger and a comparison has been healthy."""
         return max(self._config.max_mismatch, self._floor.bound if self._healthy else 0.0)
 
     def state(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class SyncCheck:
         self._healthy = bool(state.get("healthy", False))
 
     def before_update(self, turns: Sequence[Turn]) -> None:
-        """Take a step's turns before any weight moves. The first call of a run measures the noise
+        """Keep a step's turns before the update. The first call of a run measures the noise
         floor."""
         self._turns = turns
         if not self._off and not self._floor.mismatches:
@@ -97,7 +97,7 @@ class SyncCheck:
     def after_push(self, *, version: int) -> dict[str, float]:
         """Compare after the push of `version`; `ending` keeps an error that must end the run.
 
-        An engine that fails to score is left out; the next games find it dead and restart it.
+        An engine that fails to score is left out; the next rollout restarts it.
         """
         if self._off or self._ending.error is not None:
             return {}
@@ -122,7 +122,7 @@ class SyncCheck:
         return metrics | {"num_suspected": 0.0}
 
     def _push_again(self, turns: Sequence[Turn], version: int) -> None:
-        """Raises EngineDisagrees if the mismatch stays after a new push."""
+        """Push and compare again. Raises EngineDisagrees if the mismatch stays."""
         warn("log-prob mismatch above the noise floor: weights are pushed again", self._learner)
         deliver_again(self._learner, self._engine, version=version, config=self._config)
         third = self._mismatches(turns)
@@ -146,8 +146,8 @@ class SyncCheck:
             self._floor.add(of_engine)
 
     def _mismatches(self, turns: Sequence[Turn]) -> dict[int, list[float]]:
-        """The turns' mismatches by the process that scored them, numbered over the ranks' engines,
-        the same on every rank. Engine and trainer score at the same time."""
+        """The turns' mismatches by the process that scored them; processes are numbered over all
+        ranks' engines. Equal on every rank. Engine and trainer score at the same time."""
         world = self._learner.world
         samples = [
             Sample(f"{world.rank}/{place}", list(ids), [0, *mask[1:]], [], [])
@@ -198,5 +198,5 @@ class SyncCheck:
                 ):
                     by_name[batch.names[place]].append(logprob)
         if isinstance(learner.model, FSDPModule):
-            learner.model.reshard()  # no backward pass follows that would free the gathered copy
+            learner.model.reshard()  # no backward pass follows to free the gathered copy
         return by_name

@@ -31,7 +31,7 @@ WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # activation checkpoin
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What a push moved, and this rank's seconds spent gathering and waiting for the engine."""
+    """The size of a push, and this rank's seconds spent gathering and waiting for the engine."""
 
     num_bytes: int
     num_buckets: int
@@ -75,9 +75,9 @@ def push(
     engine's rank order; None for a replica of one rank. `dtype` and `device` are the engine's.
     The next bucket is filled while the engine loads one, so a GPU holds at most two.
 
-    Raises ValueError on every rank of the replica, before anything moves, if the model's parameters
-    are not exactly the engine's, and EngineFault on every rank of the replica if the engine fails.
-    Even then this rank has taken part in every gather, so that the other ranks' pushes end.
+    Raises ValueError on every rank of the replica, before anything is sent, if the model's
+    parameters are not exactly the engine's, and EngineFault on every rank of the replica if the
+    engine fails. Even then this rank joins every gather, so that the other ranks' pushes end.
     """
     weights = dict(named_weights(model))
     shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}
@@ -99,7 +99,7 @@ def push(
         began_s = time.perf_counter()
         sizes = [shapes[name] for name in names]
         flat_N = gather_flat([weights[name].merged() for name in names], dtype=dtype, device=device)
-        if flat_N.is_cuda:  # another process may read the handle, so the values must be written
+        if flat_N.is_cuda:  # the engine reads this memory, so the values must be final
             torch.cuda.current_stream(device).synchronize()
         filled_s = time.perf_counter()
         if loading is not None:
@@ -129,14 +129,14 @@ def push(
 def _copy_into(
     engine: Engine, weights: dict[str, Weight], *, version: int, dtype: torch.dtype
 ) -> Pushed:
-    """Push to an engine in this process, which copies by name. An engine that runs the model
-    itself takes only the version."""
+    """Push to an engine in this process, which copies tensors by name. An engine that shares the
+    model's parameters only gets the version."""
     began_s = time.perf_counter()
     named = ((name, cast_full_tensor(w.merged(), dtype)) for name, w in weights.items())
     try:
         engine.update_weights(named, version)
     except EngineFault:
-        for _ in named:  # the other ranks wait for this rank's part of each gather
+        for _ in named:  # join each gather, for which the other ranks wait
             pass
         raise
     num_bytes = sum(w.base.numel() for w in weights.values()) * dtype.itemsize
@@ -188,8 +188,8 @@ class _Loading:
         group: dist.ProcessGroup | None,
     ) -> None:
         """`begin` passes payloads to this rank's engine and returns a function that waits for it;
-        None for a rank without one, or one that has failed.
-        `payload` makes the payload for one engine rank from this trainer rank's buffer."""
+        None without an engine or after it failed. `payload` makes the payload for one engine rank
+        from this trainer rank's buffer."""
         self._buffer, self._group = buffer, group
         self._wait: Callable[[], None] | None = None
         self._fault: str | None = None
@@ -209,7 +209,7 @@ class _Loading:
                 self._fault = str(fault)
 
     def finish(self) -> list[str]:
-        """Wait until the engine has read the bucket. Returns its fault, on all ranks, or []."""
+        """Wait until the engine has read the bucket. Returns its fault on all ranks, [] if none."""
         if self._wait is not None:
             try:
                 self._wait()
