@@ -31,8 +31,8 @@ def gather_flat(
 
     Sharded parameters are cast before they are sent. Parameters that this rank holds in full are
     only copied. Every rank of the default process group must call this with the same parameters,
-    sharded over all ranks or over one dimension of their mesh. On CUDA the values are queued on the
-    current stream and not yet final.
+    sharded over all ranks or over one dimension of their mesh. On CUDA the values are final only
+    after the current stream is synchronized.
     """
     flat_N = torch.empty(sum(p.numel() for p in parameters), dtype=dtype, device=device)
     parts = flat_N.split([p.numel() for p in parameters])
@@ -140,8 +140,8 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def sharded_as(local: Tensor, like: Tensor) -> Tensor:
-    """The tensor that has these values as this rank's part and is sharded as `like`, whose shape it
-    has; `local` itself if `like` is not sharded. Nothing is sent."""
+    """A tensor with the shape and sharding of `like` and this rank's part `local`; `local` itself
+    if `like` is not sharded. Nothing is sent."""
     if not isinstance(like, DTensor):
         return local
     return DTensor.from_local(

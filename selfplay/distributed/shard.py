@@ -53,8 +53,8 @@ def shard(
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32)
     mesh = world.mesh["dp"]
     for layer in model.base_model.layers:
-        # With one rank there is nothing to gather, so keep the compute copy for the backward pass
-        # instead of casting twice.
+        # One rank gathers nothing, so keep the compute copy for the backward pass instead of
+        # casting twice.
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=world.dp_size > 1)
     # The root holds the embeddings, the last norm and the head. Both ends of a pass need them, so
     # they stay gathered between forward and backward.
@@ -81,7 +81,7 @@ def shard_alone(module: nn.Module, world: World) -> None:
 def _sum_gradients(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # A sum instead of a mean, by a reduction that gloo supports too.
+            # Sum gradients instead of averaging them, by a reduction that gloo supports too.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
@@ -123,7 +123,7 @@ def run_as_forward(
         register_fsdp_forward_method(model, name)
     result: T = getattr(model, name)(*args, **kwargs)
     if not torch.is_grad_enabled():
-        reshard(model)  # no backward pass does it, and gathered values are stale after a step
+        reshard(model)  # no backward pass reshards, and gathered values are stale after a step
     return result
 
 
@@ -155,7 +155,7 @@ def vocab_shard(weight_VD: torch.Tensor) -> tuple[torch.Tensor, VocabShard | Non
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float, world: World) -> float:
-    """Finish the gradients' reduction, clip them to `max_norm` and return their norm before that.
+    """Finish the gradients' reduction, clip them to `max_norm`, return the norm before clipping.
 
     Call exactly once between the last backward pass and the optimizer's step. The norm covers the
     full gradient, over all shards of both mesh dimensions. `max_norm` may be infinite. If the norm

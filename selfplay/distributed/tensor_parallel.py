@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 from transformers import PreTrainedModel
 
 STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-# A norm over each head: every rank holds its full weight; its gradient is summed over the ranks.
+# Norms over each head: every rank holds the full weight, and gradients are summed over the ranks.
 PER_HEAD = "replicated_with_grad_allreduce"
 LAYER = "layers.*."
 
@@ -33,15 +33,15 @@ LAYER = "layers.*."
 def divide(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     """Divide the backbone by the plan, and embeddings and head by vocabulary, in place.
 
-    The vocabulary is divided even where the plan would gather logits: log-probs then need only
-    three numbers from each rank and position instead of full rows, and a tied embedding is divided
-    in the same way. Raises ValueError for a family without tests of this, for sizes that do not
-    divide, and for a plan with unknown styles.
+    The vocabulary is divided even if the plan would gather logits: log-probs then need only three
+    numbers from each rank and position instead of full rows, and a tied embedding is divided in the
+    same way. Raises ValueError for an untested model family, for sizes that do not divide, and for
+    a plan with unknown styles.
     """
     plan = _checked_plan(model, mesh.size())
     backbone = model.base_model
     linear = {name: STYLES[kind]() for name, kind in plan.items() if kind in STYLES}
-    # Every rank already holds the same values (or none, on the meta device): send nothing.
+    # Every rank already holds the same values (or none, on the meta device), so nothing is sent.
     parallelize_module(backbone, mesh, linear, src_data_rank=None)
     embedding: dict[str, ParallelStyle] = {
         "embed_tokens": RowwiseParallel(input_layouts=Replicate())
@@ -96,7 +96,7 @@ def _checked_plan(model: PreTrainedModel, size: int) -> dict[str, str]:
 
 
 def arrived(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor after its collective has ended, detached from the autograd graph.
+    """The tensor, detached from the autograd graph, after its collective has ended.
 
     A collective returns a wrapper that has no memory until a torch operator uses it. A kernel that
     takes a raw address (as liger's Triton kernels do) would read invalid memory instead.
@@ -107,7 +107,7 @@ def arrived(tensor: torch.Tensor) -> torch.Tensor:
 def _replicate_input(mesh: DeviceMesh) -> Callable[..., Any]:
     """A pre-forward hook that marks the hidden states as replicated over the mesh.
 
-    Their gradient, a sum over the ranks, is awaited before the preceding norm's backward reads it.
+    The sum of their gradient over ranks ends before the preceding norm's backward reads it.
     """
 
     def replicated(hidden: torch.Tensor) -> DTensor:

@@ -69,8 +69,8 @@ def make_replica(rank: int, world_size: int, size: int) -> Replica:
 
 
 T = TypeVar("T")
-# Long enough for an engine to start between two collectives, short enough that a lost rank ends
-# the run. `patience_s` is added to it.
+# Long enough for an engine to start between two collectives, short enough to end the run soon when
+# a rank is lost. `patience_s` is added to it.
 TIMEOUT_S = 1800.0
 
 
@@ -130,7 +130,7 @@ def init_world(
             timeout=timedelta(seconds=TIMEOUT_S + patience_s),
             **(alone if world_size == 1 else {}),
         )
-        # Otherwise a child's own process group would use torchrun's store.
+        # Otherwise a child process would use torchrun's store for its process group.
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         control = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S + patience_s))
         shape, names = ((dp_size, tp), ("dp", "tp")) if tp > 1 else ((dp_size,), ("dp",))
