@@ -42,8 +42,8 @@ from selfplay.model.row import PackedRow
 
 NAME = "packed"
 HALF_DTYPES = (torch.bfloat16, torch.float16)
-# A sequence in a chunk of the padded fallback is at least this share of the longest one, so at most
-# half of a chunk is padding.
+# In the padded fallback, each sequence of a chunk has at least this share of the longest one's
+# length, so at most half of a chunk is padding.
 MIN_FILL = 0.5
 
 
@@ -175,7 +175,7 @@ class _Gather(torch.autograd.Function):
 
 
 def _distance(num_queries: int, num_keys: int, device: torch.device) -> torch.Tensor:
-    """How many positions each key is before each of the last queries [Q, K]."""
+    """The distance in positions from each of the last queries back to each key [Q, K]."""
     positions_K = torch.arange(num_keys, device=device)
     return positions_K[num_keys - num_queries :, None] - positions_K[None, :]
 
@@ -185,7 +185,7 @@ def _within_window(
 ) -> torch.Tensor | None:
     """The mask without the keys that are outside of this layer's window.
 
-    transformers passes an explicit mask to all layers, whatever their windows.
+    transformers passes an explicit mask to all layers and ignores their windows.
     """
     if not window or key.shape[2] <= window:
         return mask
@@ -275,9 +275,8 @@ def _torch_varlen() -> tuple[Any, frozenset[str]]:
 def _padded(
     query_NHD: torch.Tensor, key_KGD: torch.Tensor, value_KGD: torch.Tensor, span: _Span
 ) -> torch.Tensor:
-    """SDPA on padded chunks of C segments of similar length, whose sequences are of similar length.
-    Padding is at the end of a segment or sequence, where the causal mask hides it from every real
-    token."""
+    """SDPA on padded chunks of C segments of similar length, whose sequences also have similar
+    lengths. Padding is at the end, where the causal mask hides it from every real token."""
     device = query_NHD.device
     num_tokens, heads, width = query_NHD.shape
     grouped = heads != key_KGD.shape[1]

@@ -63,7 +63,7 @@ def why_not(
 
 
 def _dropout(model: PreTrainedModel) -> list[str]:
-    """The keys of the config that give some module dropout."""
+    """The config keys that set a dropout above 0."""
     has_dropout = any(
         (isinstance(module, nn.Dropout) and module.p > 0)
         or any("dropout" in k and isinstance(v, float) and v > 0 for k, v in vars(module).items())
@@ -79,8 +79,7 @@ def _dropout(model: PreTrainedModel) -> list[str]:
 
 
 def _changing_positions(config: PretrainedConfig) -> int | None:
-    """The number of positions up to which rotary frequencies do not depend on the row; None if they
-    never do."""
+    """The row length above which rotary frequencies depend on the length; None if they never do."""
     rope = getattr(config, "rope_parameters", None) or {}
     # Some families have one mapping, others one for each type of layer.
     kinds = [rope] if "rope_type" in rope else [v for v in rope.values() if isinstance(v, dict)]

@@ -22,13 +22,13 @@ from selfplay.chat.rendering import make_rendering
 from selfplay.config.settings import SettingsError
 
 CACHE = Path(HF_HOME) / "selfplay-gguf"
-_CONVERSION = b"2"  # a changed conversion has another number, so that no old folder is used
-_SAMPLED = 1 << 20  # bytes at each end of the file that name it in the cache
+_CONVERSION = b"2"  # increase it when the conversion changes, so that old folders are not used
+_SAMPLED = 1 << 20  # bytes at each end of the file that are hashed for its cache name
 _MAGIC = b"GGUF"
 
 
 def converted(file: Path, *, what: str, cache: Path = CACHE) -> Path:
-    """The folder with the model and tokenizer of a `.gguf` file, converted if it is not there yet.
+    """The folder with the converted model and tokenizer of a `.gguf` file, created if missing.
 
     The cache names a file by its size and its first and last MiB, so a copy is not converted again.
     Raises SettingsError, which begins with `what`, for a file that transformers cannot convert and
@@ -94,12 +94,11 @@ def _convert(file: Path, folder: Path) -> None:
 def mend_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
     """Correct what transformers' conversion of a tokenizer gets wrong.
 
-    - Its eos token, where a prompt contains it (SmolLM2's names `<|im_start|>`), becomes the token
-      that the chat template ends a turn with. A template that cannot be read is left to the run's
-      own check.
-    - A byte-level tokenizer decodes each token by itself. The conversion joins all tokens first,
-      and then one character outside the byte alphabet leaves the whole text undecoded.
-    - Decoded text is not cleaned up, which would remove blanks that were sampled.
+    - If prompts contain the eos token (SmolLM2's is `<|im_start|>`), the token that ends a turn in
+      the chat template becomes eos. The run's own check refuses unreadable templates.
+    - A byte-level tokenizer decodes each token separately. The conversion joins all tokens first;
+      one character outside the byte alphabet then leaves the complete text undecoded.
+    - Decoded text is not cleaned up, which would remove sampled blanks.
     """
     tokenizer.clean_up_tokenization_spaces = False
     if isinstance(tokenizer.backend_tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel):

@@ -22,11 +22,11 @@ import torch
 from selfplay.distributed.shard import VocabShard
 
 # Rows of logits start at a multiple of this many elements. Otherwise cuBLAS uses kernels for
-# unaligned memory, which cost 106 of 251 ms of a pass over 16,384 tokens of a 0.5B.
+# unaligned memory, which cost 106 of the 251 ms of a pass of a 0.5B model over 16,384 tokens.
 ALIGNMENT = 64
 # Logits that exist at once, in elements. The peak is three fp32 buffers of this size and a bf16 one
-# of the backward pass: 1.75 GiB on a GPU, where fewer make the matmuls too small. On a CPU they
-# should fit the cache.
+# in the backward pass: 1.75 GiB on a GPU, where smaller matmuls are slower. On a CPU they should
+# fit the cache.
 LIVE_LOGITS = {"cuda": 2**27, "cpu": 2**22}
 
 
@@ -47,8 +47,8 @@ def token_logprobs(
     Gradients flow to `hidden_MD` and `weight_VD`; through the entropy only when `entropy_grad` is
     set. `chunk` bounds the positions whose logits exist at once (default: as many as LIVE_LOGITS
     allows); results do not depend on it. With `shard`, `weight_VD` is this rank's slice of the
-    vocabulary, `hidden_MD` and `targets_M` are the same on every rank, and so are the results and
-    the gradient of `hidden_MD`. Raises ValueError for a temperature of 0 and for different lengths.
+    vocabulary; `hidden_MD`, `targets_M`, the results and the gradient of `hidden_MD` are the same
+    on every rank. Raises ValueError for a temperature of 0 and for different lengths.
     """
     if temperature <= 0:
         raise ValueError(
@@ -90,7 +90,7 @@ class _TokenLogprobs(torch.autograd.Function):
         shard: VocabShard | None,
         cap: float | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Goes through chunks of positions. Over ranks H = sum_r w_r (H_r - log w_r), where w_r is
+        """Iterate over chunks of positions. Over ranks H = sum_r w_r (H_r - log w_r), where w_r is
         the probability of rank r's part of the vocabulary and H_r the entropy within it."""
         rows = weight_VD.shape[0]
         columns_M = targets_M if shard is None else targets_M - shard.start
@@ -128,11 +128,11 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_logprobs_M: torch.Tensor, grad_entropy_M: torch.Tensor) -> Any:
-        """Goes through slices of the vocabulary instead of chunks of positions.
+        """Iterate over slices of the vocabulary instead of chunks of positions.
 
         Each row of the weight's gradient is then one product over all M, which accumulates in fp32
-        and rounds once, without an fp32 buffer [V, D]. The hidden states' gradient is a sum over
-        slices in an fp32 buffer [M, D], which is much smaller.
+        and rounds once, without an fp32 buffer [V, D]. The hidden states' gradient is summed over
+        slices in the much smaller fp32 buffer [M, D].
         """
         hidden_MD, weight_VD, columns_M, lse_M, entropy_M = ctx.saved_tensors
         num_positions, rows = hidden_MD.shape[0], weight_VD.shape[0]
@@ -215,17 +215,17 @@ def _logit_grad(
 
 
 def _matmul_fp32(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The product in fp32. That of half-precision factors is not rounded to bf16: its steps of 1/16
-    at a logit of 10 would be the largest error of the pass."""
+    """The product in fp32, also of half-precision factors: rounded to bf16, whose step at a logit
+    of 10 is 1/16, it would be the largest error of the pass."""
     if left.is_cuda and left.dtype != torch.float32:
         return torch.mm(left, right, out_dtype=torch.float32)
     return torch.mm(left.float(), right.float())
 
 
 def _fused(function: Callable[..., Any], tensor: torch.Tensor) -> Callable[..., Any]:
-    """The function, compiled on CUDA, where these chains of elementwise operations are bound by
-    memory: one pass over the logits instead of eight. On a CPU compilation would cost a tiny run
-    more than it saves."""
+    """The function, compiled on CUDA: one pass over the logits instead of eight for these
+    memory-bound chains of elementwise operations. On a CPU a tiny run would lose more time to
+    compilation than it saves."""
     return _compiled(function) if tensor.is_cuda else function
 
 

@@ -33,7 +33,7 @@ A, B = f".lora_A.{NAME}.", f".lora_B.{NAME}."
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """The settings of a learner's adapters, and the folder of their base weights."""
+    """A learner's adapter settings, and the folder of the base weights."""
 
     config: LoraConfig
     base: Path
@@ -43,7 +43,7 @@ class Adapters:
 class Weight:
     """A parameter of the model without adapters, merged on request.
 
-    `layer` is the linear layer with adapters whose matrix `base` is; None for other parameters.
+    `base` is the parameter. `layer` is its linear layer if that has adapters, else None.
     """
 
     base: Tensor
@@ -130,9 +130,9 @@ def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is its base: its adapters, if it has any, are scaled by 0.
+    """Inside the block, the adapters, if there are any, are scaled by 0.
 
-    Their weights do not change, and a backward pass outside recomputes with the usual scale.
+    Their weights do not change. A backward pass outside the block recomputes with the usual scale.
     """
     layers: list[Any] = [m for m in model.modules() if hasattr(m, "lora_A")]
     for layer in layers:
@@ -146,7 +146,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def named_dropout(*names: object, config: LoraConfig | None, world: World) -> Iterator[None]:
-    """Inside, dropout is seeded by these names and the rank; global generators are restored."""
+    """Inside the block, names and rank seed dropout; global generators are restored at its end."""
     if config is None or config.dropout == 0.0:
         yield
         return

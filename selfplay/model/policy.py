@@ -40,7 +40,7 @@ from selfplay.model.row import PackedRow
 from selfplay.model.scratch import ARCHITECTURES, scratch_config
 from selfplay.model.stored import Stored
 
-# Where the package `kernels` is installed (SGLang brings it), some models (Mamba, Falcon-H1) would
+# If the package `kernels` is installed (SGLang depends on it), some models (Mamba, Falcon-H1) would
 # download compiled code from the hub and run it.
 hub_kernels._kernels_available = False
 
@@ -59,8 +59,8 @@ def load_model(
 
 @contextmanager
 def without_loading_bar() -> Iterator[None]:
-    """Inside, transformers shows no progress bars, which every rank would print between the run's
-    lines. Those of hub downloads stay on."""
+    """Inside the block, transformers shows no progress bars, which every rank would print between
+    the run's lines. Those of hub downloads stay on."""
     before = set_tqdm_hook(lambda bar, args, options: bar(*args, **{**options, "disable": True}))
     try:
         yield
@@ -79,7 +79,7 @@ def load_sharded(
     lora: LoraConfig | None = None,
     seed: int = 0,
 ) -> PreTrainedModel:
-    """`load_model` and `shard` in one, for models too large to be complete on any rank.
+    """`load_model` and `shard` in one, for models that fit on no single rank.
 
     The model is created and sharded on the meta device. Then each rank reads its own part of each
     tensor, so it never holds more than its shard and one tensor. With `lora`, adapters drawn by
@@ -128,7 +128,7 @@ def empty_model(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedMo
     for name, buffer in model.named_non_persistent_buffers():
         unset = float("nan") if buffer.is_floating_point() else 0
         _set_buffer(model, name, torch.full_like(buffer, unset, device="cpu"))
-    # As in from_pretrained. Only the buffers above take values; the rest is on the meta device.
+    # As in from_pretrained. Only the buffers above get values; the rest is on the meta device.
     model.initialize_weights()
     for name, buffer in model.named_non_persistent_buffers():
         if buffer.isnan().any():
@@ -162,8 +162,8 @@ def scratch_model(
 
 
 def _train_every_token(model: PreTrainedModel) -> PreTrainedModel:
-    """Give the padding token's embedding a gradient: rows have no padding, so wherever the token
-    occurs it is a normal token."""
+    """Give the padding token's embedding a gradient: packed rows have no padding, so there the
+    token is a normal one."""
     model.get_input_embeddings().padding_idx = None
     return model
 
@@ -256,7 +256,7 @@ def export(
     weights |= {n: b.cpu() for n, b in model.named_buffers() if n not in unsaved}
     Path(folder).mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(model.config)
-    # FSDP replaces the class by one with a prefix.
+    # FSDP replaces the model's class by one whose name has a prefix.
     config.architectures = [type(model).__name__.removeprefix("FSDP")]
     config.dtype = next(iter(weights.values())).dtype
     config.save_pretrained(folder)

@@ -35,8 +35,8 @@ class PackedRow:
 
     `ids_N` and `positions_N` (int64): token ids and their positions in their sequence.
     `cu_seqlens_S1` (int32): the segments' starts and the end, `max_seqlen` the longest segment.
-    `predict_M` (int64): the indices in N whose next token is scored. One that sequences share may
-    occur several times.
+    `predict_M` (int64): the indices in N whose next token is scored. An index that several
+    sequences share may occur several times.
     """
 
     ids_N: Tensor

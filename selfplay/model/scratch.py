@@ -31,7 +31,7 @@ def scratch_config(
         raise ValueError(f"model.scratch.arch must be one of {names}, got {scratch.arch!r}")
     scratch.check()
     config_class, _ = ARCHITECTURES[scratch.arch]
-    if scratch.arch == "qwen3":  # whose heads are 128 wide if nothing is said
+    if scratch.arch == "qwen3":  # its default head width is 128
         special_ids["head_dim"] = scratch.width // scratch.heads
     return config_class(
         vocab_size=scratch.vocab_size if vocab_size is None else vocab_size,

@@ -77,7 +77,7 @@ def small_config(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def shake(model: PreTrainedModel) -> None:
-    """Draw weights of order one, in biases and norms too: a missing neutral one would not show."""
+    """Draw weights of order one, also for biases and norms, whose initial values have no effect."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -90,8 +90,8 @@ def shake(model: PreTrainedModel) -> None:
 
 @contextmanager
 def layer_outputs(model: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """Inside, a forward pass appends each layer's hidden state [D] at the row's last token, on the
-    CPU, to the list."""
+    """Inside the block, a forward pass appends each layer's hidden state [D] at the row's last
+    token to the list, on the CPU."""
     outputs: list[Tensor] = []
 
     def keep(_module: nn.Module, _args: Any, output: Any) -> None:
