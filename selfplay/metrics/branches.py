@@ -17,8 +17,8 @@ def branch_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str
     """Sums over branch points, which can be added over ranks; empty if no game was forked.
 
     `branch_tokens` counts the tokens sampled in sibling turns and in continuations,
-    `branch_continuation_tokens` only those in continuations. The played games' own tokens are in
-    neither.
+    `branch_continuation_tokens` only those in continuations. Neither counts the played games' own
+    tokens.
     """
     points = [(episode, point) for episode in episodes for point in episode.branches]
     if not points:
@@ -26,8 +26,8 @@ def branch_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str
     values_K = [turn_values(episode, point) for episode, point in points]
     turn_tokens, continuation_tokens = 0, 0
     for episode, point in points:
-        # Sibling 0 is the played game's own turn. Each other one was sampled once, whatever the
-        # number of its continuations.
+        # Sibling 0 is the played game's own turn. Each other sibling was sampled once, whatever its
+        # number of continuations.
         for continuations in siblings_of(episode, point)[1:]:
             turn_tokens += continuations[0].turns[point.turn].num_tokens
         for continuation in point.continuations.values():

@@ -12,15 +12,15 @@ class RunEnds(RuntimeError):
 
 
 class Ending:
-    """Keeps an error that must end the run until its step is saved and logged. The same on every
-    rank."""
+    """Keeps an error that must end the run until the step is saved and logged. All ranks keep the
+    same error."""
 
     def __init__(self) -> None:
         self.error: RunEnds | None = None
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Keep a RunEnds of this block in `error`, unless an earlier one is there."""
+        """Keep a RunEnds raised in this block as `error`, unless `error` already holds one."""
         try:
             yield
         except RunEnds as error:
@@ -34,8 +34,8 @@ class Ending:
 
 @contextmanager
 def save_on_end(save: Callable[[], object], step: int) -> Iterator[None]:
-    """Call `save`, which writes the state after `step` finished steps, if a RunEnds leaves this
-    block. No weight has moved in it yet."""
+    """Call `save`, which writes the state after `step` finished steps, if this block raises a
+    RunEnds. The block must not have changed a weight by then."""
     try:
         yield
     except RunEnds as error:
@@ -44,7 +44,7 @@ def save_on_end(save: Callable[[], object], step: int) -> Iterator[None]:
 
 
 def _noted(error: RunEnds, step: int) -> RunEnds:
-    """The same error, with what is saved after `step` finished steps and how to go on."""
+    """The same error; it also says that `step` finished steps are saved and how to resume."""
     return type(error)(
         f"{error}; the state after step {step} is saved, and the same command goes on with step "
         f"{step + 1}"

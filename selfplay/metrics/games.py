@@ -15,7 +15,7 @@ from selfplay.rollout.episode import Episode, Turn
 
 
 def game_sums(episode: Episode, turns: Sequence[Turn]) -> dict[str, float]:
-    """The sums of the episode's game; `turns` are those that count as the policy's."""
+    """The sums of the game's own measures; `turns` are those that count as the policy's."""
     match episode.views[0]:
         case MatchingView():
             return _matching_sums(episode, turns)

@@ -19,7 +19,7 @@ from selfplay.atomic import write_atomically
 from selfplay.config import Config
 from selfplay.config.settings import SettingsError, difference, dump, load
 
-# These settings may change when a run resumes. The first set its length and its logs.
+# Settings that may change when a run resumes: first those of its length and logs.
 _LENGTH = (
     *(
         "out",
@@ -33,14 +33,14 @@ _LENGTH = (
     ),
     "warm_start.save_every",
 )
-# They say where and how things are computed, not what: results stay equal up to rounding, or, with
-# SGLang, in distribution.
+# Settings of where and how things are computed. Results stay equal up to rounding or, with SGLang,
+# in distribution.
 _WHERE = (
     *("device", "threads", "parallel", "engine", "model.liger", "data.processes", "game.code_wall"),
     *("optim.tokens_per_microbatch", "optim.share_prefixes"),
     *("endpoint.key_variable", "endpoint.timeout_s", "endpoint.concurrency"),
 )
-# What a start makes before anything is trained, and what tells that something was.
+# The files that a start creates before training, and those that show that training began.
 _PREPARED = ("tokenizer", "random_start", "warm_start_progress")
 _TRAINED = ("warm_start", "warm_start_progress/checkpoints", "held_out_before.json", "checkpoints")
 IMITATED_BOARDS = "imitated_boards.json"  # digests of the recorded boards that were imitated
@@ -83,10 +83,10 @@ def hold_run(folder: Path) -> TextIO:
 def open_run(folder: Path, config: Config) -> None:
     """Create the run's folder, or open an existing run to resume it. Only rank 0 calls this.
 
-    Writes `config.yaml`, which loads back to an equal `config`, and appends to `code.txt`. A start
-    that failed before anything was trained leaves no run: other settings begin anew. Otherwise
-    settings of the length and the logs may change, and those of where things are computed, which
-    are printed. Raises SettingsError if others differ.
+    Writes `config.yaml`, which loads back to an equal `config`, and appends to `code.txt`. If
+    nothing was trained yet, any settings are accepted. Otherwise only settings of the run's length,
+    its logs and where things are computed may change; changes of the last kind are printed. Raises
+    SettingsError if others differ.
     """
     saved = folder / "config.yaml"
     changed = difference(load(Config, saved), config) if saved.exists() else []
@@ -114,7 +114,7 @@ def open_run(folder: Path, config: Config) -> None:
 
 
 def _among(keys: Collection[str], line: str) -> bool:
-    """Whether a line of `difference` is of one of these keys or sections."""
+    """Whether a line of `difference` names one of these keys or sections."""
     name = line.split(":")[0]
     return name in keys or any(name.startswith(f"{key}.") for key in keys)
 

@@ -136,7 +136,7 @@ def game_record(episode: Episode, *, step: int, pieces: Pieces | None = None) ->
 
 
 def _turn_tokens(episode: Episode, pieces: Pieces) -> list[list[list[Any]] | None]:
-    """For each turn its tokens with their log-probs; None for the turns of a partner."""
+    """Each turn's tokens with their log-probs; None for a partner's turn."""
     num_turns: Counter[int] = Counter()
     tokens: list[list[list[Any]] | None] = []
     for turn in episode.turns:

@@ -28,7 +28,7 @@ from selfplay.rollout.episode import Episode
 class Stopwatch:
     """Seconds by stage: `with timed("play"): …`, then `lap()` returns {"play_s": …, "step_s": …}.
 
-    `step_s` is the full time since the last lap, including what no stage covers.
+    `step_s` is the full time since the last lap, including time outside of stages.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class StepLog:
         if rank:
             return
         write_atomically(path, "".join(_lines_until(path, after_step)))
-        # Without a buffer: what a full disk refuses is not tried again at the exit.
+        # Unbuffered, so that a write that fails on a full disk is not retried at exit.
         self._file = path.open("ab", buffering=0)
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -151,7 +151,7 @@ class StepLog:
             data = data[self._file.write(data) :]
 
     def sync(self) -> None:
-        """Have the disk hold the lines, so that no checkpoint is of a step without its line."""
+        """Flush the lines to disk, so that no checkpoint is of a step without its line."""
         if self._file is not None:
             os.fsync(self._file.fileno())
 

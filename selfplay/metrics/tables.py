@@ -46,7 +46,7 @@ def bootstrap_interval(
     one mean per instance if an instance was played several times. Raises ValueError for no values,
     NaN or infinity.
     """
-    from scipy.stats import bootstrap  # takes half a second, which only evaluations pay
+    from scipy.stats import bootstrap  # imported here because it takes half a second
 
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim != 1 or sample.size == 0:

@@ -27,7 +27,7 @@ Record = Mapping[str, Any]
 
 
 class Tracker:
-    """Tracks nothing: `track.kind: off`, and every rank above 0."""
+    """A tracker that does nothing: for `track.kind: off` and ranks above 0."""
 
     def step(self, step: int, metrics: Mapping[str, float], games: Sequence[Record]) -> None:
         """Send the metrics of step number `step` and its games, records of games.jsonl."""
@@ -66,9 +66,9 @@ def check_tracker(settings: TrackConfig) -> None:
 
 
 class Remembered(Tracker):
-    """A run of W&B or Trackio, which cannot take a step back: steps that it has are not sent again.
+    """A run of W&B or Trackio, which refuse earlier steps: a step is never sent twice.
 
-    `drop` names metrics that the library writes itself; `cell` makes a game's value one of a table.
+    `drop` names metrics that the library writes itself; `cell` converts a game's value for a table.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ def _wandb(folder: Path, config: Record, settings: TrackConfig, saved: _Saved) -
 
 def _trackio(folder: Path, config: Record, settings: TrackConfig, saved: _Saved) -> Tracker:
     """Trackio keeps its projects on this machine (TRACKIO_DIR) and shows them with `trackio show`.
-    Its runs are found by name, so the id is a part of it. It shows cells as Markdown, and what a
-    model writes must stay text."""
+    It finds runs by name, so the name contains the id. It renders cells as Markdown, so the model's
+    text is escaped."""
     import trackio
 
     run = trackio.init(
@@ -216,8 +216,8 @@ def _as_block(value: Any) -> Any:
 class _Saved:
     """The id of the tracker's run and the last step it got, kept in the run folder.
 
-    Trackers cannot take a step back. Steps that a resumed run plays again keep the values they have
-    there; metrics.jsonl has those of the run that went on.
+    Trackers refuse earlier steps. Steps that a resumed run plays again keep their first values in
+    the tracker; metrics.jsonl has the new ones.
     """
 
     def __init__(self, path: Path, kind: str) -> None:

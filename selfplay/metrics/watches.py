@@ -16,7 +16,7 @@ from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, SCRIPTED
 from selfplay.config.watches import WatchConfig
 from selfplay.metrics.ending import RunEnds
 
-# Scores with partners that never change, which a metric's name begins with.
+# Prefixes of the metrics that are scores with fixed partners.
 _FIXED = tuple(f"score/{kind}:" for kind in (SCRIPTED, CHECKPOINT, ENDPOINT))
 
 
@@ -40,7 +40,8 @@ class Watches:
         """Read the metrics after `step` steps. `skipped` says why optimizer steps of this step
         were skipped.
 
-        Raises WatchStop if a watch with the action stop is passed; all metrics are read before.
+        Raises WatchStop, after reading all metrics, if one passes the threshold of a watch whose
+        action is stop.
         """
         config = self._config
         problems = [*self._non_finite(metrics, skipped)]
@@ -133,7 +134,7 @@ class Watches:
 
 
 def _watched(metrics: Mapping[str, float]) -> Iterator[tuple[str, str, float]]:
-    """The watch, the metric and the value that it reads, for each metric that the step has."""
+    """(watch, metric, value) for each of the step's metrics that a watch reads."""
     for name, value in metrics.items():
         if not math.isfinite(value):
             continue
