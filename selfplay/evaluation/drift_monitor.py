@@ -34,8 +34,8 @@ class LanguageDrift(RunEnds):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The evaluation with the best score with the partner, the latest evaluation, and the number of
-    evaluations in a row, up to the latest, that show drift."""
+    """The best evaluation (by score with the partner), the latest one, and the number of latest
+    evaluations in a row that show drift."""
 
     best: Scores
     latest: Scores
@@ -45,9 +45,9 @@ class Verdict:
 def drift_verdict(history: Sequence[Scores], *, tolerance: float) -> Verdict:
     """Compare each evaluation with the best one before it.
 
-    The best evaluation has the highest score with the partner, the latest of equals. An evaluation
-    shows drift if its score with the partner is more than `tolerance` below that of the best one
-    while its self-play score is above that of the best one.
+    The best evaluation has the highest score with the partner; of equals it is the latest. An
+    evaluation shows drift if its score with the partner is more than `tolerance` below the best
+    one's while its self-play score is above the best one's.
 
     Raises:
         ValueError: without an evaluation.
@@ -165,9 +165,8 @@ def make_drift_monitor(
 def check_validation(
     eval_settings: EvalConfig, game: GameConfig, rollout: RolloutConfig, *, out: str
 ) -> None:
-    """Raise SettingsError, before anything starts, for settings of evaluations during training that
-    cannot work: recorded games or a monitor's partner that are missing, a partner of another
-    game."""
+    """Raise SettingsError, before anything starts, if evaluations during training cannot work: the
+    recorded games or the monitor's partner is missing, or the partner is of another game."""
     check_words(eval_settings, game)
     settings = eval_settings.drift_monitor
     if settings.action == "off":

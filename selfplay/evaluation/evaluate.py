@@ -26,7 +26,7 @@ from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seating import SELF_PLAY, Partner, evaluation_games, scripted_games
 
-NUM_SHOWN = 32  # games an evaluation keeps in full, those of the first instances
+NUM_SHOWN = 32  # games that an evaluation keeps in full: those of the first instances
 
 
 class AllVoid(RuntimeError):
@@ -52,9 +52,9 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationContext:
-    """What held-out games need: the engine, the ranks that share the games, their settings, the
-    policy's partner. `max_batch` is the engine's largest batch, in games. `restarts` restarts an
-    engine that fails; without it the engine reads its folder again."""
+    """What held-out games need: the engine, the ranks that share the games, the settings, the
+    policy's partner. `max_batch` is the engine's largest batch, in games. `restarts` restarts a
+    failed engine; None restarts it with the weights of its folder."""
 
     engine: Engine | None
     rendering: Rendering
@@ -149,8 +149,8 @@ def play_instances(
     )
     engine, partner, world = context.engine, context.partner, context.world
     share = world.replica.share(len(instances))
-    # An engine that works in waves reads at most max_batch prompts at once, so playing max_batch
-    # games at a time costs little.
+    # A wave engine takes at most max_batch prompts at once, so playing max_batch games at a time
+    # costs little.
     in_waves = engine is not None and not engine.streaming
     at_once = context.max_batch if in_waves else max(1, len(share))
     at_once = 1 if partner.alone else at_once
@@ -269,7 +269,8 @@ def check_room(
 def example_places(scores: Sequence[float]) -> dict[str, int]:
     """The indices of the best game, the worst game and the game nearest the median score.
 
-    Takes the first of equals and no game twice, so fewer than three games give fewer examples.
+    Of equal games the first is taken, and no game twice: fewer than three games give fewer
+    examples.
     """
     median = statistics.median(scores)
     criteria = {
@@ -303,7 +304,7 @@ def _evaluation(
     num_void = sum(part_void for _, _, part_void in parts)
     if not scores_by_place:
         raise AllVoid(f"{name}: all {num_void} games ended void, so there is nothing to score")
-    # Void games leave gaps among the indices, none among the scores.
+    # Void games leave gaps in the indices but not in the scores.
     places = sorted(scores_by_place)
     scores = tuple(scores_by_place[place] for place in places)
     chosen = {label: places[number] for label, number in example_places(scores).items()}

@@ -69,7 +69,7 @@ def held_out_at_start(
     if first_step == 0:
         held_out("before", context, folder=folder)
     if (folder / "held_out_before.json").exists():
-        _read_stage(folder, "before")  # a broken file ends the run now, not after its last step
+        _read_stage(folder, "before")  # end the run now for a broken file, not after the last step
     if first_step < num_steps:
         (folder / "held_out_after.json").unlink(missing_ok=True)
 

@@ -48,7 +48,7 @@ from selfplay.partners.checkpoints import (
 )
 from selfplay.rollout.seating import chosen_seats, read_spec
 
-# Policies come first: of two players the first one's engine runs the games.
+# Policies come first, because the engine of a match's first player runs its games.
 _RANK = (CHECKPOINT, SCRIPTED, ENDPOINT)
 ITSELF = Spec(SELF, "", SELF)
 
@@ -84,8 +84,8 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What eval.py was asked. The matches of a player follow each other, so that its weights are
-    loaded once.
+    """The evaluation that eval.py was asked for. A player's matches are consecutive, so that its
+    weights are loaded once.
 
     `config` holds the settings of the game, read from the file `settings` (None: the defaults).
     `rows` and `columns` are the labels of a cross-play matrix; a single policy has none.
@@ -115,7 +115,7 @@ def one_policy(
 ) -> Question:
     """A policy with itself or with --partner: a matrix of one row, its seats taken in turn.
 
-    Raises SettingsError or ValueError for what cannot be used.
+    Raises SettingsError or ValueError for an argument that cannot be used.
     """
     source = find_source(checkpoint)
     config = find_config(source, given, overrides)

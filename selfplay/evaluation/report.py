@@ -34,8 +34,8 @@ _LOST = (
 class Report:
     """One evaluation: its facts, and a row for each pair of players on the same instances.
 
-    `matrix` holds the labels of the rows and of the columns of a cross-play matrix, whose cells are
-    the rows named by `pair_name`; None for a single policy.
+    `matrix` holds the row and column labels of a cross-play matrix, whose cells are the rows named
+    by `pair_name`; None for a single policy.
     """
 
     title: str
@@ -75,12 +75,12 @@ def _measures(rows: Mapping[str, Evaluation]) -> tuple[list[str], list[list[str]
 
 
 def lost_together(report: Report) -> dict[tuple[str, str], tuple[float, float, float]]:
-    """Self-play score minus cross-play score of each two players, as (mean, low, high) over
+    """Self-play score minus cross-play score of each pair of players, as (mean, low, high) over
     instances.
 
     An instance gives (s_aa + s_bb) / 2 - (s_ab + s_ba) / 2 (Hu et al. 2020, "Other-Play"), where
-    s_ab is the score with a in seat 0. Pairs without both self-play cells are left out, and pairs
-    whose four cells lack an instance because of a void game.
+    s_ab is the score with a in seat 0. A pair is left out if a self-play cell is missing or if a
+    void game removed an instance from one of its four cells.
     """
     intervals, cells = {}, report.cells()
     with_self_play = [one for one, other in cells if one == other]
@@ -103,7 +103,7 @@ def matrix_text(report: Report, *, style: str = "plain") -> str:
     shown = on_one_line if style == "plain" else escaped
 
     def cell(row: str, column: str, seat: int) -> str:
-        if seat == 1 and row == column:  # self-play stands in the line of seat 0 only
+        if seat == 1 and row == column:  # self-play is shown in the line of seat 0 only
             return ""
         return show_interval(cells[(row, column) if seat == 0 else (column, row)].interval)
 
@@ -170,8 +170,8 @@ def markdown(report: Report) -> str:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The report as plain values; a row's scores are in the order of the instances. Rows of a
-    matrix hold three games each, those of a single policy the first ones, too."""
+    """The report as plain values; a row's scores are in the order of the instances. A row holds its
+    three example games; a single policy's row also holds its first games."""
     rows = rows_json(report.rows)
     if report.matrix is None:
         return {**report.facts, "rows": rows}

@@ -29,8 +29,8 @@ _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*|\d+")
 
 @dataclass(frozen=True, slots=True)
 class WordCounts:
-    """Counts of words and of pairs of adjacent words. EDGE counts as a word: each message adds one
-    to `single`, and in `pairs` it stands before the first and after the last word."""
+    """Counts of words and of pairs of adjacent words. EDGE counts as a word: once per message in
+    `single`, and before the first and after the last word in `pairs`."""
 
     single: Counter[str]
     pairs: Counter[tuple[str, str]]
@@ -81,8 +81,8 @@ def cross_entropy(policy: WordCounts, people: WordCounts) -> float:
 
     The model is a mixture of a bigram and a unigram model (Jelinek and Mercer 1980),
     p(w | v) = s c(v, w) / c(v) + (1 - s) p(w) with s = 1/2 and p(w) = (c(w) + 1) / (C + V + 1).
-    The last adds one to the counts of each of people's V words and of one word that stands for all
-    others.
+    The unigram model adds one to the count of each of people's V words and of one word that stands
+    for all others.
 
     Raises ValueError if either has no words.
     """
