@@ -37,8 +37,8 @@ def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
 
     It can be a run folder (the newest weights of its final export or checkpoints, else its warm
     start), a part of a run folder, any Hugging Face folder, a .gguf file, or a name on the hub,
-    which is downloaded. Raises ValueError for a folder that is missing or holds no model, with the
-    most similar name next to it.
+    which is downloaded. Raises ValueError, which names the most similar folder, for a folder that
+    is missing or holds no model.
     """
     name = str(checkpoint)
     if checkpoint.suffix == ".gguf" and checkpoint.is_file():
@@ -78,7 +78,7 @@ def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
 
 
 def _published(folder: Path) -> Path | None:
-    """The settings in a folder that `python -m selfplay.publish` wrote, wherever it lies now."""
+    """The settings file of a folder that `python -m selfplay.publish` wrote; it may have moved."""
     settings = folder / SETTINGS
     return settings if settings.is_file() else None
 
@@ -95,8 +95,8 @@ def check_same_game(
     or with private reasoning where `game` has none.
 
     `played` names where `game` was read from. Overrides of the form game.KEY=value apply to both
-    sides. Weights outside a run are not checked. Only these keys of the run's settings are read,
-    because others may be older than this code.
+    sides. Weights outside a run are not checked. Other keys of the run's settings are not read,
+    because they may be older than this code.
     """
     if source.settings is None:
         return

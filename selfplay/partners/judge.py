@@ -108,7 +108,7 @@ def _continuations(episode: Episode) -> Iterator[Episode]:
 
 
 def _question(episode: Episode) -> Request:
-    view = episode.views[0]  # the user's view, which holds the goal
+    view = episode.views[0]  # the user's view contains the goal
     messages = [("user", view.request), *((NAMES[entry.seat], entry.text) for entry in view.log)]
     conversation = "\n\n".join(f"{name}: {text}" for name, text in messages)
     prompt = f"What the user wanted:\n{view.goal}\n\nThe conversation:\n{conversation}"

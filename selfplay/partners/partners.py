@@ -206,8 +206,8 @@ class Partners:
     def _seat(
         self, name: str, model: str, rendering: Rendering, max_positions: int | None
     ) -> Callable[[tuple[object, ...], int], Player]:
-        """What makes a frozen policy's player. `model` is its engine's name in the router,
-        `max_positions` the longest transcript the model can read, in tokens."""
+        """The `make_player` of a frozen policy. `model` is its engine's name in the router,
+        `max_positions` the longest transcript that the model can read, in tokens."""
         rollout = self._config.rollout
         max_game_tokens = min(rollout.max_game_tokens, max_positions or rollout.max_game_tokens)
 
@@ -279,7 +279,7 @@ class Partners:
 
 def check_partners(partners: Sequence[str], game: GameConfig, *, out: str) -> None:
     """Raise SettingsError, before anything starts, for a checkpoint that is missing or was trained
-    on another game. The run's own warm start may still be missing: the run will make it."""
+    on another game. The run's own warm start may be missing, because the run creates it."""
     for spec, _ in parse_shares(partners):
         if Path(spec.argument) != Path(out) / "warm_start":
             check_spec(spec, game, out=out, what="rollout.partners")

@@ -30,7 +30,7 @@ def update_ratings(
 ) -> dict[str, float]:
     """New ratings after games of (player, player, ..., score in [0, 1]), applied in order.
 
-    There is no opponent to beat, so the players of a game, whose rating is the mean of theirs, play
+    The game is cooperative, so its players are rated as a team, with the mean of their ratings,
     against the instance, whose rating is 0. Their expected share of the best score is Elo's (A.
     Elo, "The Rating of Chessplayers", 1978)
 
@@ -58,9 +58,9 @@ def snapshot_folder(folder: Path, step: int) -> Path:
 
 
 def joined(members: list[int], step: int, *, size: int) -> list[int]:
-    """The pool after the policy of `step` joined: its first member and the newest others.
+    """The pool after the policy of `step` joined: the first member and the newest others.
 
-    The first member stays because it still uses the language of the warm start. `size` 0 keeps all.
+    The first member stays because it has the language of the warm start. `size` 0 keeps all.
     """
     pool = sorted({*members, step})
     if size == 0 or len(pool) <= size:
