@@ -119,7 +119,7 @@ def tokenizer_folder(model: ModelConfig, folder: Path) -> Path:
 
 
 def progress_folder(folder: Path) -> Path:
-    """Where a run keeps what an unfinished warm start goes on with; deleted when it ends."""
+    """The folder of an unfinished warm start's progress; deleted when the warm start ends."""
     return folder / "warm_start_progress"
 
 
@@ -133,10 +133,10 @@ def warm_start(
 ) -> dict[str, float]:
     """Train the learner, in place, to imitate the teachers. Each rank takes its share of a batch.
 
-    Writes `warm_start.jsonl` to the run's `folder`, and to `progress_folder` what a restart goes on
-    with: the games, and a checkpoint every `warm_start.save_every` optimizer steps. `after_step`
-    gets the number of finished steps after each. Returns the metrics averaged over the last
-    LOG_EVERY optimizer steps.
+    Writes `warm_start.jsonl` to the run's `folder`. For a restart it keeps the games, and a
+    checkpoint every `warm_start.save_every` optimizer steps, in `progress_folder`. `after_step` is
+    called after each step with the number of finished steps. Returns the metrics averaged over the
+    last LOG_EVERY optimizer steps.
     """
     warm, world, settings = config.warm_start, learner.world, UpdateSettings.of(config)
     teachers = TeacherSettings.of(config)
@@ -183,12 +183,12 @@ def kept_samples(
     folder: Path,
     world: World,
 ) -> list[list[Sample]]:
-    """The transcripts of the warm start's first games and those of the others, as `teacher_samples`
-    gives them; a list without games is left out.
+    """The transcripts of the warm start's first games and of the others, as from `teacher_samples`;
+    an empty list is left out.
 
-    The games are played in parts, which the ranks share and keep in the run's `folder` as they are
-    played. A part that is there is not played again. With `data.processes` above 1 each rank has as
-    many processes, with one thread each. Every rank must call.
+    The games are played in parts, which the ranks share and save to the run's `folder`. Saved parts
+    are not played again. With `data.processes` above 1 each rank uses that many processes of one
+    thread. Every rank must call.
     """
     processes = settings.data.processes
     num_games, num_first = settings.warm_start.num_games, settings.warm_start.first_games
@@ -237,7 +237,7 @@ def _play_job(
 
 
 def _keep(samples: Sequence[Sample], folder: Path) -> None:
-    """Write what imitation reads of the samples: names, starts, ids and masks."""
+    """Write the parts of the samples that imitation needs: names, starts, ids and masks."""
     with atomic_folder(folder) as place:
         tensors = {
             "lengths": torch.tensor([len(s.ids) for s in samples]),
@@ -303,7 +303,7 @@ def people_samples(
         players = tuple(Teacher(script, rendering, name="people") for script in game.scripts)
         new_game = kit.new_game(game.instance, settings.game.rules())
         setup = GameSetup(new_game, players, game.instance.key, index=0)
-        # A recording that ends without an answer ends there.
+        # The game stops with the recording, which may end before an agreement.
         limits = Limits(max_turns=len(game.moves), max_retries=0)
         samples += imitation_samples(play_scripted([setup], limits=limits))
     return _fitting(samples, "the recorded games", limit=settings.rollout.max_game_tokens)
@@ -312,8 +312,8 @@ def people_samples(
 def warm_start_batches(
     stages: Sequence[Sequence[Sample]], warm: WarmStartConfig, *, seed: int
 ) -> list[list[Sample]]:
-    """The samples of each optimizer step: of each stage, one after the other, `epochs` passes in
-    seeded random order, each without a short last batch."""
+    """The samples of each optimizer step. Each stage in turn makes `epochs` passes in seeded random
+    order; a pass leaves out a last batch that is too short."""
     size = warm.batch_size
     batches = []
     for samples in stages:
@@ -380,7 +380,7 @@ def _play(settings: TeacherSettings, rendering: Rendering, *, start: int, num: i
 def _fitting(samples: Sequence[Sample], whose: str, *, limit: int) -> list[Sample]:
     """The samples of at most `limit` tokens. Raises SettingsError if more than 5 % are longer."""
     fitting = [s for s in samples if s.longest <= limit]
-    # A rare long dispute exceeds any sensible limit; if many games do, the limit is wrong.
+    # Rare long games exceed any sensible limit; if many games do, the limit is too low.
     if len(fitting) < 0.95 * len(samples):
         raise SettingsError(
             f"rollout.max_game_tokens must hold {whose}: {len(samples) - len(fitting)} of "

@@ -52,8 +52,8 @@ def save_checkpoint(
     Every rank must call.
 
     `state` is the trainer state that the next step needs in addition to the learner: plain JSON
-    values, the same on every rank. Without `policy` there is no `hf/`: nothing reads the
-    checkpoint but `resume`.
+    values, the same on every rank. Without `policy` there is no `hf/`, and only `resume` can read
+    the checkpoint.
     """
     world = learner.world
     final = folder / "checkpoints" / f"step_{step:06d}"
@@ -81,7 +81,7 @@ def set_damaged_aside(folder: Path) -> None:
     """Rename damaged checkpoints newer than the newest undamaged one to `damaged_step_N`, and
     print it. One process calls.
 
-    Raises SettingsError if there are checkpoints and none is whole.
+    Raises SettingsError if there are checkpoints and all are damaged.
     """
     damaged: dict[Path, str] = {}
     for saved in checkpoints(folder)[::-1]:
@@ -233,8 +233,8 @@ def _without_no_dist_warning() -> Iterator[None]:
 
 
 def _options(learner: Learner) -> StateDictOptions:
-    """With adapters the frozen base weights are not saved: they are in the folder that the run
-    started from."""
+    """Options that, with adapters, leave out the frozen base weights, which are in the folder that
+    the run started from."""
     adapted = learner.adapters is not None
     return StateDictOptions(ignore_frozen_params=adapted, strict=not adapted)
 
@@ -243,7 +243,7 @@ def _state(learner: Learner) -> dict[str, Any]:
     model_state, optimizer_state = get_state_dict(
         learner.model, learner.optimizer, options=_options(learner)
     )
-    if learner.adapters is not None:  # drops the second name of a tied head, which torch keeps
+    if learner.adapters is not None:  # drop the second name of a tied head, which torch keeps
         model_state = {n: value for n, value in model_state.items() if is_adapter(n)}
     state = {"model": model_state, "optimizer": optimizer_state}
     if learner.reference is not None and learner.reference_moves:

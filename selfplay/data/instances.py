@@ -79,7 +79,7 @@ def _source(data: DataConfig, purpose: str) -> tuple[str, str]:
 
 
 def read_instances(path: Path, game: GameConfig) -> list[Any]:
-    """The instances of a file. Prints what the game says of how they are played on this machine.
+    """The instances of a file. Prints the game's note on how this machine plays them, if any.
 
     Raises:
         ValueError: for an invalid row, with the file and its row or line, or for a setting that

@@ -34,7 +34,7 @@ class Prefetcher:
     def __init__(self, *, seed: int, processes: int) -> None:
         self._seed, self._processes = seed, processes
         self._workers: list[subprocess.Popen[bytes]] = []
-        self._busy: list[subprocess.Popen[bytes]] = []  # workers whose answer is outstanding
+        self._busy: list[subprocess.Popen[bytes]] = []  # workers that have not answered yet
         self._ready: dict[Origin, Instance] = {}
 
     def draw(self, now: Games, later: Games) -> dict[Origin, Instance]:
@@ -110,7 +110,7 @@ def main() -> None:
     jobs, instances = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # keep printed text out of the pickled stream
     seed, path = cast(tuple[int, list[str]], pickle.load(jobs))
-    sys.path += [folder for folder in path if folder not in sys.path]  # where own games lie
+    sys.path += [folder for folder in path if folder not in sys.path]  # for the user's own games
     while True:
         try:
             job = pickle.load(jobs)

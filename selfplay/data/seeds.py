@@ -12,8 +12,8 @@ T = TypeVar("T")
 def named_seed(*names: object) -> int:
     """A 63-bit seed from the names of a draw, such as (run seed, step, instance, seat, turn).
 
-    Different names give independent seeds; the order of calls does not matter. A draw keeps the
-    words of its name for ever: other words would change every run.
+    Different names give independent seeds; the order of calls does not matter. Never rename a draw:
+    a new name changes the results of every run.
     """
     digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

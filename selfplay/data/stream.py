@@ -101,7 +101,7 @@ class TrainStream:
         """Update the priorities with a step's reward standard deviations, one mapping per rank.
 
         Keeps the data.replay_memory instances with the largest values. A replayed instance gets its
-        new value, and is forgotten if that is 0.
+        new value and is dropped if that is 0.
         """
         merged = {**self.priorities, **{o: s for part in parts for o, s in part.items()}}
         order = sorted(merged, key=lambda o: (-merged[o], o))[: self._config.data.replay_memory]
