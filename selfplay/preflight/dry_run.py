@@ -27,10 +27,10 @@ _MOST_RANKS = 8  # GPUs of one host
 
 
 def dry_run(config: Config, *, gpu_gb: float | None) -> None:
-    """Print what a run with these settings would be. `gpu_gb` is the size that a GPU is sold with;
-    None takes the GPU of this machine, if there is one.
+    """Print the settings, first prompt and memory of a run. `gpu_gb` is the nominal size of a GPU
+    in GB; None takes this machine's GPU, if there is one.
 
-    Raises SettingsError, with the settings that would make it fit, if the run does not fit.
+    If the run does not fit, raises SettingsError with the settings that would make it fit.
     """
     print(dump(config))
     rendering = read_rendering(config.model, config.game, seed=config.seed)
@@ -97,7 +97,7 @@ def _gib(gpu_gb: float | None) -> float | None:
 
 
 def _advice(demand: Demand, described: PretrainedConfig) -> str:
-    """What would make the run fit: overrides, more GPUs, adapters."""
+    """Advice that makes the run fit: overrides, more GPUs, adapters."""
     words = remedy(demand)
     if words:
         return f"it fits with {' '.join(words)}"

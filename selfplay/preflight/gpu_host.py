@@ -28,7 +28,7 @@ CPU, GPU = ".venv", ".venv-gpu"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a GPU run needs: what was found and, where it does not suffice, the cure."""
+    """One requirement of a GPU run: what was found and, if that is not enough, the remedy."""
 
     what: str
     found: str
@@ -113,7 +113,7 @@ def _disk(folder: Path) -> Finding:
 
 
 def _output(*words: str) -> str | None:
-    """What a command prints; None if it is not there or fails to start."""
+    """The output of a command; None if it is missing or fails to start."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
@@ -122,14 +122,14 @@ def _output(*words: str) -> str | None:
 
 
 def _number(text: str) -> float:
-    """The number that the text begins with; 0 for none."""
+    """The number at the start of the text; 0 if there is none."""
     found = re.match(r"\d+(\.\d+)?", text)
     return float(found.group()) if found else 0.0
 
 
 def wants_gpu(config: Path, overrides: Sequence[str]) -> bool:
-    """Whether the settings play with SGLang or ask for CUDA, as far as a reader without YAML sees:
-    `engine: {kind: sglang` or `device: cuda` in the file or its bases, or in an override."""
+    """Whether the settings use SGLang or CUDA. Needs no YAML parser: searches the overrides, the
+    file and its bases for `kind: sglang` and `device: cuda`."""
     for word in reversed(overrides):
         if word.startswith(("engine.kind=", "engine=", "device=")):
             return "sglang" in word or "cuda" in word

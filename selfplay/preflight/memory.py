@@ -18,21 +18,22 @@ from selfplay.learner.muon import MOST_AT_ONCE
 
 GIB = 2**30
 CONTEXT = 1.0  # CUDA context and kernels of the trainer
-ASLEEP = 2.0  # what a sleeping SGLang keeps: context and decode graphs
-SPARE = 2.0  # for the allocator's fragments and the graphs of NCCL
+ASLEEP = 2.0  # of a sleeping SGLang: context and decode graphs
+SPARE = 2.0  # for allocator fragmentation and the graphs of NCCL
 BUCKET = 2.0  # one bucket of a push
 LEAST_GAMES = 8  # transcripts of full length that the engine's cache should hold at least
 _BYTES = {"float32": 4, "bfloat16": 2}
-_LOGPROB = 1.5 / 16_384  # GiB a trained token's log-prob needs at 152,000 words, measured
+_LOGPROB = 1.5 / 16_384  # GiB per trained token's log-prob at a vocabulary of 152,000, measured
 _LEAST_TOKENS = 2048  # of a micro-batch
-_MUON_COPIES = 7  # of the matrices of a shape, in bf16, which an iteration of Muon holds at most
+_MUON_COPIES = 7  # bf16 copies of the matrices of one shape, at most, in an iteration of Muon
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What memory depends on. `base` counts the weights of the model, `adapters` those beside it,
-    `matrices` those that Muon steps. `mlp_width` counts the units that one token uses,
-    `cache_width` the keys and values of a token in one layer."""
+    """The sizes of a model that determine memory. `base` is the number of its weights, `adapters`
+    that of the adapters' weights, `matrices` that of the weights that Muon steps. `mlp_width` is
+    the number of MLP units that a token uses, `cache_width` that of a token's key and value
+    elements in one layer."""
 
     base: int
     adapters: int
@@ -55,9 +56,9 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a run asks of the memory of `ranks` GPUs with `total` GiB each. `kl` says that there is
-    a KL to a reference, `critic` that a critic has a model of its own, `imitates` that a warm start
-    comes first, `muon` that it trains with Muon."""
+    """The memory demand of a run on `ranks` GPUs with `total` GiB each. `kl`: the loss has a KL to
+    a reference. `critic`: the critic has its own model. `imitates`: a warm start comes first.
+    `muon`: the optimizer is Muon."""
 
     shape: Shape
     ranks: int
@@ -94,7 +95,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """GiB of one GPU by phase and part, and the GiB that it has."""
+    """GiB used on one GPU by phase and part, and the GiB that it has."""
 
     phases: Mapping[str, Mapping[str, float]]
     total: float
@@ -133,15 +134,15 @@ def shape_of(text: Any, *, base: int, adapters: int, matrices: int) -> Shape:
 
 
 def gpu_gib(sold_gb: float) -> float:
-    """The GiB that a GPU sold with so many GB reports: 79.2 of 80, 139.6 of 141."""
+    """The GiB that a GPU of this nominal size in GB reports: 79.2 of 80, 139.6 of 141."""
     return 0.99 * sold_gb
 
 
 def estimate(demand: Demand) -> Memory:
     """The memory of each phase of a step on one GPU, and of the warm start before the first.
 
-    The warm start trains the model's own weights, with no adapters, reference, critic or engine
-    beside them. Muon keeps one moment of a matrix.
+    The warm start trains the model's own weights, without adapters, reference, critic or engine.
+    Muon keeps one moment per matrix.
     """
     shape, ranks, optim, parallel = demand.shape, demand.ranks, demand.optim, demand.parallel
     master, computed = _BYTES[optim.master_dtype], _BYTES[demand.dtype]
@@ -187,7 +188,7 @@ def estimate(demand: Demand) -> Memory:
             "moments": of_moments / ranks / GIB,
             **_pass(demand),
         }
-        if demand.muon:  # its step follows the pass, whose memory is free by then
+        if demand.muon:  # Muon steps after the pass, when its memory is free
             step = _MUON_COPIES * 2 * min(MOST_AT_ONCE, shape.matrices) / GIB
             passed = imitation["activations"] + imitation["logits"]
             imitation["Muon's step above the pass"] = max(0.0, step - passed)
@@ -229,7 +230,7 @@ def cache_tokens(demand: Demand) -> float:
 
 
 def activations(demand: Demand, tokens: float) -> float:
-    """GiB that a pass of so many tokens keeps for its backward pass."""
+    """GiB of activations that a forward pass of `tokens` tokens keeps for the backward pass."""
     shape = demand.shape
     layer = (4 if demand.liger else 8) * shape.mlp_width + 12 * shape.width + 9 * 1024
     kept = shape.layers * layer
@@ -259,9 +260,9 @@ def why_not(demand: Demand) -> str | None:
 
 
 def remedy(demand: Demand) -> list[str]:
-    """Overrides with which the run fits, as few as do; [] if none of the usual ones is enough.
+    """Overrides with which the run fits, none of them needless; [] if the usual ones do not help.
 
-    They are tried from what costs least to what costs most: the engine's share, recomputed
+    They are tried in the order of their cost, the cheapest first: the engine's share, recomputed
     activations, fewer tokens a pass, bf16 master weights, moments on the host, weights on the host.
     """
     tokens = demand.optim.tokens_per_microbatch
@@ -285,7 +286,7 @@ def remedy(demand: Demand) -> list[str]:
             chosen[step[0]] = step[1]
         if fraction(chosen) is None:
             continue
-        for key in list(chosen):  # what a later step has made needless
+        for key in list(chosen):  # drop overrides that a later one makes unnecessary
             fewer = {name: value for name, value in chosen.items() if name != key}
             if fraction(fewer) is not None:
                 chosen = fewer
@@ -297,7 +298,7 @@ def remedy(demand: Demand) -> list[str]:
 
 
 def _fractions(engine: EngineConfig) -> Sequence[float]:
-    """The engine's share as it is, then smaller and larger ones."""
+    """The engine's share as set, then smaller and larger ones."""
     if engine.kind != "sglang":
         return (engine.mem_fraction,)
     return (engine.mem_fraction, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.6, 0.7, 0.8)

@@ -57,10 +57,10 @@ NUM_COMPARED = 64  # last tokens of the text, whose log-probs are compared
 MOST_TOKENS = 4200  # largest length of the text, above a window of 4,096
 MOST_PARAMETERS = {"cpu": 2e9}  # largest plain copy on a CPU, where a forward pass is slow
 # The bound on a mean mismatch, in nats per token. In fp32 a mean of 1e-4 is a hundred times the
-# noise of a sum in another order. In bf16 the noise is measured: the distance between an eager pass
-# in bf16 and one in fp32. Trainer and engine are each about one such distance away; four leave room
-# for kernels that round more often. The bound is never below the relative step of the dtype (0.008
-# in bf16), because few tokens measure the noise only roughly.
+# noise of another order of summation. In bf16 the noise is measured: the distance between an eager
+# pass in bf16 and one in fp32. Trainer and engine each differ from fp32 by about this distance; the
+# factor 4 leaves room for kernels that round more often. The bound is at least the relative step of
+# the dtype (0.008 in bf16), because few tokens measure the noise only roughly.
 BOUND, NOISES = 1e-4, 4.0
 
 
@@ -112,7 +112,8 @@ def _no_room(
     rollout: RolloutConfig,
     data: DataConfig,
 ) -> str | None:
-    """Why transcripts do not fit the model, or the first held-out prompts the transcripts."""
+    """Why the transcripts do not fit the model, or the first held-out prompts do not fit the
+    transcripts; None if all fit."""
     try:
         check_room(
             evaluation_instances(HELD_OUT, num=NUM_BOARDS, game=game, data=data),
@@ -175,8 +176,8 @@ class PlainPass:
     """An eager forward pass of plain transformers in fp32.
 
     `logprobs` are those of the text's last tokens, in nats; `layers` the hidden states after each
-    layer. `noise` is the mean distance of the log-probs, `layer_noise` the largest relative
-    distance of a layer, to the same pass in the dtype of computation.
+    layer. Compared with the same pass in the compute dtype, `noise` is the mean distance of the
+    log-probs and `layer_noise` the largest relative distance of a layer.
     """
 
     logprobs: Tensor
@@ -192,8 +193,8 @@ Sampled = tuple[list[int], list[float]]  # a text's token ids, and the log-probs
 class StartCheck:
     """The comparison on real weights: `sample` from the engine that holds them, then `compare`.
 
-    `dtype` is the dtype of computation, `max_game_tokens` the longest transcript, `max_mismatch`
-    the largest accepted mean mismatch in nats per token if no plain copy measures the noise.
+    `dtype` is the compute dtype, `max_game_tokens` the longest transcript, `max_mismatch` the
+    largest accepted mean mismatch in nats per token if no plain copy measures the noise.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -211,8 +212,8 @@ class StartCheck:
         engine: Engine | None,
         retry: Callable[[Callable[[], Sampled]], Sampled] = lambda ask: ask(),
     ) -> None:
-        """Let rank 0's engine, which must be awake, sample a few tokens after the text. `retry`
-        asks it again if it fails (`restarts.FolderRestarts.retry`). Every rank must call."""
+        """Sample a few tokens after the text with rank 0's engine, which must be awake. `retry`
+        repeats the request if it fails (`restarts.FolderRestarts.retry`). Every rank must call."""
 
         def ask() -> Sampled:
             if self.world.rank != 0 or engine is None:
@@ -231,11 +232,10 @@ class StartCheck:
         return max(2, min(longest - NUM_SAMPLED, max(256, window + NUM_COMPARED)))
 
     def compare(self, learner: Learner, engine: Engine | None, weights: Path) -> None:
-        """Compare the trainer, the engine and plain transformers, all with the weights of this
-        folder, on the engine's text. Every rank must call. An engine that has not sampled yet
-        must be awake.
+        """Compare trainer, engine and plain transformers, all with the weights of this folder, on
+        the engine's text. Every rank must call. An engine that has not sampled yet must be awake.
 
-        Raises SettingsError, on every rank, that names the part at fault.
+        Raises SettingsError on every rank; the message names the part at fault.
         """
         if not self._ids:
             self.sample(engine)
@@ -273,7 +273,7 @@ class StartCheck:
         )
         print(f"start check: {summary}", flush=True)
         fault = None
-        # Written with "not" so that a NaN is a fault.
+        # "not <=" instead of ">", so that a NaN is a fault.
         if not mismatches.get("trainer", 0.0) <= bound:
             fault = "the trainer's packed attention or logits"
             if plain is not None:
@@ -318,7 +318,7 @@ def text_ids(tokenizer: PreTrainedTokenizerBase, num: int) -> list[int]:
 
 
 def _mean_mismatch(a: Tensor, b: Tensor) -> float:
-    """The mean distance of the last log-probs that both hold, in nats per token."""
+    """The mean distance of the last log-probs, as many as both have, in nats per token."""
     num = min(len(a), len(b))
     return float((a[-num:] - b[-num:]).abs().mean())
 
@@ -326,8 +326,8 @@ def _mean_mismatch(a: Tensor, b: Tensor) -> float:
 def _packed_pass(learner: Learner, ids: list[int]) -> tuple[Tensor, list[Tensor]]:
     """The trainer's log-probs of the text's last tokens, and the hidden states after each layer.
 
-    The text is packed in a row after another one, and after its own beginning, which is computed
-    once (a row ends with the text's tokens either way).
+    The row holds another text, a prefix of this text and this text. The shared prefix is computed
+    once; with or without sharing, the row ends with the text's tokens.
     """
     num = min(NUM_COMPARED, len(ids) - 1)
     beginning = ids[: max(2, len(ids) // 3)]

@@ -36,14 +36,14 @@ from selfplay.model.policy import described_in
 
 
 class Words(argparse.ArgumentParser):
-    """A parser of command lines that raises ValueError for a mistake."""
+    """An argument parser that raises ValueError for an invalid command line."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
 
 
 def help_of(words: Sequence[str]) -> str:
-    """The text on every key, and on the options of the game in --config where it can be read."""
+    """The help text of every key, and of the game's options if --config can be read."""
     first = Words(add_help=False)
     first.add_argument("--config", type=Path)
     first.add_argument("overrides", nargs="*")
@@ -67,9 +67,9 @@ def refused(program: str, error: Exception, *, status: int = 2) -> int:
 
 
 def check_run(config: Config, *, here: bool = True) -> None:
-    """Raise SettingsError if this machine, the model or the run folder cannot serve `train.py`.
+    """Raise SettingsError if `train.py` cannot use this machine, the model or the run folder.
 
-    Without `here` the run is meant for another machine.
+    Without `here` the run is for another machine: folder, device and engine are not checked.
     """
     if here:
         check_folder(Path(config.out), what="out")
@@ -128,7 +128,7 @@ def check_folder(folder: Path, *, what: str) -> None:
 
 def check_endpoint(spec: Spec, endpoint: EndpointConfig, *, what: str) -> None:
     """Raise SettingsError if the partner is an endpoint without a valid address or API key, or if
-    the key stands in the partner's text or in endpoint.body."""
+    the partner's text or endpoint.body contains the key."""
     if spec.kind == ENDPOINT:
         check_address(spec.address[1], what=what)
         key = endpoint_key(endpoint)
@@ -144,10 +144,10 @@ def read_rendering(
     model: ModelConfig, game: GameConfig, *, seed: int, adapters: bool = True
 ) -> Rendering:
     """The policy's rendering, from its folder's tokenizer. A scratch model has no trained tokenizer
-    yet, so an untrained one of the same size stands in.
+    yet, so an untrained one of the same size is used.
 
-    Raises SettingsError for a model, a tokenizer or a template that cannot be used, and without
-    `adapters` for a folder of adapters.
+    Raises SettingsError for a model, tokenizer or template that cannot be used and, if `adapters`
+    is False, for a folder of adapters.
     """
     try:
         tokenizer = _tokenizer(model, game, seed=seed, adapters=adapters)
