@@ -115,6 +115,8 @@ def arguments() -> argparse.Namespace:
         chosen.shape, chosen.tries, chosen.turn_tokens, chosen.steps = "tiny", 2, 8, 1
         chosen.attention = "auto"
     chosen.engine = chosen.engine or ("hf" if chosen.dry_run else "sglang")
+    if chosen.mean and chosen.engine == "hf":
+        parser.error("--mean needs --engine sglang: the hf engine's games end a turn together")
     chosen.games = chosen.games or GAMES[chosen.shape]
     return chosen
 

@@ -75,7 +75,7 @@ def run_on(num_ranks: int, folder: Path, settings: tuple[str, ...] = SETTINGS) -
     """What one launch on one host prints."""
     where = ["--standalone", "--nproc-per-node", str(num_ranks)]
     returncode, output = ended(launch(folder, where, settings))
-    assert returncode == 0, output[-4000:]
+    assert returncode == 0, output[-40000:]
     return output
 
 
@@ -103,7 +103,7 @@ def test_two_ranks_take_the_step_of_one_and_so_do_two_hosts(tmp_path: Path) -> N
             (folder / name).symlink_to(one / name)
     run_on(2, two)
     for returncode, output in run_on_two_hosts([hosts, hosts]):
-        assert returncode == 0, output[-4000:]
+        assert returncode == 0, output[-40000:]
     assert metrics_of(hosts) == metrics_of(two)
 
     alone, shared = metrics_of(one), metrics_of(two)
