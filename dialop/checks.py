@@ -1,8 +1,8 @@
 """The checks that every game must pass: `python -m dialop check my_game.py`.
 
-A check plays games by the scripted players of the game's own module (dialop/kit.py) and compares
-what the interface promises (dialop/game.py) with what happens. It knows no rules of any game. A
-check that needs something the module lacks says so instead of passing.
+The checks play games with the scripted players of the game's module (dialop/kit.py) and test that
+the game does what the interface promises (dialop/game.py). They know no rules of any game. A check
+that needs something the module lacks reports that instead of passing.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from dialop.tags import split_move
 NUM_INSTANCES = 4
 MAX_MOVES = 400
 JUNK = ("", " ", "[", "[]", "[dance] now", "[message", "\x00", "\ud800", "🙂", "1e999", "None")
-# Texts of which n characters must take time in proportion to n.
+# Pieces that are repeated to long texts; the time to read a text must be linear in its length.
 _REPEATED = ("[", "]", " ", "\n", "a", "[message] ", "</think>", "[a]\n", ": ", "0", "- ", '"')
 _SHORT, _LONG = 4_000, 32_000
-_MAX_RATIO = 4.0  # of the measured growth to the growth in length: 8 is quadratic here
+_MAX_RATIO = 4.0  # growth in time over growth in length; quadratic time gives 8
 
 
 class Unchecked(Exception):
-    """The game gives no means for a check."""
+    """The game's module lacks what a check needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One check: its name, what it promises, and what is wrong ("" if nothing is). `unchecked` says
-    why nothing could be checked."""
+    """The result of one check: its name, the promise it tests, and what is wrong ("" for nothing).
+    `unchecked` says why the check could not run, "" if it ran."""
 
     name: str
     promise: str
@@ -130,7 +130,7 @@ def _plays(kit: Kit, options: Any, instances: Sequence[Any], seed: int) -> Itera
 
 
 def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int) -> Played:
-    """One game of scripted players, one of which has this spec, to its end or `MAX_MOVES`."""
+    """Play a game of scripted players, one of them of this spec, to its end or `MAX_MOVES`."""
     game = kit.new_game(instance, options)
     scripts = [kit.make_script(each, seed=seed + n) for n, each in enumerate(kit.seated(spec))]
     moves: list[tuple[int, str]] = []
@@ -195,8 +195,8 @@ def _play(case: Case) -> Iterator[str]:
 def _wrong_step(game: Game, step: Step, seat: int, unread: list[bool]) -> str:
     """What is wrong with the result of a legal move.
 
-    `unread[seat]` says whether the seat has a text to read before its next move: at first the
-    prompt. It is updated.
+    `unread[seat]` says whether the seat has unread text before its next move, at first its prompt.
+    It is updated in place.
     """
     mover = game.seat_to_move
     if step.seat != seat or not step.action or step.error is not None or step.error_kind:
@@ -411,7 +411,7 @@ def _mutated(text: str, draw: random.Random) -> str:
 
 
 def _forgery(case: Case) -> Iterator[str]:
-    """A message that quotes the game's text about another kind of move must not read like it."""
+    """Messages that show readers a line of the game's own text about another kind of move."""
     shown = list(_shown(case))
     if not any(action == "message" for action, _ in shown):
         raise Unchecked('no scripted player makes a legal move of the action "message"')
@@ -461,7 +461,7 @@ def _time(case: Case) -> Iterator[str]:
 
 
 def _step_s(game: Game, seat: int, text: str) -> float:
-    """The least processor time of one try in three, in seconds, whatever else the machine does."""
+    """The minimum CPU seconds of three tries; CPU time hardly depends on the machine's load."""
     times = []
     for _ in range(3):
         twin = game.clone()
@@ -474,7 +474,7 @@ def _step_s(game: Game, seat: int, text: str) -> float:
 
 
 _PLAY = "scripted players bring games to their end; each move is answered as promised"
-# Each check with what it promises.
+# Each check and the promise it tests.
 _CHECKS: dict[str, tuple[Callable[[Case], Iterator[str]], str]] = {
     "play": (_play, _PLAY),
     "clone": (_clone, "a clone plays on like its game and neither changes the other"),

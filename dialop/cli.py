@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _game_of(argv: Sequence[str] | None) -> str:
-    """The game that --game names, whose options `generate` and `step` get."""
+    """The name given by --game; `generate` and `step` take this game's options."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--game", nargs="?")
     return parser.parse_known_args(argv)[0].game or "matching"
@@ -137,7 +137,7 @@ def _add_options(parser: argparse.ArgumentParser, kit: Kit, *, play: bool) -> No
 
 
 def _options(kit: Kit, args: argparse.Namespace) -> Any:
-    """The game's options that the arguments give. Raises ValueError for a value out of bounds."""
+    """The game's options from the arguments. Raises ValueError for a value out of bounds."""
     names = {each.name for each in fields(kit.Options)}
     return kit.Options(**{name: value for name, value in vars(args).items() if name in names})
 
@@ -164,7 +164,7 @@ def _replay(args: argparse.Namespace) -> int:
     lines = []
     kits = [load_kit(name) for name in games()]
     for index, record in enumerate(read_records(args.file)):
-        # A record of no known game is refused by the one whose message names its fields.
+        # If no game knows the record, matching refuses it with an error that names the fields.
         kit = next((kit for kit in kits if kit.is_record(record)), load_kit("matching"))
         lines.append(kit.replay(record, index=index))
     if not lines:
@@ -199,7 +199,7 @@ def _check(args: argparse.Namespace) -> int:
     kit = load_kit(args.game)
     options = kit.Options()
     results = check_kit(kit, options, seed=args.seed)
-    # The same checks with each of the settings that games share; only what fails is shown.
+    # Repeat the checks with each setting that games share; show only failures.
     for name in SHARED[1:]:
         if hasattr(options, name):
             other = replace(options, **{name: not getattr(options, name)})

@@ -1,5 +1,5 @@
-"""Finished games between scripted players, as one seat read and played them: demonstrations that a
-prompt shows before the real game. Knows no rules.
+"""Demonstrations for prompts: finished games of scripted players, each from the view of one seat.
+A prompt shows them before the real game. Knows no rules.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ def demonstrated(
 ) -> tuple[tuple[tuple[str, str], ...], str]:
     """`Prompt.earlier` and `Prompt.between` of these new games, each with its seats' players.
 
-    The first game is shown as the seat reads it that moves first, the second as the other, and so
-    on in turn. Raises ValueError for a game that does not end, and for one in which a move is
-    refused.
+    The first game is shown from the view of the seat that moves first, the second from that of the
+    other seat, and so on. Raises ValueError if a game does not end or a move is refused.
     """
     earlier: list[tuple[str, str]] = []
     between = ""

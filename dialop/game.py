@@ -52,8 +52,8 @@ class Prompt:
     between: str = ""
 
     def read(self, observation: str = "") -> tuple[list[str], list[str]]:
-        """What the seat has read and the moves between, which are one fewer, up to its first move
-        of this game. `observation` is what it has read of this game so far."""
+        """The texts that the seat has read up to its first move of this game, and its moves between
+        them (one fewer). `observation` is what it has read of this game so far."""
         last = "\n".join(text for text in (self.between, self.user, observation) if text)
         return [*(read for read, _ in self.earlier), last], [move for _, move in self.earlier]
 
@@ -80,8 +80,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a game so far. In the games of agreement, score, score_norm and rewards are 0
-    without one.
+    """The result of a game so far. In games that need an agreement, score, score_norm and rewards
+    are 0 without one.
 
     `score` is in the game's own units. `score_norm` is its share of the best possible score, in
     [0, 1]. `rewards[seat]` is each seat's final reward; it may be negative, and the seats' rewards
@@ -102,7 +102,7 @@ class Outcome:
     seat_scores: tuple[float, ...] = ()
 
     def score_of(self, seats: Collection[int]) -> float:
-        """The mean score of these seats, in [0, 1]; `score_norm` if they share it or are none."""
+        """The mean score of these seats, in [0, 1]; `score_norm` if shared or `seats` is empty."""
         if not self.seat_scores or not seats:
             return self.score_norm
         return sum(self.seat_scores[seat] for seat in seats) / len(seats)

@@ -17,8 +17,8 @@ and may define
     POLICY_SEATS             the seats that the policy can have (default: all)
     PLAYED_BY_PEOPLE         whether a .jsonl of instances holds recorded games of people
 
-and any other method of `Kit` as a function of that name. Where a module lacks one, `Kit` has a
-default for it, or raises ValueError when it is needed.
+and any other method of `Kit` as a function of that name. For a function that the module lacks,
+`Kit` has a default or raises ValueError when it is called.
 
 The settings `game.messages`, `game.brief` and `game.private_reasoning` reach a game as the fields
 of its `Options` that have these names. All other fields are set as `game.options.NAME`.
@@ -99,14 +99,14 @@ def option(
 ) -> Any:
     """One field of `Options`: its default, its sentence for --help, its choices or bounds.
 
-    `play` says that it is about how games are played, not about which instances are drawn.
+    `play` marks a setting of how games are played, not of which instances are drawn.
     """
     rules = {"sentence": sentence, "choices": choices, "low": low, "high": high, "play": play}
     return dataclasses.field(default=default, metadata=rules)
 
 
 def check_options(options: Any) -> None:
-    """Raise ValueError if a field that `option` made is none of its choices or out of its bounds.
+    """Raise ValueError if a field made by `option` is not one of its choices or is out of bounds.
 
     The message names the field, its rule and the value.
     """
@@ -170,7 +170,7 @@ class Kit:
             return [instance for part in pool.map(_generate_job, jobs) for instance in part]
 
     def new_game(self, instance: Any, options: Any) -> Game:
-        """A game at its start. Raises ValueError if it has not one seat for each role."""
+        """A game at its start. Raises ValueError unless it has one seat for each role."""
         game: Game = self._module.new_game(instance, options)
         if game.num_seats != len(self.ROLES):
             raise ValueError(
@@ -197,7 +197,7 @@ class Kit:
         return script
 
     def seated(self, spec: str) -> tuple[str, ...]:
-        """The specs of all seats where scripted players fill them and one has this spec."""
+        """The specs of all seats in a game of scripted players, one of which has this spec."""
         if self.has("seated"):
             return tuple(self._module.seated(spec))
         return (spec,) * len(self.ROLES)
@@ -212,14 +212,14 @@ class Kit:
         return list(self._part("read")(path))
 
     def check_machine(self, instances: Sequence[Any], options: Any) -> str:
-        """What to tell of how the instances are played on this machine, "" for nothing. Raises
-        ValueError if they cannot be."""
+        """A note on how the instances are played on this machine, "" for none. Raises ValueError
+        if they cannot be played."""
         if self.has("check_machine"):
             return str(self._module.check_machine(instances, options))
         return ""
 
     def easy(self, options: Any) -> Any:
-        """The options that keep every instance, hard or not."""
+        """The options without the filter on the difficulty of instances."""
         return self._module.easy(options) if self.has("easy") else options
 
     def write(self, path: Path, instances: Sequence[Any]) -> None:
@@ -242,11 +242,11 @@ class Kit:
         return played
 
     def digest(self, instance: Any) -> str:
-        """A name of what the instance's players see, whatever file it came from."""
+        """A digest of what the players see of the instance, independent of the file."""
         return str(self._module.digest(instance) if self.has("digest") else instance.key)
 
     def recorded_tally(self, record: Mapping[str, Any], instance: Any) -> dict[str, float]:
-        """The figures of one recorded game, as `Game.measures`, with `score`."""
+        """The measures of one recorded game, as in `Game.measures`, and its `score`."""
         return dict(self._part("recorded_tally")(record, instance))
 
     def recorded_messages(self, record: Mapping[str, Any]) -> list[str]:
@@ -262,7 +262,7 @@ class Kit:
     def phrases(
         self, instances: Sequence[Any], options: Any, *, split_lines: bool
     ) -> Sequence[str]:
-        """Phrases that the game's texts repeat: a scratch model's tokenizer makes each one token.
+        """Phrases that recur in the game's texts; a scratch model's tokenizer makes each one token.
         `split_lines` is `model.scratch.split_lines`."""
         if self.has("phrases"):
             return list(self._module.phrases(instances, options, split_lines=split_lines))
@@ -273,7 +273,7 @@ class Kit:
         return str(self._module.figures(instances)) if self.has("figures") and instances else ""
 
     def is_record(self, record: Mapping[str, Any]) -> bool:
-        """Whether a recorded game is one of this game."""
+        """Whether a record is a recorded game of this module."""
         return self.has("is_record") and bool(self._module.is_record(record))
 
     def _part(self, name: str) -> Any:
@@ -289,7 +289,7 @@ def load_kit(name: str) -> Kit:
     """The game of this name: one of this package, a module, the path of a .py file, textarena:ID.
 
     Raises:
-        ValueError: one line, for a name that is no game or a module that cannot be imported.
+        ValueError: one line, if the name is not a game or its module cannot be imported.
     """
     if name in games():
         return Kit(name, importlib.import_module(f"dialop.{name}.kit"))
@@ -319,7 +319,7 @@ def games() -> tuple[str, ...]:
 
 
 def _exists(name: str) -> bool:
-    """Whether there is a module of this name; a missing parent package means no."""
+    """Whether there is a module of this name; False if its parent package is missing."""
     try:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):

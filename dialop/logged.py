@@ -1,7 +1,7 @@
 """A base class for games that keep a log of moves, some of them made before play starts.
 
-It holds what matching, mediation, planning and collab share: whose turn it is, refused moves,
-clones, states, prompts of restored games, and the outcome of an agreement. It knows no rules.
+Matching, mediation, planning and collab share this code for turns, refused moves, clones, states,
+prompts of restored games, and the outcome of an agreement. It knows no rules.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Rules:
 
 @dataclass(slots=True)
 class Play:
-    """The state that changes during play, as far as games share it."""
+    """The part of the state of play that all these games have."""
 
     log: list[Any] = field(default_factory=list)
     num_errors: list[int] = field(default_factory=lambda: [0, 0])
@@ -43,16 +43,16 @@ class Play:
 
 
 def part_of(options: Any, kind: type[T]) -> T:
-    """The settings of a dataclass `kind`, taken from options that have its fields."""
+    """A `kind` (a dataclass of settings), with its fields copied from `options`."""
     return kind(**{each.name: getattr(options, each.name) for each in fields(kind)})  # type: ignore[arg-type]
 
 
 class LoggedGame(Game):
     """One play of one instance; a subclass defines its rules.
 
-    `instance_from` and `move_from` make an instance and a move from its plain JSON form. `kinds`
-    are the tags of moves, `turn_error` is what a seat reads that moves out of turn, and
-    `past_heading` stands above the moves that were made before play starts.
+    `instance_from` and `move_from` make an instance and a move from their plain JSON forms. `kinds`
+    are the tags of moves, `turn_error` is the error for a seat that moves out of turn, and
+    `past_heading` is the heading of the moves that were made before play starts.
     """
 
     name: ClassVar[str]
@@ -82,7 +82,7 @@ class LoggedGame(Game):
 
     @abstractmethod
     def _apply(self, move: Any) -> Sequence[str]:
-        """Apply a legal move to the state of play; what each seat reads of it."""
+        """Apply a legal move to the state of play; return what each seat reads of it."""
 
     @property
     def seat_to_move(self) -> int | None:
@@ -95,7 +95,7 @@ class LoggedGame(Game):
         self._make(move)
 
     def _make(self, move: Any) -> Sequence[str]:
-        """Make a legal move; what each seat reads of it."""
+        """Make a legal move; return what each seat reads of it."""
         self._play.log.append(move)
         self._play.num_errors_this_turn = 0
         return self._apply(move)
@@ -165,15 +165,15 @@ class LoggedGame(Game):
         return seat
 
     def _tries(self, seat: int) -> int:
-        """The refused moves in this turn, as the seat knows them: 0 if it is not to move."""
+        """The number of the seat's refused moves in this turn; 0 if it is not to move."""
         return self._play.num_errors_this_turn if seat == self.seat_to_move else 0
 
     def _prompt(
         self, seat: int, rules: str, own: str, past: str, *, says_turn: bool = False
     ) -> Prompt:
-        """A prompt of the seat's own part and the moves made before play started.
+        """A prompt with the rules (full style), the seat's own part and the moves before play.
 
-        `says_turn` also tells the seat that moves first that it does (full style alone).
+        With `says_turn` the full style also tells the seat that moves first that it does so.
         """
         if self.options.brief:
             return Prompt("", f"{own}\n{past}" if past else own)
@@ -207,9 +207,9 @@ class LoggedGame(Game):
             raise PlayerError("no_messages", f"messages are off; use {valid}")
 
     def _outcome(self, value: Any, proposed: Sequence[Any], facts: dict[str, float]) -> Outcome:
-        """The outcome of a game of agreement: every seat's reward is the place that the instance
-        gives the agreed proposal's value, 0 without an agreement. `proposed` are the proposals that
-        could have been accepted."""
+        """The outcome of a game that needs an agreement: every seat's reward is `instance.norm` of
+        the agreed proposal's value, 0 without an agreement. `proposed` are the proposals that could
+        have been accepted."""
         inst, agreed = self.instance, self._play.agreed
         score = float(value(agreed)) if agreed is not None else 0.0
         norm = inst.norm(score) if agreed is not None else 0.0

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class ScriptedBase:
-    """What scripted players share that are dataclasses with a `seed` and define `lesson`."""
+    """Shared methods of scripted players, which are dataclasses with a `seed` and a `lesson`."""
 
     __slots__ = ()
 
@@ -34,10 +34,10 @@ class ScriptedBase:
 
 
 def made(kind: type[T], spec: str, options: Mapping[str, Sequence[str]], *, seed: int) -> T:
-    """The player of a spec, a dataclass whose fields `dialop.kit.option` made.
+    """The player of a spec; `kind` is a dataclass whose fields are made by `dialop.kit.option`.
 
     Raises:
-        ValueError: as `parse_spec`, and for a value that the field does not take; names the rule.
+        ValueError: as `parse_spec`, and for an invalid value of a field; names the rule.
     """
     name, given = parse_spec(spec, options)
     values: dict[str, Any] = {}

@@ -1,5 +1,4 @@
-"""Recorded games of people, to start from: how much of one is replayed before play. Knows no game.
-
+"""Starts games from records of human games: replays a part of a record first. Knows no game.
 A start is a number of log entries from the beginning of a record, where each message, proposal and
 answer is one entry. It never includes the end of the game.
 """
@@ -36,8 +35,8 @@ class RecordedGame:
     def begun(self, entries: Entries, *, uniform: float) -> Any:
         """The instance that starts after `entries`. `uniform` in [0, 1) decides a random start.
 
-        It holds nothing of the later entries, so players cannot know how the people ended. Its key
-        is the board's key and the number of entries.
+        It contains no later entries, so players cannot know how the recorded game ended. Its key is
+        the board's key and the number of entries.
         """
         words = [len(move.text.split()) if move.kind == "message" else 0 for move in self.moves]
         num = start_length(words[: self.longest], sum(words), entries, uniform=uniform)
@@ -96,8 +95,8 @@ def before_accept(moves: Sequence[Any]) -> int:
 def tally(
     score: float, said: Sequence[str], *, accepted: bool, proposals: int, turns: int
 ) -> dict[str, float]:
-    """The figures of one recorded game that all games have. `score` is normalized, `said` are the
-    messages."""
+    """The measures of one recorded game that exist for every game. `score` is normalized; `said`
+    are the messages."""
     return {
         "score": score,
         "agreement": float(accepted),
@@ -133,7 +132,7 @@ def start_length(
 
     `num_words` counts the words of each entry that a start may include, `num_words_in_all` those of
     the whole game. A number of entries is taken as it is, "random" draws every possible number with
-    equal probability, and a share takes the most entries that hold at most that share of all words.
+    equal probability, and a share takes as many entries as contain at most that share of all words.
     """
     most = len(num_words)
     if entries == RANDOM:

@@ -2,8 +2,8 @@
 
 It handles turns, refusals, clones and states, so that a subclass contains only rules. The state
 is the instance, the options and the texts of the legal moves, which are played again to restore it.
-Everything that a seat reads of another's move is one line and indented further lines, so that no
-message can hold a line that the game writes.
+When a seat reads another's move, all lines but the first are indented, so that no line of a message
+can be mistaken for a line of the game.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class TurnGame(Game):
     """A game of moves that all seats read.
 
     A subclass sets `num_seats`, `tags`, `rules` and the types of its instance and options, and
-    defines `sees`, `play` and `outcome`. What `play` changes must be plain attributes of the game,
-    set in `begin`. Error kinds: over, not_your_turn, no_tag, empty, and those of `play`.
+    defines `sees`, `play` and `outcome`. `play` may change only plain attributes of the game that
+    `begin` sets. Error kinds: over, not_your_turn, no_tag, empty, and those of `play`.
     """
 
     tags: ClassVar[tuple[str, ...]]
@@ -58,7 +58,7 @@ class TurnGame(Game):
         self.begin()
 
     def begin(self) -> None:
-        """Set the game's own attributes; `self.instance` and `self.options` are there."""
+        """Set the game's own attributes; `self.instance` and `self.options` are already set."""
 
     @abstractmethod
     def sees(self, seat: int) -> str:
@@ -68,8 +68,8 @@ class TurnGame(Game):
     def play(self, seat: int, tag: str, content: str) -> int | None:
         """Make a move, and return the seat that moves next, None for the end.
 
-        All other seats read the move, unless `show` says who reads what. Raises PlayerError, before
-        anything is changed, for a move that the rules refuse.
+        All other seats read the move, unless `show` gives them another text. Raises PlayerError for
+        a move that the rules refuse, before it changes anything.
         """
 
     def show(self, seat: int, text: str) -> None:

@@ -28,19 +28,19 @@ def check_fields(data: Mapping[str, Any], names: tuple[str, ...], what: str = ""
 
 
 def checked_int(value: Any, name: str, *, low: int, high: int) -> int:
-    """An integer from `low` to `high`; a truth value is none."""
+    """An integer from `low` to `high`; a bool is refused."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError(f"{name} must be a whole number from {low} to {high}, got {short(value)}")
     return value
 
 
 def is_number(value: Any) -> bool:
-    """Whether the value is a finite number; a truth value is none."""
+    """Whether the value is a finite number; a bool is not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def checked_number(value: Any, name: str, *, most: float) -> float:
-    """A finite number of at most `most` in size, as a float."""
+    """A finite number whose absolute value is at most `most`, as a float."""
     if not is_number(value) or abs(value) > most:
         raise ValueError(f"{name} must be a number, got {short(value)}")
     return float(value)
