@@ -1,5 +1,5 @@
-"""Games between this project and other libraries, each of which is an extra (docs/bridges.md).
+"""Adapters between this package's games and other libraries' environments (docs/bridges.md).
 
-Speaks of other libraries' environments and of this package's games. Never sees tokens, models or
-`selfplay`. Each module imports one library and is loaded only by name.
+Each module imports one library, an optional dependency, and is loaded only by name. Never sees
+tokens, models or `selfplay`.
 """

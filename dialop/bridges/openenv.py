@@ -5,8 +5,8 @@
     observation = env.reset(seed=0)
     observation = env.step(Say(text="[message] hello"))
 
-OpenEnv's agent is one seat of the game; scripted players of the game have the others and move at
-once. `app` serves the environment over HTTP.
+OpenEnv's agent plays one seat of the game. Scripted players of the game play the others and move
+immediately. `app` serves the environment over HTTP.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ class Say(Action):
 
 
 class Heard(Observation):
-    """What the seat has read since its last try: first its prompt, after a refused one the error.
-
-    `score_norm` is the game's score so far in [0, 1]. `reward` is that of the agent's own seat.
+    """The new text for the seat since its last try: at first its prompt, after a refused try the
+    error. `score_norm` is the game's score so far in [0, 1]. `reward` is the agent's own.
     """
 
     text: str = ""
@@ -115,7 +114,7 @@ class DialogueEnvironment(Environment[Say, Heard, Table]):
         return self._table
 
     def _take(self, observations: tuple[str, ...], rewards: tuple[float, ...]) -> float:
-        """Keep what the agent reads of a legal move; returns its reward for it."""
+        """Store what the agent reads of a legal move; return the agent's reward for the move."""
         self._table.num_legal += 1
         if observations[self._seat]:
             self._unread.append(observations[self._seat])

@@ -3,9 +3,9 @@
     from dialop.bridges.pettingzoo import DialogueEnv
     env = DialogueEnv("matching", size=4)
 
-Actions are texts. An observation is a text in UTF-8, as a vector of bytes with zeros at its end:
-what the agent has read since its last legal move, at first its prompt, after a refused move the
-error. `text_of(observation)` is the text. Agents are named ROLE_SEAT.
+Actions are texts. An observation is a zero-padded vector of UTF-8 bytes, and `text_of(observation)`
+is its text: what the agent has read since its last legal move, at first its prompt, after a refused
+move the error. Agents are named ROLE_SEAT.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class DialogueEnv(AECEnv):
     """One game at a time, of instances that `reset(seed=...)` selects.
 
     A legal move pays its `Step.rewards`; the end pays `Outcome.rewards`. A game is truncated after
-    `max_turns` legal moves, or when one turn has had more than `max_retries` refused tries. Of a
-    longer text than `MAX_OBSERVATION` bytes the end is observed.
+    `max_turns` legal moves, or when one turn has had more than `max_retries` refused tries. Only
+    the last `MAX_OBSERVATION` bytes of a longer text are observed.
     """
 
     metadata = {  # noqa: RUF012 (PettingZoo reads it from the class)

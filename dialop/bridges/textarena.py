@@ -23,7 +23,7 @@ from dialop.game import Game, Outcome, Prompt, Step
 from dialop.tags import indent_further
 
 PREFIX = "textarena:"
-_RAW = "-raw"  # the variant of an id without TextArena's own wrappers of observations
+_RAW = "-raw"  # suffix of the ids of environments without TextArena's observation wrappers
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class TextArenaGame(Game):
         return None if self._env.state.done else int(self._env.state.current_player_id)
 
     def prompt(self, seat: int) -> Prompt:
-        """TextArena's prompt; in a restored game with what followed."""
+        """TextArena's prompt; in a restored game also the later texts."""
         return Prompt("", self._opening[seat])
 
     def step(self, seat: int, text: str) -> Step:
@@ -136,7 +136,7 @@ class TextArenaGame(Game):
         return Step(seat, None, f"Error: {why}", kind, ("", ""))
 
     def _take_observations(self, mover: int | None) -> tuple[str, str]:
-        """What each seat has to read, which is removed; without the mover's own words."""
+        """Remove and return each seat's unread text, without the mover's own words."""
         state, texts = self._env.state, []
         for seat in range(2):
             lines = [
@@ -153,7 +153,7 @@ class TextArenaGame(Game):
 
     @contextmanager
     def _own_random(self) -> Iterator[None]:
-        """Python's global generator in this game's state, and afterwards as it was."""
+        """Give Python's global generator this game's state; restore the previous one at exit."""
         outer = random.getstate()
         random.setstate(self._random)
         try:
@@ -168,10 +168,10 @@ _ACTION = textarena.ObservationType.PLAYER_ACTION
 
 
 def module_of(env_id: str) -> SimpleNamespace:
-    """What dialop/kit.py reads of a game's module, for the TextArena game of this id.
+    """A game module in the form that dialop/kit.py reads, for the TextArena game with this id.
 
     Raises:
-        ValueError: for an unknown id, with the nearest, and for a game that two cannot play.
+        ValueError: for an unknown id (names the nearest), or if the game is not for two players.
     """
     known = textarena.envs.registration.ENV_REGISTRY
     if _raw_id(env_id) not in known:
