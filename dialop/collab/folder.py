@@ -49,7 +49,7 @@ def is_full(folder: str) -> bool:
             return True
         try:
             entries: Sequence[os.DirEntry[str]] = list(os.scandir(path))
-        except OSError:  # removed since, or made unreadable
+        except OSError:  # removed in the meantime, or made unreadable
             continue
         for entry in entries:
             try:

@@ -137,7 +137,7 @@ def _normal(text: str) -> str:
 
 
 def _braced(text: str, start: int) -> str:
-    """The text from `start` up to the brace that closes the one just before `start`."""
+    """The text from `start` up to the brace that matches the one just before `start`."""
     depth = 1
     for index in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[index], 0)

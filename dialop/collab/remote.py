@@ -1,4 +1,4 @@
-"""Remote calls from the tests' process into the answer's process, by messages of plain values.
+"""Remote calls from the tests' process into the answer's process, as messages of plain values.
 
 Tests call the answer's functions as if they were local. Arguments and results are copies. Functions
 and iterators of the answer stay in its process; tests call them or step them through proxies and
@@ -103,7 +103,7 @@ class Caller:
         self._watch_seeds("random", random)
 
     def _watch_seeds(self, name: str, module: Any) -> None:
-        """Seed the generator in the answer's process too whenever a test seeds this one."""
+        """Whenever a test seeds this generator, also seed the one in the answer's process."""
         seed = module.seed
 
         def seed_both(*args: Any, **kwargs: Any) -> None:
@@ -130,7 +130,7 @@ class Caller:
         return self.ask("take", args=(name,))
 
     def ask(self, what: str, place: int | None = None, args: Any = (), kwargs: Any = None) -> Any:
-        """Send a request and return its result. Raises what the request raises there."""
+        """Send a request and return its result. Re-raises the exception of the answer's process."""
         seeds, self._seeds = self._seeds, []
         self._pipe.send([what, place, self._dump([list(args), kwargs or {}]), seeds])
         while True:
@@ -188,9 +188,9 @@ class Caller:
         raise ValueError(f"unknown kind of value: {name}")
 
     def _exception(self, kinds: Any, args: Any) -> BaseException:
-        """An exception like the answer's, of its first class that is already imported here.
+        """An exception like the answer's, of the first of its classes that is imported here.
 
-        unittest's exceptions are left out, so that an answer cannot skip or stop a test.
+        unittest's exceptions are excluded, so that an answer cannot skip or stop a test.
         """
         for module, name in kinds:
             known = getattr(sys.modules.get(module), name, None)

@@ -66,7 +66,7 @@ def passes(
 
 @lru_cache(maxsize=len(CHOICES))
 def available_wall(wall: str = "auto") -> str:
-    """The wall that is used when the setting is `wall`. Tested once per process.
+    """The wall to use for the setting `wall`. Tested once per process.
 
     Raises:
         NoWall: if none is available; says why and what to do.

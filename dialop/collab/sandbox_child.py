@@ -210,8 +210,8 @@ def take_names(space: dict[str, Any], free: set[str], caller: Caller, *, entry_p
     """Define the free names of the tests in `space`.
 
     With an entry point, only its name may be bound to a function or class of the answer; without
-    one, any name may. Plain values of the answer are bound to any name. Modules are imported from
-    their library, never taken from the answer.
+    one, any name may. Any name may be bound to a plain value of the answer. Modules are imported
+    from their library, never taken from the answer.
 
     Raises:
         LookupError: if the answer does not define the entry point.

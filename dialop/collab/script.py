@@ -89,7 +89,7 @@ def sentences(text: str) -> list[str]:
 
 
 def content_words(text: str) -> set[str]:
-    """The words that say what a text is about, in lower case and without a final s."""
+    """The words of a text without function words, in lower case and without a final s."""
     words = set(_WORD.findall(text.lower())) - _EMPTY
     return {word.removesuffix("s") if len(word) > 3 else word for word in words}
 

@@ -27,8 +27,8 @@ class CollabInstance:
     `request` is the user's first message, which the assistant reads. `goal` is the full task, which
     only the user knows. `target` is the number for a math task, a reference text for a writing
     task, and a solution for human readers for a code task. Code is graded by `tests`, Python
-    statements that fail by an exception. If `entry_point` is set, they are a unittest module that
-    tests the object of that name.
+    statements that raise if the code is wrong. If `entry_point` is set, they are a unittest module
+    that tests the object of that name.
     """
 
     key: str

@@ -48,8 +48,8 @@ def readable() -> list[str]:
 def limit(*, seconds: float, memory_bytes: int, own_users: bool) -> None:
     """Limit CPU seconds, memory, the size of a file and the number of open files; no core dumps.
 
-    `own_users` says that the process has its own user namespace. Only then is the number of threads
-    limited too. The kernel does not enforce that limit for root.
+    The number of threads is also limited if `own_users`: the process has its own user namespace.
+    The kernel does not enforce that limit for root.
     """
     limits = {
         resource.RLIMIT_CPU: int(seconds) + 1,
@@ -107,7 +107,7 @@ def new_processes() -> None:
 
 
 def landlock(folder: str) -> None:
-    """Allow reading the paths of `readable`, some devices, and all access to `folder`; no more."""
+    """Allow only reading the paths of `readable`, some devices, and all access to `folder`."""
     c = libc()
     version = _check("landlock_create_ruleset", c.syscall(_LANDLOCK_CREATE, None, 0, 1))
     # Access rights known to each ABI version: 13 at first, then refer, truncate and ioctl.
