@@ -114,7 +114,7 @@ class MatchingInstance:
 
     @property
     def public_unknown(self) -> int | None:
-        """The unknown value if the seats may know it, which holds only on unscaled boards."""
+        """The unknown value on unscaled boards, where the seats may know it; None on others."""
         return self.unknown if self.scales == (1.0, 1.0) else None
 
     def displayed(self, seat: int) -> Displayed:

@@ -100,8 +100,8 @@ class MatchingGame(LoggedGame):
         )
 
     def outcome(self) -> Outcome:
-        """The score in the table's units. Both seats' reward is its share of the best score, 0
-        without an agreement."""
+        """The outcome, with the score in the table's units. Both seats' reward is its share of the
+        best score, 0 without an agreement."""
         inst = self.instance
         solo = {f"solo_{seat}": inst.norm(inst.solo[seat]) for seat in (0, 1)}
         proposed = [action.pairs for action in self._play.log if action.pairs is not None]

@@ -24,7 +24,7 @@ ROLES: tuple[str, ...] = ("player", "player")
 SCRIPT_NAMES: tuple[str, ...] = scripted.NAMES
 BASELINES: tuple[str, ...] = ("honest", "solo", "random")
 PLAYED_BY_PEOPLE: bool = True
-# Both seats tell all that they see, then the first proposes.
+# In a demonstration both seats state all their cells, then the first seat proposes.
 _DEMONSTRATOR, _DEMONSTRATED = "honest:reply=tell", 2**62  # the player, and the stream of boards
 
 make_script = scripted.make_scripted
@@ -51,7 +51,7 @@ def generate(
 
 
 def easy(options: Options) -> Options:
-    """Boards are kept whatever the seats' solo plans are worth."""
+    """The options that keep boards of any difficulty (any value of the seats' solo plans)."""
     return replace(options, keep="all")
 
 
@@ -71,7 +71,7 @@ def _demonstrations(options: Options) -> tuple[tuple[tuple[str, str], ...], str]
 
 
 def vary(instance: MatchingInstance, seat: int, *, seed: int) -> MatchingInstance | None:
-    """The board with other values in the cells that only this seat sees."""
+    """The board with other values in the cells that only this seat sees; None if none changes."""
     mine, other = instance.masks[seat], instance.masks[1 - seat]
     draw = random.Random(seed)
     table = tuple(
@@ -92,9 +92,9 @@ def _solo(instance: MatchingInstance, table: Sequence[Sequence[int]], seat: int)
 
 
 def recorded_tally(record: Mapping[str, Any], instance: MatchingInstance) -> dict[str, float]:
-    """The figures of people's recorded game.
+    """The measures of a recorded human game.
 
-    The score is the recorded one, so games whose proposals use another roster count, too. Errors
+    The score is the recorded one, so games whose proposals use another roster are included. Errors
     were not recorded, and the parser of scripted statements finds almost none in people's prose. A
     note between two moves of one person counts as a message.
     """

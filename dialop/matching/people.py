@@ -1,8 +1,8 @@
-"""People's recorded games as players to imitate: their moves in this game's order of turns.
+"""Recorded human games to imitate: their moves in this game's order of turns.
 
 People could write several messages in a row and write while a proposal was pending; here a seat
-makes one move a turn and answers a proposal at once. A message that this order has no place for is
-left out, and the other seat's next move, which may answer it, is context without imitation.
+makes one move per turn and answers a proposal at once. Messages that do not fit this order are left
+out. The other seat's next move may answer such a message, so it is context and not imitated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dialop.starts import RecordedGame
 
 @dataclass(frozen=True, slots=True)
 class PlayedMove:
-    """A move as text. `imitated` is False for one that may answer words that were left out."""
+    """A move as text. `imitated` is False if it may answer a message that was left out."""
 
     text: str
     imitated: bool
@@ -29,32 +29,32 @@ class PlayedMove:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A scripted player that repeats a recorded game: move n of `moves` is its n-th legal move.
+    """A scripted player that repeats a recorded game. `moves` are the game's legal moves, in order.
 
-    `moves` are both seats'; a seat is asked for its own only.
+    They are the moves of both seats; `act` is called only when this seat moves.
     """
 
     moves: tuple[PlayedMove, ...]
     seed: int = 0
 
     def act(self, view: MatchingView) -> str:
-        """The recorded move at this point of the game."""
+        """The move at this point of the recorded game."""
         return self.lesson(view).text
 
     def lesson(self, view: MatchingView) -> Lesson:
-        """The same move; one that is not imitated is a detour as a whole."""
+        """The same move. If it is not imitated, all of it is one detour."""
         move = self.moves[len(view.log)]
         return Lesson(move.text, () if move.imitated else ((0, len(move.text)),))
 
     def reseeded(self, seed: int) -> Person:
-        """The same player: it draws nothing."""
+        """The same player, since it has no random draws."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class PeoplesGame:
-    """A recorded game in this game's order of turns. `left_out` counts the entries of the log that
-    have no place in it."""
+    """A recorded game in this game's order of turns. `left_out` counts the log entries that do not
+    fit this order."""
 
     instance: MatchingInstance
     moves: tuple[PlayedMove, ...]
@@ -75,7 +75,7 @@ def peoples_game(recorded: RecordedGame) -> PeoplesGame | None:
     game = MatchingGame(recorded.board, Rules())
     moves: list[PlayedMove] = []
     left_out = 0
-    unheard = [False, False]  # whether the seat's next move may answer words that were left out
+    unheard = [False, False]  # whether the seat's next move may answer a message left out
     for action, following in zip(log, [*log[1:], None], strict=True):
         text = _text(action, recorded.board)
         if text and not _taken_back(action, following) and _is_legal(game, action, text):
@@ -88,20 +88,20 @@ def peoples_game(recorded: RecordedGame) -> PeoplesGame | None:
 
 
 def board_digest(board: MatchingInstance) -> str:
-    """A name of a table and of what the seats see of it, whatever file it came from."""
+    """A digest of a table and of the cells that each seat sees, independent of the file."""
     return hashlib.sha256(repr((board.table, board.masks)).encode()).hexdigest()[:16]
 
 
 def _taken_back(action: Action, following: Action | None) -> bool:
-    """Whether the next entry is the same seat's proposal: it takes the turn of this message or
-    replaces this proposal."""
+    """Whether the next entry is a proposal of the same seat, which then takes the place of this
+    message or proposal."""
     if following is None or following.seat != action.seat:
         return False
     return following.kind == "propose" and action.kind in ("message", "propose")
 
 
 def _is_legal(game: MatchingGame, action: Action, text: str) -> bool:
-    """Make the move if it is the seat's turn and the rules allow it."""
+    """Try the move; return whether it is the seat's turn and the rules allow the move."""
     return game.seat_to_move == action.seat and game.step(action.seat, text).error is None
 
 

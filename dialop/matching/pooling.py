@@ -55,9 +55,9 @@ def estimate_top(cells: Mapping[tuple[int, int], int], *, num_cells: int) -> flo
 
 
 def estimate_ratio(own: Cells, stated: Cells) -> float:
-    """The number of own units per unit of the partner.
+    """The number of own units in one unit of the partner.
 
-    Estimated from the cells that both see, or from the two value ranges if there is none.
+    Estimated from the cells that both seats know, or from the two value ranges if there are none.
     """
     shared = [cell for cell in stated if cell in own]
     total_stated = sum(stated[cell] + _TRUNCATED for cell in shared)
@@ -139,8 +139,8 @@ def highest_first(
 ) -> tuple[Pairs, tuple[bool, ...]]:
     """A matching in the order in which it is chosen, and a flag for each pair drawn at random.
 
-    The next pair is the highest cell of a free reviewer and a free paper, the first of equals in
-    table order; with probability `stray` it is a random one of them.
+    The next pair is the highest cell with a free reviewer and a free paper (ties: the first in
+    table order), or with probability `stray` a random such cell.
     """
     open_cells, pairs, strays = list(np.ndindex(table.shape)), list[tuple[int, int]](), list[bool]()
     while open_cells:
@@ -153,8 +153,8 @@ def highest_first(
 
 
 def swaps(table: NDArray[np.int_], pairs: Pairs) -> list[Pairs]:
-    """The exchanges of two papers' reviewers that improve a matching, the best one first, until
-    none is left. Each is its two new pairs, ordered by paper.
+    """The swaps of two papers' reviewers that improve a matching, the best first, repeated until
+    none does. Each swap is its two new pairs, ordered by paper.
 
     At 8x8 a matching chosen highest first has 0.954 of the best value, and 0.988 after the swaps.
     """

@@ -162,8 +162,8 @@ def read_recorded(path: Path) -> list[RecordedGame]:
 
 
 def record_of(instance: MatchingInstance, log: Sequence[Action]) -> dict[str, Any]:
-    """A played game as a record, from which `instance_from_record` and `moves_from_record` read the
-    same board and the same moves. `proposal_reward` is 0 without an agreement."""
+    """A played game as a record; `instance_from_record` and `moves_from_record` restore its board
+    and moves. `proposal_reward` is 0 without an agreement."""
     kinds = {"message": "message", "propose": "proposal"}
     entries: list[dict[str, Any]] = []
     for action in log:
@@ -196,7 +196,7 @@ def record_of(instance: MatchingInstance, log: Sequence[Action]) -> dict[str, An
 
 
 def _names(record: Mapping[str, Any], *, size: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The record's reviewers and papers, those of the roster where it names none."""
+    """The record's reviewers and papers; those of the roster if it has none."""
     names = []
     for name, roster in (("reviewers", REVIEWERS), ("papers", PAPERS)):
         given = record.get(name, roster[:size])

@@ -42,10 +42,10 @@ _OPTIONS = {
 MOST_TRIALS = 8
 
 _MAX_REJECTIONS = 2
-# A proposal that is worse than the own plan by at most this share counts as equally good, because
-# both values are noisy estimates.
+# A proposal that is at most this share worse than the player's own plan counts as equally good,
+# because both values are noisy estimates.
 _CLOSE = 0.03
-# A partner's proposal is credited with this many standard deviations of its unknown cells.
+# A partner's proposal is valued this many standard deviations (of its unknown cells) higher.
 _NUM_DEVIATIONS = 2.0
 
 
@@ -57,19 +57,19 @@ class ScriptedPlayer(ScriptedBase):
       ("top"), or each reviewer's best paper ("rows").
     - `reply`: what it does if the partner states cells first: propose at once ("propose") or state
       its own cells too ("tell").
-    - `plan`: the cells that its plans count: all that it knows ("pooled"), its own ("own"), its own
-      and for the others a guess in the middle half of the range, drawn each time ("guess"), or
-      none, so that any plan is equally likely ("random"). The last three know the game's protocol
-      and no more: they tell, write down what they hear, do not plan with it and accept any
-      proposal.
-    - `think`: what it writes in private before a proposal: nothing ("no"), its estimate of the
-      table in levels 0 to 9 ("levels"), that table and trial plans ("trial"), or the way there in
-      small steps ("swaps"): each level beside the value that it comes from, a plan chosen highest
-      level first, and the swaps of two papers that improve it. A random player has no estimate; it
-      writes random trial plans alone.
-    - `trials`: the number of trial plans, with an empty line between two.
-    - `stray`: the probability that a line of a trial plan has a random free reviewer. The lines
-      after it continue with the best remaining plan, or swaps repair it.
+    - `plan`: the cells that its plans use: all that it knows ("pooled"), its own ("own"), its own
+      with new random guesses in the middle half of the range for all others ("guess"), or none, so
+      that all plans are equally likely ("random"). Players of the last three kinds know only the
+      protocol of the game: they state cells and write down what the partner states, but do not use
+      it in plans, and accept any proposal.
+    - `think`: its private text before a proposal: nothing ("no"), its estimate of the table in
+      levels 0 to 9 ("levels"), that table and trial plans ("trial"), or small steps ("swaps"): each
+      level beside the value that it comes from, a plan that takes the highest levels first, and the
+      swaps of two papers that improve it. A random player has no estimate and writes only random
+      trial plans.
+    - `trials`: the number of trial plans, separated by empty lines.
+    - `stray`: the probability that a line of a trial plan has a random free reviewer. The next
+      lines continue with the best remaining plan; with "swaps", swaps repair the plan.
     - `slip`: the probability that it first sends a malformed move and then repairs it.
     """
 
@@ -150,8 +150,8 @@ def _act_honest(player: ScriptedPlayer, view: MatchingView, rng: np.random.Gener
 def _proposal(
     player: ScriptedPlayer, view: MatchingView, stated: Cells, *, rng: np.random.Generator
 ) -> Lesson:
-    """Propose the best plan of the estimated table. The private text that `player.think` asks for
-    comes before the move."""
+    """Propose the best plan of the estimated table, after the private text selected by
+    `player.think`."""
     table_RP, top = pooled_table(view, stated), value_range(view, stated)
     levels_RP = levels(table_RP, top)
     if player.plan in ("own", "guess"):
@@ -187,7 +187,7 @@ def _small_steps(
     *,
     rng: np.random.Generator,
 ) -> Lesson:
-    """Propose the plan that is chosen highest level first and then improved by swaps; all of it is
+    """Choose a plan by highest level first, improve it by swaps and propose it. All these steps are
     written as private text."""
     tops = value_range(view, stated), partner_top(view, stated)
     thought = wording.estimate(levels_RP, view, stated, tops=tops) + "Highest first:\n"
@@ -206,8 +206,8 @@ def _small_steps(
 
 
 def _accepts(view: MatchingView, stated: Cells) -> bool:
-    """Whether to accept the pending proposal: if it is not clearly worse than the own plan, or
-    after `_MAX_REJECTIONS` rejections."""
+    """Whether to accept the pending proposal: yes if it is not clearly worse than the player's own
+    plan, or after `_MAX_REJECTIONS` rejections."""
     rejections = sum(a.kind == "reject" and a.seat == view.seat for a in view.log)
     if rejections >= _MAX_REJECTIONS or view.pending is None:
         return True

@@ -132,8 +132,8 @@ def mover_text(kind: str, *, brief: bool) -> str:
 
 
 def history(moves: Sequence[tuple[int, str, str]], seat: int, *, brief: bool) -> str:
-    """Moves made before the game was restored, given as (seat, kind, content), as `seat` reads
-    them."""
+    """The moves made before the game was restored, as `seat` reads them. Each move is a tuple
+    (seat, kind, content)."""
     return "\n".join(
         _attributed("You" if mover == seat else "Partner", kind, content, brief=brief)
         for mover, kind, content in moves
@@ -141,7 +141,7 @@ def history(moves: Sequence[tuple[int, str, str]], seat: int, *, brief: bool) ->
 
 
 def _attributed(who: str, kind: str, content: str, *, brief: bool) -> str:
-    """A move with its player in front. Only a message's `content` is text that a player wrote."""
+    """A move with its player's name in front. Only messages contain text written by a player."""
     if kind != "message":
         return f"{who}: {move_text(kind, content)}"
     if brief:
