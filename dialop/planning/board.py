@@ -95,7 +95,7 @@ class Action:
 class Sheet:
     """A plan's score sheet, in points.
 
-    `sites[slot]` is 0 for an empty slot; `legs[i]` belongs to the way from slot i to the next.
+    `sites[slot]` is 0 for an empty slot; `legs[i]` is for the way from slot i to the next.
     `checklist` holds the preferences that are scored once for the plan.
     """
 
@@ -113,7 +113,7 @@ class PlanningView:
     """What one seat may know.
 
     `preferences` are the user's sentences and `sheets` the score sheets of the proposals so far;
-    both are empty for the agent. `log` holds the tool calls of the seat itself only.
+    both are empty for the agent. `log` holds only the seat's own tool calls.
     """
 
     seat: int
@@ -158,7 +158,7 @@ def instance_from_dict(data: dict[str, Any]) -> PlanningInstance:
 
 
 def check_city(sites: Sequence[Site], preferences: Sequence[Preference], *, slots: int) -> None:
-    """Raise ValueError unless names are unique and every slot can have a site of its own."""
+    """Raise ValueError unless names are unique and every slot can have a different site."""
     if not slots <= len(sites) <= NUM_SITES:
         raise ValueError(f"sites must be {slots} to {NUM_SITES}, got {len(sites)}")
     forms = [plain_name(site.name) for site in sites]
@@ -170,7 +170,7 @@ def check_city(sites: Sequence[Site], preferences: Sequence[Preference], *, slot
 
 
 def plain_name(name: str) -> str:
-    """A name's letters, digits and blanks in lower case, to compare names by."""
+    """A name's letters, digits and blanks in lower case, for comparing names."""
     return " ".join("".join(c if c.isalnum() else " " for c in name.casefold()).split())
 
 
@@ -264,7 +264,7 @@ def _site(data: Any, where: str) -> Site:
 
 
 def value_of(value: Any, name: str) -> Value:
-    """A feature's value: a truth value, a finite number (as float), or text. True is no number."""
+    """A feature's value: a bool, a finite number (as float), or text. A bool is not a number."""
     if isinstance(value, bool | str):
         return value
     return checked_number(value, name, most=1e9)

@@ -1,7 +1,7 @@
-"""What a city can hold: kinds of site, their names, prices and features, and its neighbourhoods.
+"""Constants of cities: kinds of site with their names, prices and features, and neighbourhoods.
 
 Source: the released generator of Lin et al., "Decision-Oriented Dialogue" (2024). Its fixed points
-on a map are replaced by neighbourhoods with the same distribution of distances. Draws nothing.
+on a map are replaced by neighbourhoods with the same distribution of distances.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an agent can work out: facts from search results, weights from told scores, the best plan.
+"""The scripted agent's estimates: facts from searches, weights from told scores, the best plan.
 
 Everything here is read from the agent's own texts. Weights are estimated in tenths of a point.
 """
@@ -22,8 +22,8 @@ from dialop.planning.search import ABSENT
 # Weights are uniform from 1 to 10.
 _MEAN_WEIGHT, _WEIGHT_VARIANCE = 5.5, 8.25
 _TYPICAL_TENTHS = 17  # the mean distance between two sites
-# An unmet category costs points in half of the games, so in the mean meeting it is worth 1.5 times
-# its weight.
+# An unmet category costs its weight in half of the games, so on average meeting it is worth 1.5
+# times its weight.
 _CATEGORY_STAKE = 1.5
 TRAVEL_LABEL, TOTAL_LABEL = "travel", "total"
 _SCORED = re.compile(r"\s*(.+): (-?\d{1,6})\s*")
@@ -32,8 +32,8 @@ _RESULT_HEAD = "Search results"
 
 @dataclass(slots=True)
 class Facts:
-    """What an agent has learned of the city: values by site and field, and distances in tenths of a
-    mile by pair of sites. A feature that a site lacks has the value None."""
+    """The known facts of a city: values by site and field, and distances in tenths of a mile by
+    pair of sites. A feature that a site lacks has the value None."""
 
     values: dict[str, dict[str, Value | None]] = field(default_factory=dict)
     tenths: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -76,7 +76,7 @@ def told_preferences(log: Sequence[Action]) -> tuple[Preference, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What the user told of one plan's score sheet: points of sites, legs, checklist; the total."""
+    """The told part of one plan's score sheet: points of sites, legs and checklist; the total."""
 
     plan: Plan
     labels: tuple[tuple[str, int], ...]
@@ -105,7 +105,7 @@ def scores_in(message: str) -> tuple[tuple[str, int], ...]:
 
 
 def estimated_sites(names: Sequence[str], facts: Facts) -> list[Site]:
-    """The sites with what is known of them; the category and price are "" and 0 where unknown."""
+    """The sites with their known facts. An unknown category is "" and an unknown price 0."""
     sites = []
     for name in names:
         known = facts.values.get(name, {})
@@ -147,8 +147,8 @@ def estimated_weights(
     miles_SS: NDArray[np.int64],
     scored: Sequence[Scored],
 ) -> NDArray[np.float64]:
-    """The weights of the told preferences, in points: the posterior mean under a normal prior and
-    unit noise, given the told scores, each of which is linear in the weights."""
+    """The weights of the told preferences, in points: the posterior mean given the told scores,
+    which are linear in the weights, under a normal prior and noise of variance 1."""
     rows, points = [], []
     index = {name: i for i, name in enumerate(site.name for site in sites)}
     for sheet in scored:
@@ -178,8 +178,8 @@ def estimated_weights(
 
 
 def unknown_legs(view: PlanningView, plan: Plan) -> list[int]:
-    """The sites of a plan from which not all distances to its neighbours are known; the ones with
-    most unknown legs first."""
+    """The sites of a plan whose distance to a neighbour in the plan is unknown; those with most
+    unknown legs first."""
     facts = facts_of(view.log)
     count: dict[int, int] = {}
     for first, second in pairwise(plan):

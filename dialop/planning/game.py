@@ -47,8 +47,8 @@ class _Play(Play):
 class PlanningGame(LoggedGame):
     """One play of one planning instance.
 
-    A message passes the turn. A tool call is answered to the agent, who moves again. A full plan
-    must be answered by the user; a plan with an empty slot is a sketch that only passes the turn.
+    A message passes the turn. After a tool call the agent reads the result and moves again. The
+    user must answer a full plan; a plan with an empty slot is a sketch that only passes the turn.
     A user who rejects moves again. Without messages the agent moves first, every plan must be full,
     and a rejection passes the turn.
 
@@ -104,7 +104,7 @@ class PlanningGame(LoggedGame):
         )
 
     def measures(self, seats: Collection[int]) -> dict[str, float]:
-        """Words of messages, searches, proposals, and statements in messages, all and true."""
+        """Words in messages, searches, proposals, and all and true statements in messages."""
         num = dict.fromkeys(
             ("words", "searches", "proposals", "statements", "true_statements"), 0.0
         )
@@ -126,10 +126,10 @@ class PlanningGame(LoggedGame):
         return num
 
     def outcome(self) -> Outcome:
-        """The total in points. Both seats' reward is its place between worst and best, 0 without
-        an agreement.
+        """The outcome, with the total in points as score. Both seats' reward is its place between
+        worst and best, 0 without an agreement.
 
-        `facts` holds best and worst, and the place `random` of the average plan.
+        `facts` holds `best`, `worst` and `random`, the normalized total of the average plan.
         """
         inst, log = self.instance, self._play.log
         proposed = [a.plan for a in log if a.plan is not None and None not in a.plan]
@@ -152,8 +152,8 @@ class PlanningGame(LoggedGame):
     def _open(self, move: Action) -> None:
         """Make one move of the opening.
 
-        In recorded games people also wrote messages while a plan waited for its answer. After such
-        a message the answer is still due.
+        In recorded games people also wrote messages while a plan was pending. After such a message
+        the answer is still due.
         """
         self._make(move)
         if move.kind == "message" and self._play.pending is not None:

@@ -20,9 +20,9 @@ from dialop.planning.score import referenced
 
 T = TypeVar("T")
 
-_NUM_FEATURES = 5  # that a site has, of those that its category can have
-_P_FEATURE = 0.5  # that there is a preference about a feature, before the cut
-_P_ONE_SITE = 0.25  # that a preference for sites names any one site
+_NUM_FEATURES = 5  # features of a site, out of those that its category can have
+_P_FEATURE = 0.5  # probability of a preference about a feature, before the limit on their number
+_P_ONE_SITE = 0.25  # probability that a preference for sites is for a single site of any category
 _MAX_DRAWS = 10_000
 
 
@@ -30,9 +30,9 @@ _MAX_DRAWS = 10_000
 class PlanningRecipe:
     """The distribution of instances: `sites` sites, of which a plan has `slots`.
 
-    At most `preferences` preferences are kept of those drawn; `distance` adds the one for short
-    ways. `simple` draws only what small models can learn: every site has the features of
-    `city.COMMON` and no other, and each preference is about one of them.
+    At most `preferences` of the drawn preferences are kept; `distance` adds the one for short ways.
+    With `simple`, for small models, every site has exactly the features of `city.COMMON`, and each
+    preference is about one of them.
     """
 
     sites: int = option(NUM_SITES, "sites of a city", low=2, high=NUM_SITES)
@@ -69,7 +69,7 @@ def generate_instance(recipe: PlanningRecipe, *, seed: int, index: int) -> Plann
 
 
 def other_preferences(instance: PlanningInstance, *, seed: int) -> PlanningInstance:
-    """The same city with preferences drawn anew, none of which has the sentence of an old one."""
+    """The same city with newly drawn preferences; none has the same sentence as an old one."""
     rng = np.random.default_rng(seed)
     simple = all(set(site.features) <= set(COMMON) for site in instance.sites)
     recipe = PlanningRecipe(
@@ -112,9 +112,9 @@ def _draw_sites(recipe: PlanningRecipe, rng: np.random.Generator) -> list[Site]:
 
 
 def _named(num: int) -> list[tuple[str, str]]:
-    """The (name, category) of the sites that every city of `num` sites has.
+    """The (name, category) of the sites of a city of `num` sites.
 
-    As in a full city they are always the same; a small one has as many categories as possible.
+    All cities of one size have the same sites; a small one has as many categories as possible.
     """
     ranked = [
         (place, name, c)

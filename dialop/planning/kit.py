@@ -53,7 +53,7 @@ def vary(instance: PlanningInstance, seat: int, *, seed: int) -> PlanningInstanc
 def seated(spec: str) -> tuple[str, str]:
     """The specs (user, agent) of a scripted pair; `spec` is one of the two.
 
-    A silent user has a guesser, because nothing else can be done for it.
+    A silent user is paired with a guesser, because an agent learns nothing from it.
     """
     player = make_script(spec, seed=0)
     if player.seat != 0:
@@ -85,7 +85,7 @@ def phrases(
 
 
 def figures(instances: Sequence[PlanningInstance]) -> str:
-    """Mean totals of the best and the worst plan, the place of a random one, and preferences."""
+    """Means: total of the best and worst plan, place of a random plan, number of preferences."""
     return (
         f"best {fmean(i.best for i in instances):.1f}, "
         f"worst {fmean(i.worst for i in instances):.1f}, "

@@ -1,7 +1,6 @@
-"""The kinds of preference, their sentences, and what a sentence says.
+"""The kinds of preference and their sentences, which `meaning` parses back into preferences.
 
-A user reads sentences without weights. `meaning` parses a sentence back into a preference. Scores
-no plan.
+A user reads sentences without weights. Scores no plan.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ class Preference:
 
     @property
     def of_plan(self) -> bool:
-        """Whether it is scored once for the plan, not for each site or leg."""
+        """Whether the preference is scored once for the plan, not for each site or leg."""
         return self.kind in ("sites", "category", "budget")
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A sentence about a feature and what it says."""
+    """A sentence about a feature and its meaning."""
 
     name: str
     text: str
@@ -131,7 +130,7 @@ def ambience_text(value: Value, *, liked: bool) -> str:
 
 
 def sites_text(sites: Sequence[str], *, category: str, penalised: bool) -> str:
-    """The sentence of a preference for one or several sites; `category` is that of several."""
+    """The sentence of a preference for one or more sites; `category` is used for more than one."""
     if len(sites) == 1:
         start = "definitely want to go to " if penalised else "heard good things about "
         return start + sites[0]
@@ -153,7 +152,7 @@ def budget_text(budget: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A sentence found in a message: where it stands and what it says.
+    """A preference sentence found in a message: its position and its meaning.
 
     `preference` has weight 1 and is not penalised unless the sentence says so.
     """
@@ -163,7 +162,7 @@ class Told:
 
 
 def told_in(message: str) -> list[Told]:
-    """The preference sentences in a message, in order. Other words in it say nothing."""
+    """The preference sentences in a message, in order. All other words are ignored."""
     found = []
     for match in _pattern().finditer(message):
         preference = meaning(" ".join(match[0].split()))
@@ -174,7 +173,7 @@ def told_in(message: str) -> list[Told]:
 
 @lru_cache(maxsize=8192)
 def meaning(sentence: str) -> Preference | None:
-    """What a preference's sentence says, with weight 1; None if it is no such sentence."""
+    """The preference that a sentence states, with weight 1; None for any other sentence."""
     for template in TEMPLATES:
         if template.text == sentence:
             return Preference(

@@ -67,8 +67,8 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> PlanningInst
 def moves_from_record(record: Mapping[str, Any]) -> list[Action]:
     """The log's entries as moves.
 
-    Who made a move is read from its kind: only the agent can propose and only the user can answer.
-    The recorded `player` is right for messages alone.
+    The kind of a move determines its seat: only the agent can propose and only the user can answer.
+    The recorded `player` is correct only for messages.
 
     Raises:
         ValueError: for an entry that is not a move; names the entry (from 0).
@@ -84,7 +84,7 @@ def read_recorded(path: Path) -> list[RecordedGame]:
 
 
 def recorded_tally(record: Mapping[str, Any], instance: PlanningInstance) -> dict[str, float]:
-    """The figures of people's recorded game, under this game's rules.
+    """The measures of a recorded human game, under this game's rules.
 
     Searches and errors were not recorded: people saw the whole city on a map.
     """
@@ -234,8 +234,8 @@ def _city(record: Mapping[str, Any], preferences: Sequence[dict[str, Any]]) -> P
 def _preferences(record: Mapping[str, Any], *, as_recorded: bool) -> tuple[Preference, ...]:
     """The record's preferences.
 
-    Two features have an underscore in the recorded preferences but a blank in the sites, so there
-    they never score. Unless `as_recorded`, the underscore is read as a blank.
+    Two features have an underscore in the recorded preferences but a blank in the sites, so they
+    never scored in the recordings. Unless `as_recorded`, the underscore is read as a blank.
     """
     entries = checked_list(record["preferences"], "preferences")
     return tuple(

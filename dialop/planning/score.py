@@ -44,7 +44,7 @@ def sheet_of(sites: Sequence[Site], preferences: Sequence[Preference], plan: Pla
 
 
 def site_points(site: Site, preferences: Sequence[Preference]) -> int:
-    """What a site alone gains and loses by its features."""
+    """The points that a site gets for its features."""
     points = 0
     for p in preferences:
         if p.kind == "feature" and p.name in site.features:
@@ -54,7 +54,7 @@ def site_points(site: Site, preferences: Sequence[Preference]) -> int:
 
 
 def plan_points(preference: Preference, chosen: Sequence[Site]) -> int:
-    """What a plan gains and loses by one preference that is scored once."""
+    """The points that a plan gets for one preference that is scored once."""
     if preference.kind == "budget":
         over = sum(site.price for site in chosen) > preference.budget
         return -preference.weight if over else 0
@@ -108,8 +108,8 @@ def all_totals(
 ) -> NDArray[Any]:
     """The total of every plan, indexed by the site of each slot: an array with `slots` axes.
 
-    The totals of plans with a repeated site are there too. `miles_SS` replaces the distances of the
-    sites' positions, in tenths of a mile.
+    Plans with a repeated site are included. `miles_SS`, in tenths of a mile, replaces the distances
+    computed from the sites' positions.
     """
     num = len(sites)
 

@@ -43,7 +43,7 @@ GREETING = "Hello!"
 _OPENERS = ("Hi! ", "I would like this: ", "My wishes are: ", "")
 _GO_ON = "Please make a plan."
 _MAX_LEGS = 4
-_PATIENCE = 3  # proposals that a teller sees at most after its rounds
+_PATIENCE = 3  # the most proposals that a teller sees after its rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class ScriptedPlayer(ScriptedBase):
     - searcher: an agent who asks if it has been told nothing, searches for what it was told, and
       proposes its best plan. It searches for all sites with the fields that matter ("table"), or
       for the sites that meet all preferences, then fewer of them ("filter"). It looks up distances
-      at most `legs` times for each proposal. `think`: before its first move after the table it
-      writes in private how many preferences each site meets, less those it goes against, in order
-      of the names, which is the same in all cities of one size ("points").
+      at most `legs` times for each proposal. With `think` "points", before its first move after the
+      table it privately writes the number of preferences that each site meets minus the number that
+      it violates, in the order of the names, which is the same in all cities of one size.
     - guesser: an agent who proposes random sites.
     - `slip`: the probability that it first sends a malformed move and then repairs it.
     """
@@ -80,7 +80,7 @@ class ScriptedPlayer(ScriptedBase):
 
     @property
     def seat(self) -> int:
-        """The seat that it can play."""
+        """The seat that this kind of player can have."""
         return USER if self.name in USERS else AGENT
 
     def lesson(self, view: PlanningView) -> Lesson:
@@ -156,7 +156,7 @@ def _searcher(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generat
 
 
 def _worth(site: Site, told: tuple[Preference, ...]) -> int:
-    """How many of the told preferences a site meets, less those that it goes against."""
+    """The number of told preferences that a site meets minus the number that it violates."""
     alone = [
         (p.kind == "category" and site.category == p.name)
         + (p.kind == "sites" and site.name in p.sites)
@@ -185,7 +185,7 @@ def _by_filter(view: PlanningView, told: tuple[Preference, ...]) -> str:
 
 
 def _condition(p: Preference, slots: int) -> str:
-    """A filter for sites that serve a preference, "" for one that no filter serves."""
+    """A filter for sites that meet a preference, "" if no filter can express it."""
     match p.kind:
         case "feature" if p.name == "rating":
             return f"rating >= {min(v for v in p.liked if isinstance(v, float)):g}"

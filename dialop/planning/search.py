@@ -79,11 +79,11 @@ class Query:
 def search(text: str, sites: Sequence[Site]) -> str:
     """Answer a query: a line with the number of results, a header, and a line for each site.
 
-    Values are separated by `|`. The first column is the name, then the fields that were asked for,
-    then those that were sorted by. A feature that a site does not have is shown as `-`.
+    Values are separated by `|`. The first column is the name, then the requested fields, then the
+    sort keys. A feature that a site does not have is shown as `-`.
 
     Raises:
-        PlayerError: kind "bad_query", for a query that does not parse; says what and what is valid.
+        PlayerError: kind "bad_query", for a query that does not parse; says why and what is valid.
     """
     query = parse_query(text, [site.name for site in sites])
     found = [i for i, site in enumerate(sites) if _matches(site, query, sites)]
@@ -168,7 +168,7 @@ def _unquoted(text: str) -> str:
 
 
 def _direction(item: str) -> tuple[str, bool]:
-    """A sort key without its direction, and whether that is descending."""
+    """A sort key without its direction, and whether the direction is descending."""
     head, _, last = item.rpartition(" ")
     if head and last.lower() in ("asc", "desc"):
         return head.strip(), last.lower() == "desc"
@@ -266,7 +266,7 @@ def _words(text: str) -> str:
 
 
 def _value(site: Site, field: Field, sites: Sequence[Site]) -> Value | None:
-    """A site's value of a field, None if it does not have it."""
+    """A site's value of a field, None if the site does not have the field."""
     if field.to is not None:
         return tenths(site, sites[field.to]) / 10
     match field.name:

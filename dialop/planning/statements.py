@@ -1,8 +1,8 @@
-"""Counts what messages state, and how much of it is true.
+"""Counts the statements in messages, and how many of them are true.
 
-A user states its preferences, by their sentences, and scores, as `label: points` items about the
-last proposal. An agent states facts of sites, as `NAME: FIELD VALUE`, with several separated by
-commas. All other words state nothing, so in free prose most statements are not counted.
+A user states preferences, by their sentences, and scores, as `label: points` items about the last
+proposal. An agent states facts of sites, as `NAME: FIELD VALUE`, separated by commas. Other words
+are not read as statements, so in free prose most statements are not counted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """All text that a seat reads in the planning game, except errors and search results.
 
 There are two styles. The full style has a system prompt and a score sheet in words; the brief style
-uses few words, for very small models. In both, a message begins with who wrote it, and its lines
-after the first are indented, so that no line of it can be mistaken for a line of the game.
+uses few words, for very small models. In both, a message begins with its writer's role, and its
+lines after the first are indented, so that none can be mistaken for a line of the game.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def read_by(
 
 
 def reject_text(*, brief: bool) -> str:
-    """What the user reads after it rejected a plan and moves again."""
+    """What the user reads after it has rejected a plan and must move again."""
     return "Your move." if brief else "You rejected the plan. It is your move again."
 
 
@@ -224,8 +224,8 @@ def brief_phrases(names: Sequence[str], features: Sequence[str]) -> list[str]:
 def brief_tables(prices: Sequence[int]) -> list[str]:
     """Further phrases for cities of all features.
 
-    Each cell of a table of search results or of private points is one token, so that its place in
-    the line tells its column. Values and the starts of sentences are tokens of their own.
+    Each cell of a table of search results or of private points is one token, so that its position
+    in the line gives its column. Values and the starts of sentences are separate tokens.
     """
     values = {_shown(value) for feature in FEATURES.values() for value in feature.values}
     numbers = {f"{n / 10:g}" for n in range(100)} | {str(n) for n in range(-10, 10)}
