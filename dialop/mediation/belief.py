@@ -1,8 +1,8 @@
-"""What the scripted agent believes about both users, from what it sees and what they say.
+"""The scripted agent's estimates of both users' costs, from what it sees and what they state.
 
-Calendar: a stated cost counts as it is; stated events give the cost of every flight; else the
-shared events count at the mean importance. Prices and the arrival weight: the posterior mean over
-all weights and mean prices that fit the listed prices and the stated terms.
+Calendar: a stated cost is used as it is; stated events give the cost of every flight; otherwise the
+shared events cost the mean importance each. Prices and the arrival weight: the posterior mean over
+weights and mean prices, given the listed prices and the stated terms.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dialop.mediation.records import AGENT, USERS, AgentView, Costs, Pair
 from dialop.mediation.search import MEAN_IMPORTANCE, Floats, best_pair, middle
 from dialop.mediation.statements import Span, cost_of_events, read_statements
 
-# Points that a rejection takes from a flight, where the user has not said what it costs.
+# Points that a rejection takes from a flight if the user has not stated its terms.
 _REJECTED = 15.0
 _LEAST_PRICE = 50
-_TIE = 1e-6  # points; smaller than any difference that is meant
+_TIE = 1e-6  # points; random noise that breaks ties, smaller than any real difference
 _MEANS = np.arange(50, 1000, 10, dtype=np.float64)
 
 
@@ -39,7 +39,7 @@ class _Told:
 
 
 def told_by(view: AgentView, *, listen: bool) -> tuple[_Told, _Told]:
-    """What the users have said (nothing unless `listen`) and which flights they rejected."""
+    """The users' statements (empty unless `listen`) and the flights that they rejected."""
     told, last = (_Told(), _Told()), None
     for act in view.log:
         if act.kind == "propose":
@@ -80,13 +80,13 @@ def believed_best(view: AgentView, rng: np.random.Generator, *, listen: bool = T
 
 
 def _calendar(view: AgentView, user: int, told: _Told) -> Floats:
-    """The believed calendar cost of each flight [F], with the rejections that nothing explains."""
+    """The believed calendar cost of each flight [F], minus points for unexplained rejections."""
     points = -MEAN_IMPORTANCE * np.array(view.conflicts[user], dtype=np.float64)
     if told.events and view.flights:
         spans = [(flight.start, flight.end) for flight in view.flights[user]]
         points = np.array([cost_of_events(told.events, span) for span in spans], dtype=np.float64)
     elif told.costs:
-        # A user that states only some flights states its best ones.
+        # A user that states the costs of only some flights states its best ones.
         points = np.minimum(points, min(told.costs.values()) - 1.0)
     for flight, cost in told.costs.items():
         if flight < len(points):
@@ -117,7 +117,7 @@ def price_points(
     log_MW = np.repeat(log_M[:, None], max_weight, axis=1)
     for price, term in stated:
         exact = -weight_W * (price - mean_M1) / mean_M1
-        # A term is rounded towards 0 and the grid of means is coarse, so a point of error is usual.
+        # Errors of one point are common: terms are rounded towards 0 and the grid is coarse.
         log_MW = log_MW - 0.5 * (exact - term) ** 2
     share_MW = np.exp(log_MW - log_MW.max())
     share_MW /= share_MW.sum()

@@ -1,12 +1,12 @@
 """The rules of mediation, the group-flight game of DialOp.
 
-Two users (seats 0 and 1) and an agent (seat 2) share one score. Room `i` holds user `i` and the
-agent. Each room has a turn: both users begin, and a message passes the room's turn. Users whose
-turn it is move first, user 0 before user 1; the agent moves when both rooms wait for it. A proposal
-goes to both rooms; each user answers it once, then it is booked or dropped. Knows no tokens,
-retries or turn limits: a game that is stopped early has no agreement. Source: Lin, Tomlin, Andreas,
-Eisner, "Decision-Oriented Dialogue for Human-AI Collaboration", TACL 12 (2024); docs/mediation.md
-lists what differs.
+Two users (seats 0 and 1) and an agent (seat 2) share one score. Room `i` is the chat of user `i`
+and the agent. Each room has its own turn: the user begins, and a message passes the turn. Users
+with the turn move first, user 0 before user 1; the agent moves when it has the turn in both rooms.
+A proposal goes to both rooms; each user answers once, then it is booked or dropped. Knows no
+tokens, retries or turn limits: a game that is stopped early has no agreement. Source: Lin, Tomlin,
+Andreas, Eisner, "Decision-Oriented Dialogue for Human-AI Collaboration", TACL 12 (2024);
+docs/mediation.md lists what differs.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from dialop.tags import split_move
 class _Play(Play):
     """The state that changes during play.
 
-    `to_speak[user]` says whether the user has the turn in the own room; otherwise the agent has.
+    `to_speak[user]` says whether the user has the turn in its room; otherwise the agent has it.
     Without messages it has no effect. `answers[user]` is the user's answer to the pending proposal,
-    None before it.
+    None if it has not answered yet.
     """
 
     num_errors: list[int] = field(default_factory=lambda: [0] * NUM_SEATS)
@@ -72,7 +72,7 @@ class MediationGame(LoggedGame):
     _play: _Play
 
     def __init__(self, instance: MediationInstance, options: Rules) -> None:
-        # What never changes is computed once; clones share it.
+        # Computed once and shared by clones, because it never changes.
         users = instance.users
         self._num_flights = len(users[0].flights), len(users[1].flights)
         self._costs = tuple(tuple(calendar_costs(user).tolist()) for user in users)
@@ -91,7 +91,7 @@ class MediationGame(LoggedGame):
         return speakers[0] if speakers else AGENT
 
     def prompt(self, seat: int) -> Prompt:
-        """Rules and lists (full) or numbers alone (brief), then the moves that the seat knows."""
+        """Rules and lists (full) or only numbers (brief), then the moves that the seat knows."""
         view = self.view(seat)
         shown = [self._retold(seat, act) for act in self._play.log[: self._num_opening]]
         past = "\n".join(text for text in shown if text)
@@ -152,17 +152,17 @@ class MediationGame(LoggedGame):
         )
 
     def outcome(self) -> Outcome:
-        """The score in points. All seats' reward is its place between the worst and the best pair,
-        0 without an agreement."""
+        """The outcome, with the score in points. All seats' reward is its place between the worst
+        and the best pair, 0 without an agreement."""
         inst = self.instance
         proposed = [act.flights for act in self._play.log if act.flights is not None]
         facts = {"best": float(inst.best), "worst": float(inst.worst)}
         return self._outcome(self._score, proposed, {**facts, "alone": inst.norm(inst.alone)})
 
     def measures(self, seats: Collection[int]) -> dict[str, float]:
-        """What these seats said and did in this game, openings excluded.
+        """Counts of these seats' words and moves in this game, openings excluded.
 
-        Words and questions are those of messages, statements those of users (docs/metrics.md).
+        Words and questions are counted in all messages, statements in users' (docs/metrics.md).
         """
         names = ("words", "proposals", "rejections", "questions", "statements", "true_statements")
         sums = dict.fromkeys(names, 0.0)
@@ -188,9 +188,9 @@ class MediationGame(LoggedGame):
     def _open(self, move: Act) -> None:
         """Make one move of the opening.
 
-        People also spoke out of turn, answered a proposal that was already dropped, and changed an
-        answer. Such a message passes its room's turn as any other; such an answer changes nothing,
-        except that both users' last answers to a standing proposal count.
+        People also wrote out of turn or while a proposal was pending, answered a dropped proposal,
+        and changed an answer. A message out of turn passes its room's turn as usual; the other
+        moves are only logged.
         """
         play = self._play
         answers = move.kind in ("accept", "reject")
@@ -243,7 +243,7 @@ class MediationGame(LoggedGame):
         if recipient != ALL:
             raise PlayerError("bad_recipient", f"a proposal goes to all; use {valid}")
         pair = parse_proposal(filled(content, tag), self._num_flights)
-        # The log keeps the proposal in its canonical form, not as the agent spelt it.
+        # The log stores the proposal in its canonical form, not in the agent's spelling.
         return Act(AGENT, "propose", render_proposal(pair), None, pair)
 
     def _agent_moves(self) -> str:
@@ -271,7 +271,7 @@ class MediationGame(LoggedGame):
         return tuple(observations)
 
     def _resolve(self) -> list[str]:
-        """Book or drop the proposal that both users have answered; what each seat reads of it."""
+        """Book or drop the proposal that both users have answered; return what each seat reads."""
         play, brief, messages = self._play, self.options.brief, self.options.messages
         if all(play.answers):
             play.agreed, play.pending = play.pending, None
@@ -316,7 +316,7 @@ class MediationGame(LoggedGame):
         return replace(act, text=f"id {own}", flights=pair, costs=costs)
 
     def _retold(self, seat: int, act: Act) -> str:
-        """A move made before this game began, as the seat's prompt shows it; "" for none."""
+        """A move made before this game began, as in the seat's prompt; "" if it is not shown."""
         if self._seen(seat, act) is None:
             return ""
         if act.seat != seat:

@@ -2,9 +2,9 @@
 
 Source of the distribution: DialOp's released generator. Events begin at half hours from 9:00 to
 20:30, each with probability `p_event` unless the previous event still runs, for 30, 60, 120 or 240
-minutes. Flights depart in a uniform minute of the window, take about the same whole number of hours
-for one user, and cost max(50, normal(m, m)). Flights that overlap no event of their user are
-dropped, so each choice costs something. Small instances fix the numbers of events and flights.
+minutes. Flights depart in a uniform minute of the window. A user's flights take about the same
+whole number of hours and cost max(50, normal(m, m)). Flights that overlap no event of their user
+are dropped, so every choice has a cost. Small instances fix the numbers of events and flights.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def generate_instance(recipe: MediationRecipe, *, seed: int, index: int) -> Medi
     Instances in which all pairs of flights score the same are drawn again.
 
     Raises:
-        ValueError: for a negative seed or index, or a recipe that hardly any draw meets.
+        ValueError: for a negative seed or index, or a recipe that nearly all draws fail.
     """
     rng = stream_rng(seed, index)
     for _ in range(_MAX_DRAWS):
@@ -132,7 +132,7 @@ def _user(recipe: MediationRecipe, rng: np.random.Generator) -> User | None:
 
 
 def _events(recipe: MediationRecipe, rng: np.random.Generator) -> list[Event]:
-    """A calendar in order of time; none if it has fewer than `recipe.events` events."""
+    """A calendar in order of time; empty if there are fewer than `recipe.events` events."""
     spans, free_from = [], 0
     end = (recipe.days - 1) * _DAY + _CLOSES
     for time in range(_OPENS, end, 30):

@@ -1,4 +1,4 @@
-"""Mediation as the trainer and the command line know it: its roles, options, files and players."""
+"""Mediation as `dialop.kit` describes a game: its roles, options, files and scripted players."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def new_game(instance: MediationInstance, options: Rules) -> MediationGame:
 
 def vary(instance: MediationInstance, seat: int, *, seed: int) -> MediationInstance | None:
     """The instance with other importances of one user's events, which only that user sees; None for
-    the agent, who sees nothing that no user sees."""
+    the agent, who sees only what a user sees too."""
     if seat not in USERS or not instance.users[seat].events:
         return None
     rng = np.random.default_rng((seed, seat))
@@ -67,7 +67,7 @@ def vary(instance: MediationInstance, seat: int, *, seed: int) -> MediationInsta
 
 
 def recorded_tally(record: Mapping[str, Any], instance: MediationInstance) -> dict[str, float]:
-    """The figures of people's recorded game. Errors were not recorded, and the reader of scripted
+    """The measures of a recorded human game. Errors were not recorded, and the parser of scripted
     statements finds almost none in people's prose."""
     moves = recorded.moves_from_record(record, instance)
     pair, said = recorded.accepted_pair(moves), [act.text for act in moves if act.kind == "message"]
@@ -113,7 +113,7 @@ def phrases(
 
 
 def figures(instances: Sequence[MediationInstance]) -> str:
-    """Mean scores of the best, the worst, a random and the agent's own pair, and list sizes."""
+    """Mean scores of the best, worst, random and agent's own pair, and mean list sizes."""
     users = [user for instance in instances for user in instance.users]
     random = [
         instance.norm(float(pair_scores(instance.users, instance.arrival_pref).mean()))

@@ -45,9 +45,9 @@ def drop_agent_reasoning(text: str) -> str:
 
 
 def parse_proposal(text: str, num_flights: Pair) -> Pair:
-    """The flight ids, by user, that a proposal's text names.
+    """The flight ids in a proposal's text, by user.
 
-    Each user must be named exactly once, in any order, and nothing else may stand there.
+    Each user must be named exactly once, in any order, without any other text.
 
     Raises:
         PlayerError: for any other text (kind bad_proposal), or an id that does not exist

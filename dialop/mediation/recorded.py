@@ -1,7 +1,7 @@
 """Reads recorded human games of DialOp: instances, logs as moves, and rescored results.
 
 A record is one JSON object of the published file: `player_data` (calendars, flights, weights),
-`action_log`, `scores`, and `result` where the file has it. Points as in score.py. Plays no game.
+`action_log`, `scores`, and optionally `result`. Points are as in score.py. Plays no game.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> MediationIns
 
 
 def moves_from_record(record: Mapping[str, Any], instance: MediationInstance) -> list[Act]:
-    """The log's entries as moves. A proposal names its flights by their place in the lists.
+    """The log's entries as moves. A proposal's flights become indices into the users' lists.
 
     Raises:
         ValueError: for an entry that is not a move of this game; names it (from 0).
@@ -84,16 +84,16 @@ def moves_from_record(record: Mapping[str, Any], instance: MediationInstance) ->
 
 
 def read_recorded(path: Path) -> list[RecordedGame]:
-    """The games of a .jsonl file of recorded games. The last entry, the answer that ends a game,
-    is in no start. Raises ValueError as `dialop.starts.read_recorded`."""
+    """The games of a .jsonl file of recorded games. A start never includes the last entry, the
+    answer that ends a game. Raises ValueError as `dialop.starts.read_recorded`."""
     return read_games(
         path, instance_from_record, moves_from_record, lambda moves: max(0, len(moves) - 1)
     )
 
 
 def accepted_pair(moves: Sequence[Act]) -> Pair | None:
-    """The pair that the record ends with: the last proposal, if both users' last answers to it
-    accept. None otherwise."""
+    """The agreed pair of the record: the last proposal, if both users' last answers to it accept.
+    None otherwise."""
     for number in range(len(moves) - 1, -1, -1):
         if moves[number].flights is not None:
             last = {act.seat: act.kind for act in moves[number + 1 :] if act.kind != "message"}
@@ -106,9 +106,9 @@ def replay(record: dict[str, Any], *, index: int) -> dict[str, Any]:
     """Score a record under the rules of the recording and under ours, and compare all its numbers.
 
     The returned dict has index; score, best, worst and norm under our rules; recorded_score,
-    recorded_best, recorded_worst and recorded_norm (None where the file lacks them); proposals, the
+    recorded_best, recorded_worst and recorded_norm (None if the file lacks them); proposals, the
     number of proposals; differences, a line for each number that differs and why; and agrees, True
-    if there is none. "error" gives the reason where a game cannot be scored.
+    if there are no differences. "error" gives the reason if a game cannot be scored.
     """
     line: dict[str, Any] = {"index": index}
     line.update(dict.fromkeys(("score", "best", "worst", "norm")))
@@ -173,8 +173,8 @@ def minute_of(text: Any, name: str) -> int:
 def _differences(
     record: Mapping[str, Any], instance: MediationInstance, moves: Sequence[Act]
 ) -> list[str]:
-    """A line for each recorded number of a proposal that our rules, or the recording's own rounding
-    of prices, do not give."""
+    """A line for each proposal and user whose recorded terms differ from those under our rules,
+    and one if they differ from those with the recording's own rounding of prices."""
     lines = []
     for number, act in enumerate(moves):
         if act.flights is None:
@@ -210,7 +210,7 @@ def _their_costs(instance: MediationInstance, pair: Pair) -> tuple[Terms, Terms]
 
 
 def _their_price(user: User, flight: int) -> int:
-    """The price term in floating point, which is one point off where the exact quotient is whole
+    """The price term in floating point, which is one point off if the exact quotient is an integer
     and its double is not."""
     share = (user.flights[flight].price - user.mean_price) / user.mean_price
     return int(-user.price_pref * share)
@@ -294,9 +294,9 @@ def _move(entry: Any, instance: MediationInstance) -> Act:
 
 
 def _flight_id(data: Any, user: User, where: str) -> int:
-    """The place in the user's list of the flight that a proposal holds.
+    """The index of a proposal's flight in the user's list.
 
-    A user may have the same flight twice; the recorded id then decides.
+    If the user has the same flight twice, the recorded id decides.
     """
     flight = _flight(field(data, "proposal_data", where), f"{where}, proposed flight")
     places = [i for i, other in enumerate(user.flights) if other == flight]

@@ -2,7 +2,7 @@
 
 Times are whole minutes from 00:00 of the first day (`FIRST_DAY`). Prices are whole dollars.
 Importances and weights have no unit; costs are negative, in the score's points. Seats 0 and 1 are
-the users, seat 2 is the agent; room `i` holds user `i` and the agent. Knows no texts and no rules.
+the users, seat 2 is the agent; room `i` has user `i` and the agent. Knows no texts and no rules.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A user's private data: events, flights, and how much the price counts.
+    """A user's private data: events, flights, and the weight of the price.
 
     `mean_price` is the price at which the price term is 0; neither the users nor the agent see it
     or `price_pref`.
@@ -70,7 +70,7 @@ class User:
 class MediationInstance:
     """One pair of users. `best` and `worst` are the extreme scores over all pairs of flights.
 
-    `alone` is the score of the pair that the agent books without any talk. `max_price_pref` and
+    `alone` is the score of the pair that the agent books without messages. `max_price_pref` and
     `max_arrival_pref` bound the hidden weights; all seats know the bounds. `opening` holds moves
     made before play starts, taken from a recorded human game.
     """
@@ -109,8 +109,8 @@ class Act:
     """A legal move.
 
     `room` is where a message or an answer was given, None for a proposal, which goes to both rooms.
-    `flights` holds a proposal's flight ids by user. In a user's view the other user's id is -1, and
-    `costs` holds the own terms; elsewhere `costs` is None.
+    `flights` has a proposal's flight ids by user. In a user's view the other user's id is -1, and
+    `costs` has the user's own terms; elsewhere `costs` is None.
     """
 
     seat: int
@@ -126,8 +126,8 @@ class UserView:
     """What a user may know.
 
     `calendar_costs[flight]` is minus the importance of all own events that overlap the flight.
-    `flights` and `events` are empty in the brief style, whose texts hold only those costs. `log`
-    holds the moves of the own room and the proposals.
+    `flights` and `events` are empty in the brief style, whose texts show only those costs. `log`
+    has the moves of the user's own room and the proposals.
     """
 
     seat: int
@@ -148,8 +148,8 @@ class AgentView:
     """What the agent may know, by user.
 
     `conflicts[user][flight]` counts the shared events that overlap the flight; `prices` and
-    `arrivals` are the flights' own. In the brief style a column that cannot matter (its weight's
-    bound is 0) is 0 throughout. `flights` and `shared` (times alone) are empty in the brief style.
+    `arrivals` are those of the flights. In the brief style a column whose weight has the bound 0 is
+    all zeros. `flights` and `shared` (only times) are empty in the brief style.
     """
 
     seat: int

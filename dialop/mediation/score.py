@@ -4,7 +4,7 @@ For user i with flight f, in points: calendar = -(sum of the importance of all o
 overlap f); price = trunc(-price_pref x (price - mean_price) / mean_price); arrival =
 trunc(-arrival_pref x gap / 3), where gap is the whole hours between the two arrivals, rounded down.
 The score is the sum of the six terms, so the arrival term counts twice. Source: DialOp's released
-game; the quotients here are exact, where its floating-point ones are one point off in rare cases.
+game. Quotients are exact here; its floating-point terms are one point off in rare cases.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Ints = NDArray[np.int64]
 
 
 def overlap(event: tuple[int, int], flight: tuple[int, int]) -> bool:
-    """Whether two spans of time clash: one begins strictly inside the other.
+    """Whether two time spans overlap: one begins strictly inside the other.
 
-    An event that begins in the very minute in which the flight departs does not clash; people's
-    recorded games were scored so.
+    An event that begins in the same minute as the flight does not overlap it, as in the scores of
+    the recorded games.
     """
     return event[0] < flight[0] < event[1] or flight[0] < event[0] < flight[1]
 
@@ -86,6 +86,6 @@ def pair_costs(instance: MediationInstance, pair: Pair) -> tuple[Costs, Costs]:
 
 
 def _truncated(numerator: Ints, denominator: int) -> Ints:
-    """The quotients, rounded towards 0. Exact: a double holds these integers, and its quotient of
-    two of them is an integer only if the true one is."""
+    """The quotients, rounded towards 0. This is exact: doubles represent these integers exactly,
+    and a rounded quotient of two of them is an integer only if the true quotient is."""
     return np.trunc(numerator / denominator).astype(np.int64)

@@ -1,7 +1,7 @@
 """Scripted players of mediation, for imitation, evaluation and tests. They use only a view.
 
-A player plays any seat: as a user it tells and judges, as the agent it listens and searches. It is
-a pure function of its spec, its seed and the view, so it can be copied, forked and called again.
+A player plays any seat: a user states costs and answers proposals, the agent listens and searches.
+It is a pure function of spec, seed and view, so it can be copied, forked and called again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _NEVER = 1000.0  # points
 @dataclass(frozen=True, slots=True)
 class ScriptedPlayer(ScriptedBase):
     """One scripted player: random (any pair, accepts anything), solo (the agent books from what it
-    sees, users say nothing of use) or honest. `_OPTIONS` lists who has which option.
+    sees, users state nothing) or honest. `_OPTIONS` lists the options of each kind.
 
     - `tell`: what an honest user states first: the calendar cost of all flights ("costs") or of its
-      best few ("top"), or all events with their importance ("calendar"; full style alone).
-    - `probe`: how many proposals an honest user rejects only to state their terms.
-    - `strict`: a user also rejects, at most twice, a flight whose points are this much below its
-      best calendar cost.
+      best few ("top"), or all events with their importance ("calendar"; only in the full style).
+    - `probe`: the number of proposals that an honest user rejects only to state their terms.
+    - `strict`: a user also rejects, at most twice, a flight whose points are at least this much
+      below its best calendar cost.
     - `slip`: the probability that it first sends a malformed move and then repairs it.
     """
 
@@ -59,7 +59,7 @@ class ScriptedPlayer(ScriptedBase):
         return Lesson(text)
 
     def _book(self, view: AgentView, rng: np.random.Generator) -> str:
-        """The agent: asks a user that has stated nothing, once, then proposes what seems best."""
+        """The agent: asks each user that has stated nothing once, then proposes the best pair."""
         if self.name == "random":
             first, second = (int(rng.integers(len(flights))) for flights in view.conflicts)
             return wording.proposal((first, second))
@@ -73,7 +73,7 @@ class ScriptedPlayer(ScriptedBase):
         return wording.proposal(believed_best(view, rng, listen=listens))
 
     def _travel(self, view: UserView, rng: np.random.Generator) -> str:
-        """A user: judges a proposal, else tells what it has not told yet."""
+        """A user: answers a pending proposal, otherwise states what it has not stated yet."""
         if view.answer_due:
             return wording.answer("reject" if self._rejects(view) else "accept")
         brief = view.options.brief

@@ -1,7 +1,7 @@
-"""The agent's search: the best pair of flights under what it believes about both users.
+"""The agent's search: the best pair of flights under its estimates for both users.
 
-A belief is a number of points for each flight of a user, and a weight of the arrival gap. Unknown
-importances and weights are taken at the mean of their ranges. Knows no messages.
+An estimate is a number of points for each flight of a user, and a weight of the arrival gap.
+Unknown importances and weights are set to the mean of their ranges. Knows no messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MEAN_OF_PRICES = 1.083
 
 
 def middle(highest: int) -> float:
-    """The mean of a weight that is uniform from 1 to `highest`; 0 where that is 0."""
+    """The mean of a weight that is uniform from 1 to `highest`; 0 if `highest` is 0."""
     return (1 + highest) / 2 if highest else 0.0
 
 
@@ -40,7 +40,7 @@ def price_points(prices: Sequence[int], *, weight: float) -> Floats:
 def best_pair(
     points: tuple[Floats, Floats], arrivals: Sequence[Sequence[int]], *, arrival_weight: float
 ) -> Pair:
-    """The pair with the highest believed score; `points[user]` holds the own terms [F]."""
+    """The pair with the highest believed score; `points[user]` has that user's own terms [F]."""
     first, second = (np.array(times, dtype=np.float64) for times in arrivals)
     hours = np.abs(first[:, None] - second[None, :]) // 60
     total = points[0][:, None] + points[1][None, :] - 2 * arrival_weight * hours / 3
@@ -56,7 +56,7 @@ def alone_pair(
     max_price_pref: int,
     max_arrival_pref: int,
 ) -> Pair:
-    """The pair that the agent books without any talk, from the shared events' times alone."""
+    """The pair that the agent books without messages; of the events it knows only shared times."""
     first, second = (
         -MEAN_IMPORTANCE * np.array(conflicts[user], dtype=np.float64)
         + price_points(prices[user], weight=middle(max_price_pref))

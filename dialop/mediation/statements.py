@@ -1,8 +1,8 @@
-"""Reads statements of a user's message: costs of flights, terms of a proposal, events.
+"""Parses the statements in a user's message: costs of flights, terms of a proposal, events.
 
 Brief: a line of two numbers is a flight's id and its calendar cost, a line of three the terms
 (calendar, price, arrival) of the last proposal. Full: "id 3 costs 7", "calendar -7, price 3,
-arrival -2" and an event as the lists write it. Other text states nothing.
+arrival -2" and an event in the form of the lists. Other text is ignored.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def read_statements(text: str, brief: bool) -> Statements:
 def count_true(view: UserView, text: str, log: Sequence[Act]) -> tuple[int, int]:
     """The number of true statements in a user's message, and the number of all statements.
 
-    `view` is the user's, `log` the moves in it before the message. Costs of flights that do not
-    exist, terms without a proposal, and events that are not in the own calendar are not true.
+    `view` is the user's, `log` has its moves before the message. Costs of flights that do not
+    exist, terms without a proposal, and events that are not in the user's calendar are not true.
     """
     stated = read_statements(text, view.options.brief)
     own = view.calendar_costs

@@ -61,8 +61,8 @@ def instance_from_dict(data: Mapping[str, Any]) -> MediationInstance:
     """An instance from its plain JSON form, checked.
 
     Raises:
-        ValueError: for an invalid instance, also where `best`, `worst` or `alone` are not those of
-            its flights; names the field, its rule and the value.
+        ValueError: for an invalid instance, or if `best`, `worst` or `alone` do not match its
+            flights; names the field, its rule and the value.
     """
     where = "the instance"
     key = checked_text(field(data, "key", where), "key")

@@ -233,7 +233,7 @@ def message_text(act: Act, *, brief: bool) -> str:
 
 
 def attributed(who: str, act: Act, *, brief: bool) -> str:
-    """A move with its player in front. Only a message's text is text that a player wrote."""
+    """A move with its player's name in front. Only messages contain text written by a player."""
     if act.kind != "message":
         return f"{who}: [{act.kind}]"
     if brief:
@@ -242,7 +242,7 @@ def attributed(who: str, act: Act, *, brief: bool) -> str:
 
 
 def dropped(*, rejected: bool, messages: bool, brief: bool) -> str:
-    """What a user reads when a proposal is dropped; `rejected` if it was this user who did so."""
+    """What a user reads when a proposal is dropped; `rejected` says that this user rejected it."""
     if brief:
         return BRIEF_OFF_YOURS if rejected and messages else BRIEF_OFF
     text = "The proposal was rejected and is dropped."
@@ -257,7 +257,7 @@ def booked(*, brief: bool) -> str:
 def brief_phrases(most_cost: int) -> list[str]:
     """Phrases that the brief style repeats; a tokenizer trained for it can make each one token.
 
-    `most_cost` is the largest calendar cost. Ids are digits, in lists as in proposals.
+    `most_cost` is the largest calendar cost. Ids are digits, both in lists and in proposals.
     """
     return [
         *(f"[{tag}]" for tag in ("message", "accept", "reject", "off")),

@@ -32,12 +32,12 @@ def greeting(rng: np.random.Generator, *, brief: bool) -> str:
 
 
 def question(user: int, rng: np.random.Generator, *, brief: bool) -> str:
-    """The agent asks a user for the costs of the flights."""
+    """The agent's question to a user about the costs of the flights."""
     return f"{user}: [message] {ASK if brief else _pick(_QUESTIONS, rng)}"
 
 
 def costs_message(costs: Mapping[int, int], rng: np.random.Generator, *, brief: bool) -> str:
-    """A user states the calendar cost of flights, {id: cost}."""
+    """A user's message with the calendar costs of flights, {id: cost}."""
     if brief:
         return "\n".join(["[message]", *cost_lines(costs.items())])
     verb = _pick((" costs", " costs me", ":"), rng)
@@ -47,13 +47,13 @@ def costs_message(costs: Mapping[int, int], rng: np.random.Generator, *, brief: 
 
 
 def events_message(events: Sequence[Event], rng: np.random.Generator) -> str:
-    """A user states events with their importance (full style alone)."""
+    """A user's message with events and their importance (only in the full style)."""
     listing = "; ".join(event_text(event) for event in events) or "My calendar is empty"
     return "[message] " + f"{_pick(_OPENERS, rng)} {listing}".strip()
 
 
 def terms_message(costs: Costs, rng: np.random.Generator, *, brief: bool) -> str:
-    """A user states the terms of the proposal that it rejected."""
+    """A user's message with the terms of the proposal that it rejected."""
     if brief:
         return f"[message]\n{costs.calendar} {costs.price} {costs.arrival}"
     terms = f"calendar {costs.calendar}, price {costs.price}, arrival {costs.arrival}"
