@@ -118,8 +118,8 @@ def measure(name: str, config: Config, run: Path, *, weights: str, num_steps: in
 def player(
     config: Config, weights: Path
 ) -> tuple[Callable[[int], tuple[list[Episode], int]], Learner]:
-    """A function from a step's number to its episodes and their number of sampled tokens, and the
-    learner with the policy that plays."""
+    """The learner, and a function that plays a step with its policy: from the step's number to the
+    episodes and their number of sampled tokens."""
     world = init_world(1, device="cpu")
     rendering = make_rendering(
         AutoTokenizer.from_pretrained(weights), template_kwargs=config.model.chat_template
@@ -188,7 +188,7 @@ def turn_errors(
 
     own, *siblings = siblings_of(episode, point)
     firsts = [reward(continuations[0]) for continuations in siblings]
-    # A turn that ends its game has one continuation, whose reward is its exact value.
+    # A turn that ends its game has no other continuation; its reward is its exact value.
     more = [reward(continuation) for continuation in own[1:]] or [reward(episode)] * 2
     true = [value - float(np.mean(firsts[3 + 4 * i : 7 + 4 * i])) for i, value in enumerate(more)]
     by_group = reward(episode) - float(np.mean([reward(other) for other in others]))

@@ -1,12 +1,12 @@
-"""Which public chat templates this trainer accepts, each with a small tokenizer that stands in.
+"""Tests which public chat templates this trainer accepts, each with a small substitute tokenizer.
 
     python -m bench.chat_templates FOLDER [FOLDER ...] [--names]
 
-Reads every `.jinja` file below the folders, and of every Python file the strings that are chat
-templates. The tokens that a template names become tokens of a tokenizer that is trained here.
-A template is "extended" or "turn by turn" if `make_rendering` takes it and a conversation of three
-turns is then, id for id, what `apply_chat_template` gives. It is refused with the reason otherwise.
-Prints one row a template, or with --names only the templates of each outcome.
+Reads every `.jinja` file below the folders, and the chat templates in strings of Python files. For
+each one it trains a tokenizer that has the special tokens of the template. A template is "extended"
+or "turn by turn" if `make_rendering` accepts it and renders a conversation of three turns to the
+same ids as `apply_chat_template`. Otherwise the reason is shown.
+Prints one row per template, or with --names only the templates of each outcome.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAMED = re.compile(
 )
 TAGS = re.compile(r"</?[a-z_:]{3,20}>")  # in a conversation
 MISTRAL = re.compile(r"\[/?[A-Z][A-Z_]+\]")
-# What a template calls bos_token and eos_token, by what else it names; the first that fits.
+# bos_token and eos_token of a template: the first of these that it contains.
 BOS = ("<|begin_of_text|>", "<｜begin▁of▁sentence｜>", "<|START_OF_TURN_TOKEN|>", "<|startoftext|>")
 ENDS = (
     *("<|im_end|>", "<|eot_id|>", "<|eot|>", "<end_of_turn>", "<turn|>", "<|END_OF_TURN_TOKEN|>"),
@@ -57,7 +57,7 @@ def templates_in(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def stand_in(template: str) -> PreTrainedTokenizerFast:
-    """A tokenizer that has the tokens which the template names, and the tags that it writes into a
+    """A tokenizer that has the template's special tokens and the tags that it writes into a
     conversation."""
     gemma = "_of_turn>" in template or "<turn|>" in template
     bos = next((token for token in BOS if token in template), "<bos>" if gemma else "<s>")
@@ -115,7 +115,7 @@ def outcome(template: str, kwargs: Mapping[str, object]) -> str:
         return "turn by turn" if same else "WRONG: turn by turn, ids differ"
     if ids == expected:
         return "extended"
-    # What a prompt opens (an empty think block) may stay, which the template drops from old turns.
+    # The template drops a prompt's opening (an empty think block) from old turns; it may stay here.
     if (
         following == expected[-len(following) :]
         and expected[-len(following) - 1] == rendering.end_id

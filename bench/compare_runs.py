@@ -102,8 +102,8 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def held_to(config: Config) -> Config:
-    """The settings that decide which held-out games a run plays; the others have defaults. What a
-    control may not use does not count."""
+    """The settings that decide which held-out games a run plays; all others have defaults. Messages
+    and search are always on, because controls may turn them off."""
     options = config.game.options
     allowed = {name: True for name in ("messages", "search") if hasattr(options, name)}
     options = replace(options, **allowed) if allowed else options
@@ -112,8 +112,8 @@ def held_to(config: Config) -> Config:
 
 
 def results_table(runs: Sequence[Run]) -> str:
-    """One row per run, sampled as in training unless a heading says greedy, then the mean and the
-    worst of each column over several runs with talk, and over several without.
+    """One row per run, sampled as in training unless a heading says greedy. Then the mean and the
+    worst of each column over several runs with messages, and over several without.
 
     The column "apart" says whether the interval after self-play lies above the one before.
     """
@@ -166,7 +166,7 @@ def results_table(runs: Sequence[Run]) -> str:
 
 
 def training_table(runs: Sequence[Run], *, parts: int = 8) -> str:
-    """Training games by parts of the run: means of each part's steps, over all runs with talk."""
+    """Training games by parts of the run: means over a part's steps and all runs with messages."""
     talking = [run for run in runs if not run.is_control]
     last = max((step["step"] for run in talking for step in run.steps), default=0)
     names = [name for name in CURVE_OF_TRAINING if any(name in s for r in talking for s in r.steps)]

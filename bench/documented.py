@@ -1,12 +1,12 @@
-"""Runs the commands of README.md and docs/ in a clone in which `make train` has run, as far as a
-CPU can, and prints the result of each.
+"""Runs the commands of README.md and docs/ that work on a CPU, in a clone after `make train`, and
+prints the result of each.
 
     git clone . ../fresh && cd ../fresh && make train ARGS="steps=2 warm_start.num_games=640"
     .venv/bin/python -m bench.documented [--only TEXT]
 
-Commands are run as they stand, but for stand-ins of placeholders (RUN is runs/tiny), and with fewer
-games and steps where a full run takes minutes; the table shows what ran. A page's server must
-answer. With SELFPLAY_HUMAN_GAMES commands on recorded games run too. Exit status 1 if one failed.
+Commands are run as written, except that placeholders are filled in (RUN is runs/tiny) and long runs
+have fewer games and steps; the table shows what ran. Servers must answer a request. If
+SELFPLAY_HUMAN_GAMES is set, commands on recorded games run too. Exit status 1 if a command failed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAST = ("changes.md", "log.md")  # pages that hold past commands, with the names of their time
+PAST = ("changes.md", "log.md")  # pages with past commands, under their old names
 LIMIT_S = 900
 PROGRAMS = r"(?:\w+=\S* )*(?:python|torchrun|make|pip|docker|source|tensorboard|echo|selfplay-\w+) "
 GPU_BENCHES = "loop|peers|rollout|shared_prefix|table|update"
 RECORDED = {"optimization": "matching", "planning": "planning", "mediation": "mediation"}
-# The first that is found in a command tells what it needs.
+# A command needs what the first matching pattern says.
 NEEDS = {
     r"--dry-run|ORG/NAME .*--num": "a model of the hub",
     r"eval.py.*optimization\.jsonl": "a policy that reads full tables",
@@ -61,8 +61,8 @@ SMALL = "steps=2 save_every=2 warm_start.num_games=640 eval.num_games=16 eval.fi
 
 
 def parts(page: Path) -> Iterator[tuple[str, bool]]:
-    """The lines of a page's code blocks, continued lines joined, and its inline code; each with
-    whether it is a line of a block."""
+    """The lines of a page's code blocks (continued lines joined) and its inline code; each with a
+    flag that is True for lines of a block."""
     for line in re.sub(r"\\\n\s*", " ", page.read_text(encoding="utf-8")).splitlines():
         if line.startswith("    "):
             yield line.strip(), True
@@ -71,7 +71,7 @@ def parts(page: Path) -> Iterator[tuple[str, bool]]:
 
 
 def commands() -> dict[str, str]:
-    """Each command of a code block and each bench once, with the first page that has it."""
+    """Each command of a code block and each bench, with the first page that contains it."""
     found: dict[str, str] = {}
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         for part, block in parts(page) if page.name not in PAST else ():
@@ -153,7 +153,7 @@ def main() -> int:
             continue
         command, began_s = runnable(command, number), time.monotonic()
         status, last = run(command)
-        # `replay` ends with 1 where a recorded game breaks a rule, as one game of two files does.
+        # `replay` exits with 1 if a recorded game breaks a rule; two files have one such game.
         failed += status != 0 and not last.endswith(" games agree")
         print(f"{status}\t{page}\t{command}\t{time.monotonic() - began_s:.0f} s", flush=True)
         if status:

@@ -4,14 +4,14 @@
     python -m bench.imitation_loss --train configs/scratch_h200.yaml --every 100 seed=11
 
 Each folder of weights must lie in its run's folder. With --train the warm start of these settings
-is made first, without an engine and without self-play. The games are generated, held-out ones in
-the brief style. For each folder this prints one line each of:
+is made first, without an engine and without self-play. The games are generated held-out games in
+the brief style. For each folder this prints one line each for:
 
 - loss: nats per token on the teachers' games, and nats per line by kind of line: message, private
   table, trial plan and proposal (first, middle, last line), answer;
 - taken: the probability that each line of a plan gives to reviewers that are already taken, after
   the teachers' own lines and after lines with random reviewers; with --train also the mean over
-  lines, every so many optimizer steps;
+  lines, at regular intervals of optimizer steps;
 - play: the first proposals in self-play, sampled and greedy: the share of legal ones, the line in
   which an illegal one first repeats a reviewer, and the value of legal ones as a share of the best;
   then the games' agreement and score.
@@ -260,7 +260,7 @@ def train(config: Config, *, every: int) -> Path:
             replace(config, warm_start=without), folder, tokenizer, rendering, world
         )
         learner = make_learner(config, start, world, imitation=True)
-        # The learner's weights may be sharded; they are measured in a model of their own.
+        # The learner's weights may be sharded, so they are measured in a separate model.
         own = load_model(str(start), device=str(world.device), dtype=torch.float32).eval()
         examined = Examined(config, rendering, own)
         instances, samples = clean_games(config, rendering, num=NUM_WATCHED)

@@ -186,9 +186,9 @@ class Timed(Stopwatch):
 
 
 def play_drawn(mean: int | None, run: Run, step: int, places: Sequence[int]) -> Played:
-    """In place of train.py's `play_places`: games that random weights can play, with drawn rewards.
+    """Replaces train.py's `play_places`: games that random weights can play, with random rewards.
 
-    The first step plays one instance a rank, to warm up.
+    The first step, a warm-up, plays one instance per rank.
     """
     places = places if step else places[:1]
     if mean is None:
@@ -206,7 +206,7 @@ def play_drawn(mean: int | None, run: Run, step: int, places: Sequence[int]) -> 
 def run_steps(
     config: Config, world: World, cleanup: ExitStack, *, mean: int | None, peaks: Peaks
 ) -> tuple[list[dict[str, float]], dict[str, float]]:
-    """Run train.py with these games, without its held-out games and checkpoints.
+    """Run train.py with the bench's games, without its held-out games and checkpoints.
 
     Returns the metrics and seconds of each step (rank 0), the first of which is the warm-up, and
     the figures of the engine alone.
@@ -257,7 +257,7 @@ def run_steps(
 def summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     """Medians over the timed steps, on rank 0.
 
-    Rank 0 leads an engine. A rank without one would count its wait for the games as credit.
+    Rank 0 drives an engine. A rank without one would count its wait for the games as credit time.
     """
     timed = steps[1:]
     figures = {

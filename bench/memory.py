@@ -75,7 +75,7 @@ def nap(engine: SGLangEngine | None, world: World) -> dict[str, float]:
 def lone_pushes(
     learner: Learner, engine: Engine | None, config: Config, *, version: int
 ) -> dict[str, float]:
-    """The median of three pushes with everything awake, so without wakes and onloads.
+    """The median seconds of three pushes with everything awake, so without wakes and onloads.
 
     Returns {} if the parameters are offloaded to the host.
     """

@@ -72,7 +72,7 @@ def table(methods: Mapping[str, Mapping[str, Steps]], *, first: int, base: str) 
 
 
 def mean(steps: Steps, measure: str, *, first: int) -> float:
-    """A measure's mean over the steps from number `first` that have it."""
+    """A measure's mean over the steps from number `first` on that have it."""
     return fmean(line[measure] for line in steps[first - 1 :] if measure in line)
 
 

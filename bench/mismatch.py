@@ -4,10 +4,10 @@
     python -m bench.mismatch runs/a/warm_start --variants "engine.processes=4" "model.dtype=float32"
 
 The folder of weights must lie in its run's folder; the trainer computes in the run's `model.dtype`.
-Each variant is settings of the engine, with "; " between two, over the run's own. The engine
-samples the first turn of both seats of scripted games after the true prefix (decoding), and scores
-the scripted games' own turns (prefill). One line each: the mean |engine - trainer|, the engine's
-KL to the trainer (k3), the largest difference, in nats a token, and the share above 0.2.
+Each variant is a list of engine settings, separated by "; ", that override the run's own. The
+engine samples the first turn of both seats of scripted games after the true prefix (decoding), and
+scores the scripted games' own turns (prefill). Each line has the mean |engine - trainer|, the KL of
+the engine to the trainer (k3), the largest difference, in nats per token, and the share above 0.2.
 """
 
 from __future__ import annotations

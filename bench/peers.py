@@ -1,17 +1,17 @@
 """Compares TRL's GRPOTrainer with this project's update: same transcripts, same GPU, one run.
 
-Transcripts are those of bench.shared_prefix: groups that share a prompt, own parts of geometric
-length, every second token of them sampled. Both take a whole optimizer step of GRPO on them:
-forward, backward, clipping, AdamW, at learning rate 0. TRL is given the transcripts by its
+Transcripts are those of bench.shared_prefix: groups share a prompt, the parts after it have
+geometric lengths, and every second token of a part is sampled. Both take a full optimizer step of
+GRPO: forward, backward, clipping, AdamW, at learning rate 0. TRL gets the transcripts through its
 `rollout_func` (`env_mask` marks the sampled tokens); its padding and scoring of a rollout are not
-counted. It runs with sdpa, Liger's layers and its own fused log-probs, in the largest of --batches
-that is fastest. Weights are random and in the same dtype for both.
+counted. It runs with sdpa, Liger's layers and its own fused log-probs, with the fastest of the
+--batches. Weights are random and in the same dtype for both.
 
     python -m bench.peers                               one GPU, 0.5B and 7B
     python -m bench.peers --dry-run                     a tiny shape on a CPU
 
-Prints a JSON line a case: seconds of a step, transcript tokens/s (prompts counted in full for
-everyone), peak GiB, and last how many times as fast this project's step is.
+Prints one JSON line per case: seconds of a step, transcript tokens/s (each transcript counts its
+full prompt) and peak GiB; finally the speedup of this project's step over TRL's.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def is_large(name: str) -> bool:
 
 
 def with_advantages(samples: list[Sample], vocab: int) -> list[Sample]:
-    """The samples with a drawn advantage each and the log-probs of a policy that knows nothing."""
+    """The samples, each with a random advantage and the log-probs of a uniform policy."""
     drawn = []
     for sample in samples:
         advantage = Random(sample.name).gauss(0.0, 1.0)
@@ -81,7 +81,7 @@ def with_advantages(samples: list[Sample], vocab: int) -> list[Sample]:
 
 
 class StepTimes(TrainerCallback):
-    """Seconds of TRL's steps, less those in which it scores the given rollout."""
+    """The seconds of TRL's steps, without the time in which it scores the given rollout."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._start, self.scoring_s = device, 0.0, 0.0
@@ -98,7 +98,7 @@ class StepTimes(TrainerCallback):
         self.seconds.append(self._now() - self._start - self.scoring_s)
 
     def excluded(self, scoring: Any) -> Any:
-        """The function `scoring`, whose seconds do not count."""
+        """The function `scoring`, wrapped so that its seconds are not counted."""
 
         def timed(*words: Any) -> Any:
             start = self._now()
@@ -119,7 +119,7 @@ def trl_step(
     batch: int,
     folder: Path,
 ) -> dict[str, Any]:
-    """The figures of TRL's optimizer step in passes of `batch` transcripts."""
+    """The measurements of TRL's optimizer step in passes of `batch` transcripts."""
     from trl import GRPOConfig, GRPOTrainer
 
     restart_peak(world.device)
@@ -198,8 +198,8 @@ def our_step(
     name: str, samples: list[Sample], world: World, options: argparse.Namespace, *, share: bool,
     folder: Path,
 ) -> dict[str, Any]:  # fmt: skip
-    """The figures of this project's optimizer step."""
-    restart_peak(world.device)  # frees what the case before it held
+    """The measurements of this project's optimizer step."""
+    restart_peak(world.device)  # frees the memory of the previous case
     large = is_large(name)
     config = load_config(
         None,
@@ -207,7 +207,7 @@ def our_step(
             f"out={folder}",
             "model.scratch={max_positions: 8192}",
             "algorithm.kl=0",
-            "engine.max_mismatch=1000",  # the log-probs given are those of no engine
+            "engine.max_mismatch=1000",  # the given log-probs are not an engine's
             "optim={lr: 0.0, warmup_steps: 0, max_grad_norm: 1.0}",
             f"optim.share_prefixes={str(share).lower()}",
             f"optim.tokens_per_microbatch={options.budget}",
@@ -289,7 +289,7 @@ def main() -> None:
 
 
 def loop_options(name: str) -> argparse.Namespace:
-    """bench.loop's options, for a learner and for the tokenizer that TRL must be given."""
+    """bench.loop's options for the learner and for the tokenizer that TRL requires."""
     return argparse.Namespace(
         shape=name, config=None, games=8, engine_tp=1, tp=1, tries=1, turn_tokens=8, engine="hf",
         attention="auto", mem_fraction=None, checkpointing=None, dry_run=True, set=[], steps=1,

@@ -1,18 +1,17 @@
-"""Measures what a policy reads from its texts and where it loses value, in a run's logged games.
+"""Measures how well a policy reads its texts and where it loses value, in a run's logged games.
 
     python -m bench.readings RUN
 
 Matching, all logged games: the first legal proposal after a private table of levels 0 to 9, by
-thirds of the run. Values are shares of the best plan's value: of the best plan of the levels that a
-teacher would write, of the best plan of the levels that the seat wrote, and of the proposal; then
-the proposal over the best plan, both valued by the written levels ("search"), and the share of
-cells with the teacher's level. A loss between the first two is misreading, between the next two
-failed search.
+thirds of the run. Three values are shares of the best plan's value: the best plan under the levels
+that a teacher would write, the best plan under the levels that the seat wrote, and the proposal.
+Then the proposal over the best plan, both valued by the written levels ("search"), and the share of
+cells with the teacher's level. A loss from the first value to the second is misreading, from the
+second to the third failed search.
 
 Planning and mediation, the sampled held-out games before and after self-play and the logged games
-of the last two steps: the private points that agents write beside those that a teacher writes
-there; how sites and flights are drawn; what the agreed pairs lose. Log-probs are as sampled, in
-nats. Loads no model.
+of the last two steps: the agents' private points against a teacher's, the log-probs of sites and
+flights, and the loss of the agreed pairs. Log-probs are as sampled, in nats. Loads no model.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ def first_plan(record: Record) -> tuple[float, ...] | None:
 
 
 def planning(parts: Mapping[str, Sequence[Record]]) -> Iterator[str]:
-    """Over all games in which an agent wrote points where a teacher would have."""
+    """The planning rows, over all games in which an agent wrote points."""
     games = [game for part in parts.values() for game in part]
     found = [(game, own) for game in games if len(own := _points(game))]
     if not found:
@@ -165,7 +164,7 @@ def _points(game: Record) -> np.ndarray:
 
 
 def mediation(parts: Mapping[str, Sequence[Record]]) -> Iterator[str]:
-    """Of the games before self-play, then of those after it."""
+    """The mediation rows for each part: before self-play, then after it."""
     for part, games in parts.items():
         of_ids: list[tuple[float, float]] = []
         of_all, lost, random = 0.0, [], []
@@ -192,7 +191,7 @@ def mediation(parts: Mapping[str, Sequence[Record]]) -> Iterator[str]:
 
 
 def _numbers(tokens: Sequence[Token]) -> Iterator[list[Token]]:
-    """The tokens of each number: a number of two digits has two."""
+    """The tokens of each number, one per digit."""
     for digits, run in groupby(tokens, key=lambda token: token[0].isdigit()):
         if digits:
             yield list(run)

@@ -1,20 +1,20 @@
 """Measures two-seat games with turns of natural length against the same engine's plain batch.
 
-Games of 10 alternating turns on real 8x8 prompts in full words, shared by groups of 8. Weights are
-random, so each turn's length is drawn from a geometric distribution and given to the engine as the
-request's limit. The ceiling is one batch of as many prompts and new tokens, the best of all
+Games have 10 alternating turns on real 8x8 prompts in the full style, shared by groups of 8.
+Weights are random, so each turn's length is drawn from a geometric distribution and is the
+request's limit. The ceiling is one batch with as many prompts and new tokens, the best of all
 variants of the run. Requires a GPU and SGLang; with `--shape tiny --device cpu` the CPU engine.
 
     python -m bench.rollout                                         0.5B, 512 games, three means
     python -m bench.rollout --variants "" "burst_share=0.125" "processes=4; burst_share=0.125"
     python -m bench.rollout --config configs/smollm2_4x4.yaml       a real model with its own games
 
-A variant is `key=value; …` of the section `engine`. Prints a JSON line a case: sampled tokens/s
-and turns/s over the whole step, the step's share of the ceiling, that of its middle (from 20 to
-60 % of the turns), the share of prompt tokens that were cached, and who is busy: CPU seconds a
-second of each scheduler, of the driver (games, rendering) and of the front (SGLang's part of the
-trainer's process), and the GPU's mean utilisation. Last, the mismatch of the engine's log-probs
-with the model's own.
+A variant is `key=value; …` of the section `engine`. Prints one JSON line per case: sampled tokens/s
+and turns/s over the whole step, the ratio of the step and of its middle (20 to 60 % of the turns)
+to the ceiling, the share of prompt tokens that were cached, and the load: CPU seconds per second of
+each scheduler, of the driver (games, rendering) and of the front (SGLang's part of the trainer's
+process), and the GPU's mean utilisation. Last, the mismatch of the engine's log-probs with the
+model's own.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def arguments() -> argparse.Namespace:
 
 @contextmanager
 def busy(engine: SGLangEngine, watched: Watched) -> Iterator[dict[str, object]]:
-    """Fills the dict with who is busy inside the block."""
+    """Measures the CPU and GPU load inside the block and adds it to the yielded dict at its end."""
     pids = [process.pid for process in engine._loop.processes if process.pid]
     figures: dict[str, object] = {}
     watcher = None
@@ -181,7 +181,7 @@ class Bench:
         rendering = make_rendering(make_tokenizer(config, self.folder, self.world))
         for games in self.options.games:
             if self.model is None:
-                for repeat in range(self.options.repeats + 1):  # the first one warms up
+                for repeat in range(self.options.repeats + 1):  # the first is a warm-up
                     setups = own_games(config, rendering, games, repeat)
                     row = self.measure(engine, config, rendering, setups, None, repeat)
                     if repeat:
@@ -273,7 +273,7 @@ class Bench:
 
     @contextmanager
     def profiled(self, engine: SGLangEngine) -> Iterator[None]:
-        """Record the busiest scheduler's stacks inside the first block, if asked to; it slows."""
+        """Record the busiest scheduler's stacks inside the first block, with --profile only."""
         path, self.options.profile = self.options.profile, None
         program = shutil.which("py-spy")
         if path is None or program is None:

@@ -12,7 +12,7 @@ from bench.shapes import SHAPES
 
 
 def keep(row: Mapping[str, Any], out: Path | None) -> None:
-    """Append the row to the file of --out as one JSON line; None keeps nothing."""
+    """Append the row to the file `out` as one JSON line; do nothing for None."""
     if out is not None:
         with out.open("a") as file:
             file.write(json.dumps(row) + "\n")

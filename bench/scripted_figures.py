@@ -99,12 +99,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def best_unheard(instances: Sequence[MatchingInstance]) -> float:
-    """The mean share of the best value of the best plan that depends on one seat's cells alone.
+    """The mean share of the best value that a plan can reach if it depends on one seat's cells.
 
-    Two reviewers and two papers have two plans, the table's diagonals. By how much the first is
-    worth more, on average to a seat that sees given cells, is counted on nine of ten instances; the
-    plans chosen by it are valued on the tenth. Such a plan is better than the solo plan, because
-    boards are kept by what solo plans are worth.
+    A 2x2 board has two plans, the table's diagonals. On nine of ten instances, the mean difference
+    of their values is estimated for each set of cells that a seat can see. The sign selects a plan,
+    which is valued on the tenth instance. It is better than the solo plan, because boards are kept
+    or rejected by the value of solo plans.
     """
     leads: dict[bytes, float] = defaultdict(float)
     for number, instance in enumerate(instances):
@@ -118,7 +118,7 @@ def best_unheard(instances: Sequence[MatchingInstance]) -> float:
 
 
 def own_views(instance: MatchingInstance) -> list[tuple[NDArray[np.int_], tuple[float, float]]]:
-    """For each seat of a 2x2 board its cells (-1: not seen) and what the two plans are worth."""
+    """For each seat of a 2x2 board its cells (-1: not seen) and the shares of both plans."""
     table_RP = np.array(instance.table)
     first, second = (instance.norm(float(np.trace(t))) for t in (table_RP, table_RP[::-1]))
     return [(np.where(mask, table_RP, -1), (first, second)) for mask in np.array(instance.masks)]

@@ -1,10 +1,10 @@
-"""Measures what computing shared prompts once saves in the update, on real Qwen2.5 shapes.
+"""Measures the savings of computing shared prompts once in the update, on real Qwen2.5 shapes.
 
-Groups of transcripts share a prompt; their own parts have geometric lengths of the given mean.
-Random weights, random tokens, half of an own part trained. One update's forward and backward passes
-over all groups, once with `optim.share_prefixes` off and once on, in micro-batches of --budget
-computed tokens. Utilisation counts 6 operations per weight and computed token plus attention, over
-those of a large matmul in the same run.
+Groups of transcripts share a prompt; the parts after it have geometric lengths of the given mean.
+Weights and tokens are random; half of each part is trained. Times one update's forward and backward
+passes over all groups, with `optim.share_prefixes` off and on, in micro-batches of --budget
+computed tokens. Utilisation counts 6 operations per weight and computed token plus attention,
+divided by the operations per second of a large matmul in the same run.
 
     python -m bench.shared_prefix                      one GPU, 0.5B and 7B
     python -m bench.shared_prefix --dry-run            a tiny shape on a CPU
@@ -74,7 +74,7 @@ def measure(
     name: str, model: PreTrainedModel, samples: list[Sample], options: argparse.Namespace,
     world: World, *, share: bool, peak: float,
 ) -> tuple[dict[str, Any], torch.Tensor]:  # fmt: skip
-    """The figures of one update's passes, and the gradient of one layer's query projection."""
+    """The measurements of one update's passes; the gradient of one layer's query projection."""
     device = world.device
     batches = micro_batches(samples, budget=options.budget, device=device, share=share)
     num = sum(len(batch.targets_M) for batch in batches)

@@ -7,9 +7,9 @@ at a random moment of a stage, starts it again, and so on. At the end both folde
 same files, and weights, logs, games and evaluations must be the same bit for bit, except for times
 in seconds. Every stage is killed at least once if there are as many kills.
 
-A trainer runs in a process of its own, forked from one that has only imported its modules. It
-writes a mark when it enters and leaves a stage. A kill comes at a random moment of the stage. Where
-the stage is over before that, the trainer waits for the kill at its end.
+Each trainer is a process forked from one that has only imported its modules. It writes a mark when
+it enters and leaves a stage. It is killed at a random moment of the stage. If the stage ends before
+that, the trainer waits for the kill at the stage's end.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ import train
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_START, LOOP, END = range(3)
-# A stage: the part of the run it belongs to, its function, and the latest of its calls in a process
-# at which it is killed. A run of 3 steps a kill outlasts the kills of its loop.
+# A stage: its part of the run, its function, and the highest number of a call (per process) at
+# which it is killed. With 3 steps per kill the run is longer than the kills of its loop.
 STAGES: dict[str, tuple[int, str, str, int]] = {
     "tokenizer": (WARM_START, "selfplay.setup", "scratch_tokenizer", 1),
     "teachers' games": (WARM_START, "selfplay.warm_start", "_play", 2),
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def plan(kills: int, rng: random.Random) -> list[str]:
     """The stages to kill, in the order of the run's parts."""
     stages = list(STAGES)
-    # A second kill in these finds that the first has let them pass.
+    # Only the loop's stages repeat, so only they can be killed more than once.
     again = [stage for stage in stages if STAGES[stage][0] == LOOP]
     chosen = rng.sample(stages, min(kills, len(stages)))
     chosen += rng.choices(again, k=kills - len(chosen))
@@ -150,7 +150,7 @@ class Trainer:
         self._words += [*SETTINGS, f"steps={steps}"]
 
     def run_to_the_end(self) -> int:
-        """Returns the exit status. Times the stages."""
+        """Train without a kill and time the stages; return the exit status."""
         self._follow({}, None)
         return self._wait()
 
@@ -187,7 +187,7 @@ class Trainer:
         return False
 
     def _train(self, marks: int, goal: dict[str, Any]) -> None:
-        """In the forked process: train, and end the process."""
+        """Train and exit. Runs in the forked process."""
         status = 1
         try:
             with self.log.open("ab") as log:
@@ -219,8 +219,8 @@ class Trainer:
 
 
 def train_with_marks(marks: int, goal: dict[str, Any], words: Sequence[str]) -> int:
-    """Train with stages whose functions tell the file `marks` when they begin and end, and wait
-    to be killed at the end of the goal's call."""
+    """Train with stages that write to the file `marks` when they begin and end. The goal's call
+    waits at its end to be killed."""
 
     def tell(stage: str, what: str, seconds: float = 0.0) -> None:
         line = json.dumps({"stage": stage, "what": what, "seconds": seconds})
@@ -254,9 +254,9 @@ def train_with_marks(marks: int, goal: dict[str, Any], words: Sequence[str]) -> 
 
 
 def contents(folder: Path) -> dict[str, object]:
-    """What must be the same, by file. Logs are without times in seconds. A state's `.metadata` is
-    left out, and the manifest with its hash: torch writes a random name into it; the report, too:
-    it shows times and the folder's name."""
+    """The contents that must be the same, by file. Logs are without times in seconds. Excluded are
+    a state's `.metadata` (torch writes a random name into it), the manifest with its hash, and the
+    report, which shows times and the folder's name."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))

@@ -61,9 +61,9 @@ class Talk(Game):
 
 
 class Watched(Engine):
-    """The engine, with the times at which turns end and the seconds that the driver works.
+    """Wraps an engine to record the end time of each turn and the busy seconds of the driver.
 
-    It streams games and passes no other call on. With `mean` each turn's length is drawn from a
+    It only streams games and forwards no other call. With `mean` each turn's length is drawn from a
     geometric distribution and the turn counts as ended by a stop token.
     """
 

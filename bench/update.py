@@ -1,9 +1,9 @@
 """Measures time and memory of the update: log-probs of packed tokens, backward, optimizer step.
 
 Uses real Qwen2.5 shapes with random weights, so nothing is downloaded. Utilisation is the
-operations per second of a pass over those of a large matmul on this GPU in the same run. A pass
-counts 6 operations per weight and token (for the head, per trained token) plus causal attention;
-recomputed activations do not count.
+operations per second of a pass divided by those of a large matmul on this GPU in the same run. Each
+pass counts 6 operations per weight and token (for the head, per trained token) plus causal
+attention; recomputed activations do not count.
 
     python -m bench.update                                    one GPU, every shape
     torchrun --nproc-per-node 4 -m bench.update --tp 2        a 2 x 2 mesh
@@ -89,7 +89,7 @@ def work(name: str, num_tokens: int, seq_len: int, num_trained: int) -> float:
     a_layer = width * head * (2 * heads + 2 * kv_heads) + 3 * width * mlp_width
     lengths = [seq_len] * (num_tokens // seq_len) + [num_tokens % seq_len]
     # Forward, QK^T and AV: 2 products of 2 L^2 operations per channel, half of them masked. The
-    # backward pass takes twice as many.
+    # backward pass has twice as many.
     attention = 3 * 2 * sum(n * n for n in lengths) * width * layers
     return 6.0 * (a_layer * layers * num_tokens + vocab * width * num_trained) + attention
 

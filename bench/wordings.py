@@ -4,8 +4,8 @@
 
 Plays a model with itself on the held-out boards of configs/smollm2_4x4.yaml, on this machine's CPU,
 for each wording, number of demonstration games and temperature. Prints the table of an evaluation,
-refused moves by kind, the share of games whose first try is legal, and the share of what it writes
-that is copied (`copied`). --out gets `evaluation.md` with example games and `evaluation.json`.
+refused moves by kind, the share of games whose first try is legal, and the share of its text that
+is copied (`copied`). --out gets `evaluation.md` with example games and `evaluation.json`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Proposal:
 """
 WORDINGS = {
     "shipped": texts.RULES,
-    # Each move as an example that could be sent, and no placeholder that could be copied.
+    # Each move as an example that could be sent, without placeholders that could be copied.
     "examples": _GOAL
     + """
 Write one move a turn. Begin it with its tag, in one of these four ways:
@@ -77,8 +77,8 @@ GRAM = 5  # words
 
 
 def copied(games: Sequence[Episode]) -> float:
-    """The share of the runs of five words in the seats' tries that stand in the rules or the
-    demonstrations of the seat's prompt; 0 where no try has five words."""
+    """The share of 5-grams of words in the seats' tries that occur in the rules or demonstrations
+    of the seat's prompt; 0 if no try has five words."""
     num_copied = num_all = 0
     for game in games:
         shown = [
