@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def best_unheard(instances: Sequence[MatchingInstance]) -> float:
-    """The mean share of the best value that a plan can reach if it depends on one seat's cells.
+    """The mean share of the best value that a plan can reach from one seat's cells alone.
 
     A 2x2 board has two plans, the table's diagonals. On nine of ten instances, the mean difference
     of their values is estimated for each set of cells that a seat can see. The sign selects a plan,
