@@ -41,7 +41,14 @@ def libc() -> ctypes.CDLL:
 
 def readable() -> list[str]:
     """The paths that an answer may read: Python with its packages, and the system's libraries."""
-    own = {os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, *sys.path) if path}
+    named = {
+        str(Path(path).absolute()) for path in (sys.prefix, sys.base_prefix, *sys.path) if path
+    }
+    own = {os.path.realpath(path) for path in named}
+    # Python looks for its packages under these names, even if they lead through a symlink.
+    for path in named - own:
+        if not any(path != other and Path(path).is_relative_to(other) for other in named | own):
+            own.add(path)
     return sorted(path for path in {*own, *_SYSTEM} if Path(path).exists() and path != "/")
 
 
