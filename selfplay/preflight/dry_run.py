@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
-from selfplay.chat.rendering import Rendering
+from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import Config, DataConfig, GameConfig, LoraConfig, ModelConfig
 from selfplay.config.settings import SettingsError, dump
 from selfplay.data.instances import HELD_OUT, evaluation_instances
@@ -20,8 +20,10 @@ from selfplay.model.hub import local_folder
 from selfplay.model.policy import described_in, empty_model
 from selfplay.model.scratch import scratch_config
 from selfplay.preflight.memory import Demand, Shape, estimate, gpu_gib, remedy, shape_of, why_not
+from selfplay.preflight.model import no_room
 from selfplay.preflight.run import read_rendering
 from selfplay.rollout.players import opening_ids
+from selfplay.warm_start import scratch_tokenizer
 
 _MOST_RANKS = 8  # GPUs of one host
 
@@ -30,12 +32,25 @@ def dry_run(config: Config, *, gpu_gb: float | None) -> None:
     """Print the settings, first prompt and memory of a run. `gpu_gb` is the nominal size of a GPU
     in GB; None takes this machine's GPU, if there is one.
 
-    If the run does not fit, raises SettingsError with the settings that would make it fit.
+    A scratch model's tokenizer is trained as the run would train it. If prompts or memory do not
+    fit, raises SettingsError with the settings that would make them fit.
     """
-    print(dump(config))
-    rendering = read_rendering(config.model, config.game, seed=config.seed)
+    print(dump(config), flush=True)
+    if config.model.path is None:
+        # One process: 500 instances are made faster than further processes start.
+        alone = replace(config, data=replace(config.data, processes=1))
+        rendering = make_rendering(
+            scratch_tokenizer(alone), template_kwargs=config.model.chat_template
+        )
+    else:
+        rendering = read_rendering(config.model, config.game, seed=config.seed)
     print(first_prompt(config.game, config.data, rendering))
     described = _described(config.model)
+    problem = no_room(
+        described, rendering, game=config.game, rollout=config.rollout, data=config.data
+    )
+    if problem is not None:
+        raise SettingsError(problem)
     shape = model_shape(described, config.model.lora)
     total = _gib(gpu_gb)
     demand = Demand.of(config, shape, total=total or 0.0)

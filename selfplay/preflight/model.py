@@ -80,7 +80,7 @@ def check_model(
         described = scratch_config(config.model.scratch, vocab_size=num)
     problem = None
     if world.rank == 0:  # all ranks read the same files, so one rank checks
-        problem = _no_room(
+        problem = no_room(
             described, rendering, game=config.game, rollout=config.rollout, data=config.data
         ) or _refusal(
             described,
@@ -104,7 +104,7 @@ def check_model(
     )
 
 
-def _no_room(
+def no_room(
     described: PretrainedConfig,
     rendering: Rendering,
     *,

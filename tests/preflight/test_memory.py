@@ -147,12 +147,29 @@ def test_a_dry_run_prints_settings_prompt_and_memory_and_makes_nothing(
     assert shown.rstrip().endswith("it fits")
 
 
+def test_a_dry_run_of_a_scratch_model_counts_the_runs_own_tokens_and_refuses_a_prompt_too_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    words = ["game.brief=false", "model.scratch.max_positions=4096", f"out={tmp_path / 'run'}"]
+    command = ["--dry-run", "--config", str(tmp_path / "tiny.yaml"), *words]
+    assert train.main([*command, "rollout.max_game_tokens=4000"]) == 0
+    shown = capsys.readouterr().out
+    config = load_config(tmp_path / "tiny.yaml", words)
+    ids = [int(word) for word in shown.partition("\ntokens: ")[2].splitlines()[0].split()]
+    assert f"first prompt, {len(ids)} tokens" in shown
+    assert make_rendering(scratch_tokenizer(config)).spelt(ids) in shown
+    assert train.main([*command, f"rollout.max_game_tokens={len(ids)}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "rollout.max_game_tokens must be above the longest prompt" in line
+
+
 def test_a_dry_run_refuses_what_does_not_fit_in_one_line(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--config", str(tmp_path / "tiny.yaml"), f"out={tmp_path / 'run'}"]
     words += [f"model.path={model}", "model.scratch=null", "engine.kind=sglang"]
-    words.append("rollout.max_game_tokens=200")
+    words.append("rollout.max_game_tokens=192")
     assert train.main([*words, "--dry-run", "--gpu", "2"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "GiB of a GPU with 2" in line or "engine.mem_fraction" in line
