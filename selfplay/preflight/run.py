@@ -61,8 +61,11 @@ def help_of(words: Sequence[str]) -> str:
 
 
 def refused(program: str, error: Exception, *, status: int = 2) -> int:
-    """Print the error in one line on stderr; returns the exit status."""
-    print(f"{program}: {' '.join(str(error).split())[:1500]}", file=sys.stderr)
+    """Print the error in one line on stderr; returns the exit status.
+
+    The line and its end are one write: the lines of several ranks never run into each other.
+    """
+    sys.stderr.write(f"{program}: {' '.join(str(error).split())[:1500]}\n")
     return status
 
 

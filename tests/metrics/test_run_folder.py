@@ -126,8 +126,11 @@ def test_a_second_trainer_is_refused_until_the_first_is_killed(tmp_path: Path, r
     second = processes.start(ROOT / "train.py", *words, torchrun=ranks)
     output = second.communicate(timeout=processes.HANG_S)[0]
     refusals = [line for line in output.splitlines() if "train.py: out" in line]
-    assert second.returncode != 0 and len(refusals) == max(1, ranks), output
-    assert str(folder) in refusals[0] and f"pid {first.pid} on" in refusals[0]
+    # torchrun may stop the other rank before it prints its line.
+    assert second.returncode != 0 and 1 <= len(refusals) <= max(1, ranks), output
+    for line in refusals:
+        assert line.count("train.py: out") == 1 and str(folder) in line, output
+        assert f"pid {first.pid} on" in line
     if not ranks:
         assert second.returncode == 2 and processes.own_output(output).count("\n") == 1, output
     assert first.poll() is None
