@@ -14,7 +14,8 @@ and turns/s over the whole step, the ratio of the step and of its middle (20 to 
 to the ceiling, the share of prompt tokens that were cached, and the load: CPU seconds per second of
 each scheduler, of the driver (games, rendering) and of the front (SGLang's part of the trainer's
 process), and the GPU's mean utilisation. Last, the mismatch of the engine's log-probs with the
-model's own.
+model's own. With `--profile` the first case also has the first scheduler's seconds per 1,000 turns,
+in the model and outside it.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
 from selfplay.rollout.seating import self_play_games
 from selfplay.setup import make_tokenizer
 
+PROFILES_PER_S = 50
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -73,7 +75,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--mem-fraction", type=float, default=0.6)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--set", nargs="*", default=[], help="settings, key=value")
-    parser.add_argument("--profile", type=Path, help="py-spy's raw profile of the first scheduler")
+    parser.add_argument("--profile", type=Path, help="py-spy's stacks of the busiest scheduler")
     parser.add_argument("--out", type=Path, help="append the JSON lines to this file, too")
     return parser.parse_args()
 
@@ -223,7 +225,7 @@ class Bench:
         served = dataclasses.replace(engine.served)
         limits = LIMITS if mean else limits_of(config.rollout)
         start = time.perf_counter()
-        with busy(engine, watched) as figures, self.profiled(engine):
+        with busy(engine, watched) as figures, self.profiled(engine) as profile:
             episodes, stats = play_games(
                 setups,
                 watched,
@@ -246,6 +248,7 @@ class Bench:
                 (engine.served.num_cached_tokens - served.num_cached_tokens) / prompts, 3
             ),
             **figures,
+            **scheduler_s(profile, len(ends)),
             **self.mismatch(episodes[:8]),
         }
 
@@ -272,18 +275,33 @@ class Bench:
         }
 
     @contextmanager
-    def profiled(self, engine: SGLangEngine) -> Iterator[None]:
+    def profiled(self, engine: SGLangEngine) -> Iterator[Path | None]:
         """Record the busiest scheduler's stacks inside the first block, with --profile only."""
         path, self.options.profile = self.options.profile, None
         program = shutil.which("py-spy")
         if path is None or program is None:
-            yield
+            yield None
             return
         pid = max((p.pid or 0 for p in engine._loop.processes), key=cpu_s)
-        words = f"record -r 50 -d 600 -f raw -o {path} --pid {pid}".split()
+        words = f"record -r {PROFILES_PER_S} -d 600 -f raw -o {path} --pid {pid}".split()
         with subprocess.Popen([program, *words]) as recorder:
-            yield
+            yield path
             recorder.send_signal(2)
+
+
+def scheduler_s(profile: Path | None, turns: int) -> dict[str, float]:
+    """Seconds of the profiled scheduler for each 1,000 turns: in the model and outside it."""
+    if profile is None:
+        return {}
+    inside = outside = 0
+    for line in profile.read_text("utf-8").splitlines():
+        stack, _, count = line.rpartition(" ")
+        if "forward_batch_generation" in stack:
+            inside += int(count)
+        elif "run_event_loop" in stack:
+            outside += int(count)
+    scale = 1000 / PROFILES_PER_S / turns
+    return {"in_model_s": round(inside * scale, 3), "outside_model_s": round(outside * scale, 3)}
 
 
 LIMITS = Limits(TURNS, max_retries=50)

@@ -63,6 +63,7 @@ def load_engine(
         load_format=load_format,
         burst_share=config.engine.burst_share,
         burst_after_s=config.engine.burst_after_s,
+        sessions=config.engine.sessions,
         prefill_graphs=config.engine.prefill_graphs,
         server_args=config.engine.server_args,
     )

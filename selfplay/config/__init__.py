@@ -181,6 +181,11 @@ class Config:
                 "algorithm.method must be grpo, dr_grpo or rloo with rollout.branch, whose "
                 f"baseline is the mean over the turns of a branch point, got {method}"
             )
+        if branch_turns != "none" and self.engine.sessions:
+            raise ValueError(
+                f"engine.sessions must be false with rollout.branch.turns {branch_turns}, got "
+                "true: a branch goes on from a turn that only its game's session holds"
+            )
         if branch_turns == "decisions" and self.game.name == "collab":
             raise ValueError(
                 "rollout.branch.turns must not be decisions with game.name collab, which has no "

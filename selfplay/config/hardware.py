@@ -159,6 +159,12 @@ class EngineConfig:
     burst_after_s: float = key(
         0.5, "longest time in seconds that a request is held back", within=(0.001, 60.0)
     )
+    sessions: bool = key(
+        False,
+        "keep each seat's context in SGLang between its turns (a streaming session), so that a "
+        "turn sends only its new tokens and skips the prefix cache, which saves scheduler time; "
+        "sessions fill at most 0.8 of the KV cache, further games do without; not with branches",
+    )
     prefill_graphs: bool = key(
         False,
         "capture SGLang's prefills of at most 2,048 tokens as CUDA graphs, which saves scheduler "

@@ -40,6 +40,7 @@ REFUSED: list[tuple[str, ...]] = [
     (r"rollout\.branch.*ema", BRANCH, "algorithm.method=ema"),
     ("group_size", BRANCH, "rollout.group_size=1"),
     (r"game\.name", BRANCH, "game.name=collab", "game.scale=true"),
+    (r"engine\.sessions", BRANCH, "engine.sessions=true"),
     ("siblings", BRANCH, "rollout.branch.siblings=1"),
     ("first_teachers", FIRST),
     ("first_teachers", "warm_start.first_teachers=[solo]"),
@@ -63,6 +64,7 @@ ACCEPTED: list[tuple[str, ...]] = [
     ("rollout.branch.turns=all", "rollout.group_size=1"),
     ("model.lora={}",),
     ("track=off",),
+    ("engine.sessions=true",),
 ]
 
 

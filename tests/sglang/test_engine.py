@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -155,6 +156,20 @@ def test_a_failing_game_ends_the_others_and_leaves_the_engine_idle(
         engine.stream([long, fails, long], Sampling(1.0, ()))
     assert not engine._loop.managers[0].rid_to_state
     assert engine.generate([Request(PROMPT, 2, 0)], PLAIN)[0].ids
+
+
+def test_a_request_that_is_given_up_ends_no_other(engine: SGLangEngine, policy: Any) -> None:
+    """SGLang aborts all requests whose names begin with the given one."""
+
+    async def many(ask: Any) -> int:
+        engine.served.num_requests = 1
+        asked = [asyncio.ensure_future(ask(Request(PROMPT, 60, n))) for n in range(12)]
+        while len(engine._loop.managers[0].rid_to_state) < 12:
+            await asyncio.sleep(0)
+        asked[0].cancel()  # number 1; the last ones are 10, 11 and 12
+        return len([await one for one in asked[1:]])  # an aborted one raises
+
+    assert engine.stream([many], Sampling(1.0, ())) == [11]
 
 
 def test_a_request_that_does_not_fit_is_refused_and_the_engine_stays_usable(

@@ -28,8 +28,10 @@ from selfplay.engines.base import Ask, Completion, EngineFault, Request, Samplin
 from selfplay.engines.sglang import compare, launch, processes, weights
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.requests import Asker, Bursts, Places, Served
+from selfplay.engines.sglang.sessions import Room, Sessions
 
 TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
+SESSIONS_SHARE = 0.8  # of the KV cache; the rest is for running requests without a session
 FLUSH_TIMEOUT_S = 60.0  # longest wait for the scheduler to become idle before a flush
 
 
@@ -59,6 +61,7 @@ class SGLangEngine:
         load_format: str = "auto",
         burst_share: float = 0.0,
         burst_after_s: float = 0.5,
+        sessions: bool = False,
         prefill_graphs: bool = False,
         server_args: Mapping[str, Any] | None = None,
     ) -> None:
@@ -75,6 +78,7 @@ class SGLangEngine:
         timeout_s: how long a call may wait without any answer from the engine.
         load_format: "dummy" starts with random weights; requests are refused until a push.
         burst_share, burst_after_s: see `requests.Bursts`; 0 sends each request at once.
+        sessions: keep each seat's context in the engine between its turns, see `sessions`.
         prefill_graphs: capture short prefills as CUDA graphs.
         server_args: further arguments of SGLang's server, which win over ours.
 
@@ -127,8 +131,10 @@ class SGLangEngine:
             base_gpu_id=base_gpu_id,
             memory_saver=self.can_sleep,
             load_format=load_format,
+            sessions=sessions,
             prefill_graphs=prefill_graphs,
         ) | dict(server_args or {})
+        self._sessions = sessions
         self.bursts = [Bursts(burst_share, after_s=burst_after_s) for _ in range(processes)]
         self._start()
 
@@ -157,7 +163,7 @@ class SGLangEngine:
         self._loop = EngineLoop(started, signals, timeout_s=self._timeout_s)
         self.served = Served()
         self._askers = [
-            Asker(self._loop, place, bursts, self.served)
+            Asker(self._loop, place, bursts, self.served, self._room())
             for place, bursts in enumerate(self.bursts)
         ]
         self.start_s = self._warm_up(started, patience_s=max(self._timeout_s, 600.0))
@@ -167,6 +173,15 @@ class SGLangEngine:
             f"processes {self.num_processes}, cache of {started.cache_tokens} tokens",
             flush=True,
         )
+
+    def _room(self) -> Room:
+        """The sessions of one process: two for each running request, in a share of the cache."""
+        if not self._sessions:
+            return Room(0, 0)
+        # SGLang has at most one request slot for two tokens of the cache.
+        slots = min(self._arguments["max_running_requests"], self.cache_tokens // 2)
+        slots -= self._arguments["pp_max_micro_batch_size"]
+        return Room(max(0, slots), int(SESSIONS_SHARE * self.cache_tokens))
 
     def _warm_up(self, started: launch.Started, *, patience_s: float) -> dict[str, float]:
         """Answer one request, which compiles kernels; return seconds for each part of the start."""
@@ -224,19 +239,25 @@ class SGLangEngine:
 
         places = Places(self.num_processes)
 
-        def asking() -> Ask:
+        async def play_one(task: Callable[[Ask], Awaitable[Any]]) -> Any:
             asker: Asker | None = None
+            sessions: Sessions | None = None
 
             async def ask(request: Request) -> Completion:
-                nonlocal asker
+                nonlocal asker, sessions
                 if asker is None:  # a game stays with the process of its first request
                     asker = self._askers[places.of(request.prompt_ids)]
-                return await self._answer(asker, request, sampling)
+                    sessions = asker.sessions() if self._sessions else None
+                return await self._answer(asker, request, sampling, sessions)
 
-            return ask
+            try:
+                return await task(ask)
+            finally:
+                if sessions is not None:
+                    sessions.close()
 
         async def play() -> list[Any]:
-            games = [asyncio.ensure_future(task(asking())) for task in tasks]
+            games = [asyncio.ensure_future(play_one(task)) for task in tasks]
             try:
                 return await asyncio.gather(*games)
             finally:
@@ -276,7 +297,13 @@ class SGLangEngine:
         if not self.weights.complete:
             raise RuntimeError("the engine holds no valid weights: push them first")
 
-    async def _answer(self, asker: Asker, request: Request, sampling: Sampling) -> Completion:
+    async def _answer(
+        self,
+        asker: Asker,
+        request: Request,
+        sampling: Sampling,
+        sessions: Sessions | None = None,
+    ) -> Completion:
         parameters = {
             "max_new_tokens": request.max_new_tokens,
             "temperature": sampling.temperature,
@@ -286,7 +313,9 @@ class SGLangEngine:
         }
         if self.deterministic:  # SGLang's default seed is 42: a group's games would be identical
             parameters["sampling_seed"] = request.seed % 2**63
-        answer = await asker.ask(request.prompt_ids, parameters, version=self.version)
+        answer = await asker.ask(
+            request.prompt_ids, parameters, version=self.version, sessions=sessions
+        )
         return Completion(answer.ids, answer.logprobs, answer.finish, self.version)
 
     # Weights

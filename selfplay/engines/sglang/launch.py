@@ -137,6 +137,7 @@ def engine_arguments(
     base_gpu_id: int,
     memory_saver: bool,
     load_format: str,
+    sessions: bool = False,
     prefill_graphs: bool = False,
 ) -> dict[str, Any]:
     """Keyword arguments of `sglang.Engine`. Raises ValueError for `deterministic` on a CPU."""
@@ -171,6 +172,10 @@ def engine_arguments(
         "enable_memory_saver": memory_saver,
         "enable_deterministic_inference": deterministic,
     }
+    if sessions:  # those of two seats for each running request hold a request slot of their own
+        arguments["enable_streaming_session"] = True
+        arguments["pp_max_micro_batch_size"] = max_running_requests
+        arguments["max_running_requests"] = 3 * max_running_requests
     if device == "cpu":  # SGLang may pack the layer there, which rules out fp32 logits
         arguments["disable_cuda_graph"] = True
     else:

@@ -1,7 +1,7 @@
 """A connection to one SGLang process: sends token requests and takes the answers, without SGLang's
 front end.
 
-The front end (`Engine.async_generate`) serves strings, images, streams and sessions. Its Python
+The front end (`Engine.async_generate`) serves strings, images and streams. Its Python
 costs about as much time per turn as the game does, and token requests do not need it. Requests
 made at the same moment are sent in one message. Control calls and the socket stay with the front
 end.
@@ -48,7 +48,7 @@ class Line:
     def __init__(self, manager: Any) -> None:
         """`manager` is the TokenizerManager of the process."""
         import zmq
-        from sglang.srt.managers.io_struct import AbortReq
+        from sglang.srt.managers.io_struct import AbortReq, OpenSessionReqOutput
 
         self._manager = manager
         self._vocabulary = int(manager.model_config.vocab_size)
@@ -57,17 +57,30 @@ class Line:
         # The front's asyncio socket creates a future for each send; a plain socket sends directly.
         self._socket = zmq.Socket.shadow(manager.send_to_scheduler.underlying)
         manager._handle_batch_output = self._take
-        manager._result_dispatcher._mapping[AbortReq] = self._take_abort
+        answers = manager._result_dispatcher._mapping
+        answers[AbortReq] = self._take_abort
+        answers[OpenSessionReqOutput] = lambda _: None  # requests of a missing session are aborted
 
     async def ask(
-        self, rid: str, ids: Sequence[int], parameters: Mapping[str, Any], *, score: bool
+        self,
+        rid: str,
+        ids: Sequence[int],
+        parameters: Mapping[str, Any],
+        *,
+        score: bool = False,
+        session: str = "",
     ) -> Answer:
         """Send a request and wait for its answer; `rid` is its name, new each time.
 
-        If the caller is cancelled, the process drops the request. Raises ValueError for ids that
-        are not in the vocabulary and for parameters that SGLang refuses.
+        In a session `ids` are those after the last answer's. If the caller is cancelled, the
+        process drops the request. Raises ValueError for ids that are not in the vocabulary and for
+        parameters that SGLang refuses.
         """
-        from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
+        from sglang.srt.managers.io_struct import (
+            AbortReq,
+            SessionParams,
+            TokenizedGenerateReqInput,
+        )
 
         if not ids or min(ids) < 0 or max(ids) >= self._vocabulary:
             raise ValueError(f"a prompt must have ids from 0 to {self._vocabulary - 1}")
@@ -87,6 +100,7 @@ class Line:
             top_logprobs_num=0,
             token_ids_logprob=None,
             stream=False,
+            session_params=SessionParams(id=session) if session else None,
         )
         loop = asyncio.get_running_loop()
         waiting = self._waiting[rid] = _Waiting(loop.create_future())
@@ -100,6 +114,19 @@ class Line:
                 self._send()
                 self._dispatch(AbortReq(rid=rid))
             raise
+
+    def open(self, session: str) -> None:
+        """Create a session, before its first request."""
+        from sglang.srt.managers.io_struct import OpenSessionReqInput
+
+        request = OpenSessionReqInput(capacity_of_str_len=0, session_id=session, streaming=True)
+        self._dispatch(request)
+
+    def close(self, session: str) -> None:
+        """Free a session's cache; if a request of it is dropped, when that has ended."""
+        from sglang.srt.managers.io_struct import CloseSessionReqInput
+
+        self._dispatch(CloseSessionReqInput(session_id=session))
 
     def _send(self) -> None:
         from sglang.srt.managers.io_struct import BatchTokenizedGenerateReqInput

@@ -61,10 +61,13 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
         breakable_cuda_graph,
     )
 
+    from selfplay.engines.sglang import decode_results
+
     # A prefill graph must own the tensors that it hands to attention; SGLang drops them, and graphs
     # that are captured later write into them (sglang #37606). This is the fix of #37448.
     breakable_cuda_graph._weak_ref_if_tensor = _itself
     pause_when_idle()
+    decode_results.install()
     run_scheduler_process(*arguments, **keywords)
 
 

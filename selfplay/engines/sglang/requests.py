@@ -14,6 +14,7 @@ from typing import Any
 from selfplay.engines.base import EngineFault
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.line import Answer, Line
+from selfplay.engines.sglang.sessions import Room, Sessions
 
 
 @dataclass(slots=True)
@@ -91,11 +92,17 @@ class Places:
 class Asker:
     """Sends requests to one of the engine's processes; counts requests and tokens in `served`."""
 
-    def __init__(self, loop: EngineLoop, process: int, bursts: Bursts, served: Served) -> None:
-        self._loop, self._bursts, self.served = loop, bursts, served
+    def __init__(
+        self, loop: EngineLoop, process: int, bursts: Bursts, served: Served, room: Room
+    ) -> None:
+        self._loop, self._bursts, self.served, self._room = loop, bursts, served, room
         self._manager = loop.managers[process]
         self._line = Line(self._manager)
         self._context_length = int(self._manager.model_config.context_len)
+
+    def sessions(self) -> Sessions:
+        """The sessions of a new game."""
+        return Sessions(self._line, self._room)
 
     async def ask(
         self,
@@ -104,8 +111,9 @@ class Asker:
         *,
         version: int,
         score: bool = False,
+        sessions: Sessions | None = None,
     ) -> Answer:
-        """The engine's answer to these prompt ids.
+        """The engine's answer to these prompt ids, in one of the game's sessions if they are given.
 
         With `score` the answer also has the log-probs of the prompt ids; SGLang then bypasses the
         prefix cache and computes all of them.
@@ -119,12 +127,15 @@ class Asker:
                 "prompt and max_new_tokens must fit the engine's context of "
                 f"{self._context_length} tokens, got {len(ids)} + {num_new}"
             )
-        rid = f"turn-{self.served.num_requests}"
+        rid = f"turn-{self.served.num_requests}."  # SGLang aborts by the start of the name
         self.served.num_requests += 1
         slot = contextlib.nullcontext() if score else self._bursts.slot()
         async with slot:
             with self._loop.pending_answer(), failures():
-                answer = await self._line.ask(rid, ids, parameters, score=score)
+                if sessions is None:
+                    answer = await self._line.ask(rid, ids, parameters, score=score)
+                else:
+                    answer = await self._ask_in(sessions, rid, ids, parameters)
         if answer.finish not in ("stop", "length"):
             raise EngineFault(f"the engine ended a request with {answer.finish}")
         held = self._manager.config_value("weight_version")
@@ -134,6 +145,22 @@ class Asker:
         self.served.num_cached_tokens += answer.num_cached
         self.served.num_new_tokens += len(answer.ids)
         return answer
+
+    async def _ask_in(
+        self, sessions: Sessions, rid: str, ids: Sequence[int], parameters: Mapping[str, Any]
+    ) -> Answer:
+        with sessions.turn(ids, parameters["max_new_tokens"]) as session:
+            if session is None:
+                return await self._line.ask(rid, ids, parameters)
+            new_ids = ids[len(session.ids) :]
+            answer = await self._line.ask(rid, new_ids, parameters, session=session.name)
+            if answer.finish not in ("stop", "length") or answer.num_prompt != len(ids):
+                raise EngineFault(
+                    f"the engine ended a request with {answer.finish} and {answer.num_prompt} "
+                    f"prompt tokens in its session, expected {len(ids)}"
+                )
+            sessions.end(session, ids, answer.ids)
+            return answer
 
 
 @contextlib.contextmanager

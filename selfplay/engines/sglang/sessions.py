@@ -1,0 +1,135 @@
+"""Keeps the contexts of a game's seats inside SGLang between their turns: streaming sessions.
+
+Without a session a turn sends its whole prompt. SGLang looks it up in the prefix cache, and enters
+prompt and answer there when the turn ends, which is Python for each turn. In a session SGLang keeps
+the seat's tokens and its KV cache from turn to turn, so a turn sends only what is new. A session's
+first prompt still shares the prefix cache with other games. Sampling is the same.
+
+SGLang cannot evict a session's part of the KV cache, so `Room` counts it. Written for SGLang
+0.5.17. Sizes in tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from selfplay.engines.sglang.line import Line
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One seat's context: the ids of its last prompt and of the answer to it."""
+
+    name: str
+    line: Line
+    first_prompt: tuple[int, ...]
+    ids: list[int] = field(default_factory=list)
+    own: int = 0  # tokens that the session may hold after its first prompt
+    busy: bool = False
+    closed: bool = False
+
+
+class Room:
+    """The sessions of one process, at most `slots`, which hold at most `tokens`.
+
+    A first prompt is counted once for all sessions that begin with it. A new session takes what is
+    free. A session that grows closes those that have waited longest.
+    """
+
+    def __init__(self, slots: int, tokens: int) -> None:
+        self.slots, self.tokens = slots, tokens
+        self.held = 0
+        self._waiting: dict[Session, None] = {}  # those between two turns, the longest first
+        self._first_prompts: Counter[tuple[int, ...]] = Counter()
+        self._numbers = itertools.count()
+
+    def open(self, line: Line, ids: Sequence[int], num_new: int) -> Session | None:
+        """A busy session for this first prompt and its answer, or None if no room is left."""
+        first = tuple(ids)
+        prompt = 0 if self._first_prompts[first] else len(first)
+        if not self.slots or self.held + prompt + num_new > self.tokens:
+            return None
+        self.slots -= 1
+        self._first_prompts[first] += 1
+        self.held += prompt + num_new
+        session = Session(f"session-{next(self._numbers)}", line, first, own=num_new, busy=True)
+        line.open(session.name)
+        return session
+
+    def begin(self, session: Session, num: int) -> None:
+        """A waiting session begins a turn, after which it holds at most `num` tokens."""
+        del self._waiting[session]
+        session.busy = True
+        self._resize(session, num)
+        while self.held > self.tokens and self._waiting:
+            self.close(next(iter(self._waiting)))
+
+    def end(self, session: Session, ids: list[int]) -> None:
+        """The turn has ended; `ids` are its prompt and answer."""
+        session.ids, session.busy = ids, False
+        self._resize(session, len(ids))
+        self._waiting[session] = None
+
+    def _resize(self, session: Session, num: int) -> None:
+        own = num - len(session.first_prompt)
+        self.held += own - session.own
+        session.own = own
+
+    def close(self, session: Session) -> None:
+        """Free the session's cache, once."""
+        if session.closed:
+            return
+        session.closed = True
+        session.line.close(session.name)
+        self._waiting.pop(session, None)
+        self._first_prompts[session.first_prompt] -= 1
+        last = not self._first_prompts[session.first_prompt]
+        self.held -= session.own + last * len(session.first_prompt)
+        self.slots += 1
+
+
+class Sessions:
+    """The sessions of one game. Close them when the game ends."""
+
+    def __init__(self, line: Line, room: Room) -> None:
+        self._line, self._room = line, room
+        self._own: list[Session] = []
+
+    @contextlib.contextmanager
+    def turn(self, ids: Sequence[int], num_new: int) -> Iterator[Session | None]:
+        """The session that these prompt ids continue, or a new one; None if there is no room.
+
+        Inside the block call `end` with the answer. If that does not happen, the session is closed,
+        since what the process holds is then unknown.
+        """
+        self._own = [session for session in self._own if not session.closed]
+        session = next((s for s in self._own if _continues(ids, s)), None)
+        if session is not None:
+            self._room.begin(session, len(ids) + num_new)
+        else:
+            session = self._room.open(self._line, ids, num_new)
+            if session is not None:
+                self._own.append(session)
+        try:
+            yield session
+        finally:
+            if session is not None and session.busy:
+                self._room.close(session)
+
+    def end(self, session: Session, ids: Sequence[int], answer: Sequence[int]) -> None:
+        """The session's turn has ended with this answer to these prompt ids."""
+        self._room.end(session, [*ids, *answer])
+
+    def close(self) -> None:
+        """Free the cache of all sessions of the game."""
+        for session in self._own:
+            self._room.close(session)
+
+
+def _continues(ids: Sequence[int], session: Session) -> bool:
+    num = len(session.ids)
+    return not session.busy and num < len(ids) and session.ids == list(ids[:num])

@@ -1,0 +1,137 @@
+"""Sessions of games: which are opened, continued and closed, and the tokens that they hold."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfplay.engines.sglang.sessions import Room, Sessions
+
+PROMPT = list(range(10))
+
+
+class Process:
+    """Notes what is opened and closed, as a Line."""
+
+    def __init__(self) -> None:
+        self.held: set[str] = set()
+
+    def open(self, session: str) -> None:
+        assert session not in self.held
+        self.held.add(session)
+
+    def close(self, session: str) -> None:
+        self.held.remove(session)
+
+
+def game(process: Any, room: Room) -> Sessions:
+    return Sessions(process, room)
+
+
+def play(sessions: Sessions, ids: list[int], answer: list[int]) -> str | None:
+    """A turn of at most 5 new tokens; the name of its session."""
+    with sessions.turn(ids, 5) as session:
+        if session is None:
+            return None
+        sessions.end(session, ids, answer)
+        return session.name
+
+
+def test_a_turn_continues_the_session_whose_prompt_and_answer_it_begins_with() -> None:
+    room, process = Room(4, 100), Process()
+    sessions = game(process, room)
+    first = play(sessions, PROMPT, [50, 51])
+    other = play(sessions, [1, *PROMPT], [50])
+    assert first != other
+    assert play(sessions, [*PROMPT, 50, 51, 7], [52]) == first
+    assert play(sessions, [1, *PROMPT, 50, 8, 9], [52]) == other
+    # Neither the same prompt again nor one with another answer continues it.
+    assert play(sessions, [*PROMPT, 50, 51, 7, 52], [53]) not in (first, other)
+    assert play(sessions, [*PROMPT, 50, 51, 7, 53], [53]) not in (first, other)
+    sessions.close()
+    assert (process.held, room.slots, room.held) == (set(), 4, 0)
+
+
+def test_a_first_prompt_counts_once_and_a_turn_holds_its_limit_until_it_ends() -> None:
+    room, process = Room(9, 100), Process()
+    one, two = game(process, room), game(process, room)
+    with one.turn(PROMPT, 5) as session:
+        assert room.held == 10 + 5
+        assert session is not None
+        one.end(session, PROMPT, [1, 2])
+    assert room.held == 10 + 2
+    play(two, PROMPT, [1])
+    assert room.held == 10 + 2 + 1
+    one.close()
+    assert room.held == 10 + 1
+    two.close()
+    assert room.held == 0
+
+
+def test_a_new_session_takes_what_is_free_and_a_growing_one_closes_the_longest_waiting() -> None:
+    room, process = Room(9, 50), Process()
+    games = [game(process, room) for _ in range(4)]
+    prompts = [[n] * 10 for n in range(4)]
+    names = [play(sessions, ids, [7]) for sessions, ids in zip(games, prompts, strict=True)]
+    assert None not in names[:3] and names[3] is not None and room.held == 44
+    assert play(game(process, room), [9] * 10, [7]) is None  # 44 + 15 > 50
+    grown = play(games[1], [*prompts[1], 7, 1, 2], [8])  # 44 + 2 + 5 > 50: the first is closed
+    assert grown == names[1] and names[0] not in process.held
+    assert room.held == 44 - 11 + 3
+    again = play(games[0], [*prompts[0], 7, 3], [8])  # does without one, or opens a new one
+    assert again is None or again != names[0]
+
+
+def test_no_room_no_session() -> None:
+    process = Process()
+    assert play(game(process, Room(0, 1000)), PROMPT, [1]) is None
+    assert play(game(process, Room(5, 14)), PROMPT, [1]) is None  # the prompt and 5 new tokens
+    assert play(game(process, Room(5, 15)), PROMPT, [1]) is not None
+
+
+def test_a_turn_without_an_answer_closes_its_session() -> None:
+    room, process = Room(2, 100), Process()
+    sessions = game(process, room)
+    with pytest.raises(KeyError), sessions.turn(PROMPT, 5):
+        raise KeyError
+    with sessions.turn(PROMPT, 5):
+        pass
+    assert (process.held, room.slots, room.held) == (set(), 2, 0)
+
+
+@given(
+    turns=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(0, 5), st.booleans()),
+        max_size=60,
+    ),
+    slots=st.integers(0, 5),
+    tokens=st.integers(0, 80),
+)
+def test_whatever_is_played_the_books_agree_with_the_process(
+    turns: list[tuple[int, int, int, bool]], slots: int, tokens: int
+) -> None:
+    """Four games of two seats; pairs of games share their prompts; some turns get no answer."""
+    room, process = Room(slots, tokens), Process()
+    games = [game(process, room) for _ in range(4)]
+    texts = {(g, s): [g % 2, s] * 4 for g in range(4) for s in range(2)}
+    for num, (place, seat, length, answered) in enumerate(turns):
+        ids = texts[place, seat]
+        answer = [100 + num] * length
+        with contextlib.suppress(KeyError), games[place].turn(ids, 5) as session:
+            if not answered:
+                raise KeyError
+            if session is not None:
+                games[place].end(session, ids, answer)
+            texts[place, seat] = [*ids, *answer, 1]
+        assert room.slots == slots - len(process.held) >= 0
+        open_now = [s for sessions in games for s in sessions._own if not s.closed]
+        assert {s.name for s in open_now} == process.held
+        shared = {s.first_prompt for s in open_now}
+        assert room.held == sum(s.own for s in open_now) + sum(map(len, shared)) <= tokens + 5
+    for sessions in games:
+        sessions.close()
+    assert (process.held, room.slots, room.held) == (set(), slots, 0)

@@ -1,0 +1,146 @@
+"""Streaming sessions with the real engine: the same log-probs, a bounded cache, nothing left."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+from selfplay.colocation import weight_sync as sync
+from selfplay.engines.base import Ask, Completion, Request, Sampling
+from selfplay.engines.sglang.engine import SGLangEngine
+
+PLAIN = Sampling(1.0, (tiny.STOP,))
+PROMPT = list(range(10, 50))
+Turns = list[tuple[list[int], Completion]]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
+    folder = tiny.save(tmp_path_factory.mktemp("model"))
+    engine = SGLangEngine(folder, **tiny.ENGINE, sessions=True)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def policy(engine: SGLangEngine) -> Any:
+    model = tiny.build()
+    sync.push(model, engine, version=engine.version + 1, dtype=torch.float32)
+    return model
+
+
+def game(seed: int, *, turns: int = 8) -> Callable[[Ask], Awaitable[Turns]]:
+    """Two seats by turns, each told something after the other's turn; games 0 to 7 share prompts,
+    8 to 15, and so on."""
+
+    async def play(ask: Ask) -> Turns:
+        draws, played = random.Random(seed), []
+        seats = [[10 + seed // 8, seat, *PROMPT] for seat in range(2)]
+        for num in range(turns):
+            ids = seats[num % 2]
+            completion = await ask(Request(list(ids), draws.randrange(1, 16), 0))
+            played.append((list(ids), completion))
+            ids += [*completion.ids, 7]
+            seats[1 - num % 2] += [8] * draws.randrange(1, 9)
+        return played
+
+    return play
+
+
+def worst(model: Any, games: list[Turns]) -> float:
+    return max(tiny.worst_mismatch(model, ids, answer) for turns in games for ids, answer in turns)
+
+
+def cached_share(engine: SGLangEngine, play: Callable[[], Any]) -> float:
+    served = engine.served
+    before = served.num_cached_tokens, served.num_prompt_tokens
+    play()
+    return (served.num_cached_tokens - before[0]) / (served.num_prompt_tokens - before[1])
+
+
+def free(engine: SGLangEngine) -> tuple[int, int]:
+    room = engine._askers[0]._room
+    return room.slots, room.held
+
+
+def test_every_turn_has_the_log_probs_of_its_whole_context(
+    engine: SGLangEngine, policy: Any
+) -> None:
+    empty = free(engine)
+    games = engine.stream([game(n) for n in range(16)], PLAIN)
+    assert worst(policy, games) < 1e-4
+    assert free(engine) == empty == (2 * tiny.ENGINE["max_running_requests"], 0)
+
+
+def test_a_later_turn_computes_only_what_is_new(engine: SGLangEngine, policy: Any) -> None:
+    """The context before it is cached; the last sampled token only if the step that would have
+    followed had already begun."""
+
+    async def two_turns(ask: Any) -> tuple[int, int]:
+        first = await ask(Request(PROMPT, 6, 0))
+        before = engine.served.num_cached_tokens
+        await ask(Request([*PROMPT, *first.ids, 60, 61], 1, 0))
+        return engine.served.num_cached_tokens - before, len(PROMPT) + len(first.ids) - 1
+
+    [(cached, wanted)] = engine.stream([two_turns], PLAIN)
+    assert cached in (wanted, wanted + 1)
+
+
+def test_games_beyond_the_room_play_on_without_sessions(engine: SGLangEngine, policy: Any) -> None:
+    room = engine._askers[0]._room
+    slots, tokens = room.slots, room.tokens
+    few = [game(n) for n in range(32)]
+    try:
+        room.tokens = 600  # about nine seats of 70 tokens
+        games = engine.stream(few, PLAIN)
+        assert worst(policy, games) < 1e-4 and free(engine) == (slots, 0)
+        room.tokens, room.slots = tokens, 5
+        games = engine.stream(few, PLAIN)
+        assert worst(policy, games) < 1e-4 and free(engine) == (5, 0)
+    finally:
+        room.tokens, room.slots = tokens, slots
+
+
+def test_a_push_between_two_rollouts_is_heard_in_every_turn(
+    engine: SGLangEngine, policy: Any
+) -> None:
+    engine.stream([game(n) for n in range(8)], PLAIN)
+    other = tiny.moved(policy, seed=1)
+    sync.push(other, engine, version=engine.version + 1, dtype=torch.float32)
+    assert worst(other, engine.stream([game(n) for n in range(8)], PLAIN)) < 1e-4
+
+
+def test_a_failing_game_leaves_no_session_and_an_engine_that_plays_on(
+    engine: SGLangEngine, policy: Any
+) -> None:
+    empty = free(engine)
+
+    async def long(ask: Any) -> None:
+        first = await ask(Request(PROMPT, 4, 0))
+        await ask(Request([*PROMPT, *first.ids, 60], 400, 0))
+
+    async def fails(ask: Any) -> None:
+        for num in range(12):
+            await ask(Request([*PROMPT, num], 2, 0))
+        raise KeyError("a bug in game 7")
+
+    with pytest.raises(KeyError, match="game 7"):
+        engine.stream([long, fails, *[long] * 20], Sampling(1.0, ()))
+    assert free(engine) == empty
+    assert worst(policy, engine.stream([game(n) for n in range(16)], PLAIN)) < 1e-4
+    engine._flush_cache("the test")  # the process is idle
+    assert free(engine) == empty
+
+
+def test_the_cache_of_ended_games_is_free_again(engine: SGLangEngine, policy: Any) -> None:
+    """Many times as many tokens as the cache of 8,192 holds, in new prompts each time."""
+    for repeat in range(4):
+        games = engine.stream([game(100 + 16 * repeat + n, turns=10) for n in range(16)], PLAIN)
+        assert worst(policy, games) < 1e-4
+    tokens = sum(len(ids) + len(answer.ids) for turns in games for ids, answer in turns[-2:])
+    assert 4 * tokens > 0.4 * engine.cache_tokens
