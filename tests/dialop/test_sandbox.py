@@ -342,7 +342,8 @@ def test_packages_are_found_if_a_symlink_leads_to_python(tmp_path: Path, *, insi
     script = (
         "from dialop.collab.sandbox import passes\n"
         "tests = 'import numpy as np\\nassert np.allclose(square(3), 9)'\n"
-        "assert passes('def square(x): return x * x', tests=tests, entry_point='square')\n"
+        "code = 'def square(x): return x * x'\n"
+        "assert passes(code, tests=tests, entry_point='square', limit_s=60)\n"
     )
     subprocess.run([python, "-c", script], check=True, cwd=ROOT)
 
