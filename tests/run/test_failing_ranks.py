@@ -50,7 +50,11 @@ def test_a_rank_waits_while_the_others_engine_is_restarted(tmp_path: Path) -> No
 def test_a_rank_that_ends_ends_all_within_a_minute_by_name(
     tmp_path: Path, how: str, told: tuple[str, ...]
 ) -> None:
-    """torchrun's summary names the rank and its cause; the rank's last lines stand above it."""
+    """torchrun's summary names the rank and its cause; the rank's last lines stand above it.
+
+    A killed rank reports no time, so on a busy machine the other rank's lost connection may stand
+    as the root cause and the killed one among the failures.
+    """
     run = start(how, tmp_path / "run")
     output = processes.read_until(run, "MARK failing")
     everyone, began_s = processes.tree(run), time.perf_counter()
@@ -59,8 +63,8 @@ def test_a_rank_that_ends_ends_all_within_a_minute_by_name(
     assert processes.seconds_until_gone(everyone) < 5
     assert run.returncode != 0
     assert "the last line of rank 1" in output
-    summary = rest[rest.index("Root Cause") :]
-    assert "rank      : 1 (local_rank: 1)" in summary
+    summary = rest[rest.index("Failures:" if how == "killed" else "Root Cause") :]
+    assert "rank      : 1 (local_rank: 1)" in summary, summary
     for part in told:
         assert part in summary, summary
     assert metrics_of(tmp_path / "run")[-1]["step"] == 1
