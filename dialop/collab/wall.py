@@ -247,7 +247,7 @@ def _show(c: ctypes.CDLL, path: str, root: str) -> None:
     inner = Path(root + path)
     if Path(path).is_symlink():
         inner.parent.mkdir(parents=True, exist_ok=True)
-        inner.symlink_to(Path(path).readlink())
+        inner.symlink_to(os.path.realpath(path))  # links between the two are not shown
         return
     if Path(path).is_dir():
         inner.mkdir(parents=True, exist_ok=True)
