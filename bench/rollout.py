@@ -14,8 +14,8 @@ and turns/s over the whole step, the ratio of the step and of its middle (20 to 
 to the ceiling, the share of prompt tokens that were cached, and the load: CPU seconds per second of
 each scheduler, of the driver (games, rendering) and of the front (SGLang's part of the trainer's
 process), and the GPU's mean utilisation. Last, the mismatch of the engine's log-probs with the
-model's own. With `--profile` the first case also has the first scheduler's seconds per 1,000 turns,
-in the model and outside it.
+model's own. With `--profile` the first case also has the busiest scheduler's seconds per 1,000
+turns, in the model and outside it.
 """
 
 from __future__ import annotations

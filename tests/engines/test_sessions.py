@@ -28,8 +28,9 @@ class Process:
         self.held.remove(session)
 
 
-def game(process: Any, room: Room) -> Sessions:
-    return Sessions(process, room)
+def room_of(slots: int, tokens: int) -> tuple[Room, Process]:
+    process: Any = Process()
+    return Room(process, slots, tokens), process
 
 
 def play(sessions: Sessions, ids: list[int], answer: list[int]) -> str | None:
@@ -37,13 +38,13 @@ def play(sessions: Sessions, ids: list[int], answer: list[int]) -> str | None:
     with sessions.turn(ids, 5) as session:
         if session is None:
             return None
-        sessions.end(session, ids, answer)
+        sessions.room.end(session, [*ids, *answer])
         return session.name
 
 
 def test_a_turn_continues_the_session_whose_prompt_and_answer_it_begins_with() -> None:
-    room, process = Room(4, 100), Process()
-    sessions = game(process, room)
+    room, process = room_of(4, 100)
+    sessions = Sessions(room)
     first = play(sessions, PROMPT, [50, 51])
     other = play(sessions, [1, *PROMPT], [50])
     assert first != other
@@ -57,12 +58,12 @@ def test_a_turn_continues_the_session_whose_prompt_and_answer_it_begins_with() -
 
 
 def test_a_first_prompt_counts_once_and_a_turn_holds_its_limit_until_it_ends() -> None:
-    room, process = Room(9, 100), Process()
-    one, two = game(process, room), game(process, room)
+    room, _ = room_of(9, 100)
+    one, two = Sessions(room), Sessions(room)
     with one.turn(PROMPT, 5) as session:
         assert room.held == 10 + 5
         assert session is not None
-        one.end(session, PROMPT, [1, 2])
+        room.end(session, [*PROMPT, 1, 2])
     assert room.held == 10 + 2
     play(two, PROMPT, [1])
     assert room.held == 10 + 2 + 1
@@ -73,12 +74,12 @@ def test_a_first_prompt_counts_once_and_a_turn_holds_its_limit_until_it_ends() -
 
 
 def test_a_new_session_takes_what_is_free_and_a_growing_one_closes_the_longest_waiting() -> None:
-    room, process = Room(9, 50), Process()
-    games = [game(process, room) for _ in range(4)]
+    room, process = room_of(9, 50)
+    games = [Sessions(room) for _ in range(4)]
     prompts = [[n] * 10 for n in range(4)]
     names = [play(sessions, ids, [7]) for sessions, ids in zip(games, prompts, strict=True)]
     assert None not in names[:3] and names[3] is not None and room.held == 44
-    assert play(game(process, room), [9] * 10, [7]) is None  # 44 + 15 > 50
+    assert play(Sessions(room), [9] * 10, [7]) is None  # 44 + 15 > 50
     grown = play(games[1], [*prompts[1], 7, 1, 2], [8])  # 44 + 2 + 5 > 50: the first is closed
     assert grown == names[1] and names[0] not in process.held
     assert room.held == 44 - 11 + 3
@@ -87,15 +88,14 @@ def test_a_new_session_takes_what_is_free_and_a_growing_one_closes_the_longest_w
 
 
 def test_no_room_no_session() -> None:
-    process = Process()
-    assert play(game(process, Room(0, 1000)), PROMPT, [1]) is None
-    assert play(game(process, Room(5, 14)), PROMPT, [1]) is None  # the prompt and 5 new tokens
-    assert play(game(process, Room(5, 15)), PROMPT, [1]) is not None
+    assert play(Sessions(room_of(0, 1000)[0]), PROMPT, [1]) is None
+    assert play(Sessions(room_of(5, 14)[0]), PROMPT, [1]) is None  # the prompt and 5 new tokens
+    assert play(Sessions(room_of(5, 15)[0]), PROMPT, [1]) is not None
 
 
 def test_a_turn_without_an_answer_closes_its_session() -> None:
-    room, process = Room(2, 100), Process()
-    sessions = game(process, room)
+    room, process = room_of(2, 100)
+    sessions = Sessions(room)
     with pytest.raises(KeyError), sessions.turn(PROMPT, 5):
         raise KeyError
     with sessions.turn(PROMPT, 5):
@@ -115,8 +115,8 @@ def test_whatever_is_played_the_books_agree_with_the_process(
     turns: list[tuple[int, int, int, bool]], slots: int, tokens: int
 ) -> None:
     """Four games of two seats; pairs of games share their prompts; some turns get no answer."""
-    room, process = Room(slots, tokens), Process()
-    games = [game(process, room) for _ in range(4)]
+    room, process = room_of(slots, tokens)
+    games = [Sessions(room) for _ in range(4)]
     texts = {(g, s): [g % 2, s] * 4 for g in range(4) for s in range(2)}
     for num, (place, seat, length, answered) in enumerate(turns):
         ids = texts[place, seat]
@@ -125,7 +125,7 @@ def test_whatever_is_played_the_books_agree_with_the_process(
             if not answered:
                 raise KeyError
             if session is not None:
-                games[place].end(session, ids, answer)
+                room.end(session, [*ids, *answer])
             texts[place, seat] = [*ids, *answer, 1]
         assert room.slots == slots - len(process.held) >= 0
         open_now = [s for sessions in games for s in sessions._own if not s.closed]
@@ -135,3 +135,4 @@ def test_whatever_is_played_the_books_agree_with_the_process(
     for sessions in games:
         sessions.close()
     assert (process.held, room.slots, room.held) == (set(), slots, 0)
+    assert not room._first_prompts  # a run has millions

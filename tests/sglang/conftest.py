@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import tiny
+
+from selfplay.colocation import weight_sync as sync
+from selfplay.engines.sglang.engine import SGLangEngine
 
 HERE = pathlib.Path(__file__).resolve().parent
 REASON = "the real engine on CPU is not installed here: make test-sglang"
@@ -26,3 +32,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if HERE in item.path.parents:
                 item.add_marker(pytest.mark.skip(reason=REASON))
+
+
+@pytest.fixture(scope="module")
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SGLangEngine]:
+    """A module's engine of the tiny model; the module's `SETTINGS` go above `tiny.ENGINE`."""
+    settings = tiny.ENGINE | getattr(request.module, "SETTINGS", {})
+    engine = SGLangEngine(tiny.save(tmp_path_factory.mktemp("model")), **settings)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def policy(engine: SGLangEngine) -> Any:
+    """The model whose weights the engine holds at the start of each test."""
+    model = tiny.build()
+    sync.push(model, engine, version=engine.version + 1, dtype=engine.dtype)
+    return model

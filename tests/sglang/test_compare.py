@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,23 +12,9 @@ from selfplay.colocation import weight_sync as sync
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
 
+SETTINGS = {"dtype": "bfloat16"}  # as on a GPU, so that the comparison includes a cast
+
 PLAIN = Sampling(1.0, (tiny.STOP,))
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
-    """In bf16, as on a GPU, so that the comparison includes a cast."""
-    folder = tiny.save(tmp_path_factory.mktemp("model"))
-    engine = SGLangEngine(folder, **{**tiny.ENGINE, "dtype": "bfloat16"})
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def policy(engine: SGLangEngine) -> Any:
-    model = tiny.build()
-    sync.push(model, engine, version=engine.version + 1)
-    return model
 
 
 def names_of(model: Any) -> list[str]:

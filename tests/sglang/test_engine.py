@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,21 +29,6 @@ from selfplay.setup import make_learner
 
 PROMPT = list(range(10, 50))
 PLAIN = Sampling(1.0, (tiny.STOP,))
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
-    engine = SGLangEngine(tiny.save(tmp_path_factory.mktemp("model")), **tiny.ENGINE)
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def policy(engine: SGLangEngine) -> Any:
-    """The model whose weights the engine holds at the start of each test."""
-    model = tiny.build()
-    sync.push(model, engine, version=engine.version + 1, dtype=torch.float32)
-    return model
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

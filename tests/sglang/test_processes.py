@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import psutil
@@ -19,22 +19,10 @@ from selfplay.engines.sglang import weights as sglang_push
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.model.lora import plain_weights
 
+SETTINGS = {"processes": 2}
+
 PLAIN = Sampling(1.0, (tiny.STOP,))
 PROMPTS = [tuple(range(10 + n, 60 + n)) for n in range(4)]
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
-    engine = SGLangEngine(tiny.save(tmp_path_factory.mktemp("model")), **tiny.ENGINE, processes=2)
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def policy(engine: SGLangEngine) -> Any:
-    model = tiny.build()
-    sync.push(model, engine, version=engine.version + 1, dtype=torch.float32)
-    return model
 
 
 def game(prompt: tuple[int, ...]) -> Callable[[Ask], Awaitable[list[tuple[list[int], Completion]]]]:

@@ -28,7 +28,7 @@ from selfplay.engines.base import Ask, Completion, EngineFault, Request, Samplin
 from selfplay.engines.sglang import compare, launch, processes, weights
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.requests import Asker, Bursts, Places, Served
-from selfplay.engines.sglang.sessions import Room, Sessions
+from selfplay.engines.sglang.sessions import Sessions
 
 TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
 SESSIONS_SHARE = 0.8  # of the KV cache; the rest is for running requests without a session
@@ -163,7 +163,14 @@ class SGLangEngine:
         self._loop = EngineLoop(started, signals, timeout_s=self._timeout_s)
         self.served = Served()
         self._askers = [
-            Asker(self._loop, place, bursts, self.served, self._room())
+            Asker(
+                self._loop,
+                place,
+                bursts,
+                self.served,
+                session_slots=self._session_slots(),
+                session_tokens=int(SESSIONS_SHARE * self.cache_tokens),
+            )
             for place, bursts in enumerate(self.bursts)
         ]
         self.start_s = self._warm_up(started, patience_s=max(self._timeout_s, 600.0))
@@ -174,14 +181,13 @@ class SGLangEngine:
             flush=True,
         )
 
-    def _room(self) -> Room:
-        """The sessions of one process: two for each running request, in a share of the cache."""
+    def _session_slots(self) -> int:
+        """The sessions that one process may hold: two for each running request."""
         if not self._sessions:
-            return Room(0, 0)
+            return 0
         # SGLang has at most one request slot for two tokens of the cache.
         slots = min(self._arguments["max_running_requests"], self.cache_tokens // 2)
-        slots -= self._arguments["pp_max_micro_batch_size"]
-        return Room(max(0, slots), int(SESSIONS_SHARE * self.cache_tokens))
+        return max(0, slots - self._arguments["pp_max_micro_batch_size"])
 
     def _warm_up(self, started: launch.Started, *, patience_s: float) -> dict[str, float]:
         """Answer one request, which compiles kernels; return seconds for each part of the start."""

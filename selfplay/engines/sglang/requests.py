@@ -93,16 +93,24 @@ class Asker:
     """Sends requests to one of the engine's processes; counts requests and tokens in `served`."""
 
     def __init__(
-        self, loop: EngineLoop, process: int, bursts: Bursts, served: Served, room: Room
+        self,
+        loop: EngineLoop,
+        process: int,
+        bursts: Bursts,
+        served: Served,
+        *,
+        session_slots: int,
+        session_tokens: int,
     ) -> None:
-        self._loop, self._bursts, self.served, self._room = loop, bursts, served, room
+        self._loop, self._bursts, self.served = loop, bursts, served
         self._manager = loop.managers[process]
         self._line = Line(self._manager)
+        self._room = Room(self._line, session_slots, session_tokens)
         self._context_length = int(self._manager.model_config.context_len)
 
     def sessions(self) -> Sessions:
         """The sessions of a new game."""
-        return Sessions(self._line, self._room)
+        return Sessions(self._room)
 
     async def ask(
         self,
@@ -130,14 +138,22 @@ class Asker:
         rid = f"turn-{self.served.num_requests}."  # SGLang aborts by the start of the name
         self.served.num_requests += 1
         slot = contextlib.nullcontext() if score else self._bursts.slot()
+        turn = contextlib.nullcontext() if sessions is None else sessions.turn(ids, num_new)
         async with slot:
-            with self._loop.pending_answer(), failures():
-                if sessions is None:
-                    answer = await self._line.ask(rid, ids, parameters, score=score)
-                else:
-                    answer = await self._ask_in(sessions, rid, ids, parameters)
-        if answer.finish not in ("stop", "length"):
-            raise EngineFault(f"the engine ended a request with {answer.finish}")
+            with self._loop.pending_answer(), failures(), turn as session:
+                name, known = ("", 0) if session is None else (session.name, len(session.ids))
+                answer = await self._line.ask(
+                    rid, ids[known:], parameters, score=score, session=name
+                )
+                if answer.finish not in ("stop", "length"):
+                    raise EngineFault(f"the engine ended a request with {answer.finish}")
+                if session is not None:
+                    if answer.num_prompt != len(ids):
+                        raise EngineFault(
+                            f"the engine's session has {answer.num_prompt} prompt tokens, "
+                            f"expected {len(ids)}"
+                        )
+                    self._room.end(session, [*ids, *answer.ids])
         held = self._manager.config_value("weight_version")
         if held != str(version):
             raise EngineFault(f"the engine's weights have version {held}, expected {version}")
@@ -145,22 +161,6 @@ class Asker:
         self.served.num_cached_tokens += answer.num_cached
         self.served.num_new_tokens += len(answer.ids)
         return answer
-
-    async def _ask_in(
-        self, sessions: Sessions, rid: str, ids: Sequence[int], parameters: Mapping[str, Any]
-    ) -> Answer:
-        with sessions.turn(ids, parameters["max_new_tokens"]) as session:
-            if session is None:
-                return await self._line.ask(rid, ids, parameters)
-            new_ids = ids[len(session.ids) :]
-            answer = await self._line.ask(rid, new_ids, parameters, session=session.name)
-            if answer.finish not in ("stop", "length") or answer.num_prompt != len(ids):
-                raise EngineFault(
-                    f"the engine ended a request with {answer.finish} and {answer.num_prompt} "
-                    f"prompt tokens in its session, expected {len(ids)}"
-                )
-            sessions.end(session, ids, answer.ids)
-            return answer
 
 
 @contextlib.contextmanager

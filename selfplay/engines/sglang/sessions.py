@@ -25,11 +25,9 @@ class Session:
     """One seat's context: the ids of its last prompt and of the answer to it."""
 
     name: str
-    line: Line
     first_prompt: tuple[int, ...]
     ids: list[int] = field(default_factory=list)
     own: int = 0  # tokens that the session may hold after its first prompt
-    busy: bool = False
     closed: bool = False
 
 
@@ -40,15 +38,19 @@ class Room:
     free. A session that grows closes those that have waited longest.
     """
 
-    def __init__(self, slots: int, tokens: int) -> None:
-        self.slots, self.tokens = slots, tokens
+    def __init__(self, line: Line, slots: int, tokens: int) -> None:
+        self._line, self.slots, self.tokens = line, slots, tokens
         self.held = 0
         self._waiting: dict[Session, None] = {}  # those between two turns, the longest first
         self._first_prompts: Counter[tuple[int, ...]] = Counter()
         self._numbers = itertools.count()
 
-    def open(self, line: Line, ids: Sequence[int], num_new: int) -> Session | None:
-        """A busy session for this first prompt and its answer, or None if no room is left."""
+    def waits(self, session: Session) -> bool:
+        """Whether the session is open and between two turns."""
+        return session in self._waiting
+
+    def open(self, ids: Sequence[int], num_new: int) -> Session | None:
+        """A session for this first prompt and its answer, or None if no room is left."""
         first = tuple(ids)
         prompt = 0 if self._first_prompts[first] else len(first)
         if not self.slots or self.held + prompt + num_new > self.tokens:
@@ -56,21 +58,20 @@ class Room:
         self.slots -= 1
         self._first_prompts[first] += 1
         self.held += prompt + num_new
-        session = Session(f"session-{next(self._numbers)}", line, first, own=num_new, busy=True)
-        line.open(session.name)
+        session = Session(f"session-{next(self._numbers)}", first, own=num_new)
+        self._line.open(session.name)
         return session
 
     def begin(self, session: Session, num: int) -> None:
         """A waiting session begins a turn, after which it holds at most `num` tokens."""
         del self._waiting[session]
-        session.busy = True
         self._resize(session, num)
         while self.held > self.tokens and self._waiting:
             self.close(next(iter(self._waiting)))
 
     def end(self, session: Session, ids: list[int]) -> None:
         """The turn has ended; `ids` are its prompt and answer."""
-        session.ids, session.busy = ids, False
+        session.ids = ids
         self._resize(session, len(ids))
         self._waiting[session] = None
 
@@ -84,52 +85,50 @@ class Room:
         if session.closed:
             return
         session.closed = True
-        session.line.close(session.name)
+        self._line.close(session.name)
         self._waiting.pop(session, None)
-        self._first_prompts[session.first_prompt] -= 1
-        last = not self._first_prompts[session.first_prompt]
-        self.held -= session.own + last * len(session.first_prompt)
+        self.held -= session.own
         self.slots += 1
+        self._first_prompts[session.first_prompt] -= 1
+        if not self._first_prompts[session.first_prompt]:
+            del self._first_prompts[session.first_prompt]
+            self.held -= len(session.first_prompt)
 
 
 class Sessions:
     """The sessions of one game. Close them when the game ends."""
 
-    def __init__(self, line: Line, room: Room) -> None:
-        self._line, self._room = line, room
+    def __init__(self, room: Room) -> None:
+        self.room = room
         self._own: list[Session] = []
 
     @contextlib.contextmanager
     def turn(self, ids: Sequence[int], num_new: int) -> Iterator[Session | None]:
         """The session that these prompt ids continue, or a new one; None if there is no room.
 
-        Inside the block call `end` with the answer. If that does not happen, the session is closed,
-        since what the process holds is then unknown.
+        Inside the block call `Room.end` with the answer. If that does not happen, the session is
+        closed, since what the process holds is then unknown.
         """
         self._own = [session for session in self._own if not session.closed]
-        session = next((s for s in self._own if _continues(ids, s)), None)
+        session = next((s for s in self._own if self._continues(ids, s)), None)
         if session is not None:
-            self._room.begin(session, len(ids) + num_new)
+            self.room.begin(session, len(ids) + num_new)
         else:
-            session = self._room.open(self._line, ids, num_new)
+            session = self.room.open(ids, num_new)
             if session is not None:
                 self._own.append(session)
         try:
             yield session
         finally:
-            if session is not None and session.busy:
-                self._room.close(session)
-
-    def end(self, session: Session, ids: Sequence[int], answer: Sequence[int]) -> None:
-        """The session's turn has ended with this answer to these prompt ids."""
-        self._room.end(session, [*ids, *answer])
+            if session is not None and not self.room.waits(session):
+                self.room.close(session)
 
     def close(self) -> None:
         """Free the cache of all sessions of the game."""
         for session in self._own:
-            self._room.close(session)
+            self.room.close(session)
 
-
-def _continues(ids: Sequence[int], session: Session) -> bool:
-    num = len(session.ids)
-    return not session.busy and num < len(ids) and session.ids == list(ids[:num])
+    def _continues(self, ids: Sequence[int], session: Session) -> bool:
+        num = len(session.ids)
+        waits = self.room.waits(session)
+        return waits and num < len(ids) and session.ids == list(ids[:num])

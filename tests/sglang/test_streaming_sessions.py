@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -14,24 +14,11 @@ from selfplay.colocation import weight_sync as sync
 from selfplay.engines.base import Ask, Completion, Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
 
+SETTINGS = {"sessions": True}
+
 PLAIN = Sampling(1.0, (tiny.STOP,))
 PROMPT = list(range(10, 50))
 Turns = list[tuple[list[int], Completion]]
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
-    folder = tiny.save(tmp_path_factory.mktemp("model"))
-    engine = SGLangEngine(folder, **tiny.ENGINE, sessions=True)
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def policy(engine: SGLangEngine) -> Any:
-    model = tiny.build()
-    sync.push(model, engine, version=engine.version + 1, dtype=torch.float32)
-    return model
 
 
 def game(seed: int, *, turns: int = 8) -> Callable[[Ask], Awaitable[Turns]]:
@@ -54,13 +41,6 @@ def game(seed: int, *, turns: int = 8) -> Callable[[Ask], Awaitable[Turns]]:
 
 def worst(model: Any, games: list[Turns]) -> float:
     return max(tiny.worst_mismatch(model, ids, answer) for turns in games for ids, answer in turns)
-
-
-def cached_share(engine: SGLangEngine, play: Callable[[], Any]) -> float:
-    served = engine.served
-    before = served.num_cached_tokens, served.num_prompt_tokens
-    play()
-    return (served.num_cached_tokens - before[0]) / (served.num_prompt_tokens - before[1])
 
 
 def free(engine: SGLangEngine) -> tuple[int, int]:
@@ -138,9 +118,9 @@ def test_a_failing_game_leaves_no_session_and_an_engine_that_plays_on(
 
 
 def test_the_cache_of_ended_games_is_free_again(engine: SGLangEngine, policy: Any) -> None:
-    """Many times as many tokens as the cache of 8,192 holds, in new prompts each time."""
+    """More tokens than the cache of 8,192 holds, in new prompts each time."""
     for repeat in range(4):
         games = engine.stream([game(100 + 16 * repeat + n, turns=10) for n in range(16)], PLAIN)
         assert worst(policy, games) < 1e-4
     tokens = sum(len(ids) + len(answer.ids) for turns in games for ids, answer in turns[-2:])
-    assert 4 * tokens > 0.4 * engine.cache_tokens
+    assert 4 * tokens > engine.cache_tokens
