@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from datasets.table import InMemoryTable
 from transformers import (
     AutoModelForCausalLM,
     PreTrainedModel,
@@ -171,7 +172,9 @@ def trl_step(
         model=random_weights(name, dtype, world),
         reward_funcs=reward,
         args=settings,
-        train_dataset=Dataset.from_list([{"prompt": group} for group in groups]),
+        # With a name of its own: Dataset.from_list pickles the table to make one, which fails where
+        # dill cannot pickle pyarrow.
+        train_dataset=Dataset(InMemoryTable.from_pydict({"prompt": [*groups]}), fingerprint=name),
         processing_class=tokenizer,
         rollout_func=rollout,
         callbacks=[times],
