@@ -2,8 +2,9 @@
 
 Games have 10 alternating turns on real 8x8 prompts in the full style, shared by groups of 8.
 Weights are random, so each turn's length is drawn from a geometric distribution and is the
-request's limit. The ceiling is one batch with as many prompts and new tokens, the best of all
-variants of the run. Requires a GPU and SGLang; with `--shape tiny --device cpu` the CPU engine.
+request's limit. The ceiling is one batch of as many prompt and new tokens: each seat's first prompt
+and what it hears as one prompt, what it says as one answer; the best of all variants of the run.
+Requires a GPU and SGLang; with `--shape tiny --device cpu` the CPU engine.
 
     python -m bench.rollout                                         0.5B, 512 games, three means
     python -m bench.rollout --variants "" "burst_share=0.125" "processes=4; burst_share=0.125"
@@ -109,13 +110,18 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
-def plain(engine: SGLangEngine, games: int, prompt: int, new: int, seed: int) -> float:
-    """Sampled tokens/s of one batch: `games` prompts of `prompt` tokens, `new` sampled for each."""
+def plain(engine: SGLangEngine, seats: int, prompt: int, heard: int, new: int, seed: int) -> float:
+    """Sampled tokens/s of one batch: `seats` prompts of `prompt` tokens, shared by GROUP, and
+    `heard` own tokens, with `new` sampled for each."""
     draws = random.Random(seed)
+
+    def some(num: int) -> tuple[int, ...]:
+        return tuple(draws.randrange(10, 7000) for _ in range(num))
+
     requests = []
-    for group in range(games // GROUP):
-        ids = tuple(draws.randrange(10, 7000) for _ in range(prompt))
-        requests += [Request(ids, new, group * GROUP + i) for i in range(GROUP)]
+    for group in range(seats // GROUP):
+        shared = some(prompt)
+        requests += [Request(shared + some(heard), new, group * GROUP + i) for i in range(GROUP)]
     start = time.perf_counter()
     completions = engine.generate(requests, Sampling(1.0, ()))
     return sum(len(c.ids) for c in completions) / (time.perf_counter() - start)
@@ -192,12 +198,15 @@ class Bench:
             for mean in self.options.means:
                 first = talks(config, rendering, range(1), mean, 0)[0].game.prompt(0)
                 prompt = len(rendering.first(system=first.system, user=first.user))
-                best = [plain(engine, games, prompt, TURNS * mean // 2, seed) for seed in range(2)]
+                few = talks(config, rendering, range(max(1, games // 8 // GROUP)), mean, 99)
+                briefly = Watched(engine, mean)  # type: ignore[abstract]
+                warm, _ = play_games(few, briefly, sampling=sampling_of(rendering), limits=LIMITS)
+                own = [t.mask[prompt:] for e in warm for t in e.transcripts if t is not None]
+                heard = round(fmean(mask.count(0) for mask in own))
+                new = TURNS * mean // 2
+                best = [plain(engine, 2 * games, prompt, heard, new, seed) for seed in range(2)]
                 key = (games, mean)
                 self.ceilings[key] = max(self.ceilings.get(key, 0.0), *best)
-                few = talks(config, rendering, range(max(1, games // 8 // GROUP)), mean, 99)
-                briefly = Watched(engine, 4)  # type: ignore[abstract]
-                play_games(few, briefly, sampling=sampling_of(rendering), limits=LIMITS)
                 for repeat in range(self.options.repeats):
                     setups = talks(config, rendering, range(games // GROUP), mean, repeat)
                     row = self.measure(engine, config, rendering, setups, mean, repeat)
@@ -206,6 +215,7 @@ class Bench:
                         "shape": self.options.shape,
                         "engine": variant,
                         **row,
+                        "heard_tokens": heard,
                         "plain_per_s": round(max(best)),
                         "ceiling_per_s": round(ceiling),
                         "share": round(row["tokens_per_s"] / ceiling, 3),
@@ -283,7 +293,9 @@ class Bench:
             yield None
             return
         pid = max((p.pid or 0 for p in engine._loop.processes), key=cpu_s)
-        words = f"record -r {PROFILES_PER_S} -d 600 -f raw -o {path} --pid {pid}".split()
+        words = (
+            f"record --nonblocking -r {PROFILES_PER_S} -d 600 -f raw -o {path} --pid {pid}".split()
+        )
         with subprocess.Popen([program, *words]) as recorder:
             yield path
             recorder.send_signal(2)
