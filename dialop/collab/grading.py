@@ -20,15 +20,20 @@ MESSAGE = (ASSISTANT, "message")
 
 _MAX_ORDER = 4
 _TOLERANCE = 1e-6
-_FENCE = re.compile(r"```[ \t]*(?:(?:python|py)[ \t]*)?\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"^[ \t]*+```[ \t]*+(\w*+)[^\n`]*+\n(.*?)^[ \t]*+```", re.DOTALL | re.MULTILINE)
+_PYTHON = ("", "py", "python", "python3")
 _BOXED = re.compile(r"\\boxed\s*\{")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}")
 _SHORT_FRACTION = re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)")
 # LaTeX and text around a value that does not change it.
 _DECORATION = re.compile(
-    r"\\(?:left|right|displaystyle|[,;!: $])|\\(?:text|mbox)\s*\{[^{}]*\}"
-    r"|\^\s*(?:\{\s*)?\\circ\s*\}?|[$\s]"
+    r"\\(?:left|right|displaystyle|[,;!: $])|\^\s*(?:\{\s*)?\\circ\s*\}?|[$\s]"
 )
+_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mbox)\s*\{([^{}]*)\}")
+# 2\frac{1}{2} and 2 1/2 are five halves.
+_MIXED = re.compile(r"(?<![\d.])(\d+)\s*\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
+_SPACED = re.compile(r"(?<![\d./])(\d+)\s+(\d+)\s*/\s*(\d+)")
+_NAME = re.compile(r"[a-z]\w*")  # of a value, as in x=5
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d{1,3})?", re.IGNORECASE)
 _MAX_DIGITS = 400  # no real answer is longer, and arithmetic on longer numbers is slow
@@ -59,12 +64,16 @@ def equal_values(answer: str, target: str) -> bool:
     """Whether two answers have the same value.
 
     Numbers are equal within a relative tolerance of 1e-6. Other texts must be equal after removing
-    decoration (LaTeX spacing, dollar signs, thousands separators, a final dot, case). If a text
-    contains `\\boxed{...}`, as published solutions do, only the content of the box counts.
+    decoration (LaTeX spacing, units as text, dollar signs, thousands separators, a final dot, case,
+    parentheses around a single letter). If a text contains `\\boxed{...}`, as published solutions
+    do, only the content of the box counts.
     """
     one, other = _normal(answer), _normal(target)
     if "=" not in other:  # "x = 5" answers 5
         one = one.rpartition("=")[2]
+    elif "=" not in one:
+        name, _, value = other.partition("=")
+        other = value if "=" not in value and _NAME.fullmatch(name) else other
     if one.removesuffix("%") == other.removesuffix("%"):  # 50 and 50 % are both used for a half
         return bool(one)
     numbers = _number(one), _number(other)
@@ -119,8 +128,9 @@ def bleu(text: str, reference: str) -> float:
 
 
 def code_of(answer: str) -> str:
-    """The Python in an answer: its fenced blocks one after the other, or all of it."""
-    blocks = _FENCE.findall(answer)
+    """The Python in an answer: its fenced blocks one after the other, without those of another
+    language; all of the answer if it has none."""
+    blocks = [code for tag, code in _FENCE.findall(answer) if tag.lower() in _PYTHON]
     return "\n".join(blocks) if blocks else answer
 
 
@@ -129,11 +139,28 @@ def _normal(text: str) -> str:
     boxes = list(_BOXED.finditer(text))
     if boxes:
         text = _braced(text, boxes[-1].end())
+    text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
+    for mixed in (_MIXED, _SPACED):
+        text = mixed.sub(_improper, text)
     text = _FRACTION.sub(r"(\1)/(\2)", text)
-    text = _SHORT_FRACTION.sub(r"(\1)/(\2)", text)
+    # Text beside a value is its unit; text alone is the answer.
+    text = _plain(_TEXT.sub("", text)) or _plain(_TEXT.sub(r"\1", text))
+    text = re.sub(r"\((-?\d+(?:\.\d+)?)\)", r"\1", text)
+    return re.sub(r"^\(([a-z])\)$", r"\1", text)
+
+
+def _improper(mixed: re.Match[str]) -> str:
+    """The fraction of a mixed number."""
+    if max(map(len, mixed.groups())) > _MAX_DIGITS:
+        return mixed[0]
+    whole, above, below = map(int, mixed.groups())
+    return rf"\frac{{{whole * below + above}}}{{{below}}}"
+
+
+def _plain(text: str) -> str:
+    """The text without decoration."""
     text = _DECORATION.sub("", text).replace("\\%", "%").replace("−", "-")
-    text = _THOUSANDS.sub("", text).lower().removesuffix(".")
-    return re.sub(r"\((-?\d+(?:\.\d+)?)\)", r"\1", text)
+    return _THOUSANDS.sub("", text).lower().removesuffix(".")
 
 
 def _braced(text: str, start: int) -> str:

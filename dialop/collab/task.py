@@ -49,6 +49,10 @@ class CollabInstance:
                 raise ValueError(f"{name} must not be empty in {self.key!r}")
         if self.task == "code" and not self.tests.strip():
             raise ValueError(f"a code task needs tests, {self.key!r} has none")
+        if "def check(" in self.tests and self.tests.count("check(") == 1 and not self.entry_point:
+            raise ValueError(
+                f"tests that only define check need an entry_point, {self.key!r} has none"
+            )
         if self.task != "code" and not self.target.strip():
             raise ValueError(f"a {self.task} task needs a target, {self.key!r} has none")
 

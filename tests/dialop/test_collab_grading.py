@@ -1,6 +1,7 @@
 """Grades of answers: equal values, BLEU by hand, and tests that run in a sandbox."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from collab_tasks import DOUBLE, LETTER, NUMBER, talked
@@ -16,7 +17,13 @@ from dialop.collab.grading import bleu, code_of, equal_values, grade, interactiv
         *(("3060", "There are 60 child tickets, so \\boxed{3060}."), ("x = 5", "5")),
         *(("50%", "50"), ("50\\%", "0.5"), ("5\\text{ cm}", "5"), ("90^\\circ", "90")),
         *(("$12$.", "12"), ("\\sqrt{2}", "$\\sqrt {2}$"), ("(3, 4)", "(3,4)")),
-        ("-0.3333333", "-1/3"),
+        *(
+            ("-0.3333333", "-1/3"),
+            ("Friday", "\\boxed{\\text{Friday}}"),
+            ("\\text{C}", "\\textbf{(C)}"),
+        ),
+        *(("2.5", "\\boxed{2\\frac{1}{2}}"), ("5/2", "2\\frac12"), ("-2 1/2", "-2.5")),
+        *(("5", "\\boxed{x=5}"), ("x=5", "x = 5"), ("2x+3", "y = 2x + 3")),
     ],
 )
 def test_equal_values(answer: str, target: str) -> None:
@@ -25,7 +32,11 @@ def test_equal_values(answer: str, target: str) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "target"),
-    [("-3", "3"), ("", ""), ("1/0", "2"), ("7 or 8", "7"), ("0.333", "1/3"), ("9" * 500, "9")],
+    [
+        *(("-3", "3"), ("", ""), ("1/0", "2"), ("7 or 8", "7"), ("0.333", "1/3"), ("9" * 500, "9")),
+        *(("10.5", "2\\frac{1}{2}"), ("1 2/3", "12/3"), ("\\text{Monday}", "\\text{Friday}")),
+        *(("y=5", "x=5"), ("x", "x=5=5")),
+    ],
 )
 def test_other_values(answer: str, target: str) -> None:
     assert not equal_values(answer, target)
@@ -47,6 +58,19 @@ def test_code_is_graded_by_its_tests() -> None:
     assert grade(DOUBLE, "def double(x):\n    return x") == 0.0
     assert grade(DOUBLE, "def twice(x):\n    return 2 * x") == 0.0
     assert code_of("```\na = 1\n```\nand\n```py\nb = 2\n```") == "a = 1\n\nb = 2\n"
+    install, code = "```bash\npip install x\n```", "```python3 title=a.py\nb = 2\n```"
+    assert code_of(f"First:\n{install}\nThen:\n{code}\nShown:\n```text\n2\n```") == "b = 2\n"
+    assert code_of("  ```Python\n  a = 1\n  ```") == "  a = 1\n"
+    assert code_of("a = 1") == "a = 1"
+
+
+def test_tests_that_would_run_nothing_are_refused() -> None:
+    """Without an entry_point nothing calls `check`, so every answer would pass."""
+    check = "def check(candidate):\n    assert candidate(1) == 2\n"
+    with pytest.raises(ValueError, match="tests that only define check need an entry_point"):
+        replace(DOUBLE, tests=check, entry_point="")
+    assert grade(replace(DOUBLE, tests=check, entry_point="double"), DOUBLE.target) == 1.0
+    assert grade(replace(DOUBLE, tests=f"{check}check(double)", entry_point=""), DOUBLE.target) == 1
 
 
 def test_interactivity_by_hand() -> None:
