@@ -340,8 +340,8 @@ def _wrong_outcome(game: Game, outcome: Outcome) -> str:
         return f"normalized scores must be in [0, 1], got {outcome}"
     if not all(math.isfinite(number) for number in numbers):
         return f"scores and rewards must be finite, got {outcome}"
-    if not all(type(value) is float for value in outcome.facts.values()):
-        return f"facts must be floats, got {outcome.facts}"
+    if not all(type(value) is float and math.isfinite(value) for value in outcome.facts.values()):
+        return f"facts must be finite floats, got {outcome.facts}"
     return ""
 
 

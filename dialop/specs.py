@@ -94,5 +94,12 @@ def unknown(what: str, got: str, valid: Sequence[str]) -> str:
 
 def nearest(got: str, valid: Iterable[str]) -> str:
     """The end of an error text: the valid word most like `got`, or "" if none is similar."""
-    near = difflib.get_close_matches(got, list(valid), n=1)
-    return f"; nearest is {near[0]}" if near else ""
+    near = closest(got, valid)
+    return f"; nearest is {near}" if near else ""
+
+
+def closest(got: str, valid: Iterable[str]) -> str | None:
+    """The valid word most like `got`, whatever its case; None if none is similar."""
+    lowered = {word.lower(): word for word in valid}
+    near = difflib.get_close_matches(got.lower(), lowered, n=1)
+    return lowered[near[0]] if near else None

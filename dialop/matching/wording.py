@@ -62,6 +62,8 @@ def message(cells: Mapping[Cell, int], view: MatchingView, *, rng: np.random.Gen
     listing = _LISTINGS[rng.integers(len(_LISTINGS))]
     closer = _CLOSERS[rng.integers(len(_CLOSERS))]
     body = listing(cells, view, bool(rng.random() < 0.5))
+    if closer.endswith("?") and body[-1].isdigit():  # a value within a question is not read
+        body += "."
     text = " ".join(part for part in (opener, body, closer) if part)
     return "[message] " + text.replace(" \n", "\n").replace("\n ", "\n").strip()
 

@@ -167,7 +167,7 @@ class MediationGame(LoggedGame):
         names = ("words", "proposals", "rejections", "questions", "statements", "true_statements")
         sums = dict.fromkeys(names, 0.0)
         for number, act in enumerate(self._play.log):
-            if number < self._num_opening or act.seat not in seats:
+            if number < len(self.instance.opening) or act.seat not in seats:
                 continue
             sums["proposals"] += act.kind == "propose"
             sums["rejections"] += act.kind == "reject"

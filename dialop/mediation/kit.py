@@ -55,7 +55,10 @@ def vary(instance: MediationInstance, seat: int, *, seed: int) -> MediationInsta
     rng = np.random.default_rng((seed, seat))
     events = [
         replace(
-            event, importance=(event.importance + int(rng.integers(1, MAX_IMPORTANCE))) % 10 + 1
+            event,
+            importance=(event.importance - 1 + int(rng.integers(1, MAX_IMPORTANCE)))
+            % MAX_IMPORTANCE
+            + 1,
         )
         for event in instance.users[seat].events
     ]

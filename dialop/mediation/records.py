@@ -10,10 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
+from reprlib import repr as short
 from typing import Any, Literal
 
 from dialop.logged import Rules
-from dialop.values import checked_bool, checked_int, checked_list, checked_text, field
+from dialop.values import (
+    checked_bool,
+    checked_int,
+    checked_list,
+    checked_string,
+    checked_text,
+    field,
+)
 
 FIRST_DAY = date(2023, 5, 31)
 USERS = (0, 1)
@@ -207,10 +215,18 @@ def user_from_dict(data: Any, where: str) -> User:
 
 
 def act_from_dict(data: Mapping[str, Any]) -> Act:
-    """A move from its plain JSON form."""
-    flights = data["flights"]
-    pair = None if flights is None else (flights[0], flights[1])
-    return Act(data["seat"], data["kind"], data["text"], data["room"], pair)
+    """A move from its plain JSON form. Raises ValueError for an invalid one."""
+    kind, seat = field(data, "kind", "a move"), field(data, "seat", "a move")
+    if kind not in KINDS:
+        raise ValueError(f"the kind of a move must be one of {', '.join(KINDS)}, got {short(kind)}")
+    room = pair = None
+    if kind == "propose":
+        first, second = checked_list(data.get("flights"), "a proposal's flights", low=2, high=2)
+        pair = (first, second)
+    else:
+        room = checked_int(data.get("room"), "a move's room", low=0, high=1)
+    text = checked_string(data.get("text"), "a move's text")
+    return Act(checked_int(seat, "a move's seat", low=0, high=AGENT), kind, text, room, pair)
 
 
 def _built(kind: type[Any], data: Any, where: str) -> Any:

@@ -77,9 +77,14 @@ def instance_from_dict(data: Mapping[str, Any]) -> MediationInstance:
     instance = MediationInstance(
         key=key,
         users=(user_from_dict(users[0], "user 0"), user_from_dict(users[1], "user 1")),
-        opening=tuple(act_from_dict(act) for act in data.get("opening") or ()),
+        opening=tuple(
+            act_from_dict(act) for act in checked_list(data.get("opening") or (), "opening")
+        ),
         **whole,
     )
+    for act in instance.opening:
+        for user, flight in zip(instance.users, act.flights or (), strict=False):
+            checked_int(flight, "a proposal's flight", low=0, high=len(user.flights) - 1)
     right = with_references(instance)
     for name, value in zip(("best", "worst", "alone"), right, strict=True):
         if whole[name] != value or isinstance(whole[name], bool):

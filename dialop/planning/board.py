@@ -202,10 +202,10 @@ def preference_from_dict(data: Any, where: str) -> Preference:
             f"{where}.kind must be one of {', '.join(PREFERENCE_KINDS)}, got {short(kind)}"
         )
     name = data.get("name", "")
+    if not isinstance(name, str):
+        raise ValueError(f"{where}.name must be text, got {short(name)}")
     if kind == "category" and name not in CATEGORIES:
         raise ValueError(f"{where}.name must be a category, got {short(name)}")
-    if kind == "feature" and not isinstance(name, str):
-        raise ValueError(f"{where}.name must be text, got {short(name)}")
     values = {
         part: tuple(
             value_of(v, f"{where}.{part}")
@@ -231,7 +231,7 @@ def preference_from_dict(data: Any, where: str) -> Preference:
 def _site(data: Any, where: str) -> Site:
     _check_keys(data, Site, where)
     category = data["category"]
-    if category not in CATEGORIES:
+    if category not in tuple(CATEGORIES):  # a list cannot be looked up in a dict
         raise ValueError(
             f"{where}.category must be one of {', '.join(CATEGORIES)}, got {short(category)}"
         )

@@ -110,11 +110,11 @@ class PlanningGame(LoggedGame):
         )
         sheet: Sheet | None = None
         proposed: tuple[str, ...] = ()
-        for action in self._play.log[len(self.instance.opening) :]:
+        for number, action in enumerate(self._play.log):
             if action.plan is not None:
                 sheet = sheet_of(self.instance.sites, self.instance.preferences, action.plan)
                 proposed = tuple(action.text.strip("[]").split(", "))
-            if action.seat not in seats:
+            if number < len(self.instance.opening) or action.seat not in seats:
                 continue
             num["searches"] += action.kind == "tool"
             num["proposals"] += action.kind == "propose"

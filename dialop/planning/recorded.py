@@ -90,7 +90,8 @@ def recorded_tally(record: Mapping[str, Any], instance: PlanningInstance) -> dic
     """
     moves = moves_from_record(record)
     plans = [move.plan for move in moves if move.plan is not None]
-    accepted = bool(moves) and moves[-1].kind == "accept" and None not in plans[-1]
+    ends = bool(moves) and moves[-1].kind == "accept"
+    accepted = ends and bool(plans) and None not in plans[-1]
     score = 0.0
     if accepted:
         score = instance.norm(sheet_of(instance.sites, instance.preferences, plans[-1]).total)

@@ -174,7 +174,7 @@ def _guesser(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generato
 def _by_filter(view: PlanningView, told: tuple[Preference, ...]) -> str:
     """Search for sites that meet all preferences, then one fewer each time, until the results fill
     the plan; then propose them in the order found."""
-    conditions = [condition for p in told if (condition := _condition(p, view.slots))]
+    conditions = [condition for p in told if (condition := _condition(p, view))]
     results = [a.result.splitlines()[2:] for a in view.log if a.kind == "tool"]
     names = list(dict.fromkeys(name for lines in results for name in lines))
     num = len(conditions) - len(results)
@@ -184,7 +184,7 @@ def _by_filter(view: PlanningView, told: tuple[Preference, ...]) -> str:
     return f"[propose] {render_plan(tuple(map(view.names.index, names)), view.names)}"
 
 
-def _condition(p: Preference, slots: int) -> str:
+def _condition(p: Preference, view: PlanningView) -> str:
     """A filter for sites that meet a preference, "" if no filter can express it."""
     match p.kind:
         case "feature" if p.name == "rating":
@@ -193,10 +193,10 @@ def _condition(p: Preference, slots: int) -> str:
             return f"{p.name} == {p.liked[0]}" if p.liked else f"{p.name} != {p.disliked[0]}"
         case "category":
             return f"category == {p.name}"
-        case "sites":
+        case "sites" if p.sites[0] in view.names:  # a user may name a site of another city
             return f"name == {p.sites[0]}"
         case "budget":
-            return f"price <= {p.budget // slots}"
+            return f"price <= {p.budget // view.slots}"
     return ""
 
 

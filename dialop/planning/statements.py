@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 
 from dialop.planning.board import USER, Action, PlanningInstance, Sheet, Site
 from dialop.planning.city import FEATURES
@@ -63,5 +64,8 @@ def _count_facts(text: str, instance: PlanningInstance) -> tuple[int, int]:
 
 def _has(site: Site, field: str, value: str) -> bool:
     own = {"category": site.category, "price": site.price}.get(field, site.features.get(field))
-    shown = f"{own:g}" if isinstance(own, float) else str(own)
-    return shown == value.removeprefix("$").rstrip(".")
+    said = value.removeprefix("$").rstrip(".")
+    if isinstance(own, int | float) and not isinstance(own, bool):
+        with suppress(ValueError):
+            return float(said) == own
+    return said == str(own)

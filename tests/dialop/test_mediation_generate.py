@@ -91,6 +91,14 @@ def test_best_and_worst_are_found_well_below_a_tenth_of_a_second() -> None:
         (("users", 1, "events", 0, "importance"), 0, "user 1, event 0: importance must be"),
         (("users", 1, "flights", 1, "end"), 0, "user 1, flight 1: end must be"),
         (("users", 0, "flights", 1, "carrier"), "a\nb", "user 0, flight 1: carrier must be"),
+        (("opening",), "hi", "opening must be a list"),
+        (("opening",), ["hi"], "a move has no kind"),
+        (("opening",), [{"seat": 2, "kind": "message", "text": "hi"}], "a move's room must be"),
+        (
+            ("opening",),
+            [{"seat": 2, "kind": "propose", "text": "", "flights": [0, 9]}],
+            "a proposal's flight must be",
+        ),
         (("users", 0, "events", 0, "shared"), None, "user 0, event 0 has no shared"),
     ],
 )

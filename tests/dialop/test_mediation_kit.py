@@ -9,6 +9,8 @@ from dialop_boards import human_games
 
 from dialop.kit import load_kit
 from dialop.mediation.kit import Options
+from selfplay.config import load_config
+from selfplay.evaluation.evaluate import evaluate_people
 
 KIT = load_kit("mediation")
 
@@ -33,6 +35,16 @@ def test_phrases_are_found_in_the_texts_of_the_brief_style() -> None:
     assert KIT.phrases(instances, replace(options, brief=False), split_lines=False) == []
 
 
+def test_a_variation_changes_every_importance_of_one_user() -> None:
+    for instance in KIT.generate(Options(), seed=0, start=0, num=20):
+        for seat in (0, 1):
+            varied = KIT.vary(instance, seat, seed=1)
+            pairs = zip(instance.users[seat].events, varied.users[seat].events, strict=True)
+            changes = [(old.importance, new.importance) for old, new in pairs]
+            assert all(old != new and 1 <= new <= 10 for old, new in changes)
+            assert varied.users[1 - seat] == instance.users[1 - seat]
+
+
 def test_people_are_tallied() -> None:
     path = human_games("mediation")
     record = json.loads(path.read_text().splitlines()[0])
@@ -42,6 +54,17 @@ def test_people_are_tallied() -> None:
     counts = ("agreement", "optimal", "messages", "proposals", "rejections", "turns")
     assert [tally[name] for name in counts] == [1.0, 0.0, 3.0, 1.0, 0.0, 6.0]
     assert KIT.recorded_messages(record)[0].startswith("Hello! Can you book me")
+
+
+def test_an_invalid_entry_of_a_recorded_game_is_named() -> None:
+    """eval.py scores people's games before it plays any."""
+    path = human_games("mediation")
+    record = json.loads(path.read_text().splitlines()[0])
+    game = load_config(None, ["model.path=x", "game.name=mediation"]).game
+    instance = KIT.read(path)[0]
+    broken = {**record, "action_log": [{"vroom": 7}]}
+    with pytest.raises(ValueError, match=r"recorded game 1 \(from 0\): log entry 0 is not a move"):
+        evaluate_people([record, broken], [instance, instance], game)
 
 
 def test_a_start_needs_recorded_games(tmp_path: Path) -> None:

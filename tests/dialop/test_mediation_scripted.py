@@ -1,5 +1,6 @@
 """Scripted players of mediation and their statements: exact reading, honest play, real figures."""
 
+import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, proposal
 
+from dialop.kit import load_kit
 from dialop.logged import Rules
 from dialop.mediation import wording
 from dialop.mediation.belief import arrival_weight, believed_best, price_points
@@ -117,6 +119,8 @@ def test_terms_are_true_of_the_last_proposal_before_them() -> None:
         "words": 11.0, "proposals": 2.0, "rejections": 3.0, "questions": 0.0,
         "statements": 3.0, "true_statements": 1.0,
     }  # fmt: skip
+    restored = load_kit("mediation").restore(json.loads(json.dumps(game.state())))
+    assert restored.measures([0, 1, AGENT]) == every
 
 
 @given(st.dictionaries(st.integers(0, 199), st.integers(-130, 0), min_size=1), st.integers(0, 99))

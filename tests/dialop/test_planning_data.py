@@ -104,6 +104,8 @@ def test_the_stream_of_a_seed_does_not_change() -> None:
         ('"best": -6', '"best": 99', "best must be -6, got 99"),
         ('"price": 20', '"price": -1', r"sites\[0\].price must be a whole number"),
         ('"category": "bar"', '"category": "pub"', r"sites\[1\].category must be one of"),
+        ('"category": "bar"', '"category": ["bar"]', r"sites\[1\].category must be one of"),
+        ('"name": "bar"', '"name": ["bar"]', r"preferences\[4\].name must be text"),
         ('"has parking": true', '"has parking": 1', r"features.has parking must be one of"),
         ('"kind": "budget"', '"kind": "cash"', r"preferences\[2\].kind must be one of"),
         ('"name": "The Dive"', '"name": "sauls"', "different names"),

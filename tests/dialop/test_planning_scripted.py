@@ -2,11 +2,12 @@
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from dialop_boards import human_games, play
-from planning_cities import BRIEF, FULL, HAND, PREFERENCES, SILENT, new_game
+from planning_cities import BRIEF, FULL, HAND, PLAN, PREFERENCES, SILENT, new_game
 
 from dialop.kit import load_kit
 from dialop.planning.board import PlanningInstance, PlanningOptions
@@ -79,6 +80,14 @@ def test_a_user_who_waits_is_asked() -> None:
     )
 
 
+@pytest.mark.parametrize("by", ["table", "filter"])
+def test_a_site_that_the_city_lacks_is_not_searched_for(by: str) -> None:
+    game = play(new_game(), (0, "[message] definitely want to go to The Cakery"))
+    assert [p.sites for p in told_preferences(game.view(1).log)] == [("The Cakery",)]
+    play(game, (1, make_scripted(f"searcher:by={by}", seed=0).act(game.view(1))))
+    assert game.num_errors == (0, 0)
+
+
 def test_an_agent_learns_from_its_searches_and_from_told_scores() -> None:
     game = play(
         new_game(),
@@ -142,7 +151,7 @@ def test_what_is_stated_falsely_is_counted() -> None:
     game = play(
         new_game(),
         (0, "[message] check out live music!; keep budget below $90"),  # the budget is 40
-        (1, "[message] Saul's: price 20, has parking False. The Mall: category shop"),
+        (1, "[message] Saul's: price 20.0, has parking False. The Mall: category shop, price 6"),
         (0, "[message] ok"),
         (1, "[propose] [Saul's, The Dive, Atlas Park]"),
         (0, "[reject]"),
@@ -150,8 +159,17 @@ def test_what_is_stated_falsely_is_counted() -> None:
     )
     user, agent = game.measures((0,)), game.measures((1,))
     assert (user["true_statements"], user["statements"]) == (1 + 3, 2 + 4)
-    assert (agent["true_statements"], agent["statements"]) == (2, 3)
-    assert user["proposals"] == 0 and agent["proposals"] == 1 and agent["words"] == 10
+    assert (agent["true_statements"], agent["statements"]) == (2, 4)
+    assert user["proposals"] == 0 and agent["proposals"] == 1 and agent["words"] == 12
+
+
+def test_scores_stated_about_a_plan_of_the_opening_are_counted() -> None:
+    told = (0, "[message] Saul's: 4; The Dive: 9; travel: -13; total: -10")
+    plain = play(new_game(), (0, "[message] Hi!"), (1, PLAN), (0, "[reject]"), told)
+    begun = replace(HAND, opening=tuple(plain.view(1).log[:3]))
+    game = play(new_game(begun), told)
+    for measure in ("statements", "true_statements"):
+        assert game.measures((0,))[measure] == plain.measures((0,))[measure] > 0
 
 
 def test_the_kit_declares_the_game(tmp_path: Path) -> None:
@@ -183,6 +201,11 @@ def test_recorded_games_give_starts_and_peoples_figures() -> None:
     ]
     assert statistics.fmean(t["score"] for t in tallies) == pytest.approx(0.879, abs=0.001)
     assert all(t["agreement"] == 1 for t in tallies)
+    # An acceptance without a proposal agrees on nothing.
+    record = next(read_records(path))
+    accepts = {**record, "action_log": record["action_log"][-1:]}
+    tally = recorded_tally(accepts, games[0].board)
+    assert (tally["score"], tally["agreement"], tally["turns"]) == (0.0, 0.0, 1.0)
     game = games[0]
     assert game.begun(0, uniform=0.0) == game.board and not game.board.opening
     for entries in (3, 0.5, "random"):

@@ -67,7 +67,7 @@ def test_everything_that_scripted_players_tell_reads_back(
 ) -> None:
     view = MatchingGame(instance, options).view(0)
     cells = own_cells(view)
-    texts = {wording.message(cells, view, rng=np.random.default_rng(s)) for s in range(150)}
+    texts = {wording.message(cells, view, rng=np.random.default_rng(s)) for s in range(400)}
     assert len(texts) == 1 if options.brief else len(texts) > 50
     for text in texts:
         tag, content = text[: len("[message]")], text[len("[message]") :]
