@@ -128,6 +128,11 @@ def _packed_attention(
                 mask = _distance(query.shape[2], key.shape[2], query.device) >= 0
             out = _explicit(query, key, value, mask, scale, softcap)
             return out.transpose(1, 2).contiguous(), None
+        if query.shape[2] == 1 and not dropout:
+            # Heads that share keys become queries of one head, so that no key has to be copied.
+            query_BGHD = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
+            out = scaled_dot_product_attention(query_BGHD, key, value, mask, scale=scale)
+            return out.reshape(len(query), 1, query.shape[1], -1), None
         return sdpa_attention_forward(
             module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs
         )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfplay.engines.sglang.requests import sessions_room
 from selfplay.engines.sglang.sessions import Room, Sessions
 
 PROMPT = list(range(10))
@@ -71,6 +72,38 @@ def test_a_first_prompt_counts_once_and_a_turn_holds_its_limit_until_it_ends() -
     assert room.held == 10 + 1
     two.close()
     assert room.held == 0
+
+
+def test_a_session_that_outgrows_the_room_while_all_others_play_goes_on_without_one() -> None:
+    """So does every game whose partner answers at once: its session never waits for others."""
+    room, process = room_of(9, 60)
+    games = [Sessions(room) for _ in range(3)]
+    prompts = [[n] * 10 for n in range(3)]
+    with contextlib.ExitStack() as playing:
+        running = [
+            playing.enter_context(sessions.turn(ids, 5))
+            for sessions, ids in zip(games[:2], prompts, strict=False)
+        ]
+        assert room.held == 30 and all(running)
+        name = play(games[2], prompts[2], [7])
+        assert name in process.held and room.held == 30 + 11
+        assert play(games[2], [*prompts[2], 7, *[8] * 20], [7]) is None
+        assert name not in process.held and room.held == 30
+        for session, ids in zip(running, prompts, strict=False):
+            assert session is not None
+            room.end(session, [*ids, 7])
+    again = play(games[2], [*prompts[2], 7, *[8] * 20, 7], [7])
+    assert again in process.held, "32 + 5 tokens fit beside 22"
+    for sessions in games:
+        sessions.close()
+    assert (process.held, room.slots, room.held) == (set(), 9, 0)
+
+
+@given(cache=st.integers(1, 10_000), context=st.integers(1, 10_000))
+def test_a_request_without_a_session_fits_beside_all_sessions(cache: int, context: int) -> None:
+    room = sessions_room(cache, context)
+    assert room <= 0.8 * cache
+    assert room == 0 or cache - room > context
 
 
 def test_a_new_session_takes_what_is_free_and_a_growing_one_closes_the_longest_waiting() -> None:

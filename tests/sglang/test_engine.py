@@ -89,6 +89,8 @@ def test_a_completion_ends_with_its_stop_token_or_at_its_length(
     assert cut.finish == "stop"
     assert cut.ids == full.ids[: full.ids.index(stop) + 1]
     assert len(cut.logprobs) == len(cut.ids)
+    [exact] = engine.generate([Request(PROMPT, len(cut.ids), 0)], Sampling(0.0, (stop,)))
+    assert (exact.ids, exact.finish) == (cut.ids, "stop"), "the stop token is the last that fits"
 
 
 def test_the_second_turn_computes_only_its_new_tokens(engine: SGLangEngine, policy: Any) -> None:

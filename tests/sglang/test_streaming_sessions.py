@@ -113,7 +113,7 @@ def test_a_failing_game_leaves_no_session_and_an_engine_that_plays_on(
         engine.stream([long, fails, *[long] * 20], Sampling(1.0, ()))
     assert free(engine) == empty
     assert worst(policy, engine.stream([game(n) for n in range(16)], PLAIN)) < 1e-4
-    engine._flush_cache("the test")  # the process is idle
+    engine.flush_cache("the test")  # the process is idle
     assert free(engine) == empty
 
 

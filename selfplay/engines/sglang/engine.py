@@ -31,7 +31,6 @@ from selfplay.engines.sglang.requests import Asker, Bursts, Places, Served
 from selfplay.engines.sglang.sessions import Sessions
 
 TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
-SESSIONS_SHARE = 0.8  # of the KV cache; the rest is for running requests without a session
 FLUSH_TIMEOUT_S = 60.0  # longest wait for the scheduler to become idle before a flush
 
 
@@ -169,7 +168,7 @@ class SGLangEngine:
                 bursts,
                 self.served,
                 session_slots=self._session_slots(),
-                session_tokens=int(SESSIONS_SHARE * self.cache_tokens),
+                cache_tokens=self.cache_tokens,
             )
             for place, bursts in enumerate(self.bursts)
         ]
@@ -322,7 +321,10 @@ class SGLangEngine:
         answer = await asker.ask(
             request.prompt_ids, parameters, version=self.version, sessions=sessions
         )
-        return Completion(answer.ids, answer.logprobs, answer.finish, self.version)
+        # SGLang tests the length first: a stop token at the limit would count as cut off.
+        stopped = bool(answer.ids) and answer.ids[-1] in sampling.stop_ids
+        finish = "stop" if stopped else answer.finish
+        return Completion(answer.ids, answer.logprobs, finish, self.version)
 
     # Weights
 
@@ -363,7 +365,7 @@ class SGLangEngine:
         flush = last and "kv_cache" not in self._released
         if flush:
             # The scheduler crashes if it must flush while it still processes its last batch.
-            self._flush_cache("a weight push")
+            self.flush_cache("a weight push")
         wait = self._send(
             payloads,
             load_format="flattened_bucket",
@@ -444,9 +446,9 @@ class SGLangEngine:
         self._on_all(lambda m: m.resume_memory_occupation(request, None), what=f"waking {what}")
         self._released.discard(what)
         if what == "kv_cache":
-            self._flush_cache("flushing the prefix cache")
+            self.flush_cache("flushing the prefix cache")
 
-    def _flush_cache(self, what: str) -> None:
+    def flush_cache(self, what: str) -> None:
         """Empty the prefix cache once the scheduler is idle. `what` names the call in errors."""
         answers = self._on_all(lambda m: m.flush_cache(timeout_s=FLUSH_TIMEOUT_S), what=what)
         if not all(answer.success for answer in answers):

@@ -109,6 +109,8 @@ class EngineLoop:
 
     async def _watch(self, work: Coroutine[Any, Any, T], what: str, timeout_s: float) -> T:
         running, death = asyncio.ensure_future(work), asyncio.ensure_future(self._death.wait())
+        # While the trainer did something else, answers waited unread: that is not silence.
+        self._silent_since_s = time.perf_counter()
         try:
             while not running.done():
                 now_s = time.perf_counter()

@@ -89,6 +89,12 @@ class Places:
         return place
 
 
+def sessions_room(cache_tokens: int, context_length: int) -> int:
+    """The tokens that all sessions of a process may hold: at most 0.8 of the cache. A request
+    without a session must always fit beside them, since SGLang cannot evict a session."""
+    return max(0, min(cache_tokens * 4 // 5, cache_tokens - context_length - 1))
+
+
 class Asker:
     """Sends requests to one of the engine's processes; counts requests and tokens in `served`."""
 
@@ -100,13 +106,15 @@ class Asker:
         served: Served,
         *,
         session_slots: int,
-        session_tokens: int,
+        cache_tokens: int,
     ) -> None:
         self._loop, self._bursts, self.served = loop, bursts, served
         self._manager = loop.managers[process]
         self._line = Line(self._manager)
-        self._room = Room(self._line, session_slots, session_tokens)
         self._context_length = int(self._manager.model_config.context_len)
+        self._room = Room(
+            self._line, session_slots, sessions_room(cache_tokens, self._context_length)
+        )
 
     def sessions(self) -> Sessions:
         """The sessions of a new game."""

@@ -35,7 +35,7 @@ class Room:
     """The sessions of one process, at most `slots`, which hold at most `tokens`.
 
     A first prompt is counted once for all sessions that begin with it. A new session takes what is
-    free. A session that grows closes those that have waited longest.
+    free. A session that grows closes those that have waited longest, or itself if none waits.
     """
 
     def __init__(self, line: Line, slots: int, tokens: int) -> None:
@@ -62,12 +62,16 @@ class Room:
         self._line.open(session.name)
         return session
 
-    def begin(self, session: Session, num: int) -> None:
-        """A waiting session begins a turn, after which it holds at most `num` tokens."""
+    def begin(self, session: Session, num: int) -> bool:
+        """A waiting session begins a turn, after which it holds at most `num` tokens. If that is
+        too many although no other session waits, it is closed, and the result is False."""
         del self._waiting[session]
         self._resize(session, num)
         while self.held > self.tokens and self._waiting:
             self.close(next(iter(self._waiting)))
+        if self.held > self.tokens:
+            self.close(session)
+        return not session.closed
 
     def end(self, session: Session, ids: list[int]) -> None:
         """The turn has ended; `ids` are its prompt and answer."""
@@ -111,12 +115,12 @@ class Sessions:
         """
         self._own = [session for session in self._own if not session.closed]
         session = next((s for s in self._own if self._continues(ids, s)), None)
-        if session is not None:
-            self.room.begin(session, len(ids) + num_new)
-        else:
+        if session is None:
             session = self.room.open(ids, num_new)
             if session is not None:
                 self._own.append(session)
+        elif not self.room.begin(session, len(ids) + num_new):
+            session = None
         try:
             yield session
         finally:

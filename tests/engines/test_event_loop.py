@@ -1,0 +1,53 @@
+"""When the engine's event loop takes an engine for dead."""
+
+import asyncio
+import atexit
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from selfplay.engines.base import EngineFault
+from selfplay.engines.sglang.event_loop import EngineLoop
+
+
+@pytest.fixture
+def engine_loop() -> Iterator[EngineLoop]:
+    """The loop of an engine without processes; its time-out is 0.5 s."""
+    loop = asyncio.new_event_loop()
+    manager = SimpleNamespace(auto_create_handle_loop=lambda: None, rid_to_state={})
+    engine = SimpleNamespace(loop=loop, tokenizer_manager=manager)
+    started: Any = SimpleNamespace(engines=(engine,), processes=())
+    signals: Any = SimpleNamespace(take=lambda _: None, restore=lambda: None)
+    made = EngineLoop(started, signals, timeout_s=0.5)
+    atexit.unregister(made.close)
+    yield made
+    loop.close()
+
+
+async def answer_after(seconds: float) -> str:
+    await asyncio.sleep(seconds)
+    return "scores"
+
+
+def test_an_answer_that_waits_while_the_trainer_is_busy_is_taken(engine_loop: EngineLoop) -> None:
+    """The trainer computes for longer than the time-out; the engine answered meanwhile."""
+    wait = engine_loop.begin(engine_loop.awaiting_answer(answer_after(0.05)), what="scoring")
+    time.sleep(0.8)
+    assert wait() == "scores"
+
+
+def test_silence_while_the_trainer_waits_ends_the_call_and_all_later_ones(
+    engine_loop: EngineLoop,
+) -> None:
+    wait = engine_loop.begin(engine_loop.awaiting_answer(answer_after(60.0)), what="scoring")
+    began = time.perf_counter()
+    with pytest.raises(
+        EngineFault, match=r"no answer within 0\.5 s during scoring: 1 requests wait"
+    ):
+        wait()
+    assert time.perf_counter() - began >= 0.5
+    with pytest.raises(EngineFault, match="the engine is gone"):
+        engine_loop.run(answer_after(0.0), what="play")
