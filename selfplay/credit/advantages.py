@@ -118,11 +118,13 @@ def sample_statistics(
     statistics = []
     for sample in samples:
         if sample.group:
-            values_T = list(compress(_token_values(sample, algorithm), sample.mask))
-            mean, variance = _mean_and_variance(values_T)
+            mean, variance = _one_return(sample, algorithm), 0.0
+            if mean is None:
+                values_T = list(compress(_token_values(sample, algorithm), sample.mask))
+                mean, variance = _mean_and_variance(values_T)
             statistics.append(
                 SampleStatistics(
-                    sample.name, sample.group, sample.role, len(values_T), mean, variance
+                    sample.name, sample.group, sample.role, sum(sample.mask), mean, variance
                 )
             )
     return statistics
@@ -219,10 +221,21 @@ def _baselines_and_divisors(
 def _with_advantages(
     sample: Sample, baseline: float, divisor: float, *, algorithm: AlgorithmConfig
 ) -> Sample:
-    values_N, advantages = _token_values(sample, algorithm), [0.0] * len(sample.mask)
+    advantages, one = [0.0] * len(sample.mask), _one_return(sample, algorithm)
+    values_N = _token_values(sample, algorithm) if one is None else []
     for start, end in trained_stretches(sample.mask):
-        advantages[start:end] = [(value - baseline) / divisor for value in values_N[start:end]]
+        advantages[start:end] = (
+            [(value - baseline) / divisor for value in values_N[start:end]]
+            if one is None
+            else [(one - baseline) / divisor] * (end - start)
+        )
     return replace(sample, advantages=advantages)
+
+
+def _one_return(sample: Sample, algorithm: AlgorithmConfig) -> float | None:
+    """The return of every token if they are all equal; None if some turn or token has its own."""
+    by_token = algorithm.method == "reinforce_pp" or sample.penalties or sample.move_rewards
+    return None if by_token else sum(sample.rewards)
 
 
 def _token_values(sample: Sample, algorithm: AlgorithmConfig) -> list[float]:

@@ -155,12 +155,16 @@ def sharded_as(local: Tensor, like: Tensor) -> Tensor:
 
 
 def place_of(tensor: Tensor) -> tuple[int, ...]:
-    """This rank's coordinate in the tensor's mesh; () for a tensor that is not sharded.
+    """This rank's coordinate in those dimensions of the tensor's mesh that divide it; () for a
+    tensor that is not sharded.
 
     Ranks at the same coordinate hold the same values.
     """
-    coordinate = tensor.device_mesh.get_coordinate() if isinstance(tensor, DTensor) else None
-    return tuple(coordinate or ())
+    if not isinstance(tensor, DTensor):
+        return ()
+    coordinate = tensor.device_mesh.get_coordinate() or ()
+    placed = zip(coordinate, tensor.placements, strict=False)
+    return tuple(place for place, placement in placed if not placement.is_replicate())
 
 
 def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:

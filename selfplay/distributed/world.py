@@ -53,8 +53,11 @@ def check_size(size: int, *, host_size: int) -> None:
         )
 
 
-def make_replica(rank: int, world_size: int, size: int) -> Replica:
-    """Split the ranks into replicas of `size` ranks, a size that passes `check_size`.
+def make_replica(
+    rank: int, world_size: int, size: int, *, timeout: timedelta = timedelta(minutes=30)
+) -> Replica:
+    """Split the ranks into replicas of `size` ranks, a size that passes `check_size`; `timeout` is
+    that of their collectives.
 
     Every rank must call this, because creating process groups is collective.
     """
@@ -62,7 +65,8 @@ def make_replica(rank: int, world_size: int, size: int) -> Replica:
     group = None
     if size > 1:
         for first in range(0, world_size, size):
-            new_group = dist.new_group(list(range(first, first + size)), backend="gloo")
+            ranks = list(range(first, first + size))
+            new_group = dist.new_group(ranks, backend="gloo", timeout=timeout)
             if first == index * size:
                 group = new_group
     return Replica(index, world_size // size, size, place == 0, group)
@@ -122,17 +126,18 @@ def init_world(
         torch.cuda.set_device(own_device)
     mesh: DeviceMesh | None = None
     control: dist.ProcessGroup | None = None
+    timeout = timedelta(seconds=TIMEOUT_S + patience_s)
     if world_size > 1 or kind == "cuda":
         # A single process needs no rendezvous and no port.
         alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
-            timeout=timedelta(seconds=TIMEOUT_S + patience_s),
+            timeout=timeout,
             **(alone if world_size == 1 else {}),
         )
         # Otherwise a child process would use torchrun's store for its process group.
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S + patience_s))
+        control = dist.new_group(backend="gloo", timeout=timeout)
         shape, names = ((dp_size, tp), ("dp", "tp")) if tp > 1 else ((dp_size,), ("dp",))
         mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
     dp_rank, tp_rank = divmod(rank, tp)
@@ -147,7 +152,7 @@ def init_world(
         tp_rank=tp_rank,
         tp=tp,
         control=control,
-        replica=make_replica(rank, world_size, engine_tp),
+        replica=make_replica(rank, world_size, engine_tp, timeout=timeout),
     )
 
 

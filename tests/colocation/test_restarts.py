@@ -2,7 +2,7 @@
 three times in a row ends the run after a save."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,17 @@ from test_rollout import GAMES, hand_setups, prepared
 from tiny_run import begin_warm, finished, metrics_of, run_tiny, tiny_model
 
 import eval as evaluation
+import train
 from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import checkpoints
+from selfplay.colocation import handover
 from selfplay.colocation.faults import EngineLost
 from selfplay.colocation.offload import Offload
 from selfplay.colocation.restarts import MAX_FAILURES, Restarts
 from selfplay.config import ParallelConfig
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, EngineFault, Request, Sampling
+from selfplay.learner.mismatch import EngineDisagrees
 from selfplay.rollout.driver import FinishedGames, play_games
 from selfplay.rollout.episode import Episode
 
@@ -223,6 +226,32 @@ def test_the_third_failure_in_a_row_ends_the_run_after_a_save(
     assert run_tiny(folder, *QUICK) == 0
     assert texts_of(folder) == texts_of(finished(*QUICK))
     assert without_restarts(folder) == without_restarts(finished(*QUICK))
+
+
+def test_what_is_offloaded_is_onloaded_before_a_save_that_ends_the_run(
+    tmp_path: Path, faulty: type[FaultyHF], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine dies in play and gets other weights at its restart, twice. The trainer's state may
+    be on the host by then, where nothing can be saved."""
+    done: list[str] = []
+
+    def noted(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given, **named: (done.append(name), work(*given, **named))[1]
+
+    def deliver(*given: Any, **named: Any) -> None:
+        if faulty.faults.num_restarts:
+            raise EngineDisagrees("weight sync failed")
+        delivered(*given, **named)
+
+    delivered = handover.deliver
+    monkeypatch.setattr(handover, "deliver", deliver)
+    monkeypatch.setattr(Offload, "onload", noted("onload", Offload.onload))
+    monkeypatch.setattr(Offload, "offload_state", noted("offload", Offload.offload_state))
+    monkeypatch.setattr(train, "save_checkpoint", noted("save", train.save_checkpoint))
+    begin_warm(tmp_path / "run", *QUICK)
+    faulty.faults = Faults({("generate", 12): "dies"})
+    assert run_tiny(tmp_path / "run", *QUICK) == 1
+    assert done[-3:] == ["offload", "onload", "save"]
 
 
 # --- eval.py -------------------------------------------------------------------------------------

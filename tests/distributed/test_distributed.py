@@ -101,7 +101,8 @@ def test_export_and_load_are_exact_and_no_rank_holds_more_than_its_share(
 
 
 def test_ranks_round_repeated_parameters_alike(report: Report) -> None:
-    """bf16 weights are rounded stochastically; every tensor-parallel rank holds the full norms."""
+    """bf16 weights are rounded stochastically; every tensor-parallel rank holds the full norms, and
+    the biases of rowwise layers."""
     assert report[1]("rounded") == {"alike": 1.0, "moved": 1.0}
 
 

@@ -53,7 +53,8 @@ AGGREGATIONS = {
 
 
 def build(arch: str, tied: bool) -> PreTrainedModel:
-    """The same small model in every process. Qwen3 has a norm over each head."""
+    """The same small model in every process. Qwen3 has a norm over each head, and here biases: that
+    of a rowwise layer (o_proj) is whole on every tensor-parallel rank."""
     if arch != "qwen3":
         shape = ScratchConfig(
             arch=arch, width=32, layers=2, heads=4, kv_heads=2, mlp_width=64,
@@ -64,14 +65,15 @@ def build(arch: str, tied: bool) -> PreTrainedModel:
     config = Qwen3Config(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
-        tie_word_embeddings=tied, initializer_range=0.08,
+        tie_word_embeddings=tied, initializer_range=0.08, attention_bias=True,
     )  # fmt: skip
     config._attn_implementation = "packed"
     torch.manual_seed(1)
     model = Qwen3ForCausalLM(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:  # all ones would hide a weight that is used in the wrong place
+            # All ones or zeros would hide a weight that is used in the wrong place.
+            if "norm" in name or name.endswith("bias"):
                 parameter.add_(0.1 * torch.randn_like(parameter))
     return model
 
@@ -233,15 +235,16 @@ def aggregate(overrides: list[str], world: World) -> dict[str, float]:
 
 
 def rounded_step(world: World) -> dict[str, float]:
-    """One step on bf16 weights: ranks that hold the same norms must round them alike."""
-    model = shard(build("qwen2", True).bfloat16(), world)  # computing in fp32
+    """One step on bf16 weights: ranks that hold the same norms and biases must round them alike."""
+    model = shard(build("qwen3", True).bfloat16(), world)  # computing in fp32
     before = [whole(p).clone() for p in model.parameters()]
     backward(model, [world.dp_rank], 2 * len(PREDICT), world.device)
     clip_grad_norm(model, 1.0, world)
     make_optimizer(model, OptimConfig(lr=3e-3, master_dtype="bfloat16")).step()
     moved = [not torch.equal(whole(p), b) for p, b in zip(model.parameters(), before, strict=True)]
-    norms = [local_part(p.detach()) for name, p in model.named_parameters() if "norm" in name]
-    held = torch.cat([norm.float().cpu() for norm in norms]).tolist()
+    repeated = ("norm.weight", "o_proj.bias")
+    parts = [local_part(p.detach()) for n, p in model.named_parameters() if n.endswith(repeated)]
+    held = torch.cat([part.float().cpu() for part in parts]).tolist()
     rows = gather_objects(held, world)
     alike = [rows[rank] == rows[rank - rank % world.tp] for rank in range(world.world_size)]
     return {"alike": float(all(alike)), "moved": float(all(moved))}
