@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -66,13 +67,15 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     run = set_up(config, world, cleanup)
     learner, engine, offload, timed = run.learner, run.engine, run.offload, Stopwatch()
     ending, sync_check, baselines = run.ending, run.sync_check, run.baselines
-    save = partial(
-        save_checkpoint, run.folder, learner, run.tokenizer, keep=config.keep_checkpoints
-    )
+
+    def save(step: int, state: dict[str, Any]) -> None:
+        sleep_engine(engine, offload, world)  # also onloads the offloaded tensors
+        keep = config.keep_checkpoints
+        save_checkpoint(run.folder, learner, run.tokenizer, step=step, state=state, keep=keep)
 
     for step in range(run.first_step, config.steps):
         # If a check ends the run before the update, this saves the state before the step.
-        save_before = partial(save, step=step, state=trainer_state(run, baselines))
+        save_before = partial(save, step, trainer_state(run, baselines))
         with timed("play"), save_on_end(save_before, step):
             episodes, rollout_stats = play_full(
                 partial(play_places, run, step),
@@ -129,8 +132,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         ends = ending.error is not None
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps or ends:
             with timed("save"), ending.deferred():
-                sleep_engine(engine, offload, world)  # also onloads the offloaded tensors
-                save(step=step + 1, state=trainer_state(run, baselines))
+                save(step + 1, trainer_state(run, baselines))
                 if not ends:
                     run.restarts.push(step + 1)
         ending.raise_deferred(step + 1)
@@ -174,12 +176,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     parser = Words(
         prog="train.py",
+        usage="train.py --config FILE [key=value ...] [--dry-run [--gpu GB]]",
         description=__doc__,
         epilog=f"Every key, its type, default and meaning:\n\n{help_of(words)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--config", required=True, type=Path, help="a YAML file with what differs from the defaults"
+        "--config", type=Path, help="a YAML file with what differs from the defaults"
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="settings that override the file's"
@@ -193,7 +196,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--gpu", type=float, metavar="GB", help="with --dry-run: memory of one GPU, such as 80"
     )
     try:
-        asked = parser.parse_args(words)
+        asked, rest = parser.parse_known_intermixed_args(words)
+        parser.check_settings([*rest, *asked.overrides])
+        if asked.config is None:
+            raise ValueError("--config FILE is needed, such as --config tiny")
         config = load_config(asked.config, asked.overrides)
         if asked.gpu is not None and not asked.dry_run:
             raise ValueError("--gpu needs --dry-run")

@@ -23,8 +23,12 @@ from selfplay.distributed import World, gather_objects, on_first_rank
 MANIFEST = "manifest.json"
 # Hidden names beside a folder: the one being filled or deleted, and the one being replaced.
 PARTIAL, OLD = ".partial-", ".old-"
-# What a file system answers when it takes no more: full, over a quota, too large, broken, locked.
-REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+# What a file system answers when it takes no more: full, over a quota, too large, broken, locked,
+# a file that this user may not write, a folder in a file's place, a file in a folder's.
+REFUSALS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS),
+    *(errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR),
+)
 _HASHERS = 8  # threads; hashlib lets them run at once
 
 

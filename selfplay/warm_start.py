@@ -53,7 +53,7 @@ from selfplay.rollout.players import Teacher
 from selfplay.rollout.seating import scripted_games, teacher_games, teacher_mixture
 
 LOG_EVERY = 50  # optimizer steps per line of the warm start's log
-MOST_OF_A_PART = 1000  # games that are kept together
+FEWEST_OF_A_PART, MOST_OF_A_PART = 50, 1000  # games that are kept together
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +192,14 @@ def kept_samples(
     """
     processes = settings.data.processes
     num_games, num_first = settings.warm_start.num_games, settings.warm_start.first_games
-    size = min(MOST_OF_A_PART, -(-num_games // (4 * processes)))
+    # The same for any number of processes, which may change when a run resumes.
+    size = min(MOST_OF_A_PART, max(FEWEST_OF_A_PART, -(-num_games // 64)))
     kept = progress_folder(folder)
     stages = [
         [
-            (kept / f"games_{start:08d}", start, min(size, end - start))
+            (kept / f"games_{start:08d}_{stop:08d}", start, stop - start)
             for start in range(begin, end, size)
+            for stop in [min(start + size, end)]
         ]
         for begin, end in ((0, num_first), (num_first, num_games))
         if begin < end

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -28,6 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
+from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfplay.atomic import atomic_folder_on_ranks, damage, discard
@@ -59,7 +61,9 @@ def save_checkpoint(
     final = folder / "checkpoints" / f"step_{step:06d}"
     with atomic_folder_on_ranks(final, world) as place:
         with _without_no_dist_warning():
-            dcp.save(_state(learner), checkpoint_id=place / "state", no_dist=world.mesh is None)
+            dcp.save(
+                learner_state(learner), checkpoint_id=place / "state", no_dist=world.mesh is None
+            )
         if policy and learner.adapters is None:
             export(learner.model, tokenizer, place / "hf", world=world)
         elif policy:
@@ -116,7 +120,7 @@ def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
     saved = broadcast_object(checkpoints(folder), learner.world)
     if not saved:
         return 0, {}
-    newest, state = saved[-1], _state(learner)
+    newest, state = saved[-1], learner_state(learner)
     with _without_no_dist_warning():
         dcp.load(state, checkpoint_id=newest / "state", no_dist=learner.world.mesh is None)
     set_state_dict(
@@ -239,7 +243,10 @@ def _options(learner: Learner) -> StateDictOptions:
     return StateDictOptions(ignore_frozen_params=adapted, strict=not adapted)
 
 
-def _state(learner: Learner) -> dict[str, Any]:
+def learner_state(learner: Learner) -> dict[str, Any]:
+    """Weights and moments of policy and critic, and a reference that moves: what a checkpoint
+    writes, and the tensors that reading one fills."""
+    _begin_moments(learner.model, learner.optimizer, _options(learner))
     model_state, optimizer_state = get_state_dict(
         learner.model, learner.optimizer, options=_options(learner)
     )
@@ -249,8 +256,21 @@ def _state(learner: Learner) -> dict[str, Any]:
     if learner.reference is not None and learner.reference_moves:
         state["reference"] = get_model_state_dict(learner.reference)
     if learner.critic is not None:
+        _begin_moments(learner.critic.module, learner.critic.optimizer, StateDictOptions())
         critic_state, optimizer_state = get_state_dict(
             learner.critic.module, learner.critic.optimizer
         )
         state |= {"critic": critic_state, "critic_optimizer": optimizer_state}
     return state
+
+
+def _begin_moments(model: nn.Module, optimizer: Optimizer, options: StateDictOptions) -> None:
+    """Make the state of an optimizer that has made no step, with step 0 and moments of 0.
+
+    torch makes it by a step with gradients of 0, which counts as one: the moments' bias correction
+    would then be that of a second step, and a run would depend on when it is saved.
+    """
+    if not optimizer.state:
+        get_state_dict(model, optimizer, options=options)
+        for state in optimizer.state.values():
+            state["step"] = 0 * state["step"]

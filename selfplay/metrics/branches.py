@@ -48,7 +48,7 @@ def branch_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str
 
 def branch_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     """The metrics of a step from the sums of all ranks; empty if no game was forked."""
-    if not sums:
+    if "branch_points" not in sums:
         return {}
     return {
         "num_branch_points": sums["branch_points"],

@@ -86,13 +86,18 @@ def open_run(folder: Path, config: Config) -> None:
     Writes `config.yaml`, which loads back to an equal `config`, and appends to `code.txt`. If
     nothing was trained yet, any settings are accepted. Otherwise only settings of the run's length,
     its logs and where things are computed may change; changes of the last kind are printed. Raises
-    SettingsError if others differ.
+    SettingsError if others differ or the saved ones are gone.
     """
     saved = folder / "config.yaml"
     changed = difference(load(Config, saved), config) if saved.exists() else []
     moved = [line for line in changed if _among(_WHERE, line)]
     refused = [line for line in changed if line not in moved and not _among(_LENGTH, line)]
-    trained = any((folder / name).exists() for name in _TRAINED)
+    trained = {name for name in _TRAINED if (folder / name).exists()}
+    if trained - {"warm_start"} and not saved.exists():  # a warm start may come from another run
+        raise SettingsError(
+            f"{saved} must hold the settings of the run that began here, got no such file; restore "
+            "it, or use another folder with out=FOLDER"
+        )
     if refused and trained:
         raise SettingsError(
             f"{folder} holds a run with other settings (saved -> given): {'; '.join(refused)}; "

@@ -164,7 +164,8 @@ def step_metrics(
 
     `engine_s` is the mean over replicas. Every rank must call.
     """
-    on_this_rank = tally(episodes) | {
+    of_games = tally(episodes) | {f"reward_{name}": s for name, s in credited.parts.items()}
+    of_step = {
         "num_instances": float(len({episode.instance for episode in episodes})),
         "num_groups": float(credited.num_groups),
         "num_zero_variance_groups": float(credited.num_zero_variance_groups),
@@ -173,12 +174,11 @@ def step_metrics(
         "num_void": float(len(played.void)),
         "engine_s": played.engine_s,
         **branch_tally(episodes, credited),
-        **{f"reward_{name}": part for name, part in credited.parts.items()},
     }
-    sums = add_up(gather_objects(on_this_rank, world))
-    engine_s = sums.pop("engine_s") / world.replica.num
-    counts = {name: sums.pop(name) for name in list(sums) if name.startswith("num_")}
-    branches = {name: sums.pop(name) for name in list(sums) if name.startswith("branch_")}
+    every = gather_objects((of_games, of_step), world)  # apart: a game may choose any name
+    sums = add_up(games for games, _ in every)
+    counts = add_up(step for _, step in every)
+    engine_s = counts["engine_s"] / world.replica.num
     return {
         **game_measures(sums),
         **learnt,
@@ -187,7 +187,7 @@ def step_metrics(
         "num_void": counts["num_void"],
         "num_instances": counts["num_instances"],
         "num_groups": counts["num_groups"],
-        **branch_metrics(branches),
+        **branch_metrics(counts),
         "num_prompt_tokens": counts["num_prompt_tokens"],
         "num_generated_tokens": counts["num_generated_tokens"],
         "engine_s": engine_s,

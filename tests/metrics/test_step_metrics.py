@@ -1,6 +1,7 @@
 """The metrics of played games, counted by hand on a small board."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from dialop_boards import BEST, BRIEF, SMALL, WORST
@@ -47,6 +48,17 @@ def test_means_by_hand() -> None:
     assert means["statements"] == pytest.approx(2 / 3)
     assert means["honesty"] == 0.5
     assert "honesty" not in game_measures(tally([SILENT])), "nothing was stated"
+
+
+def test_a_games_own_measures_may_have_any_prefix() -> None:
+    """The step's counters begin with num_ and branch_; a game's are means and do not meet them."""
+    own = {"num_hints": 3.0, "branch_depth": 4.0, "hints": 5.0}
+    games = [replace(SILENT, views=(None, None), measures=own) for _ in range(2)]
+    world = init_world(device="cpu")
+    played = RolloutStats(num_prompt_tokens=1, num_generated_tokens=1, engine_s=1.0)
+    metrics = step_metrics(games, played, CreditStats(2, 0), {}, world)
+    assert {name: metrics[name] for name in own} == own
+    assert metrics["num_games"] == 2
 
 
 def test_private_reasoning_counts_as_no_statement_and_no_word() -> None:

@@ -88,6 +88,10 @@ def test_an_evaluation_leaves_out_what_the_warm_start_imitated(file: Path, tmp_p
     (run / IMITATED_BOARDS).write_text(json.dumps(half))
     imitated = imitated_boards([Source(run / "final", run, None)])
     assert imitated == set(half)
+    copy = tmp_path / "hub"  # as published: the file lies beside the weights
+    copy.mkdir()
+    (copy / IMITATED_BOARDS).write_text(json.dumps(half))
+    assert imitated_boards([Source(copy, copy, copy / "selfplay.yaml", hub="me/pair")]) == imitated
     found = find_games(
         str(file), None, game=config.game, data=config.data, eval_settings=config.eval,
         imitated=imitated,

@@ -194,6 +194,15 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
     assert_same_run(finished("log_games_every=1"), halfway)
 
 
+def test_a_file_in_the_way_ends_the_run_in_one_line(
+    halfway: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (halfway / "code.txt").unlink()
+    (halfway / "code.txt").mkdir()
+    assert train.main(["--config", str(write_tiny(halfway)), f"out={halfway}"]) == 1
+    refused_in_one_line(halfway, capsys.readouterr().err, reason="Is a directory")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("room_kb", [20, 200, 700])
 def test_a_disk_that_is_really_full_ends_the_process_in_one_line(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from chat_families import tokenizer_of
 from shared_work import slow_except
 from tiny_run import same_weights, weights_of
 
@@ -286,13 +287,50 @@ def test_a_damaged_part_is_played_again_and_a_damaged_checkpoint_set_aside(
     kept = warm_start.progress_folder(tmp_path / "run")
     assert [path.name for path in checkpoints(kept)] == ["step_000004", "step_000008"]
     for file in (
-        kept / "games_00000010" / "samples.safetensors",
+        kept / "games_00000010_00000012" / "samples.safetensors",
         checkpoints(kept)[-1] / "progress.json",
     ):
         file.write_bytes(file.read_bytes()[:-1])
     weights = warm_up(tmp_path / "run")
     assert "step_000008 is damaged: progress.json has" in capsys.readouterr().err
     assert same_weights(weights, unbroken)
+
+
+@pytest.mark.slow
+def test_a_warm_start_goes_on_with_another_number_of_processes(
+    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts that were kept are neither played again nor left out: 41 games, 82 transcripts."""
+    monkeypatch.setattr(warm_start, "MOST_OF_A_PART", 10)
+    with monkeypatch.context() as patched, pytest.raises(Stopped):
+        patched.setattr(warm_start, "_play", stop_at(3, warm_start._play))
+        warm_up(tmp_path / "run")
+    assert same_weights(warm_up(tmp_path / "run", "data.processes=2"), unbroken)
+
+
+@pytest.mark.parametrize("processes", [1, 3, 12])
+def test_kept_parts_do_not_depend_on_the_number_of_processes(
+    processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["warm_start.num_games=130", "warm_start.first_games=20", f"data.processes={processes}"]
+    config = config_of(*words, "warm_start.first_teachers=[solo]", f"out={tmp_path}")
+    parts = [(0, 20), (20, 70), (70, 120), (120, 130)]
+    for start, stop in parts:
+        folder = warm_start.progress_folder(tmp_path) / f"games_{start:08d}_{stop:08d}"
+        warm_start._keep([sample_of(start)] * (stop - start), folder)
+    stages = warm_start.kept_samples(
+        TeacherSettings.of(config),
+        config.model,
+        make_rendering(tokenizer_of("no template")),
+        folder=tmp_path,
+        world=init_world(device="cpu"),
+    )
+    assert [len(stage) for stage in stages] == [20, 110]
+    assert {sample.name for stage in stages for sample in stage} == {"0", "20", "70", "120"}
+
+
+def sample_of(start: int) -> Sample:
+    return Sample(str(start), [1, 2], [0, 1], [0.0, 0.0], [0.0, 1.0])
 
 
 @pytest.mark.slow
