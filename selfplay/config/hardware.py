@@ -84,6 +84,13 @@ class LoraConfig:
         "linear layers of each block that get an adapter",
     )
 
+    def check(self) -> None:
+        if not self.targets:
+            raise ValueError(
+                "model.lora.targets must name a linear layer, got []; model.lora=null trains all "
+                "weights"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -122,7 +129,10 @@ class EngineConfig:
         choices=("hf", "sglang"),
     )
     max_batch: int = key(
-        512, "largest batch of prompts that the hf engine generates at once", within=(1, 65_536)
+        512,
+        "largest batch of prompts that the hf engine generates at once, and most requests that "
+        "SGLang runs at once",
+        within=(1, 65_536),
     )
     mem_fraction: float = key(
         0.7,
@@ -163,7 +173,8 @@ class EngineConfig:
         False,
         "keep each seat's context in SGLang between its turns (a streaming session), so that a "
         "turn sends only its new tokens and skips the prefix cache, which saves scheduler time; "
-        "sessions fill at most 0.8 of the KV cache, further games do without; not with branches",
+        "sessions fill at most 0.8 of the KV cache, further games do without; not with branches, "
+        "nor with a chat template that rewrites old turns",
     )
     prefill_graphs: bool = key(
         False,

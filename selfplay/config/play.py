@@ -132,6 +132,13 @@ class StageConfig:
         within=(0.0, 1.0),
     )
 
+    def check(self) -> None:
+        if not self.until_step:
+            raise ValueError(
+                "data.curriculum: each stage needs until_step, got none; as in "
+                "[{until_step: 40, size: 2}]"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartConfig:

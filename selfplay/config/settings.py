@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 import shutil
 import sys
 import textwrap
@@ -23,7 +24,7 @@ import yaml
 
 from dialop.specs import nearest
 from selfplay.config.secrets import hidden, names_key
-from selfplay.config.tree import SettingsError, empty, load_tree, place, sources
+from selfplay.config.tree import NULL, SettingsError, empty, load_tree, place, sources
 
 __all__ = [
     "SettingsError",
@@ -42,7 +43,9 @@ __all__ = [
 C = TypeVar("C")
 
 _KINDS = {bool: "true or false", int: "an integer", float: "a finite number", str: "text"}
+_PLAIN_INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _TAGS = {bool: ("bool",), int: ("int",), float: ("float", "int"), str: ("str",)}
+_MEANT = {"gpu": "cuda"}  # words that are spelt like another choice
 
 
 def key(
@@ -108,7 +111,8 @@ def load(cls: type[C], path: Path | None, overrides: Sequence[str] = ()) -> C:
     if "base" in names:
         raise TypeError(f"{cls.__name__}.base is reserved for the file that settings extend")
     shorts = {e.name: e.metadata.get("short") for e in fields(cls)}  # type: ignore[arg-type]
-    tree = load_tree(path, overrides, shorts)
+    sections = [n for n, hint, e in _walk(cls, "") if is_dataclass(hint) or "by" in e.metadata]
+    tree = load_tree(path, overrides, shorts, sections)
     value: C = _convert(tree, cls, "", {}, names)
     return value
 
@@ -200,7 +204,7 @@ def _convert(
     `name` is its dotted key. `names` maps every valid dotted key to its old name, if it has one.
     """
     inner, origin = _strip_none(hint), get_origin(_strip_none(hint))
-    is_null = node.tag == "tag:yaml.org,2002:null"
+    is_null = node.tag == NULL
     if is_null and inner is not hint:
         return None
     if isinstance(inner, type) and is_dataclass(inner):
@@ -303,6 +307,11 @@ def _scalar(node: yaml.Node, kind: type, name: str, *, optional: bool) -> Any:
     if tag not in _TAGS[kind] or (kind is float and not abs(value) <= sys.float_info.max):
         hint = ", so put it in quotes" if kind is str and isinstance(node, yaml.ScalarNode) else ""
         raise _wrong(node, name, f"must be {_KINDS[kind]}{' or null' if optional else ''}{hint}")
+    # YAML 1.1 reads 010 as 8 and 1:30 as 90.
+    if (tag == "int" and not _PLAIN_INT.fullmatch(node.value)) or (
+        tag == "float" and ":" in node.value
+    ):
+        raise _wrong(node, name, f"must be {_KINDS[kind]} in plain decimal digits")
     return kind(value)
 
 
@@ -313,7 +322,8 @@ def _choice(node: yaml.Node, choices: Sequence[Any], name: str) -> Any:
         if value == (str(choice).lower() if isinstance(choice, bool) else str(choice)):
             return choice
     names = [str(choice) for choice in choices]
-    raise _wrong(node, name, f"must be one of {', '.join(names)}", nearest(str(value), names))
+    near = nearest(_MEANT.get(str(value), str(value)), names)
+    raise _wrong(node, name, f"must be one of {', '.join(names)}", near)
 
 
 def _construct(node: yaml.Node) -> Any:
@@ -323,6 +333,10 @@ def _construct(node: yaml.Node) -> Any:
         raise SettingsError(f"{place(node.start_mark)}: not valid: {error.problem}") from None
     except ValueError as error:
         raise SettingsError(f"{place(node.start_mark)}: not valid: {error}") from None
+    except (LookupError, TypeError, AttributeError):
+        raise SettingsError(
+            f"{place(node.start_mark)}: a value must be what its YAML tag says, as in !!int 3"
+        ) from None
 
 
 # --- messages and names -------------------------------------------------------------------------

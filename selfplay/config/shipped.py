@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -20,11 +21,12 @@ def find_settings(path: Path) -> Path:
     `tiny`, `tiny.yaml` and `configs/tiny.yaml` all name `configs/tiny.yaml` of the project, from
     any folder. Returns `path` itself if neither exists.
     """
-    if path.parent in (Path(), Path("configs")) and (path.is_dir() or not path.exists()):
-        named = shipped("configs") / path.name
-        for file in (named, named.with_name(f"{path.name}.yaml")):
-            if file.is_file():
-                return file
+    with suppress(OSError):  # of a name too long: reading it tells
+        if path.parent in (Path(), Path("configs")) and (path.is_dir() or not path.exists()):
+            named = shipped("configs") / path.name
+            for file in (named, named.with_name(f"{path.name}.yaml")):
+                if file.is_file():
+                    return file
     return path
 
 

@@ -7,7 +7,7 @@ a node has the file and line it comes from. This module knows no types and no ke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -15,6 +15,7 @@ import yaml
 from selfplay.config.secrets import hidden, names_key
 from selfplay.config.shipped import find_settings, nearest_settings
 
+NULL = "tag:yaml.org,2002:null"
 _OVERRIDE = "override "  # prefix of a mark's name if the node comes from the command line
 # Limits of the input: far above what settings need, and read within a second.
 _MAX_BYTES, _MAX_DEPTH, _MAX_NODES = 1_000_000, 32, 10_000
@@ -98,21 +99,28 @@ def _refuse_duplicates(node: yaml.Node, visited: set[int]) -> None:
 
 
 def load_tree(
-    path: Path | None, overrides: Sequence[str], shorts: Mapping[str, str | None]
+    path: Path | None,
+    overrides: Sequence[str],
+    shorts: Mapping[str, str | None],
+    sections: Collection[str] = (),
 ) -> yaml.MappingNode:
     """The tree of a file (None: an empty tree) with its overrides applied in order.
 
     `shorts` maps a top-level section to the key that takes a plain value given to the section.
+    `sections` are the dotted names of the sections that are always there.
     """
-    tree = empty("defaults") if path is None else _read(find_settings(Path(path)), shorts)
+    tree = empty("defaults") if path is None else _read(find_settings(Path(path)), shorts, sections)
     for text in overrides:
-        merged = merge(tree, _expand_shorts(override(text), shorts))
+        merged = merge(tree, _expand_shorts(override(text), shorts), sections)
         tree = yaml.MappingNode(merged.tag, merged.value, tree.start_mark, tree.end_mark)
     return tree
 
 
 def _read(
-    path: Path, shorts: Mapping[str, str | None], parents: tuple[Path, ...] = ()
+    path: Path,
+    shorts: Mapping[str, str | None],
+    sections: Collection[str],
+    parents: tuple[Path, ...] = (),
 ) -> yaml.MappingNode:
     """The tree of a file, merged over the tree of its `base` if it has one."""
     try:
@@ -137,12 +145,18 @@ def _read(
         if not isinstance(value, yaml.ScalarNode) or not value.value:
             raise SettingsError(f"{place(value.start_mark)}: base must be the name of a file")
         target = path.parent / value.value
-        target = target if target.exists() else find_settings(Path(value.value))
+        try:
+            target = target if target.exists() else find_settings(Path(value.value))
+            target.stat()
+        except (OSError, ValueError) as error:
+            raise SettingsError(
+                f"{place(value.start_mark)}: base must be a file: {error}{nearest_settings(target)}"
+            ) from None
         if target.resolve() in chain:
             raise SettingsError(
                 f"{place(name.start_mark)}: base {value.value} leads back to itself"
             )
-        return merge(_read(target, shorts, chain), node)
+        return merge(_read(target, shorts, sections, chain), node, sections)
     return node
 
 
@@ -154,7 +168,7 @@ def override(text: str) -> yaml.MappingNode:
     name = f"{_OVERRIDE}{shown!r}"
     if not equals or not all(parts):
         raise SettingsError(f"{name}: must read key=value or section.key=value")
-    leaf = _compose(value, name) or yaml.ScalarNode("tag:yaml.org,2002:null", "", _mark(name))
+    leaf = _compose(value, name) or yaml.ScalarNode(NULL, "", _mark(name))
     return _nest(parts, leaf, name)
 
 
@@ -166,7 +180,7 @@ def _expand_shorts(node: yaml.MappingNode, shorts: Mapping[str, str | None]) -> 
     pairs = []
     for name, value in node.value:
         short = shorts.get(name.value)
-        if short and isinstance(value, yaml.ScalarNode) and value.tag != "tag:yaml.org,2002:null":
+        if short and isinstance(value, yaml.ScalarNode) and value.tag != NULL:
             label = yaml.ScalarNode("tag:yaml.org,2002:str", short, value.start_mark)
             value = yaml.MappingNode(
                 "tag:yaml.org,2002:map", [(label, value)], value.start_mark, value.end_mark
@@ -182,13 +196,27 @@ def _nest(parts: Sequence[str], leaf: yaml.Node, name: str) -> yaml.MappingNode:
     return tree
 
 
-def merge(under: yaml.MappingNode, over: yaml.MappingNode) -> yaml.MappingNode:
-    """A new tree: mappings merge key by key; any other value of `over` replaces that of `under`."""
+def merge(
+    under: yaml.MappingNode,
+    over: yaml.MappingNode,
+    sections: Collection[str] = (),
+    prefix: str = "",
+) -> yaml.MappingNode:
+    """A new tree: mappings merge key by key; any other value of `over` replaces that of `under`.
+
+    Raises SettingsError if nothing would replace the values of one of `sections`.
+    """
     merged = {name.value: (name, value) for name, value in under.value}
     for name, value in over.value:
         old = merged[name.value][1] if name.value in merged else None
+        dotted = f"{prefix}{name.value}"
         if isinstance(old, yaml.MappingNode) and isinstance(value, yaml.MappingNode):
-            value = merge(old, value)
+            value = merge(old, value, sections, f"{dotted}.")
+        elif dotted in sections and isinstance(old, yaml.MappingNode) and value.tag == NULL:
+            raise SettingsError(
+                f"{place(name.start_mark)}: {dotted} must be a section, got nothing; remove the "
+                f"key to keep what is set, or write {dotted.rpartition('.')[2]}: {{}}"
+            )
         merged[name.value] = (name, value)
     return yaml.MappingNode(over.tag, list(merged.values()), over.start_mark, over.end_mark)
 

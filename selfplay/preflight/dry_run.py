@@ -26,6 +26,7 @@ from selfplay.rollout.players import opening_ids
 from selfplay.warm_start import scratch_tokenizer
 
 _MOST_RANKS = 8  # GPUs of one host
+_MOST_GB = 10_000  # of one GPU
 
 
 def dry_run(config: Config, *, gpu_gb: float | None) -> None:
@@ -35,6 +36,8 @@ def dry_run(config: Config, *, gpu_gb: float | None) -> None:
     A scratch model's tokenizer is trained as the run would train it. If prompts or memory do not
     fit, raises SettingsError with the settings that would make them fit.
     """
+    if gpu_gb is not None and not 1 <= gpu_gb <= _MOST_GB:
+        raise SettingsError(f"--gpu must be from 1 to {_MOST_GB} GB, got {gpu_gb:g}")
     print(dump(config), flush=True)
     if config.model.path is None:
         # One process: 500 instances are made faster than further processes start.
@@ -62,7 +65,7 @@ def dry_run(config: Config, *, gpu_gb: float | None) -> None:
     print(estimate(demand).table())
     why = why_not(demand)
     if why is not None:
-        raise SettingsError(f"{why}; {_advice(demand, described)}")
+        raise SettingsError(f"{why}; {advice(demand, described)}")
     print("it fits")
 
 
@@ -111,28 +114,44 @@ def _gib(gpu_gb: float | None) -> float | None:
     return torch.cuda.get_device_properties(0).total_memory / 2**30
 
 
-def _advice(demand: Demand, described: PretrainedConfig) -> str:
-    """Advice that makes the run fit: overrides, more GPUs, adapters."""
+def advice(demand: Demand, described: PretrainedConfig) -> str:
+    """What makes the run fit: overrides, bf16, Muon in the warm start, more GPUs, adapters."""
     words = remedy(demand)
     if words:
         return f"it fits with {' '.join(words)}"
     choices = []
+    lower = [] if demand.dtype == "bfloat16" else ["model.dtype=bfloat16"]
+    if lower:
+        cure = _cure(replace(demand, dtype="bfloat16"))
+        if cure is not None:
+            choices.append(" ".join([*lower, *cure]))
+    if demand.imitates and not demand.muon:
+        cure = _cure(replace(demand, muon=True))
+        if cure is not None:
+            words = ["warm_start.optimizer=muon", *cure]
+            choices.append(f"{' '.join(words)} (with a larger warm_start.lr)")
     more = demand.ranks * 2
     while more <= _MOST_RANKS:
-        wider = replace(demand, ranks=more)
-        words = remedy(wider)
-        if words or why_not(wider) is None:
-            choices.append(f"{more} such GPUs{' and ' if words else ''}{' '.join(words)}")
+        cure = _cure(replace(demand, ranks=more))
+        if cure is not None:
+            choices.append(f"{more} such GPUs{' and ' if cure else ''}{' '.join(cure)}")
             break
         more *= 2
-    if not demand.shape.adapters:
+    if demand.adaptable and not demand.shape.adapters:
         adapted = replace(
             demand,
             shape=model_shape(described, LoraConfig()),
             optim=replace(demand.optim, master_dtype="bfloat16"),
+            dtype="bfloat16",
         )
-        words = remedy(adapted)
-        if words or why_not(adapted) is None:
-            words = ["model.lora.rank=16", "optim.master_dtype=bfloat16", *words]
+        cure = _cure(adapted)
+        if cure is not None:
+            words = ["model.lora.rank=16", *lower, "optim.master_dtype=bfloat16", *cure]
             choices.append(f"adapters: {' '.join(words)}")
     return f"it fits with {', or with '.join(choices)}" if choices else "use a smaller model"
+
+
+def _cure(demand: Demand) -> list[str] | None:
+    """Overrides with which the run fits, [] if it fits as it is; None if no override helps."""
+    words = remedy(demand)
+    return words if words or why_not(demand) is None else None

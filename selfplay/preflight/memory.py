@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from selfplay.config import Config, EngineConfig, OptimConfig, ParallelConfig
+from selfplay.config import Config, EngineConfig, LoraConfig, OptimConfig, ParallelConfig
 from selfplay.learner.muon import MOST_AT_ONCE
 
 GIB = 2**30
@@ -58,7 +58,8 @@ class Shape:
 class Demand:
     """The memory demand of a run on `ranks` GPUs with `total` GiB each. `kl`: the loss has a KL to
     a reference. `critic`: the critic has its own model. `imitates`: a warm start comes first.
-    `muon`: the optimizer is Muon."""
+    `muon`: the optimizer is Muon. `adaptable`, `offloadable`: the other settings allow adapters,
+    and master weights on the host."""
 
     shape: Shape
     ranks: int
@@ -73,9 +74,13 @@ class Demand:
     imitates: bool
     muon: bool
     max_game_tokens: int
+    adaptable: bool
+    offloadable: bool
 
     @classmethod
     def of(cls, config: Config, shape: Shape, *, total: float) -> Demand:
+        adapted = replace(config.model, lora=LoraConfig())
+        offloaded = replace(config.parallel, offload_parameters=True)
         return cls(
             shape=shape,
             ranks=config.parallel.tp * (config.parallel.fsdp or 1),
@@ -90,6 +95,8 @@ class Demand:
             imitates=config.warm_start.imitates,
             muon=config.warm_start.optimizer == "muon",
             max_game_tokens=config.rollout.max_game_tokens,
+            adaptable=_allowed(replace(config, model=adapted)),
+            offloadable=_allowed(replace(config, parallel=offloaded)),
         )
 
 
@@ -152,12 +159,17 @@ def estimate(demand: Demand) -> Memory:
     critic = (2 * master + 8) * shape.parameters / ranks / GIB if demand.critic else 0.0
     asleep = ASLEEP * demand.engine.processes if demand.engine.kind == "sglang" else 0.0
     own = engine_parts(demand)
+    # A single data-parallel rank keeps a copy of the weights in the compute dtype through a pass.
+    alone = demand.ranks == parallel.tp
+    copy = computed * shape.parameters / ranks / GIB if alone else 0.0
+    scored = demand.engine.kind == "sglang" and not parallel.offload_parameters
     in_play = {
         "context": CONTEXT,
         "weights": 0.0 if parallel.offload_parameters else weights,
         "moments": 0.0 if parallel.offload_optimizer else moments,
         "reference": 0.0 if parallel.offload_reference else reference,
         "critic": critic,
+        "sync check": copy if scored else 0.0,
         **own,
     }
     update = {
@@ -168,6 +180,9 @@ def estimate(demand: Demand) -> Memory:
         "reference": reference,
         "critic": critic,
         **_pass(demand),
+        # Where all weights train, the measured peaks that `activations` is fitted to include it.
+        "copy of the weights": copy if shape.adapters else 0.0,
+        "engine's weights": 0.0 if demand.engine.kind == "sglang" else own["engine's weights"],
         "engine asleep": asleep,
     }
     push = {
@@ -175,7 +190,7 @@ def estimate(demand: Demand) -> Memory:
         "weights": weights,
         "moments": 0.0 if parallel.offload_optimizer else moments,
         "buckets": 2 * min(BUCKET, computed * shape.parameters / GIB),
-        "engine's weights": own.get("engine's weights", 0.0),
+        "engine's weights": own["engine's weights"],
         "engine asleep": asleep,
     }
     phases = {"play": in_play, "update": update, "push": push}
@@ -208,11 +223,12 @@ def _pass(demand: Demand) -> dict[str, float]:
 
 
 def engine_parts(demand: Demand) -> dict[str, float]:
-    """The engine's own memory in play. SGLang takes a fraction of what is free at its start; the
-    transformers engine uses the trainer's weights."""
+    """The engine's own memory in play. SGLang takes a fraction of what is free at its start. The
+    transformers engine has a copy of all weights in fp32, which never sleeps; its cache, which
+    `engine.max_batch` bounds, is not counted."""
     engine = demand.engine
     if engine.kind != "sglang":
-        return {}
+        return {"engine's weights": 4 * demand.shape.base / GIB}
     per_gpu = _BYTES[demand.dtype] * demand.shape.parameters / engine.tp_size / GIB
     weights = engine.processes * per_gpu
     return {
@@ -264,14 +280,15 @@ def remedy(demand: Demand) -> list[str]:
 
     They are tried in the order of their cost, the cheapest first: the engine's share, recomputed
     activations, fewer tokens a pass, bf16 master weights, moments on the host, weights on the host.
+    Those that the settings refuse are left out.
     """
     tokens = demand.optim.tokens_per_microbatch
     steps: list[tuple[str, Any]] = [
         ("parallel.checkpointing", "full"),
         ("optim.tokens_per_microbatch", max(_LEAST_TOKENS, min(tokens, 8192))),
-        ("optim.master_dtype", "bfloat16"),
+        *([("optim.master_dtype", "bfloat16")] if demand.dtype == "bfloat16" else []),
         ("parallel.offload_optimizer", True),
-        ("parallel.offload_parameters", True),
+        *([("parallel.offload_parameters", True)] if demand.offloadable else []),
     ]
 
     def fraction(words: Mapping[str, Any]) -> float | None:
@@ -295,6 +312,14 @@ def remedy(demand: Demand) -> list[str]:
             chosen["engine.mem_fraction"] = share
         return [f"{name}={str(value).lower()}" for name, value in chosen.items()]
     return []
+
+
+def _allowed(config: Config) -> bool:
+    try:
+        config.check()
+    except ValueError:
+        return False
+    return True
 
 
 def _fractions(engine: EngineConfig) -> Sequence[float]:

@@ -21,12 +21,13 @@ import torch
 from jinja2.exceptions import TemplateError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
+from dialop.specs import nearest
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
 from selfplay.config.play import options_type
 from selfplay.config.player_spec import ENDPOINT, Spec, parse_shares, parse_spec
-from selfplay.config.secrets import check_absent
+from selfplay.config.secrets import check_absent, hidden, names_key
 from selfplay.config.settings import SettingsError, describe, read_value
 from selfplay.data.instances import TOKENIZER, generated, imitated_people
 from selfplay.engines.endpoint import check_address, endpoint_key
@@ -34,12 +35,27 @@ from selfplay.metrics.tracker import check_tracker
 from selfplay.model.hub import check_weights, local_folder
 from selfplay.model.policy import described_in
 
+_DASHES = "-\N{EN DASH}\N{EM DASH}"  # editors make the others of two hyphens
+
 
 class Words(argparse.ArgumentParser):
     """An argument parser that raises ValueError for an invalid command line."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
+
+    def check_settings(self, words: Sequence[str]) -> None:
+        """Raise ValueError unless these words, which no option takes, all read key=value."""
+        for word in words:
+            if "=" in word and word[0] not in _DASHES:
+                continue
+            option, _, value = word.partition("=")
+            name = option.lstrip(_DASHES)
+            if name.partition(".")[0] in {entry.name for entry in fields(Config)}:
+                near = f"; write {name}={'VALUE' if names_key(name) else hidden(value) or 'VALUE'}"
+            else:
+                near = nearest(option, self._option_string_actions)
+            raise ValueError(f"unknown argument {option!r}{near}")
 
 
 def help_of(words: Sequence[str]) -> str:
@@ -87,7 +103,12 @@ def check_run(config: Config, *, here: bool = True) -> None:
         share = config.warm_start.recorded_share
         recorded = config.warm_start.recorded
         imitated_people(config.game, config.data, recorded=recorded, share=share)
-    read_rendering(config.model, config.game, seed=config.seed, adapters=False)
+    rendering = read_rendering(config.model, config.game, seed=config.seed, adapters=False)
+    if rendering.rewritten and config.engine.sessions:
+        raise SettingsError(
+            "engine.sessions must be false with this chat template, where no prompt continues the "
+            f"last one, got true: {rendering.rewritten}"
+        )
 
 
 def check_machine(device: str, engine: EngineConfig) -> None:

@@ -53,7 +53,8 @@ def test_a_plain_method_keeps_the_rest_of_its_section(tmp_path: Path) -> None:
     assert (algorithm.method, algorithm.kl) == ("rloo", 0.03)
     algorithm = load_config(path, ["algorithm.kl=0.1", "algorithm=ema"]).algorithm
     assert (algorithm.method, algorithm.kl) == ("ema", 0.1)
-    assert load_config(path, ["algorithm="]).algorithm.method == "grpo", "empty: the defaults"
+    with pytest.raises(SettingsError, match="'algorithm=': algorithm must be a section"):
+        load_config(path, ["algorithm="])
 
 
 def test_an_invalid_method_names_its_key_place_and_nearest_choice(tmp_path: Path) -> None:

@@ -65,6 +65,12 @@ class Config:
     model: Model = section(Model, "Which model.")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    rollout: Rollout = section(Rollout, "How games are played.")
+    outer: Config = section(Config, "Sections below a section.")
+
+
 def write(tmp_path: Path, text: str, name: str = "run.yaml") -> Path:
     path = tmp_path / name
     path.write_text(text)
@@ -123,6 +129,19 @@ def test_a_file_starts_from_its_base(tmp_path: Path) -> None:
     assert config == Config(seed=1, rollout=Rollout(group_size=2, temperature=0.5))
 
 
+def test_an_empty_section_does_not_drop_that_of_its_base(tmp_path: Path) -> None:
+    base = "rollout: {temperature: 0.5}\nouter: {rollout: {talk: off}, model: {scratch: {}}}\n"
+    write(tmp_path, base, "base.yaml")
+    path = write(tmp_path, "base: base.yaml\n\nrollout:\n")
+    told = "rollout must be a section, got nothing; remove the key to keep what is set, or write"
+    assert refused(path) == f"{path}:3: {told} rollout: {{}}"
+    path = write(tmp_path, "base: base.yaml\nrollout: {}\nouter: {model: {scratch: null}}\n")
+    config = load(Outer, path, [])
+    assert (config.rollout.temperature, config.outer.model.scratch) == (0.5, None)
+    with pytest.raises(SettingsError, match=r"'outer\.rollout=': .* must be a section"):
+        load(Outer, path, ["outer.rollout="])
+
+
 def test_circular_bases_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "base: run.yaml\n", "base.yaml")
     path = write(tmp_path, "seed: 1\nbase: base.yaml\n")
@@ -145,6 +164,14 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
     ("chat: {a: 1, a: 2}\n", 1, ("a is given twice",)),
     ("seed: 1.5\n", 1, ("seed must be an integer", "'1.5'")),
     ("seed: true\n", 1, ("seed must be an integer", "'true'")),
+    ("seed: 010\n", 1, ("seed must be an integer in plain decimal digits", "'010'")),
+    ("seed: 1:30\n", 1, ("seed must be an integer in plain", "'1:30'")),
+    ("seed: 0x10\n", 1, ("seed must be an integer in plain", "'0x10'")),
+    ("rollout: {temperature: 01}\n", 1, ("rollout.temperature must be a finite number in plain",)),
+    ("rollout: {temperature: 0:01.5}\n", 1, ("rollout.temperature", "'0:01.5'")),
+    ("wandb: !!bool foo\n", 1, ("a value must be what its YAML tag says",)),
+    ("seed: !!int ''\n", 1, ("a value must be what its YAML tag says",)),
+    ("chat: {a: !!timestamp a}\n", 1, ("a value must be what its YAML tag says",)),
     ("seed: null\n", 1, ("seed must be an integer", "'null'")),
     ("wandb: 1\n", 1, ("wandb must be true or false", "'1'")),
     ("words: [a, 2]\n", 1, ("words[1] must be text", "'2'")),

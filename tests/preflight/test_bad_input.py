@@ -41,6 +41,8 @@ def broken(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of valid and broken files, in which no case leaves anything."""
     home = tmp_path_factory.mktemp("broken")
     shutil.copytree(run, home / "good")
+    shutil.copytree(run, home / "emptied")
+    (home / "emptied" / "config.yaml").write_text("")
     (home / "run.yaml").write_text(TINY)
     for name, data in FILES.items():
         (home / name).write_bytes(data if isinstance(data, bytes) else data.encode())
@@ -100,7 +102,8 @@ FILES: dict[str, str | bytes] = {
     "circle.yaml": "game: &game {size: 2, more: *game}\n",
     "bomb.yaml": BOMB,
     "large.yaml": "# " + "x" * 1_000_000 + "\n",
-    "base.yaml": "base: nowhere.yaml\n",
+    "base.yaml": "steps: 1\nbase: nowhere.yaml\n",
+    "lengthy.yaml": f"base: {'x' * 300}\n",
     "tag.yaml": "steps: !!python/object/apply:os.getcwd []\n",
 }
 
@@ -135,6 +138,7 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "badindex": _written("model.safetensors.index.json", "[]"),
     "badshard": _written("model.safetensors.index.json", '{"weight_map": {"a": "b.safetensors"}}'),
     "mute": _removed("tokenizer*", "vocab*", "merges*", "*.jinja"),
+    "wordless": _removed("tokenizer.json", "vocab*", "merges*"),
     "badtokenizer": _written("tokenizer.json", '{"version": 1}'),
 }
 
@@ -147,9 +151,16 @@ TRAIN: list[tuple[str, str]] = [
     *((f"--config {name}", name) for name in FILES if name.endswith(".yaml") and name[0] != "b"),
     ("--config binary.yaml", "binary.yaml"),
     ("--config bomb.yaml", "bomb.yaml"),
-    ("--config base.yaml", "nowhere.yaml"),
+    ("--config base.yaml", "base.yaml:2: base must be a file"),
+    ("--config lengthy.yaml", "lengthy.yaml:1: base must be a file"),
     ("--config /dev/zero", "/dev/zero"),
     ("--config run.yaml --confg x", "--confg"),
+    ("--confg run.yaml", "'--confg'; nearest is --config"),
+    ("--confg=run.yaml", "nearest is --config"),
+    ("\N{EN DASH}config run.yaml", "nearest is --config"),
+    ("--config run.yaml --steps=3", "write steps=3"),
+    ("--config run.yaml --steps 3", "write steps=VALUE"),
+    (f"--config {'x' * 300}", f"{'x' * 300}: cannot be read"),
     ("steps", "steps"),
     ("=3", "=3"),
     ("out=file", "out"),
@@ -176,6 +187,8 @@ TRAIN: list[tuple[str, str]] = [
     ("warm_start.teachers=[nobody]", "warm_start.teachers"),
     ("warm_start.teachers=[solo*inf]", "warm_start.teachers"),
     ("algorithm.method=grppo", "grpo"),
+    ("algorithm.method=GRPO", "nearest is grpo"),
+    ("device=gpu", "nearest is cuda"),
     ("rollout.temperature=0", "rollout.temperature"),
     ("rollout.temperature=1e-300", "rollout.temperature"),
     ("rollout={instances: 100000, group_size: 10000}", "rollout.instances"),
@@ -195,7 +208,7 @@ TRAIN: list[tuple[str, str]] = [
     ),
     ("eval={every: 2, human_words: none.jsonl}", "eval.human_words"),
     ("device=cuda", "device"),
-    ("device=gpu", "device"),
+    *((f"--config run.yaml --dry-run --gpu {gb}", "--gpu must be") for gb in ("nan", "-5", "inf")),
     ("engine.kind=sglang", "engine.kind"),
     ("parallel.tp=2", "parallel.tp"),
     ("parallel.fsdp=0", "parallel.fsdp"),
@@ -216,14 +229,18 @@ TRAIN: list[tuple[str, str]] = [
     *((f"model={{scratch: null, path: {name}}}", name) for name in MODELS),
 ]
 
+UNUSABLE = ("hollow", "cut", "mute", "wordless")
+
 # Arguments after `eval.py --games generated --num 2`; --checkpoint good is added if missing.
 EVAL: list[tuple[str, str]] = [
     ("--checkpoint nowhere", "--checkpoint"),
     ("--checkpoint file", "--checkpoint"),
     ("--checkpoint good/../good/..", "--checkpoint"),
     ("--checkpoint Nobody/nothing-of-this-name", "Nobody/nothing-of-this-name"),
-    *((f"--checkpoint {name} --config run.yaml", name) for name in ("hollow", "cut", "mute")),
+    *((f"--checkpoint {name} --config run.yaml", name) for name in UNUSABLE),
     ("--checkpoint god", "nearest is good"),
+    ("--checkpoint good/finl", "nearest is good/final"),
+    ("--game.size=3", "write game.size=3"),
     ("--checkpoint good --checkpoint good", "--checkpoint"),
     ("--checkpoint", "--checkpoint"),
     ("--games nowhere.parquet", "--games"),
@@ -266,6 +283,10 @@ EVAL: list[tuple[str, str]] = [
     ("stray", "stray"),
     ("game.sise=3", "nearest is game.size"),
     ("game.size=9", "game.size"),
+    ("model.path=good/final", "model.path must not be given"),
+    ("model.scratch.layers=3", "model.scratch must not be given"),
+    ("--checkpoint emptied", "emptied/config.yaml"),
+    ("--partner checkpoint:emptied", "emptied/config.yaml"),
     ("game.size=8", "rollout.max_game_tokens"),
     ("rollout.max_game_tokens=2000", "rollout.max_game_tokens"),
     ("device=cuda", "device"),
@@ -290,7 +311,7 @@ ENVIRONMENT: list[tuple[dict[str, str], str, str]] = [
 
 def _split(words: str) -> list[str]:
     """Split flags at blanks; key=value is one word, whatever it holds."""
-    if words.startswith("--"):
+    if words.startswith(("--", "\N{EN DASH}")):
         return [word.strip("'") for word in words.split(" ")]
     return [words] if words else []
 
@@ -303,7 +324,7 @@ def test_train_refuses_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = _split(words)
-    if words and not words.startswith("--"):
+    if words and not words.startswith(("--", "\N{EN DASH}")):
         given = ["--config", "run.yaml", "out=fresh/run", *given]
     start_s = time.process_time()
     check_refused(lambda: train.main(given))

@@ -12,7 +12,7 @@ from bench.shapes import SHAPES, qwen2_config
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, OptimConfig, load_config
 from selfplay.learner.optimizer import make_optimizer
-from selfplay.preflight.dry_run import model_shape
+from selfplay.preflight.dry_run import advice, model_shape
 from selfplay.preflight.memory import GIB, Demand, cache_tokens, estimate, gpu_gib, remedy, why_not
 from selfplay.warm_start import scratch_tokenizer
 
@@ -79,6 +79,54 @@ def test_what_does_not_fit_gets_settings_with_which_it_fits() -> None:
     for word in words:  # none of them is needless
         assert why_not(asked(*(w for w in words if w != word))) is not None
     assert remedy(asked(total=H100)) == []
+
+
+# Settings of a 7B model, the GiB of its GPU, and what the advice holds.
+ADVISED = [
+    (("model.dtype=float32",), 110, "model.dtype=bfloat16 parallel.checkpointing="),
+    (("model.dtype=float32",), 40, "model.lora.rank=16 model.dtype=bfloat16"),
+    (("model.dtype=bfloat16", "rollout.partners=[self,pool]"), 45, "4 such GPUs"),
+    (("model.dtype=bfloat16", "parallel.tp=2"), 45, "4 such GPUs"),
+    (("model.dtype=bfloat16", "algorithm={kl: 0.1, reference_every: 5}"), 80, "2 such GPUs"),
+]
+
+
+@pytest.mark.parametrize(("words", "total", "told"), ADVISED)
+def test_the_settings_take_what_is_advised(words: tuple[str, ...], total: int, told: str) -> None:
+    given = ["model.path=x", "engine.kind=sglang", "rollout.max_game_tokens=1024", *words]
+    text = advice(demand_of("7B", load_config(None, given), total=total), qwen2_config("7B"))
+    assert told in text
+    for choice in text.split(", or with "):
+        load_config(None, [*given, *(word for word in choice.split() if "=" in word)])
+
+
+def test_a_warm_start_that_fits_only_with_muon_is_told_so() -> None:
+    """It trains all weights, also before adapters: 8 bytes of moments a weight, with Muon 4."""
+    described = qwen2_config("7B")
+    words = ["warm_start.num_games=8", "warm_start.teachers=[honest]"]
+    for more, fits in ((), False), (("warm_start.optimizer=muon",), True):
+        config = load_config(CONFIGS / "qwen2.5_7b_lora.yaml", [*words, *more])
+        demand = demand_of("7B", config, total=H100)
+        assert (why_not(demand) is None) == fits
+        if not fits:
+            assert "it fits with warm_start.optimizer=muon " in advice(demand, described)
+
+
+def test_copies_of_the_weights_are_counted() -> None:
+    """One data-parallel rank ends a pass with all weights in bf16, also in the sync check: 7B with
+    adapters held 75.0 GiB in play (docs/real_models.md). The hf engine has its own in fp32."""
+    config = load_config(CONFIGS / "qwen2.5_7b_lora.yaml")
+    alone = estimate(demand_of("7B", config, total=H100)).phases
+    shared = estimate(replace(demand_of("7B", config, total=H100), ranks=2)).phases
+    bf16 = 14.3  # GiB of 7.7 billion weights, adapters included
+    assert alone["play"]["sync check"] == pytest.approx(bf16, abs=0.1)
+    assert alone["update"]["copy of the weights"] == pytest.approx(bf16, abs=0.1)
+    assert 0.93 * 75.0 < sum(alone["play"].values()) < 75.0
+    assert shared["play"]["sync check"] == shared["update"]["copy of the weights"] == 0
+    own = load_config(CONFIGS / "qwen2.5_7b_lora.yaml", ["engine.kind=hf"])
+    phases = estimate(demand_of("7B", own, total=H100)).phases
+    for phase in ("play", "update", "push"):
+        assert phases[phase]["engine's weights"] == pytest.approx(28.4, abs=0.1)
 
 
 def test_a_cache_too_small_for_the_games_is_refused() -> None:
@@ -173,5 +221,8 @@ def test_a_dry_run_refuses_what_does_not_fit_in_one_line(
     assert train.main([*words, "--dry-run", "--gpu", "2"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "GiB of a GPU with 2" in line or "engine.mem_fraction" in line
+    between = ["model.scratch=null", "--dry-run", *words, "--gpu", "2"]
+    assert train.main(between) == 2
+    assert capsys.readouterr().err.splitlines() == [line]
     assert train.main([*words, "--gpu", "80"]) == 2
     assert "--gpu needs --dry-run" in capsys.readouterr().err
