@@ -51,7 +51,7 @@ from selfplay.evaluation.question import (
 from selfplay.evaluation.report import Report, report_text, write_report
 from selfplay.metrics.ending import RunEnds
 from selfplay.model.policy import described_in
-from selfplay.partners.checkpoints import Source, nearest
+from selfplay.partners.checkpoints import Source
 from selfplay.preflight.run import (
     Words,
     check_endpoint,
@@ -148,10 +148,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--config", type=Path, help="settings file (default: the run's own)")
     args, rest = parser.parse_known_args(words)
-    known = [f"--{name}" for name in vars(args)]
-    for word in rest:
-        if word.startswith("-") or "=" not in word:
-            raise ValueError(f"unknown argument {word!r}{nearest(word, known)}")
+    parser.check_settings(rest)
     args.overrides = rest
     if len(args.checkpoint) != 1 and not args.partners:
         raise ValueError(
@@ -235,6 +232,10 @@ def main(words: Sequence[str] | None = None) -> int:
             args.num = 1
         sources = {p.label: p.source for p in question.players if p.source is not None}
         games = games_of(args, config.game, config.data, config.eval, list(sources.values()))
+        # Scored before hours of play, so that a record that cannot be read ends nothing later.
+        people = (
+            evaluate_people(games.records, games.instances, config.game) if games.records else None
+        )
         policies = {}
         for label, source in sources.items():
             own = find_config(source, question.settings, args.overrides)
@@ -249,8 +250,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except (SettingsError, AllVoid, RunEnds) as error:
         return refused("eval.py", error, status=2 if isinstance(error, SettingsError) else 1)
     if world.rank == 0:
-        if games.records:
-            rows["people"] = evaluate_people(games.records, games.instances, config.game)
+        if people is not None:
+            rows["people"] = people
         for spec in config.game.kit.BASELINES:
             rows[spec] = evaluate_scripted(
                 games.instances, spec=spec, game=config.game, rollout=config.rollout

@@ -31,6 +31,7 @@ from selfplay.chat.template import (
 from selfplay.chat.thinking import CLOSE, check_thinking, opens_thought, think
 from selfplay.config.tree import SettingsError
 
+_PART = "\N{REPLACEMENT CHARACTER}"  # how some bytes of a character decode
 _CACHE_SIZE = 256  # texts whose ids are cached; the games of a group start with the same prompt
 # Texts with which `make_rendering` checks a template.
 _USERS = ("Hello, world 12.", "  padded\n", "line one\n\nline two: a_b <3", "Grüße, 世界 🙂 1½")
@@ -180,9 +181,16 @@ class Rendering:
         return text.removeprefix(self._lead)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token alone, for display. A token that holds only some bytes of a
-        character becomes U+FFFD."""
-        return [self._markers.decode([i if 0 <= i < self._num_ids else self.end_id]) for i in ids]
+        """The text of each token alone, for display. Where tokens hold only some bytes of a
+        character, the first has the text of all of them."""
+        valid = [i if 0 <= i < self._num_ids else self.end_id for i in ids]
+        texts = [self._markers.decode([i]) for i in valid]
+        for at, text in enumerate(texts):
+            for end in range(at + 2, at + 5) if _PART in text else ():
+                if _PART not in (whole := self._markers.decode(valid[at:end])):
+                    texts[at:end] = [whole, *[""] * (len(valid[at:end]) - 1)]
+                    break
+        return texts
 
 
 def make_rendering(
@@ -224,6 +232,12 @@ def _make_rendering(
     reason. Raises RewritesHistory if the template requires the second."""
     template = Template(tokenizer, template_kwargs)
     markers = private_markers(tokenizer, template)
+    if markers.encode("one") == markers.encode("two"):
+        # transformers makes such a tokenizer for a folder that has only its config.
+        raise ValueError(
+            "a tokenizer must tell words apart, got one without a vocabulary; give the folder its "
+            "tokenizer.json, or vocab.json and merges.txt"
+        )
     folds = not template.has_system()
     (user_alone,), tail = template.slots([say("user", 0)])
     if folds:

@@ -212,11 +212,15 @@ def evaluate_scripted(
 def evaluate_people(
     records: Sequence[Mapping[str, Any]], instances: Sequence[Any], game: GameConfig
 ) -> Evaluation:
-    """Score people's recorded games on these instances, as the game's kit reads them."""
+    """Score people's recorded games on these instances, as the game's kit reads them. Raises
+    ValueError for a record with an invalid log."""
     scores, tallies = [], []
     kit = game.kit
-    for record, instance in zip(records, instances, strict=True):
-        tally = kit.recorded_tally(record, instance)
+    for number, (record, instance) in enumerate(zip(records, instances, strict=True)):
+        try:
+            tally = kit.recorded_tally(record, instance)
+        except ValueError as error:
+            raise ValueError(f"recorded game {number} (from 0): {error}") from error
         scores.append(tally["score"])
         tallies.append({"games": 1.0, **tally})
     interval = bootstrap_interval(scores, seed=0)

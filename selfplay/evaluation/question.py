@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dialop.kit import Entries
 from dialop.rows import read_records
-from dialop.specs import nearest
 from dialop.starts import checked_entries
 from selfplay.config import (
     Config,
@@ -36,6 +35,7 @@ from selfplay.config.player_spec import (
     Spec,
     parse_shares,
 )
+from selfplay.config.settings import SettingsError, read_value
 from selfplay.data.instances import GENERATED, HELD_OUT, begun, evaluation_instances, read_instances
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.partners.checkpoints import (
@@ -43,8 +43,10 @@ from selfplay.partners.checkpoints import (
     Source,
     check_same_game,
     find_source,
-    neighbours,
+    model_words,
+    nearest_beside,
     part_of_run,
+    template_of,
 )
 from selfplay.rollout.seating import chosen_seats, read_spec
 
@@ -217,14 +219,22 @@ def row_name(partner: str, temperature: float, *, usual: float) -> str:
 
 def find_config(source: Source, given: Path | None, overrides: Sequence[str]) -> Config:
     """The settings of --config (`given`), else of the run, else the defaults (the full matching
-    game), with the policy's folder as the model.
+    game), with the policy's folder as the model and the chat template as in its training.
 
     Raises:
         SettingsError, ValueError: for settings that cannot be used.
     """
+    for key in ("model.path", "model.scratch"):
+        if (value := read_value(None, overrides, key)) is not None:
+            raise SettingsError(
+                f"{key} must not be given, because --checkpoint names the model, got {value}"
+            )
     path = given or source.settings
-    policy = (f"model.path={json.dumps(str(source.weights))}", "model.scratch=null")
-    return load_config(path, [*ONE_PROCESS, *overrides, *policy])
+    config = load_config(path, [*ONE_PROCESS, *overrides, *model_words(source)])
+    own = template_of(source)
+    if own is None or any(word.startswith("model.chat_template") for word in overrides):
+        return config
+    return replace(config, model=replace(config.model, chat_template=own))
 
 
 def find_games(
@@ -256,10 +266,9 @@ def find_games(
         return Games(evaluation_instances(HELD_OUT, num=num, game=game, data=data), [])
     path = Path(games)
     if not path.is_file():
-        files = neighbours(path, lambda other: other.suffix in (".parquet", ".jsonl"))
         raise ValueError(
             f"--games must be '{GENERATED}' or a .parquet or .jsonl file, got {games}"
-            + nearest(path.name, [GENERATED, *files])
+            + nearest_beside(path, lambda p: p.suffix in (".parquet", ".jsonl"), GENERATED)
         )
     try:
         instances = read_instances(path, game)
@@ -291,7 +300,7 @@ def find_games(
 
 def imitated_boards(sources: Sequence[Source]) -> set[str]:
     """The digests of the recorded boards that the warm starts of these policies imitated."""
-    files = {source.home / IMITATED_BOARDS for source in sources if source.hub is None}
+    files = {home / IMITATED_BOARDS for source in sources for home in (source.home, source.weights)}
     return {digest for file in files if file.is_file() for digest in json.loads(file.read_text())}
 
 

@@ -6,13 +6,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import yaml
-
-from dialop.specs import nearest
+from dialop.specs import closest
 from selfplay.checkpoint import policies
 from selfplay.config import GameConfig
-from selfplay.config.settings import load
+from selfplay.config.settings import SettingsError, load, read_value
 from selfplay.model.hub import SETTINGS, check_weights, is_hub_name, local_folder
 
 # Overrides of a run's settings for an evaluation, which may use another number of ranks.
@@ -50,8 +49,7 @@ def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
     if not checkpoint.is_dir():
         raise ValueError(
             f"{what} must be a run folder or a Hugging Face folder, a .gguf file or a name, got "
-            f"{checkpoint}"
-            + nearest(checkpoint.name, neighbours(checkpoint, lambda path: path.is_dir()))
+            f"{checkpoint}" + nearest_beside(checkpoint, lambda path: path.is_dir())
         )
     if (checkpoint / "config.yaml").exists():
         parts = [*policies(checkpoint), checkpoint / "warm_start"]
@@ -100,9 +98,9 @@ def check_same_game(
     """
     if source.settings is None:
         return
-    saved = yaml.safe_load(source.settings.read_text(encoding="utf-8")).get("game", {})
+    saved = _saved(source.settings, "game")
     keys = ("name", "brief", "messages", "private_reasoning")
-    words = [f"{key}={json.dumps(saved[key])}" for key in keys if key in saved]
+    words = [f"{key}={json.dumps(saved[key], ensure_ascii=False)}" for key in keys if key in saved]
     words += [word.removeprefix("game.") for word in overrides if word.startswith("game.")]
     trained_on = load(GameConfig, None, words)
     rules = dict.fromkeys(("name", "brief", "messages"), "the same for all who meet")
@@ -117,6 +115,30 @@ def check_same_game(
             )
 
 
+def model_words(source: Source) -> tuple[str, str]:
+    """Overrides that make this policy the model of any settings."""
+    path = json.dumps(str(source.weights), ensure_ascii=False)
+    return f"model.path={path}", "model.scratch=null"
+
+
+def template_of(source: Source) -> dict[str, Any] | None:
+    """The arguments of the chat template that the policy was trained with; None if no settings of
+    it are known."""
+    if source.settings is None:
+        return None
+    return _saved(source.settings, "model").get("chat_template")
+
+
+def _saved(settings: Path, name: str) -> dict[str, Any]:
+    """A section of a policy's saved settings."""
+    section = read_value(settings, [], name)
+    if not isinstance(section, dict):
+        raise SettingsError(
+            f"{settings} must hold the settings of a run, got no section {name}; restore the file"
+        )
+    return section
+
+
 def part_of_run(source: Source) -> str | None:
     """The part of its run that holds the weights, such as step_000020 or warm_start; None for
     final/ and for weights outside a run."""
@@ -129,7 +151,10 @@ def _is_model(folder: Path) -> bool:
     return has_config and any(folder.glob("*.safetensors"))
 
 
-def neighbours(path: Path, wanted: Callable[[Path], bool]) -> list[str]:
-    """Names in `path`'s folder for which `wanted` is true."""
+def nearest_beside(path: Path, wanted: Callable[[Path], bool], *words: str) -> str:
+    """The end of an error text: the path in `path`'s folder, or the word, whose name is most like
+    its name. Only paths for which `wanted` is true count."""
     home = path.parent
-    return sorted(p.name for p in home.iterdir() if wanted(p)) if home.is_dir() else []
+    valid = {p.name: str(p) for p in sorted(home.iterdir()) if wanted(p)} if home.is_dir() else {}
+    near = closest(path.name, {**valid, **dict(zip(words, words, strict=True))})
+    return f"; nearest is {valid.get(near, near)}" if near else ""

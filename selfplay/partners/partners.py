@@ -29,7 +29,7 @@ from selfplay.engines.router import EngineRouter, Frozen
 from selfplay.learner.learner import Learner
 from selfplay.model.policy import DTYPES, described_in, load_model
 from selfplay.partners import policy_pool
-from selfplay.partners.checkpoints import Source, check_same_game, find_source
+from selfplay.partners.checkpoints import Source, check_same_game, find_source, template_of
 from selfplay.partners.policy_pool import update_ratings
 from selfplay.rollout.episode import Episode
 from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer
@@ -165,10 +165,11 @@ class Partners:
         )
 
     def _checkpoint(self, spec: Spec) -> Partner:
-        weights = _find(spec, what=f"partner {spec.text!r}").weights
+        source = _find(spec, what=f"partner {spec.text!r}")
+        weights, own = source.weights, template_of(source)
         rendering = make_rendering(
             AutoTokenizer.from_pretrained(weights),
-            template_kwargs=self._config.model.chat_template,
+            template_kwargs=self._config.model.chat_template if own is None else own,
         )
         if self._plays and spec.text not in self._frozen:
             self._frozen[spec.text] = self._load(spec.text, weights, rendering)

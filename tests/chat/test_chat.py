@@ -259,6 +259,15 @@ def test_a_sampled_special_token_is_unreadable_and_not_its_spelling(name: str) -
     assert rendering.decode([beyond, rendering.end_id]) == "\ufffd"
 
 
+def test_the_pieces_of_a_text_join_to_it() -> None:
+    rendering = RENDERINGS["llama3"]
+    ids = rendering.action_ids("[message] Grüße 👍🏽, 世界!")
+    pieces = rendering.pieces(ids[:-1])
+    assert "".join(pieces) == "[message] Grüße 👍🏽, 世界!" and "" in pieces
+    cut = pieces.index("")
+    assert rendering.pieces(ids[:cut])[-1].endswith("\ufffd"), "no later token completes it"
+
+
 def test_lone_surrogates_do_not_stop_a_game() -> None:
     rendering = RENDERINGS["llama3"]
     assert rendering.following("\ud800", closed=True) == rendering.following("?", closed=True)

@@ -27,11 +27,11 @@ def test_both_programs_refuse_a_template_in_one_line(
     family, remedy = REFUSED["gemma 4 thinking"]
     model = folder_with(family, tmp_path / "model")
     (tmp_path / "tiny.yaml").write_text(TINY)
-    settings = [f"model.path={model}", "model.scratch=null", "warm_start.num_games=0"]
-    settings.append("model.chat_template.enable_thinking=true")
+    settings = ["warm_start.num_games=0", "model.chat_template.enable_thinking=true"]
+    own = [f"model.path={model}", "model.scratch=null"]
     programs = {
         "train.py": lambda: train.main(
-            ["--config", str(tmp_path / "tiny.yaml"), f"out={tmp_path / 'run'}", *settings]
+            ["--config", str(tmp_path / "tiny.yaml"), f"out={tmp_path / 'run'}", *own, *settings]
         ),
         "eval.py": lambda: evaluation.main(
             [

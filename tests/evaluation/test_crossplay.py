@@ -10,9 +10,12 @@ from run_folders import evaluated
 from tiny_run import finished, run_warm, write_tiny
 
 from eval import main as run_eval
+from selfplay.config import load_config
+from selfplay.config.settings import dump
 from selfplay.evaluation.evaluate import Evaluation
-from selfplay.evaluation.question import pair_name, split_list
+from selfplay.evaluation.question import find_config, pair_name, split_list
 from selfplay.evaluation.report import Report, lost_together, markdown, matrix_text
+from selfplay.partners.checkpoints import Source
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,29 @@ def test_a_comma_inside_script_options_does_not_split() -> None:
         "runs/a",
         "scripted:solo",
     ]
+
+
+def test_each_policy_keeps_the_chat_template_of_its_training(tmp_path: Path) -> None:
+    """The other settings come from the first run or --config. An override is for all."""
+    names = ["a", "b🙂"]  # the second needs more than one JSON escape
+    for name, thinking in zip(names, (None, False), strict=True):
+        (tmp_path / name / "final").mkdir(parents=True)
+        words = ["model.path=x", f"out={tmp_path / name}", "rollout.temperature=0.7"]
+        if thinking is not None:
+            words += [f"model.chat_template.enable_thinking={thinking}", "rollout.temperature=0.9"]
+        (tmp_path / name / "config.yaml").write_text(dump(load_config(None, words)))
+    first, second = (
+        Source(tmp_path / name / "final", tmp_path / name, tmp_path / name / "config.yaml")
+        for name in names
+    )
+    own = find_config(second, first.settings, [])
+    assert own.model.chat_template == {"enable_thinking": False}
+    assert own.model.path == str(second.weights) and own.rollout.temperature == 0.7
+    assert find_config(first, second.settings, []).model.chat_template == {}
+    words = ["model.chat_template.enable_thinking=true"]
+    assert find_config(second, None, words).model.chat_template == {"enable_thinking": True}
+    bare = Source(tmp_path / "a" / "final", tmp_path / "a" / "final", None)
+    assert find_config(bare, second.settings, []).model.chat_template == {"enable_thinking": False}
 
 
 def test_scripted_players_score_as_their_rules_imply(

@@ -21,7 +21,7 @@ from selfplay.credit.sample import Sample
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Sampling
 from selfplay.learner.batch import pack
-from selfplay.preflight.run import read_rendering
+from selfplay.preflight.run import check_run, read_rendering
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.rollout.players import PolicyPlayer
@@ -153,5 +153,10 @@ def test_a_thinking_model_needs_private_reasoning(tmp_path: object) -> None:
         read_rendering(config.model, config.game, seed=0)
     config = load_config(None, [f"model.path={folder}", "game.private_reasoning=true"])
     assert read_rendering(config.model, config.game, seed=0).rewritten
+    check_run(config, here=False)
+    with_sessions = ["engine.kind=sglang", "engine.sessions=true", "game.private_reasoning=true"]
+    config = load_config(None, [f"model.path={folder}", *with_sessions])
+    with pytest.raises(SettingsError, match=r"engine\.sessions must be false with this chat"):
+        check_run(config, here=False)
     off = load_config(None, [f"model.path={folder}", "model.chat_template.enable_thinking=false"])
     assert not read_rendering(off.model, off.game, seed=0).rewritten
