@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 
@@ -132,7 +132,9 @@ def main(words: Sequence[str] | None = None) -> int:
             check_folder(out.parent, what="--out")
             check_machine(config.device, config.engine)
             check_endpoint(spec, config.endpoint, what="--partner")
-            num = args.num or (NUM_GAMES if args.games == "generated" else None)
+            num = args.num
+            if num is None and args.games == "generated":
+                num = NUM_GAMES
             games = find_games(
                 args.games, num, game=config.game, data=config.data, eval_settings=config.eval
             )
@@ -225,7 +227,8 @@ def play_on_page(session: Session, out: Path, sock: socket.socket) -> int:
         f"You play with {session.opponent.name}. Open this address on this machine; Ctrl-C ends it:"
     )
     print(f"http://127.0.0.1:{port}/?token={token}", flush=True)
-    server.run(sockets=[sock])
+    with suppress(KeyboardInterrupt):  # Ctrl-C, when the server has stopped
+        server.run(sockets=[sock])
     table.close()
     return 0
 

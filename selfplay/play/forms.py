@@ -6,7 +6,7 @@ A form makes one move as text. The game still decides whether the move is legal.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -106,11 +106,17 @@ def rooms_of(view: Any) -> list[str]:
     return [f"user {user}" for user in USERS] if isinstance(view, AgentView) else []
 
 
-def own_move(text: str, *, rooms: Sequence[str]) -> dict[str, Any]:
-    """A try of the person at a move, told apart into its kind and text; `room` is absent where the
-    move is for all."""
+def tags_of(forms: Sequence[dict[str, Any]]) -> set[str]:
+    """The tags of the moves that these forms make."""
+    return {found[2] for form in forms if (found := _MOVE.fullmatch(form["before"]))}
+
+
+def own_move(text: str, *, rooms: Sequence[str], tags: Collection[str]) -> dict[str, Any]:
+    """A try of the person at a move, told apart into its kind, one of `tags`, and text; `room` is
+    absent where the move is for all."""
     found = _MOVE.fullmatch(text)
-    whom, kind, words = found.groups() if found else (None, "", text)
+    known = found and found[2].lower() in tags and (rooms or not found[1])
+    whom, kind, words = found.groups() if found and known else (None, "", text)
     room = {"room": int(whom)} if whom and whom.isdigit() and int(whom) < len(rooms) else {}
     return {"kind": kind, "text": printable(words), **room}
 
@@ -118,17 +124,18 @@ def own_move(text: str, *, rooms: Sequence[str]) -> dict[str, Any]:
 def spoken(observation: str, names: Sequence[str], *, rooms: Sequence[str]) -> list[dict[str, Any]]:
     """What a seat reads, as the moves of others and the game's own texts, in order.
 
-    A game writes "Agent: [message] …"; the further lines of a player's text are indented, and lines
-    that are not are the game's. In the brief style of mediation "Agent:" stands alone, and lines up
-    to one with a tag are the player's. The game's lines after a move are its `note`; before any
-    move they are an entry without a `seat`.
+    A game writes "Agent: [message] …" or "seat 1: [message] …"; the further lines of a player's
+    text are indented, and lines that are not are the game's. In the brief style of mediation
+    "Agent:" stands alone, and lines up to one with a tag are the player's. The game's lines after a
+    move are its `note`; before any move they are an entry without a `seat`.
     """
-    seats = {name.lower(): seat for seat, name in enumerate(names)}
-    seats |= {f"seat {seat}": seat for seat in range(len(names))}
+    named = {name.lower(): seat for seat, name in enumerate(names)}
+    numbered = {f"seat {seat}": seat for seat in range(len(names))}
     entries: list[dict[str, Any]] = []
     alone = False
     for line in printable(observation).splitlines():
         found = _SPOKEN.fullmatch(line)
+        seats = named if alone else numbered | named
         seat = seats.get(found[1].lower()) if found else None
         if found and seat is not None:
             alone = found[2] is None

@@ -204,8 +204,11 @@ function drawEnding(state) {
   const game = result.game;
   game.seats.forEach((seat, place) => { seat.role = nameOf(state, place); });
   find("heading").textContent = "How it ended";
-  find("before").replaceChildren(make("span", { class: "big-score" }, game.agreed ? `${(100 * game.score_norm).toFixed(0)} % of what was possible` : "No agreement"),
-    make("br"), game.agreed ? "You agreed. Below is everything that was hidden." : `${{ turns: "The moves ran out.", retries: "Too many tries were refused.", tokens: "The policy ran out of tokens, which your words take as well." }[game.ended] || "The game ended."} Below is everything that was hidden.`);
+  // Where the seats' scores differ, there is no common one.
+  const scores = game.seat_scores || [], differ = scores.some((one) => one !== scores[0]);
+  const each = scores.map((one, place) => `${nameOf(state, place)} ${(100 * one).toFixed(0)} %`).join(", ");
+  find("before").replaceChildren(make("span", { class: "big-score" }, differ ? `${each[0].toUpperCase()}${each.slice(1)} of what was possible` : game.agreed ? `${(100 * game.score_norm).toFixed(0)} % of what was possible` : "No agreement"),
+    make("br"), game.agreed ? `${differ ? "The game is decided." : "You agreed."} Below is everything that was hidden.` : `${{ turns: "The moves ran out.", retries: "Too many tries were refused.", tokens: "The policy ran out of tokens, which your words take as well." }[game.ended] || "The game ended."} Below is everything that was hidden.`);
   const pick = (number) => { play.picked = number; find("ending").replaceChildren(...gamePanels(game, result.texts, number, pick)); };
   pick(proposalsOf(game).length - 1);
 }

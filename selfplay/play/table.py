@@ -18,7 +18,7 @@ from dialop.matching.board import MatchingView
 from dialop.matching.proposal import render_proposal
 from dialop.matching.roster import display_names
 from dialop.shown import printable
-from selfplay.play.forms import forms_of, own_move, rooms_of, spoken
+from selfplay.play.forms import forms_of, own_move, rooms_of, spoken, tags_of
 from selfplay.report.games import seat_names
 from selfplay.rollout.players import Move, Moving, PartnerPlayer
 
@@ -169,14 +169,15 @@ class Table:
 
     def _sent(self, text: str) -> dict[str, Any]:
         """A try of the person at a move, as the talk shows it."""
-        return {"seat": self._seat, **own_move(text, rooms=self._rooms)}
+        tags = tags_of(self._forms) | ({"propose"} if self._board else set())
+        return {"seat": self._seat, **own_move(text, rooms=self._rooms, tags=tags)}
 
     def _see(self, game: Game, observation: str) -> None:
         """Take over the seat's view. In matching the talk is the public log with the person's own
         refused tries; in other games it is the texts that the seat reads and writes."""
+        own = [] if self._given is None else [self._sent(self._given)]
         view = self._view = game.view(self._seat)
         self._rooms, self._forms = rooms_of(view), forms_of(game, view)
-        own = [] if self._given is None else [self._sent(self._given)]
         if own and self._refused:
             own[0]["error"] = printable(observation)
             observation = ""

@@ -5,7 +5,8 @@
 
 The folder is RUN/hub unless --out names another: the weights and tokenizer of RUN/final, README.md
 with its scores beside scripts (and beside people, where `eval.py` has played their games) and
-selfplay.yaml with the settings. Paths of this machine are cut to their last part.
+selfplay.yaml with the settings. Paths of this machine are cut to their last part, and addresses
+of endpoints are left out.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from selfplay.atomic import atomic_folder
 from selfplay.checkpoint.saving import step_of
 from selfplay.config import load_config
 from selfplay.config.settings import SettingsError, dump
+from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.model.hub import FETCHED, SETTINGS
 from selfplay.partners.checkpoints import find_source
 from selfplay.preflight.run import Words, check_folder, refused
-from selfplay.publish.card import card, read_results
+from selfplay.publish.card import card, read_results, without_paths
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -72,10 +74,19 @@ def write_folder(run: Path, name: str, out: Path) -> None:
     if out.exists() and not (out / SETTINGS).is_file() and any(out.iterdir()):
         raise ValueError(f"--out must be a new folder or an earlier copy of this, got {out}")
     config = load_config(run / "config.yaml")
+    if config.game.name.endswith(".py"):
+        raise ValueError(
+            "RUN must be of a game that its readers can import, got game.name "
+            f"{config.game.name}; nearest: a module, such as my_package.my_game"
+        )
     config = replace(config, out=f"runs/{name.split('/')[1]}")
     settings = _without_paths(yaml.safe_load(dump(config)))
-    public = load_config(None, [f"{key}={json.dumps(part)}" for key, part in settings.items()])
+    public = load_config(
+        None, [f"{key}={json.dumps(part, ensure_ascii=False)}" for key, part in settings.items()]
+    )
     code = (run / "code.txt").read_text(encoding="utf-8").strip()
+    if "started " not in code:
+        raise ValueError(f"{run / 'code.txt'} must hold when the run started, got {code[:80]!r}")
     text = card(
         name,
         public,
@@ -87,26 +98,35 @@ def write_folder(run: Path, name: str, out: Path) -> None:
         for file in sorted(weights.iterdir()):
             if any(file.match(pattern) for pattern in FETCHED) and file.name != "progress.json":
                 shutil.copy2(file, new / file.name)
+        if (run / IMITATED_BOARDS).is_file():  # evaluations of the copy must leave them out, too
+            shutil.copy2(run / IMITATED_BOARDS, new / IMITATED_BOARDS)
         (new / "README.md").write_text(text, encoding="utf-8", errors="backslashreplace")
         (new / SETTINGS).write_text(dump(public), encoding="utf-8")
 
 
 def _without_paths(value: Any) -> Any:
-    """Settings in which every absolute path is cut to its last part."""
+    """Settings in which paths are cut to their last part, also in checkpoint:PATH, and addresses
+    of endpoints are left out."""
     if isinstance(value, Mapping):
         return {name: _without_paths(part) for name, part in value.items()}
     if isinstance(value, list):
         return [_without_paths(part) for part in value]
-    if isinstance(value, str) and Path(value).is_absolute():
-        return Path(value).name
+    if isinstance(value, str):
+        return Path(value).name if value.startswith(("/", "~/", "../")) else without_paths(value)
     return value
 
 
 def push(folder: Path, name: str, *, private: bool) -> str:
-    """Upload the folder; returns the repository's address. Raises OSError if the hub refuses."""
+    """Upload the folder; returns the repository's address. Raises OSError if the hub refuses or
+    cannot be reached."""
     api = HfApi()
-    address = api.create_repo(name, private=private, exist_ok=True)
-    api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a selfplay policy")
+    try:
+        address = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=name, folder_path=folder, commit_message="Upload a selfplay policy"
+        )
+    except Exception as error:
+        raise OSError(f"{name} cannot be uploaded to the hub: {error}") from error
     return str(address)
 
 
@@ -125,7 +145,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     try:
         print(f"pushed to {push(out, args.name, private=args.private)}")
-    except (OSError, ValueError) as error:
+    except OSError as error:
         return refused("selfplay.publish", error, status=1)
     return 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,32 +33,37 @@ _GAMES = {
 _POLICY = ("sampled", "greedy")  # rows of the policy with itself; the others are scripts
 # What a table shows beside the score, of the measures that a row has.
 _SHOWN = ("agreement", "talk_value", "messages", "words", "errors", "honesty")
+# The folders of checkpoint:PATH unless it is ORG/NAME, and the address of endpoint:MODEL@URL.
+_FOLDERS = re.compile(r"(?<=checkpoint:)(?=[/.~])(?:(?:(?!checkpoint:| with )[^/])*/(?!\*|\s|$))+")
+_ADDRESS = re.compile(r"(endpoint:[^@]*@https?://)[^\s*]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
     """What a run folder knows of its policy: rows of held-out games before and after self-play, and
-    the evaluations that `eval.py` wrote into it, by folder name."""
+    the evaluations that `eval.py` wrote into it."""
 
     before: Rows
     after: Rows
-    evaluations: Mapping[str, Mapping[str, Any]]
+    evaluations: Sequence[Mapping[str, Any]]
 
 
 def read_results(run: Path) -> Results:
     """Read the run's result files. Raises SettingsError for a file that cannot be read."""
     before = run / "held_out_before.json"
-    pages = {path.parent.name: _read(path) for path in sorted(run.glob("eval_*/evaluation.json"))}
+    pages = sorted(run.glob("eval_*/evaluation.json"))
     return Results(
-        before=_read(before) if before.exists() else {},
-        after=_read(run / "held_out_after.json"),
-        evaluations=pages,
+        before=_read(before, _POLICY) if before.exists() else {},
+        after=_read(run / "held_out_after.json", _POLICY),
+        evaluations=[_read(path, ("games", "num_games", "rows")) for path in pages],
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, names: Sequence[str]) -> dict[str, Any]:
     try:
         page: dict[str, Any] = json.loads(path.read_bytes())
+        if missing := [name for name in names if name not in page]:
+            raise LookupError(f"no {', '.join(missing)}")
         for row in page.get("rows", page).values():
             show_interval(tuple(row["interval"]))
             row["measures"].items(), row["examples"].items()
@@ -75,7 +80,9 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
     game = _GAMES.get(config.game.name, config.game.name)
     base = config.model.path
     sampled = results.after["sampled"]
-    start = f"[{base}](https://huggingface.co/{base})" if _on_hub(base) else "random weights"
+    start = "random weights" if base is None else escaped(Path(base).name)
+    if _on_hub(base):
+        start = f"[{base}](https://huggingface.co/{base})"
     parts = [
         f"---\n{_front_matter(name, config.game, config.model.path, sampled).to_yaml()}\n---",
         f"# {name.split('/')[1]}",
@@ -93,10 +100,10 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
             | {f"script {row}": of for row, of in results.after.items() if row not in _POLICY}
         ),
     ]
-    for folder, page in results.evaluations.items():
+    for page in results.evaluations:
         games = escaped(Path(str(page["games"])).name)
-        what = f"{page['num_games']} games of {games}, by `eval.py`:"
-        parts += [f"### {escaped(folder)}", what, _table(page["rows"])]
+        heading = f"### {page['num_games']} games of {games}, by `eval.py`"
+        parts += [heading, _table(page["rows"])]
     parts += [
         "## Settings",
         "What differs from the defaults; `selfplay.yaml` in this repository holds all settings.",
@@ -111,8 +118,14 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
         "## Games to read",
     ]
     for label, record in sampled["examples"].items():
-        parts += [f"### The {label} game", fenced(game_text(record))]
+        seats = [{**seat, "player": without_paths(seat["player"])} for seat in record["seats"]]
+        parts += [f"### The {label} game", fenced(game_text({**record, "seats": seats}))]
     return "\n\n".join(parts) + "\n"
+
+
+def without_paths(text: str) -> str:
+    """A partner's name without the folders and addresses of this machine."""
+    return _FOLDERS.sub("", _ADDRESS.sub(r"\1an-endpoint", text))
 
 
 def _front_matter(
@@ -157,7 +170,7 @@ def _table(rows: Rows) -> str:
     head = ["", "score [95 %]", *(headings[measure] for measure in shown)]
     cells = [
         [
-            escaped(name),
+            escaped(without_paths(name)),
             show_interval(tuple(row["interval"])),
             *(f"{row['measures'][m]:.3f}" if m in row["measures"] else "-" for m in shown),
         ]

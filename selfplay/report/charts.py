@@ -51,13 +51,14 @@ Point = tuple[float, float]
 @dataclass(frozen=True, slots=True)
 class Line:
     """A curve: (step, value) points in order. `band` holds (step, low, high); `faint` is the noisy
-    curve behind it."""
+    curve behind it. The values under the pointer are `told`, else `faint`, else the points."""
 
     name: str
     points: Sequence[Point]
     colour: str
     band: Sequence[tuple[float, float, float]] = ()
     faint: Sequence[Point] = ()
+    told: Sequence[Point] = ()
     dashed: bool = False
 
 
@@ -233,6 +234,11 @@ def _svg(figure: Figure, *, transparent: bool = False) -> str:
     return svg[svg.index("<svg") :]
 
 
+def _digits(value: float) -> float:
+    """The value with five significant digits."""
+    return float(f"{value:.5g}")
+
+
 def _dashed(entry: Line | Level) -> bool:
     return isinstance(entry, Level) or entry.dashed
 
@@ -260,8 +266,8 @@ def _chart(
         {
             "name": line.name,
             "colour": line.colour,
-            "points": [[x, round(y, 5)] for x, y in thinned(line.points)],
-            "band": [[x, round(low, 5), round(high, 5)] for x, low, high in thinned(line.band)],
+            "points": [[x, _digits(y)] for x, y in thinned(line.told or line.faint or line.points)],
+            "band": [[x, _digits(low), _digits(high)] for x, low, high in thinned(line.band)],
         }
         for line in lines
     ]

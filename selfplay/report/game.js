@@ -16,7 +16,7 @@ function make(tag, attributes = {}, ...children) {
 const seatClass = (seat) => `seat${seat % 5}`;
 const seatName = (game, seat) => game.seats[seat].role || `seat ${seat}`;
 const share = (value) => (typeof value === "number" ? value.toFixed(3) : "–");
-const short = (value) => (Number.isInteger(value) ? String(value) : Number(value.toPrecision(4)).toString());
+const short = (value) => (typeof value !== "number" ? "–" : Number.isInteger(value) ? String(value) : Number(value.toPrecision(4)).toString());
 const signed = (value) => (value > 0 ? "+" : "") + value.toFixed(3);
 
 // --- theme and tips
@@ -122,10 +122,11 @@ function talk(game, picked, pick) {
   const numbers = proposalsOf(game).map((one) => one.number);
   return make("div", { class: "panel" }, make("div", { class: "talk" }, game.turns.map((turn, number) => {
     const at = numbers.indexOf(number);
-    const body = turn.error ? turn.text : turn.text.replace(/^\s*(?:\w{1,8}\s*:\s*)?\[[^\[\]\n]{0,40}\]\s*/, "");
+    const tag = /^\s*(?:\w{1,8}\s*:\s*)?\[([^\[\]\n]{0,40})\]\s*/.exec(turn.text);
+    const body = !turn.error && tag && tag[1].trim().toLowerCase() === turn.action ? turn.text.slice(tag[0].length) : turn.text;
     const node = make("div", { class: `turn ${seatClass(turn.seat)} ${turn.error ? "refused" : ""} ${at >= 0 ? "pick" : ""}` },
       make("div", { class: "who" }, seatName(game, turn.seat), turn.error ? make("span", { class: "tag wrong" }, `refused: ${(turn.error_kind || "error").replaceAll("_", " ")}`) : make("span", { class: "tag" }, turn.action)),
-      turn.thought ? make("div", { class: "thought" }, spelled(turn, turn.thought)) : null,
+      turn.thought ? make("div", { class: "thought" }, spelled(turn, turn.thought, true)) : null,
       body || turn.error ? make("div", { class: "text" }, body ? spelled(turn, body) : "(nothing)") : null,
       turn.error ? make("div", { class: "told" }, `It was told: ${turn.error}`) : null,
       turn.proposal ? make("div", { class: "note" }, "value ", make("b", {}, `${short(turn.proposal.value)} of ${short(game.board.best_value)}`),
@@ -164,10 +165,13 @@ function branch(point) {
       make("span", { class: one.error ? "wrong" : "" }, (i ? "" : "taken: ") + (one.text || "(nothing)")))));
 }
 
-// A part of a turn's text as its sampled tokens, each with its log-prob.
-function spelled(turn, part) {
+// A part of a turn's text as its sampled tokens, each with its log-prob. A thought is the `first`
+// such text of the turn, a move the last. A record holds the first tokens of a long turn alone.
+function spelled(turn, part, first) {
   if (!turn.tokens) return part;
-  const whole = turn.tokens.map(([piece]) => piece).join(""), start = whole.lastIndexOf(part);
+  const whole = turn.tokens.map(([piece]) => piece).join("");
+  let start = first ? whole.indexOf(part) : whole.lastIndexOf(part);
+  for (let at = 0; start < 0 && at < whole.length - 8; at++) if (part.startsWith(whole.slice(at))) start = at;
   if (start < 0) return part;
   const spans = [];
   let at = 0;
@@ -179,5 +183,6 @@ function spelled(turn, part) {
     }
     at += piece.length;
   }
+  spans.push(part.slice(at - start));
   return spans;
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dialop.kit import games, load_kit
@@ -24,7 +25,8 @@ _KEPT = ("episode", "step", "score_norm", "agreed", "ended", "facts", "rewards",
 
 
 class Texts:
-    """The distinct long texts of a page. `number` gives a text's place in `all`."""
+    """The distinct long texts of a page. `number` gives a text's place in `all`; `keep` forgets all
+    but the first."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
@@ -36,19 +38,33 @@ class Texts:
             self.all.append(printable(text))
         return self._places[text]
 
+    def keep(self, num: int) -> None:
+        del self.all[num:]
+        self._places = {text: place for text, place in self._places.items() if place < num}
+
 
 def viewer_data(runs: Sequence[RunFiles]) -> dict[str, Any]:
     """The games of all runs: {"texts", "runs", "games", "num_left_out"}.
 
     Held-out games come first, then those of evaluations, then those of training. Games beyond
-    MAX_BYTES are left out and counted.
+    MAX_BYTES are left out and counted; one that cannot be read is named in its run's problems.
     """
     texts, games, size, num_left_out = Texts(), [], 0, 0
-    for game in _in_order(runs, texts):
-        size += len(json.dumps(game))
-        if size > MAX_BYTES:
+    for record, source, number in _in_order(runs):
+        num_texts = len(texts.all)
+        try:
+            game = drawn_game(record, source, number, texts)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            name = on_one_line(str(record.get("instance")))
+            runs[number].problems.append(f"{source} game {name:.80}: {error!r}")
+            texts.keep(num_texts)
+            continue
+        own = len(json.dumps([game, texts.all[num_texts:]]))
+        if size + own > MAX_BYTES:
             num_left_out += 1
+            texts.keep(num_texts)
         else:
+            size += own
             games.append(game)
     _pair_up(games)
     return {
@@ -59,18 +75,17 @@ def viewer_data(runs: Sequence[RunFiles]) -> dict[str, Any]:
     }
 
 
-def _in_order(runs: Sequence[RunFiles], texts: Texts) -> Iterator[dict[str, Any]]:
+def _in_order(runs: Sequence[RunFiles]) -> Iterator[tuple[dict[str, Any], str, int]]:
+    """Each record with its source and the number of its run."""
     for number, run in enumerate(runs):
         # Games after self-play come first: they are what a reader opens the page for.
         for row in sorted(run.rows, key=lambda row: row.source == "before"):
             if row.name.startswith(SHOWN_ROWS):
                 held_out = row.source in ("before", "after")
                 source = row.source if held_out else f"{row.source}: {row.name}"
-                for record in row.games:
-                    yield drawn_game(record, source, number, texts)
+                yield from ((record, source, number) for record in row.games)
     for number, run in enumerate(runs):
-        for record in run.games:
-            yield drawn_game(record, TRAINING, number, texts)
+        yield from ((record, TRAINING, number) for record in run.games)
 
 
 def drawn_game(record: Mapping[str, Any], source: str, run: int, texts: Texts) -> dict[str, Any]:
@@ -161,7 +176,8 @@ def _pair_up(games: Sequence[dict[str, Any]]) -> None:
         twin = before.get((game["run"], game["instance"]))
         if game["source"] == "after" and twin is not None:
             game["twin"], games[twin]["twin"] = twin, place
-            game["change"] = game["score_norm"] - games[twin]["score_norm"]
+            with suppress(KeyError, TypeError):  # a score that is no finite number is absent
+                game["change"] = game["score_norm"] - games[twin]["score_norm"]
 
 
 def safe_json(value: Any) -> str:

@@ -21,7 +21,7 @@ from selfplay.atomic import write_atomically
 from selfplay.metrics.tables import bootstrap_interval, columns_of, show_interval
 from selfplay.report.charts import COLOURS, Chart, Level, Line, area_chart, line_chart, smoothed
 from selfplay.report.games import safe_json, viewer_data
-from selfplay.report.run_files import STAGES, Row, RunFiles, read_run
+from selfplay.report.run_files import STAGES, Row, RunFiles, read_run, told_apart
 
 REPORT = "report.html"
 _HERE = Path(__file__).parent
@@ -80,6 +80,7 @@ def page_html(runs: Sequence[RunFiles]) -> str:
     """The page as text. Raises ValueError for no runs."""
     if not runs:
         raise ValueError("a report needs at least one run")
+    runs = told_apart(runs)
     charts = run_charts(runs[0]) if len(runs) == 1 else compared_charts(runs)
     games = viewer_data(runs)
     return fill(
@@ -94,7 +95,7 @@ def page_html(runs: Sequence[RunFiles]) -> str:
         table=scores_table(runs),
         errors=errors_table(runs),
         times=[(run.name, times_table(run)) for run in runs],
-        crossplay=[table for run in runs for table in map(crossplay_table, run.crossplay)],
+        crossplay=[table for run in runs for table in crossplay_tables(run)],
         settings=settings_table(runs),
         num_games=len(games["games"]),
         num_left_out=games["num_left_out"],
@@ -224,8 +225,9 @@ def run_charts(run: RunFiles) -> list[Chart]:
     every = [
         Line(
             kind.removeprefix("errors_").replace("_", " "),
-            smoothed([(step["step"], step.get(kind) or 0.0) for step in run.steps]),
+            smoothed(points := [(step["step"], step.get(kind) or 0.0) for step in run.steps]),
             COLOURS[i % len(COLOURS)],
+            told=points,
             dashed=i >= len(COLOURS),
         )
         for i, kind in enumerate(kinds)
@@ -235,8 +237,9 @@ def run_charts(run: RunFiles) -> list[Chart]:
     areas = [
         Line(
             stage.replace("_", " "),
-            smoothed([(step["step"], step.get(f"{stage}_s") or 0.0) for step in run.steps]),
+            smoothed(points := [(s["step"], s.get(f"{stage}_s") or 0.0) for s in run.steps]),
             COLOURS[i % len(COLOURS)],
+            told=points,
         )
         for i, (stage, seconds) in enumerate(sorted(stages, key=lambda item: -item[1])[:7])
         if seconds
@@ -349,6 +352,15 @@ def times_table(run: RunFiles) -> list[tuple[str, str, str, str]]:
         (name.replace("_", " "), f"{s:.3f}", f"{s / step:.1%}", f"width:{100 * s / step:.1f}%")
         for name, s in [*ranked, ("other", max(0.0, step - sum(seconds.values())))]
     ]
+
+
+def crossplay_tables(run: RunFiles) -> Iterator[dict[str, Any]]:
+    """The matrices of a run; one that cannot be read is named in the run's problems."""
+    for folder, page in run.crossplay.items():
+        try:
+            yield crossplay_table(page)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            run.problems.append(f"{folder}/evaluation.json: {error!r}")
 
 
 def crossplay_table(page: dict[str, Any]) -> dict[str, Any]:

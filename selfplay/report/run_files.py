@@ -7,8 +7,8 @@ is named in `problems`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class RunFiles:
     settings: list[tuple[str, str, str]]
     steps: list[dict[str, Any]]
     rows: list[Row]
-    crossplay: list[dict[str, Any]]
+    crossplay: dict[str, dict[str, Any]]  # by folder
     games: list[dict[str, Any]]
     problems: list[str] = field(default_factory=list)
 
@@ -65,16 +65,28 @@ def read_run(folder: Path) -> RunFiles:
         folder=folder,
         game=config.game.name if config else "",
         settings=changed_settings(config) if config else [],
-        steps=[line for line in _lines(folder / "metrics.jsonl", problems) if "step" in line],
+        steps=list(_steps(folder, problems)),
         rows=list(_rows(folder, problems)),
-        crossplay=[
-            page
+        crossplay={
+            path.parent.name: page
             for path in sorted(folder.glob("crossplay*/evaluation.json"))
             if {"rows", "matrix"} <= (page := _json(path, problems)).keys()
-        ],
+        },
         games=list(_spread(folder / "games.jsonl", problems)),
         problems=problems,
     )
+
+
+def told_apart(runs: Sequence[RunFiles]) -> list[RunFiles]:
+    """The runs, with as many parent folders before a name as tell it from those of the others."""
+    paths = {run.folder.resolve().parts for run in runs}
+
+    def name(own: tuple[str, ...]) -> str:
+        ends = ({path[-num:] for path in paths - {own}} for num in range(1, len(own)))
+        num = next((i for i, other in enumerate(ends, start=1) if own[-i:] not in other), len(own))
+        return "/".join(own[-num:])
+
+    return [replace(run, name=name(run.folder.resolve().parts)) for run in runs]
 
 
 def changed_settings(config: Config) -> list[tuple[str, str, str]]:
@@ -120,20 +132,31 @@ def _config(path: Path, problems: list[str]) -> Config | None:
 
 
 def _json(path: Path, problems: list[str]) -> dict[str, Any]:
+    shown = path.name if path.name != "evaluation.json" else f"{path.parent.name}/{path.name}"
     try:
         value = json.loads(path.read_bytes(), parse_constant=_no_number)
         if isinstance(value, dict):
             return value
-        problems.append(f"{path.name} must hold one JSON object")
+        problems.append(f"{shown} must hold one JSON object")
     except FileNotFoundError:
         pass
     except (OSError, ValueError, RecursionError) as error:
-        problems.append(f"{path.name}: {error}")
+        problems.append(f"{shown}: {error}")
     return {}
 
 
 def _no_number(_: str) -> None:
     """NaN and infinity are read as null."""
+
+
+def _steps(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """The numbers of each step."""
+    for line in _lines(folder / "metrics.jsonl", problems):
+        numbers = {name: n for name, n in line.items() if isinstance(n, int | float)}
+        if "step" in numbers:
+            yield numbers
+        else:
+            problems.append(f"metrics.jsonl: step must be a number, got {line.get('step')!r:.80}")
 
 
 def _lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
@@ -175,8 +198,13 @@ def _rows(folder: Path, problems: list[str]) -> Iterator[Row]:
     for stage in STAGES:
         yield from _parsed(stage, _json(folder / f"held_out_{stage}.json", problems), problems)
     for path in sorted(folder.glob("eval_*/evaluation.json")):
-        page = _json(path, problems)
-        yield from _parsed(path.parent.name, page.get("rows", {}), problems)
+        rows = _json(path, problems).get("rows", {})
+        if isinstance(rows, dict):
+            yield from _parsed(path.parent.name, rows, problems)
+        else:
+            problems.append(
+                f"{path.parent.name}/{path.name}: rows must be an object, got {rows!r:.80}"
+            )
 
 
 def _parsed(source: str, rows: Mapping[str, Any], problems: list[str]) -> Iterator[Row]:
@@ -185,6 +213,8 @@ def _parsed(source: str, rows: Mapping[str, Any], problems: list[str]) -> Iterat
             mean, low, high = map(float, row["interval"])
             examples = row.get("examples", {}).values()
             games = {g["instance"]: g for g in (*row.get("games", ()), *examples)}
+            if not row["scores"]:
+                raise ValueError("no scores")
             yield Row(
                 source,
                 name,

@@ -14,6 +14,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from selfplay.config.settings import SettingsError
 from selfplay.engines.sglang.launch import child_environment, pick_attention_backend
 from selfplay.engines.sglang.server import HOST, server_command
 from selfplay.model.policy import described_in
-from selfplay.partners.checkpoints import ONE_PROCESS, Source, find_source
+from selfplay.partners.checkpoints import ONE_PROCESS, Source, find_source, model_words
 from selfplay.preflight.run import Words, check_machine, refused
 
 
@@ -50,8 +51,8 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 def settings_of(source: Source, overrides: Sequence[str]) -> Config:
     """The run's settings with SGLang as engine; the defaults for weights outside a run."""
-    policy = (f"model.path={json.dumps(str(source.weights))}", "model.scratch=null")
-    return load_config(source.settings, [*ONE_PROCESS, *policy, *overrides, "engine.kind=sglang"])
+    words = [*ONE_PROCESS, *model_words(source), *overrides, "engine.kind=sglang"]
+    return load_config(source.settings, words)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -60,6 +61,10 @@ def main(words: Sequence[str] | None = None) -> int:
         args = read_arguments(words)
         source = find_source(args.policy, what="RUN")
         config = settings_of(source, args.overrides)
+        name = args.name or (args.policy if source.hub else source.home.resolve()).name
+        if re.search(r"[@\s]", name):
+            near = re.sub(r"[@\s]+", "_", name)
+            raise ValueError(f"--name must have no @ and no blanks, got {name!r}; nearest: {near}")
         if importlib.util.find_spec("sglang") is None:
             raise ValueError(
                 "SGLang must be installed to serve: pip install -r requirements-gpu.txt"
@@ -72,8 +77,6 @@ def main(words: Sequence[str] | None = None) -> int:
             )
     except (SettingsError, ValueError, OSError) as error:
         return refused("selfplay.serve", error)
-    home = args.policy if source.hub else source.home.resolve()
-    name = args.name or home.name
     device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
     engine = config.engine
     command = server_command(
@@ -94,10 +97,11 @@ def main(words: Sequence[str] | None = None) -> int:
     if config.model.chat_template:
         body = json.dumps({"chat_template_kwargs": config.model.chat_template})
         needs.append(f"endpoint.body={shlex.quote(body)}")
+    partner = shlex.quote(f"endpoint:{name}@http://{HOST}:{args.port}/v1")
     print(f"weights: {source.weights}")
     print(
         "play against it, once it is up: python eval.py --checkpoint RUN --games generated "
-        f"--partner endpoint:{name}@http://{HOST}:{args.port}/v1 {' '.join(needs)}",
+        f"--partner {partner} {' '.join(needs)}",
         flush=True,
     )
     with child_environment(device, engine.tp_size):

@@ -27,8 +27,8 @@ from dialop.matching.recorded import (
 )
 from dialop.matching.store import read_instances
 from selfplay.config import Config, load_config
-from selfplay.play.__main__ import bound, main, play_here
-from selfplay.play.forms import forms_of, spoken
+from selfplay.play.__main__ import bound, main, play_here, play_on_page
+from selfplay.play.forms import forms_of, own_move, spoken, tags_of
 from selfplay.play.games import Opponent, Session, keep_game, result_of, seats_for_a_person
 from selfplay.play.server import MAX_BODY, MAX_MOVES, MAX_TEXT, TOKEN_HEADER, make_app
 from selfplay.play.table import NotNow, SeatedPerson, Table
@@ -397,6 +397,26 @@ def test_the_rooms_are_apart_in_the_brief_style() -> None:
     first, second = spoken(read, ["user 0", "user 1", "agent"], rooms=["user 0", "user 1"])
     assert (first["room"], first["text"], first["note"]) == (0, "0 -15\nuser 1:", "")
     assert (second["room"], second["text"], second["note"]) == (1, "0 -1", "[off] Your move.")
+    (said,) = spoken("Agent:\nSeat 1: [accept]", ["user 0", "user 1", "agent"], rooms=[])
+    assert (said["seat"], said["text"]) == (2, "Seat 1: [accept]"), "a player names no other seat"
+
+
+@pytest.mark.parametrize(
+    ("text", "rooms", "kind", "words"),
+    [
+        ("[answer] 4", [], "answer", "4"),
+        ("[4]", [], "", "[4]"),
+        ("[1, 2, 3] is the sorted list", [], "", "[1, 2, 3] is the sorted list"),
+        ("Plan: [x] do it", [], "", "Plan: [x] do it"),
+        ("Plan: [answer] 4", [], "", "Plan: [answer] 4"),
+        ("1: [message] hi", ["user 0", "user 1"], "message", "hi"),
+    ],
+)
+def test_only_a_tag_of_the_forms_is_cut(text: str, rooms: list[str], kind: str, words: str) -> None:
+    tags = tags_of([{"before": "[answer] "}, {"before": "0: [message] "}, {"before": ""}])
+    assert tags == {"answer", "message"}
+    move = own_move(text, rooms=rooms, tags=tags)
+    assert (move["kind"], move["text"]) == (kind, words)
 
 
 def test_a_script_says_what_it_would_do() -> None:
@@ -435,6 +455,21 @@ def test_a_game_of_ones_own_has_a_form_for_each_tag() -> None:
     assert [(turn["seat"], turn["kind"]) for turn in read] == [(0, "message")]
 
 
+def test_ctrl_c_ends_the_page_and_its_games(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt  # as uvicorn does once it has shut down
+
+    monkeypatch.setattr(uvicorn.Server, "run", interrupted)
+    with bound(0) as sock:
+        assert play_on_page(session(config, SMALL, honest(config)), tmp_path / "x", sock) == 0
+    for thread in threading.enumerate():
+        if thread.name == "games":
+            thread.join(10)
+            assert not thread.is_alive()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -444,6 +479,7 @@ def test_a_game_of_ones_own_has_a_form_for_each_tag() -> None:
         (["--partner", "scripted:honest", "--seat", "5"], "--seat"),
         (["--partner", "scripted:honest", "--out", "games.txt"], "--out"),
         (["--partner", "scripted:honest", "--games", "missing.jsonl"], "--games"),
+        (["--partner", "scripted:honest", "--num", "0"], "--num must be at least 1"),
         (["--unknown"], "--unknown"),
     ],
 )

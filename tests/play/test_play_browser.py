@@ -71,6 +71,11 @@ def test_a_whole_game_with_a_script(tmp_path: Path) -> None:
             expect(page.locator("#ending .pool .cell.best")).to_have_count(3)
             assert page.locator("#ending .view").count() == 2 and page.locator("img").count() == 0
             expect(page.locator("#start")).to_have_text("Play another game")
+            page.evaluate(
+                "play.state.result.game.seat_scores = [0.25, 1]; drawEnding(play.state)"
+            )  # as a competitive game ends
+            expect(page.locator("#before")).to_contain_text("Your partner 25 %, you 100 % of what")
+            assert "You agreed" not in page.locator("#before").inner_text()
     assert dialop(["replay", str(out)]) == 0
 
 

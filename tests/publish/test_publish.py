@@ -57,8 +57,10 @@ def run(tmp_path: Path) -> Path:
     run = tmp_path / "a_run"
     (run / "final").mkdir(parents=True)
     words = [f"out={run}", f"data.train={tmp_path}/secret/boards.parquet", "steps=9"]
+    words.append(f"rollout.partners=[self, checkpoint:{tmp_path}/secret/other*0.5]")
     config = load_config(None, ["model.path=Qwen/Qwen2.5-0.5B-Instruct", *words])
     (run / "config.yaml").write_text(dump(config))
+    (run / "imitated_boards.json").write_text('["abc"]')
     (run / "code.txt").write_text("started 1\ncommit a\n\nstarted 2\ncommit b\ntorch 2\n")
     save_file({"weight": np.zeros(1)}, run / "final" / "model.safetensors")
     files = {"config.json": "{}", "tokenizer.json": "{}"}
@@ -75,6 +77,10 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
+def change_settings(run: Path, *words: str) -> None:
+    (run / "config.yaml").write_text(dump(load_config(run / "config.yaml", words)))
+
+
 def test_the_folder_holds_a_policy_its_settings_and_a_card(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,11 +88,12 @@ def test_the_folder_holds_a_policy_its_settings_and_a_card(
     assert publish.main([str(run), "me/pair"]) == 0, "an earlier copy is replaced"
     out = run / "hub"
     assert sorted(path.name for path in out.iterdir()) == [
-        *("README.md", "config.json", "manifest.json", "model.safetensors"),
-        *("selfplay.yaml", "tokenizer.json"),
+        *("README.md", "config.json", "imitated_boards.json", "manifest.json"),
+        *("model.safetensors", "selfplay.yaml", "tokenizer.json"),
     ]
     text = "".join((out / name).read_text() for name in ("README.md", "selfplay.yaml"))
     assert str(tmp_path) not in text and "boards.parquet" in text
+    assert load_config(out / "selfplay.yaml").rollout.partners == ("self", "checkpoint:other*0.5")
     assert load_config(out / "selfplay.yaml").out == "runs/pair"
     source = find_source(out)
     assert (source.weights, source.settings) == (out, out / "selfplay.yaml")
@@ -109,6 +116,41 @@ def test_the_card_has_the_scores_beside_scripts_and_people(run: Path) -> None:
     assert not any(name.startswith("honest") for name in rows), "each script has one row"
     assert "(7 steps of grpo)" in text and "commit b" in text and "commit a" not in text
     assert "data.train=boards.parquet" in text and "steps=9" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "start"),
+    [
+        ("null model.scratch={max_positions: 4096}", "trained from random weights"),
+        ("models/SmolLM2-135M.Q4_1.gguf", r"trained from SmolLM2-135M.Q4\_1.gguf"),
+        ("/data/jane/Qwen2.5-0.5B", "trained from Qwen2.5-0.5B by"),
+        ("Qwen/Qwen2.5-0.5B", "trained from [Qwen/Qwen2.5-0.5B](https://huggingface.co/Qwen"),
+    ],
+)
+def test_the_card_names_what_training_began_from(path: str, start: str, run: Path) -> None:
+    change_settings(run, *f"model.path={path}".split(" ", 1))
+    assert publish.main([str(run), "me/pair"]) == 0
+    text = (run / "hub" / "README.md").read_text()
+    assert start in text and "jane" not in text
+    assert ("base_model:" in text) == path.startswith("Qwen")
+
+
+def test_no_folder_and_no_address_of_this_machine_is_published(run: Path) -> None:
+    partners = [f"checkpoint:{p}*0.5" for p in ("/jane/a", "../../jane/b", "~/jane/c/", "me/tiny")]
+    address = "endpoint:small@http://10.1.2.3:8000/v1"
+    change_settings(run, f"rollout.partners=[{', '.join(partners)}, {address}*0.5]")
+    rows = {f"policy with {name}": row(0.5) for name in ("checkpoint:/jane/x/d", address)}
+    page = {"games": "generated", "num_games": 4, "rows": rows}
+    (run / "eval_generated_checkpoint_jane_x_d").mkdir()
+    (run / "eval_generated_checkpoint_jane_x_d" / "evaluation.json").write_text(json.dumps(page))
+    assert publish.main([str(run), "me/pair"]) == 0
+    text = "".join((run / "hub" / name).read_text() for name in ("README.md", "selfplay.yaml"))
+    assert "jane" not in text and "10.1.2.3" not in text
+    assert "| policy with checkpoint:d " in text and "| policy with endpoint:small@" in text
+    assert load_config(run / "hub" / "selfplay.yaml").rollout.partners == (
+        *("checkpoint:a*0.5", "checkpoint:b*0.5", "checkpoint:c/*0.5", "checkpoint:me/tiny*0.5"),
+        "endpoint:small@http://an-endpoint*0.5",
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,6 +209,34 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
     assert sorted(run.rglob("*")) == before
+
+
+def test_a_game_in_a_file_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    game = Path(__file__).parents[2] / "examples" / "meeting" / "meeting.py"
+    (run / "config.yaml").write_text(f"game: {{name: {game}}}\nmodel: {{path: x}}\n")
+    assert publish.main([str(run), "me/pair"]) == 2
+    error = capsys.readouterr().err
+    assert f"got game.name {game}; nearest: a module" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("code.txt", "", "code.txt must hold when the run started, got ''"),
+        ("eval_x/evaluation.json", '{"rows": {}}', "evaluation.json must hold the games of an"),
+        ("eval_x/evaluation.json", '{"rows": {}}', "no games, num_games"),
+        ("held_out_before.json", '{"sampled": {}}', "held_out_before.json must hold the games of"),
+        ("held_out_before.json", '{"sampled": {}}', "no greedy"),
+    ],
+)
+def test_an_odd_file_is_named(
+    file: str, text: str, said: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / file).parent.mkdir(exist_ok=True)
+    (run / file).write_text(text)
+    assert publish.main([str(run), "me/pair"]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
 
 
 def test_an_unfinished_run_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,3 +329,15 @@ def test_a_push_creates_the_repository_and_uploads_the_folder(
     assert publish.main([str(run), "me/pair", "--push"]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("selfplay.publish: ") and "403" in error
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(
+    run: Path,
+    hub: Hub,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(publish, "HfApi", lambda: HfApi(endpoint="http://127.0.0.1:9"))
+    assert publish.main([str(run), "me/pair", "--push"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("selfplay.publish: ") and error.count("\n") == 1

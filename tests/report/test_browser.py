@@ -1,6 +1,7 @@
 """The page of a run in a real browser: filters, keys, tables, and texts that stay texts."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import open_page
@@ -140,3 +141,52 @@ def test_several_runs(tmp_path: Path) -> None:
         expect(page.locator("#source")).to_have_value("one: after")
         page.select_option("#source", "two: after")
         expect(page.locator("#game h3")).to_contain_text("two: after")
+
+
+def bare(folder: Path, **fields: Any) -> dict[str, Any]:
+    """A record of a run without the game's own picture and with these turns and fields."""
+    turn = {"seat": 0, "action": "message", "error": None, "observations": ["", ""]}
+    turns = [turn | given for given in fields.pop("turns", [{"text": "hi"}])]
+    return read_run(folder).games[0] | {"state": {}, "turns": turns} | fields
+
+
+def drawn(folder: Path, *records: dict[str, Any]) -> str:
+    """The address of a page of these training games alone."""
+    for stage in ("before", "after"):
+        (folder / f"held_out_{stage}.json").unlink()
+    write_lines(folder / "games.jsonl", records)
+    write_report([read_run(folder)], folder / "report.html")
+    return (folder / "report.html").as_uri()
+
+
+def test_only_the_tag_of_a_move_is_cut(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_games=1)
+    said = ["[4]", "[1, 2] is the list", "Plan: [x] do it", "[message] hi", "0: [ Message ] you"]
+    record = bare(folder, turns=[{"text": text} for text in said])
+    with open_page(drawn(folder, record)) as page:
+        shown = page.locator(".turn .text").all_inner_texts()
+        assert shown == [*said[:3], "hi", "you"]
+
+
+def test_the_tokens_of_a_thought_and_of_a_long_turn(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_games=1)
+    pieces = [("Say hi", -9.0), ("</think>", -0.1), ("[message]", -0.2), (" Say hi", -0.3)]
+    thought = {"text": "".join(piece for piece, _ in pieces), "tokens": pieces}
+    words = [("[message]", -0.1), *((f" w{i}", -1.0) for i in range(499))]
+    long = {"text": "".join(piece for piece, _ in words), "tokens": words[:400]}
+    with open_page(drawn(folder, bare(folder, turns=[thought, long]))) as page:
+        page.locator(".thought .token").first.hover()
+        expect(page.locator("#tip")).to_contain_text("-9.000 nats")
+        page.locator(".turn .text .token").first.hover()
+        expect(page.locator("#tip")).to_contain_text("-0.300 nats")
+        text = page.locator(".turn .text").nth(1)
+        assert text.locator(".token").count() == 399
+        assert text.inner_text() == " ".join(f"w{i}" for i in range(499))
+
+
+def test_a_fact_that_is_no_number_hides_nothing(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_games=1)
+    record = bare(folder, facts={"ratio": None}, rewards=[None, 1.0])
+    with open_page(drawn(folder, record)) as page:
+        expect(page.locator("#game .facts")).to_contain_text("ratio: –")
+        expect(page.locator(".turn .text")).to_have_text("hi")

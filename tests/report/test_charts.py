@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from selfplay.report.charts import COLOURS, curves_svg
+from selfplay.report.charts import COLOURS, Line, curves_svg, line_chart, smoothed
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -57,3 +57,13 @@ def test_missing_and_non_finite_values_are_left_out() -> None:
 def test_one_flat_point_still_draws(value: float) -> None:
     svg = curves_svg({"a": rows(value)}, y="score", title="t")
     assert re.search(r"<use [^>]*fill: " + COLOURS[0], svg) or "<use" in svg
+
+
+def test_the_values_under_the_pointer_are_those_of_the_steps() -> None:
+    points = [(float(step), 10.0 if step == 9 else 2.34567e-7) for step in range(20)]
+    thick = smoothed(points)
+    for line in (Line("a", thick, "red", faint=points), Line("a", thick, "red", told=points)):
+        chart = line_chart("t", [line])
+        assert chart is not None
+        told = chart.lines[0]["points"]
+        assert told[9] == [9.0, 10.0] and told[0] == [0.0, 2.3457e-7] and len(told) == 20

@@ -18,7 +18,7 @@ from dialop.matching.kit import generate
 from dialop.matching.solve import best_pairs
 from selfplay.config import load_config
 from selfplay.evaluation.evaluate import evaluate_scripted
-from selfplay.report import page
+from selfplay.report import games, page
 from selfplay.report.__main__ import main
 from selfplay.report.boards import draw_matching, drawn_proposal
 from selfplay.report.charts import smoothed
@@ -204,6 +204,63 @@ def test_a_run_that_is_being_written_is_read_as_far_as_it_goes(tmp_path: Path) -
         "games.jsonl line 3",
     ]
     assert "held_out_after.json" in page_html([files])
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        ("config.yaml", "\udcff", "config.yaml: cannot be read"),
+        ("metrics.jsonl", '{"step": null, "score": 1.0}\n', "step must be a number, got None"),
+        ("games.jsonl", '{"instance": "i7", "step": 1}\n', "training game i7: KeyError"),
+        ("eval_x/evaluation.json", "[1]", "eval_x/evaluation.json must hold one JSON object"),
+        ("eval_x/evaluation.json", "{", "eval_x/evaluation.json: Expecting"),
+        ("eval_x/evaluation.json", '{"rows": null}', "eval_x/evaluation.json: rows must be"),
+        ("held_out_after.json", '{"sampled": {"interval": [1, 1, 1], "scores": []}}', "no scores"),
+        (
+            "crossplay/evaluation.json",
+            '{"rows": {}, "matrix": {"cells": [{"seat_0": "a", "seat_1": "a", "row": "a"}]}}',
+            "crossplay/evaluation.json: KeyError('a')",
+        ),
+    ],
+)
+def test_an_odd_file_costs_only_itself(
+    file: str, text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run(tmp_path / "run", num_games=2)
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / file).write_bytes(text.encode(errors="surrogateescape"))
+    assert main([str(folder)]) == 0
+    said = capsys.readouterr().err
+    assert told in said and said.count("\n") == 1
+    assert data_of((folder / "report.html").read_text())["games"]
+
+
+def test_a_metric_that_is_no_number_is_left_out(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_games=2)
+    write_lines(folder / "metrics.jsonl", [{"step": 1, "score": "high", "entropy": 1.0}])
+    assert read_run(folder).steps == [{"step": 1, "entropy": 1.0}]
+
+
+def test_the_limit_of_a_page_counts_the_texts_of_its_games(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = read_run(run)
+    whole = viewer_data([files])
+    for record in files.games:
+        record["seats"][0] |= {"user": f"{record['instance']} {'x' * 200_000}"}
+    monkeypatch.setattr(games, "MAX_BYTES", len(json.dumps(whole)) + 450_000)
+    data = viewer_data([files])
+    assert data["num_left_out"] == len(files.games) - 2
+    assert sum("xxx" in text for text in data["texts"]) == 2
+    assert len(json.dumps(data)) <= games.MAX_BYTES + 1000
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    paths = ("a/s1/tiny", "a/s2/tiny", "b/s2/tiny", "a/other")
+    runs = [read_run(make_run(tmp_path / path, num_games=2)) for path in paths]
+    data = data_of(page_html(runs))
+    assert data["runs"] == ["s1/tiny", "a/s2/tiny", "b/s2/tiny", "other"]
+    assert data_of(page_html([runs[0], runs[0]]))["runs"] == ["tiny", "tiny"]
 
 
 def test_a_page_holds_a_bounded_number_of_games(tmp_path: Path, run: Path) -> None:
