@@ -53,7 +53,7 @@ test-slow: browser $(SMOLLM2)  ## learning curves, benches, runs on several rank
 	$(TESTS) -m slow --dist worksteal $(ARGS)
 
 browser: $(VENV)/.dev  ## the browser of the pages' tests: one that is here, Debian's, or Playwright's own
-	@which chromium chromium-browser google-chrome >/dev/null \
+	@which chromium >/dev/null || which chromium-browser >/dev/null || which google-chrome >/dev/null \
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } \
 		|| $(VENV)/bin/playwright install --with-deps chromium
 

@@ -2,10 +2,11 @@
 
     python -m bench.chat_templates FOLDER [FOLDER ...] [--names]
 
-Reads every `.jinja` file below the folders, and the chat templates in strings of Python files. For
-each one it trains a tokenizer that has the special tokens of the template. A template is "extended"
-or "turn by turn" if `make_rendering` accepts it and renders a conversation of three turns to the
-same ids as `apply_chat_template`. Otherwise the reason is shown.
+Reads every `.jinja` file below the folders, and the chat templates in strings of Python files. A
+file that is no Python 3 is named on stderr and left out. For each template it trains a tokenizer
+that has the template's special tokens. A template is "extended" or "turn by turn" if
+`make_rendering` accepts it and renders a conversation of three turns to the same ids as
+`apply_chat_template`. Otherwise the reason is shown.
 Prints one row per template, or with --names only the templates of each outcome.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +29,7 @@ from selfplay.chat.template import CLOCK
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config.settings import SettingsError
 
+SUFFIXES = (".jinja", ".py")
 TEXTS = ["Hello, world 12. You are user assistant system model in out, the other one.\n\n"] * 3
 NAMED = re.compile(
     r"<\|[^|<>\s]{1,40}\|?>|<[a-z_]{1,20}\|>|<｜[^｜]{1,40}｜>|\[\|[a-z]{1,40}\|\]"
@@ -49,7 +52,12 @@ def templates_in(path: Path) -> Iterator[tuple[str, str]]:
     if path.suffix == ".jinja":
         yield path.stem, text
         return
-    for node in ast.walk(ast.parse(text)):
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        print(f"{path}: left out: {error}", file=sys.stderr)
+        return
+    for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
             value, name = node.value.value, node.targets[0]
             if isinstance(value, str) and "{%" in value and "messages" in value:
@@ -126,13 +134,15 @@ def outcome(template: str, kwargs: Mapping[str, object]) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.chat_templates", description=__doc__)
-    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--names", action="store_true", help="one line an outcome")
     args = parser.parse_args(words)
+    if missing := [str(folder) for folder in args.folders if not folder.is_dir()]:
+        parser.error(f"FOLDER must be a folder, got {', '.join(missing)}")
     found: defaultdict[str, list[str]] = defaultdict(list)
     seen: dict[str, str] = {}
     for folder in args.folders:
-        for path in sorted(p for p in folder.rglob("*") if p.suffix in (".jinja", ".py")):
+        for path in sorted(p for p in folder.rglob("*") if p.suffix in SUFFIXES and p.is_file()):
             for name, template in templates_in(path):
                 name = f"{folder.name}/{name}"
                 if template in seen:

@@ -108,7 +108,11 @@ def held_to(config: Config) -> Config:
     allowed = {name: True for name in ("messages", "search") if hasattr(options, name)}
     options = replace(options, **allowed) if allowed else options
     game = replace(config.game, messages=True, options=options)
-    return Config(game=game, eval=replace(Config().eval, final_games=config.eval.final_games))
+    return Config(
+        game=game,
+        data=replace(Config().data, test=config.data.test, validation=config.data.validation),
+        eval=replace(Config().eval, final_games=config.eval.final_games),
+    )
 
 
 def results_table(runs: Sequence[Run]) -> str:

@@ -72,7 +72,9 @@ class Examined:
     @classmethod
     def load(cls, weights: Path, *, device: str) -> Examined:
         config = load_config(weights.parent / "config.yaml", ["engine.kind=hf"])
-        rendering = make_rendering(AutoTokenizer.from_pretrained(weights))
+        rendering = make_rendering(
+            AutoTokenizer.from_pretrained(weights), template_kwargs=config.model.chat_template
+        )
         model = load_model(str(weights), device=device, dtype=torch.float32)
         return cls(config, rendering, model.eval())
 
@@ -255,7 +257,7 @@ def train(config: Config, *, every: int) -> Path:
         world = open_world(config)
         open_run(folder, config)
         tokenizer = make_tokenizer(config, folder, world)
-        rendering = make_rendering(tokenizer)
+        rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
         start = first_weights(
             replace(config, warm_start=without), folder, tokenizer, rendering, world
         )

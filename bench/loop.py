@@ -274,8 +274,11 @@ def summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     ):
         if name in timed[-1]:
             figures[name] = timed[-1][name]
-    figures["generated_per_s"] = figures["num_generated_tokens"] / figures["play_s"]
-    figures["packed_per_s"] = figures["num_packed_tokens"] / figures["update_s"]
+    for name, tokens, stage in (
+        ("generated_per_s", "num_generated_tokens", "play_s"),
+        ("packed_per_s", "num_packed_tokens", "update_s"),
+    ):
+        figures[name] = statistics.median(step[tokens] / step[stage] for step in timed)
     return figures
 
 

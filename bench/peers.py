@@ -272,7 +272,7 @@ def main() -> None:
                 say(our_step(name, samples, world, options, share=share, folder=Path(folder)))
                 for share in (True, False)
             ]
-            config = loop.settings(loop_options(name), Path(folder), 1)
+            config = loop.settings(tokenizer_options(), Path(folder), 1)
             tokenizer = make_tokenizer(config, Path(folder), world)
             theirs = []
             for batch in options.batches:
@@ -291,10 +291,10 @@ def main() -> None:
     close_world(world)
 
 
-def loop_options(name: str) -> argparse.Namespace:
-    """bench.loop's options for the learner and for the tokenizer that TRL requires."""
+def tokenizer_options() -> argparse.Namespace:
+    """bench.loop's options for the tokenizer that TRL requires, which no shape changes."""
     return argparse.Namespace(
-        shape=name, config=None, games=8, engine_tp=1, tp=1, tries=1, turn_tokens=8, engine="hf",
+        shape="tiny", config=None, games=8, engine_tp=1, tp=1, tries=1, turn_tokens=8, engine="hf",
         attention="auto", mem_fraction=None, checkpointing=None, dry_run=True, set=[], steps=1,
     )  # fmt: skip
 

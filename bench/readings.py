@@ -2,12 +2,12 @@
 
     python -m bench.readings RUN
 
-Matching, all logged games: the first legal proposal after a private table of levels 0 to 9, by
-thirds of the run. Three values are shares of the best plan's value: the best plan under the levels
-that a teacher would write, the best plan under the levels that the seat wrote, and the proposal.
-Then the proposal over the best plan, both valued by the written levels ("search"), and the share of
-cells with the teacher's level. A loss from the first value to the second is misreading, from the
-second to the third failed search.
+Matching, all logged games by thirds of the run, and the sampled held-out games before and after
+self-play: the first legal proposal after a private table of levels 0 to 9. Three values are shares
+of the best plan's value: the best plan under the levels that a teacher would write, the best plan
+under the levels that the seat wrote, and the proposal. Then the proposal over the best plan, both
+valued by the written levels ("search"), and the share of cells with the teacher's level. A loss
+from the first value to the second is misreading, from the second to the third failed search.
 
 Planning and mediation, the sampled held-out games before and after self-play and the logged games
 of the last two steps: the agents' private points against a teacher's, the log-probs of sites and
@@ -59,12 +59,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("run", type=Path, metavar="RUN")
     folder = parser.parse_args(words).run
     run = read_run(folder)
-    if run.game == "matching":
-        with (folder / "games.jsonl").open(encoding="utf-8") as file:
-            print("\n".join(matching([json.loads(line) for line in file])))
-        return
     rows = {stage: run.row(stage, "sampled") for stage in ("before", "after")}
     parts = {stage: row.games for stage, row in rows.items() if row}
+    if run.game == "matching":
+        with (folder / "games.jsonl").open(encoding="utf-8") as file:
+            print("\n".join(matching([json.loads(line) for line in file], parts)))
+        return
     newest = max((game["step"] for game in run.games), default=0)
     last = [game for game in run.games if game["step"] > newest - LAST_STEPS]
     parts["after"] = (*parts.get("after", ()), *last)
@@ -72,20 +72,24 @@ def main(words: Sequence[str] | None = None) -> None:
         print(line)
 
 
-def matching(games: Sequence[Record]) -> Iterator[str]:
-    """One row for each third of the run, with means over games."""
-    found = [(game["step"], first_plan(game)) for game in games]
-    last = max((step for step, _ in found), default=0)
-    yield f"| steps | games | {' | '.join(COLUMNS)} |"
-    yield f"|---|{'--:|' * (1 + len(COLUMNS))}"
+def matching(games: Sequence[Record], held_out: Mapping[str, Sequence[Record]]) -> Iterator[str]:
+    """One row for each third of the run and for each part of `held_out`, with means over games."""
+    last, parts = max((game["step"] for game in games), default=0), {}
     for third in range(3):
         first, end = (1 + last * bound // 3 for bound in (third, third + 1))
-        kept = [figures for step, figures in found if figures and first <= step < end]
+        parts[f"{first}–{end - 1}"] = [game for game in games if first <= game["step"] < end]
+    parts |= {f"held out, {stage}": [*played] for stage, played in held_out.items()}
+    yield f"| steps | games | {' | '.join(COLUMNS)} |"
+    yield f"|---|{'--:|' * (1 + len(COLUMNS))}"
+    num = left_out = 0
+    for name, part in parts.items():
+        found = [first_plan(game) for game in part]
+        kept = [figures for figures in found if figures]
+        num, left_out = num + len(found), left_out + len(found) - len(kept)
         if kept:
             means = " | ".join(f"{mean:.3f}" for mean in np.mean(kept, axis=0))
-            yield f"| {first}–{end - 1} | {len(kept)} | {means} |"
-    left_out = sum(figures is None for _, figures in found)
-    yield f"\n{left_out} of {len(found)} games have no legal proposal or no full table: left out."
+            yield f"| {name} | {len(kept)} | {means} |"
+    yield f"\n{left_out} of {num} games have no legal proposal or no full table: left out."
 
 
 def first_plan(record: Record) -> tuple[float, ...] | None:

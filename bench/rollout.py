@@ -3,7 +3,8 @@
 Games have 10 alternating turns on real 8x8 prompts in the full style, shared by groups of 8.
 Weights are random, so each turn's length is drawn from a geometric distribution and is the
 request's limit. The ceiling is one batch of as many prompt and new tokens: each seat's first prompt
-and what it hears as one prompt, what it says as one answer; the best of all variants of the run.
+and what it hears as one prompt, what it says as one answer; the best of this and earlier variants.
+Batches and games begin with an empty prefix cache.
 Requires a GPU and SGLang; with `--shape tiny --device cpu` the CPU engine.
 
     python -m bench.rollout                                         0.5B, 512 games, three means
@@ -122,6 +123,7 @@ def plain(engine: SGLangEngine, seats: int, prompt: int, heard: int, new: int, s
     for group in range(seats // GROUP):
         shared = some(prompt)
         requests += [Request(shared + some(heard), new, group * GROUP + i) for i in range(GROUP)]
+    engine.flush_cache("the plain batch")
     start = time.perf_counter()
     completions = engine.generate(requests, Sampling(1.0, ()))
     return sum(len(c.ids) for c in completions) / (time.perf_counter() - start)
@@ -186,7 +188,10 @@ class Bench:
         return engine
 
     def rows(self, engine: SGLangEngine, config: Config, variant: str) -> Iterator[dict[str, Any]]:
-        rendering = make_rendering(make_tokenizer(config, self.folder, self.world))
+        rendering = make_rendering(
+            make_tokenizer(config, self.folder, self.world),
+            template_kwargs=config.model.chat_template,
+        )
         for games in self.options.games:
             if self.model is None:
                 for repeat in range(self.options.repeats + 1):  # the first is a warm-up
@@ -234,6 +239,7 @@ class Bench:
         watched = Watched(engine, mean)  # type: ignore[abstract]
         served = dataclasses.replace(engine.served)
         limits = LIMITS if mean else limits_of(config.rollout)
+        engine.flush_cache("the games")  # as in a step, which begins after a push
         start = time.perf_counter()
         with busy(engine, watched) as figures, self.profiled(engine) as profile:
             episodes, stats = play_games(

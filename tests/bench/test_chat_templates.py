@@ -1,5 +1,8 @@
 """The bench of public templates says of our stand-ins what their own tests say."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 from chat_families import TEMPLATES
 
@@ -24,3 +27,16 @@ def test_nothing_is_taken_that_is_not_exact(capsys: pytest.CaptureFixture[str]) 
     said = capsys.readouterr().out
     assert "WRONG" not in said
     assert "qwen25" in said and "the same as another" not in said
+
+
+def test_odd_files_cost_only_themselves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(TEMPLATES / "qwen25.jinja", tmp_path)
+    (tmp_path / "a.py").mkdir()
+    (tmp_path / "old.py").write_text("print 'Python 2'\n")
+    main([str(tmp_path), "--names"])
+    said = capsys.readouterr()
+    assert "1 | extended" in said.out
+    assert said.err.startswith(f"{tmp_path / 'old.py'}: left out") and said.err.count("\n") == 1
+    with pytest.raises(SystemExit) as ended:
+        main([str(tmp_path / "nothing")])
+    assert ended.value.code == 2 and "FOLDER must be a folder" in capsys.readouterr().err
