@@ -23,7 +23,7 @@ from selfplay.evaluation.evaluate import (
 )
 from selfplay.evaluation.report import rows_json, table_text
 from selfplay.evaluation.word_drift import read_people, word_drift
-from selfplay.metrics.tables import COLUMNS, show_interval
+from selfplay.metrics.tables import COLUMNS, paired_change, show_interval
 
 
 def held_out(stage: str, context: EvaluationContext, *, folder: Path) -> None:
@@ -75,33 +75,39 @@ def held_out_at_start(
 
 
 def _read_stage(folder: Path, stage: str) -> dict[str, Any]:
-    """The sampled row that `held_out` wrote: its interval and its messages per game.
+    """The sampled row that `held_out` wrote: its interval, its scores and its messages per game.
 
     Raises SettingsError for a file that cannot be read.
     """
     path = folder / f"held_out_{stage}.json"
     try:
         row = json.loads(path.read_bytes())["sampled"]
-        interval, messages = row["interval"], row["measures"]["messages"]
-        if not all(math.isfinite(number) for number in (*interval, messages)) or len(interval) != 3:
-            raise ValueError("an interval must be three finite numbers")
+        interval, scores, messages = row["interval"], row["scores"], row["measures"]["messages"]
+        if not all(math.isfinite(number) for number in (*interval, *scores, messages)):
+            raise ValueError("its numbers must be finite")
+        if len(interval) != 3 or not scores:
+            raise ValueError("an interval must have three numbers, and scores at least one")
     except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
         raise SettingsError(
             f"{path} must hold the games of an evaluation, but cannot be read ({error}); move "
             "it away to resume this run"
         ) from None
-    return {"interval": interval, "messages": messages}
+    return {"interval": interval, "scores": scores, "messages": messages}
 
 
 def what_changed(folder: Path) -> str:
-    """One sentence on what self-play changed, from the run's two held-out files."""
+    """One sentence on what self-play changed, from the run's two held-out files. The change has the
+    interval of the differences on the same games."""
     before, after = (_read_stage(folder, stage) for stage in ("before", "after"))
-    old, new = before["interval"], after["interval"]
-    apart = "apart" if new[1] > old[2] or new[2] < old[1] else "overlapping"
+    old, new = tuple(before["interval"]), tuple(after["interval"])
+    change = f"{new[0] - old[0]:+.3f}"
+    if paired := paired_change(before["scores"], after["scores"]):
+        games = f"{len(after['scores']):,} games"
+        change = f"{change} [{paired[1]:+.3f}, {paired[2]:+.3f}] on the same {games}"
     return (
-        f"self-play took the score from {show_interval(tuple(old))} to {show_interval(tuple(new))} "
-        f"({new[0] - old[0]:+.3f}, intervals {apart}) and messages a game from "
-        f"{before['messages']:.2f} to {after['messages']:.2f}; the policy is in {folder / 'final'}"
+        f"self-play took the score from {show_interval(old)} to {show_interval(new)} ({change}) "
+        f"and messages a game from {before['messages']:.2f} to {after['messages']:.2f}; the policy "
+        f"is in {folder / 'final'}"
     )
 
 

@@ -68,6 +68,17 @@ def bootstrap_interval(
     return mean, float(interval.low), float(interval.high)
 
 
+def paired_change(
+    before: Sequence[float], after: Sequence[float]
+) -> tuple[float, float, float] | None:
+    """The change of the score on the same instances, (mean, low, high), each with one score before
+    and one after. None for one game, which has no interval, and if the numbers of scores differ, as
+    they do after a void game."""
+    if len(before) != len(after) or len(after) < 2:
+        return None
+    return bootstrap_interval([b - a for a, b in zip(before, after, strict=True)], seed=0)
+
+
 def show_interval(interval: tuple[float, float, float]) -> str:
     """`0.912 [0.903, 0.921]`"""
     mean, low, high = interval

@@ -18,7 +18,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from selfplay.atomic import write_atomically
-from selfplay.metrics.tables import bootstrap_interval, columns_of, show_interval
+from selfplay.metrics.tables import columns_of, paired_change, show_interval
 from selfplay.report.charts import COLOURS, Chart, Level, Line, area_chart, line_chart, smoothed
 from selfplay.report.games import safe_json, viewer_data
 from selfplay.report.run_files import STAGES, Row, RunFiles, read_run, told_apart
@@ -126,7 +126,7 @@ def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
     """The numbers at the top of the page: (name, value, explanation)."""
     before, after = run.row("before", "sampled"), run.row("after", "sampled")
     if before and after:
-        change = paired_change(before, after)
+        change = paired_change(before.scores, after.scores)
         yield (
             "score on held-out games",
             f"{before.interval[0]:.3f} → {after.interval[0]:.3f}",
@@ -152,15 +152,6 @@ def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         seconds = sum(step.get("step_s") or 0.0 for step in run.steps)
         spent = f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
         yield "steps", str(run.steps[-1]["step"]), f"{spent} of self-play"
-
-
-def paired_change(before: Row, after: Row) -> tuple[float, float, float] | None:
-    """The change of the score on the same instances, (mean, low, high); None if the numbers of
-    games differ."""
-    if len(before.scores) != len(after.scores):
-        return None
-    changes = [new - old for old, new in zip(before.scores, after.scores, strict=True)]
-    return bootstrap_interval(changes, seed=0)
 
 
 # --- curves -------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from selfplay.metrics.console import clock, progress, step_line
-from selfplay.metrics.tables import bootstrap_interval, show_interval
+from selfplay.metrics.tables import bootstrap_interval, paired_change, show_interval
 
 
 def test_the_line_of_a_step_fits_a_terminal() -> None:
@@ -55,6 +55,14 @@ def test_the_bootstrap_interval_of_a_coin_matches_the_normal_distribution() -> N
     assert bootstrap_interval([0.7], seed=0) == pytest.approx((0.7, 0.7, 0.7))
     with pytest.raises(ValueError, match="at least 1 value"):
         bootstrap_interval([], seed=0)
+
+
+def test_a_change_is_paired_on_the_games() -> None:
+    # Games differ by 0.5 from each other, and each gains 0.1: unpaired intervals would overlap.
+    before = [0.2, 0.7] * 20
+    assert paired_change(before, [a + 0.1 for a in before]) == pytest.approx((0.1, 0.1, 0.1))
+    assert paired_change(before, before[1:]) is None
+    assert paired_change([0.0], [0.5]) is None
 
 
 def test_an_interval_reads_as_in_the_reports() -> None:

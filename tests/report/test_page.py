@@ -18,12 +18,13 @@ from dialop.matching.kit import generate
 from dialop.matching.solve import best_pairs
 from selfplay.config import load_config
 from selfplay.evaluation.evaluate import evaluate_scripted
+from selfplay.metrics.tables import paired_change
 from selfplay.report import games, page
 from selfplay.report.__main__ import main
 from selfplay.report.boards import draw_matching, drawn_proposal
 from selfplay.report.charts import smoothed
 from selfplay.report.games import Texts, drawn_game, safe_json, seat_names, viewer_data
-from selfplay.report.page import page_html, paired_change, refresh_report, scores_table
+from selfplay.report.page import page_html, refresh_report, scores_table
 from selfplay.report.run_files import MAX_TRAINING_GAMES, changed_settings, read_run
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e"
@@ -121,7 +122,7 @@ def test_what_the_page_shows_of_a_run(run: Path) -> None:
     files = read_run(run)
     before, after = files.row("before", "sampled"), files.row("after", "sampled")
     assert before and after
-    change = paired_change(before, after)
+    change = paired_change(before.scores, after.scores)
     assert change and change[0] == pytest.approx(after.interval[0] - before.interval[0])
     html = page_html([files])
     assert f"{before.interval[0]:.3f} → {after.interval[0]:.3f}" in html

@@ -1,0 +1,42 @@
+"""The last line of a run: what self-play changed on the held-out games."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from selfplay.config.settings import SettingsError
+from selfplay.evaluation.held_out import what_changed
+
+
+def write(folder: Path, stage: str, scores: list[float], messages: float) -> None:
+    mean = sum(scores) / len(scores)
+    row = {"interval": [mean, mean, mean], "scores": scores, "measures": {"messages": messages}}
+    (folder / f"held_out_{stage}.json").write_text(json.dumps({"sampled": row}))
+
+
+def test_the_change_has_an_interval_over_the_same_games(tmp_path: Path) -> None:
+    write(tmp_path, "before", [0.25, 0.75, 0.25, 0.75], 0.5)
+    write(tmp_path, "after", [0.5, 1.0, 0.5, 1.0], 1.25)
+    said = what_changed(tmp_path)
+    assert "(+0.250 [+0.250, +0.250] on the same 4 games)" in said
+    assert "messages a game from 0.50 to 1.25" in said and str(tmp_path / "final") in said
+
+
+def test_one_game_and_lost_games_give_no_interval(tmp_path: Path) -> None:
+    write(tmp_path, "before", [0.0], 0.0)
+    write(tmp_path, "after", [0.5], 0.0)
+    assert "(+0.500) and messages" in what_changed(tmp_path)
+    write(tmp_path, "after", [0.5, 0.5], 0.0)
+    assert "(+0.500) and messages" in what_changed(tmp_path)
+
+
+@pytest.mark.parametrize("scores", ([], [float("nan")]))
+def test_scores_that_are_none_or_no_numbers_end_the_run(
+    scores: list[float], tmp_path: Path
+) -> None:
+    write(tmp_path, "after", [0.5], 0.0)
+    row = {"interval": [0.5, 0.5, 0.5], "scores": scores, "measures": {"messages": 0.0}}
+    (tmp_path / "held_out_before.json").write_text(json.dumps({"sampled": row}))
+    with pytest.raises(SettingsError, match="must hold the games"):
+        what_changed(tmp_path)
