@@ -312,6 +312,8 @@ def _scalar(node: yaml.Node, kind: type, name: str, *, optional: bool) -> Any:
         tag == "float" and ":" in node.value
     ):
         raise _wrong(node, name, f"must be {_KINDS[kind]} in plain decimal digits")
+    if kind is str and value.startswith("~/"):  # which a shell leaves as it is in out=~/runs/a
+        value = str(Path(value).expanduser())
     return kind(value)
 
 

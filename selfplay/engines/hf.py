@@ -24,6 +24,10 @@ from selfplay.engines.base import Ask, Completion, Request, Sampling
 # A shared prefix of at least this many tokens is computed once; for a shorter one the extra forward
 # pass costs as much as it saves.
 LEAST_SHARED = 64
+# A batch is cut in two if this saves at least so many tokens of padding for each of its decode
+# steps. The second part's decode steps then cost less than the padding: one reads all weights once,
+# which takes the time of some tens of prompt tokens.
+LEAST_PADDING = 128
 
 
 class _Slots(CacheLayerMixin):
@@ -87,6 +91,21 @@ def _common(prompts: Sequence[Sequence[int]]) -> int:
     return shared if shared >= LEAST_SHARED and len(prompts) > 1 else 0
 
 
+def first_batch(prompts: Sequence[int], steps: int) -> int:
+    """How many of the next prompts decode together, at most `steps` tokens each.
+
+    `prompts` are lengths in tokens, shortest first. Rows are padded to the longest of a batch, so
+    one long prompt would make all others long.
+    """
+    num = len(prompts)
+    while num > 1:
+        saved = [i * (prompts[num - 1] - prompts[i - 1]) for i in range(1, num)]
+        if max(saved) < LEAST_PADDING * steps:
+            break
+        num = saved.index(max(saved)) + 1
+    return num
+
+
 def _sample(logits_BV: Tensor, temperature: float, draws_B: Tensor) -> tuple[Tensor, Tensor]:
     """Sampled ids [B] and their log-probs [B] under the full softmax after the temperature.
 
@@ -122,10 +141,15 @@ class HFEngine:
         answers: dict[int, Completion] = {}
         was_training = self.model.training
         self.model.eval()
-        for start in range(0, len(order), self.max_batch):
-            places = order[start : start + self.max_batch]
+        prompts = [len(requests[i].prompt_ids) for i in order]
+        steps = max((request.max_new_tokens for request in requests), default=0)
+        start = 0
+        while start < len(order):
+            stop = start + first_batch(prompts[start : start + self.max_batch], steps)
+            places = order[start:stop]
             batch = [requests[i] for i in places]
             answers.update(zip(places, self._generate_batch(batch, sampling), strict=True))
+            start = stop
         self.model.train(was_training)
         return [answers[i] for i in range(len(requests))]
 

@@ -39,6 +39,7 @@ def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
     which is downloaded. Raises ValueError, which names the most similar folder, for a folder that
     is missing or holds no model.
     """
+    checkpoint = checkpoint.expanduser()  # a shell leaves it in checkpoint:~/runs/a
     name = str(checkpoint)
     if checkpoint.suffix == ".gguf" and checkpoint.is_file():
         return Source(local_folder(name, what=what), checkpoint.parent, None, hub=checkpoint.stem)

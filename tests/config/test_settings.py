@@ -116,6 +116,16 @@ model:
     assert type(load(Config, None, ["rollout.temperature=2"]).rollout.temperature) is float
 
 
+def test_a_path_may_begin_with_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "a.yaml"
+    path.write_text("model: {path: ~/models/b}\n")
+    config = load_config(path, ["out=~/runs/a"])
+    assert config.out == f"{tmp_path}/runs/a" and config.model.path == f"{tmp_path}/models/b"
+
+
 def test_null_removes_a_section_and_an_empty_one_has_defaults(tmp_path: Path) -> None:
     path = write(tmp_path, "model:\n  scratch: {width: 32}\nrollout:\n")
     assert load(Config, path, ["model.scratch=null"]) == Config()

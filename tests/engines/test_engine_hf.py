@@ -11,7 +11,7 @@ from tolerance import assert_near, near
 
 from selfplay.credit.sample import Sample
 from selfplay.engines.base import Completion, Request, Sampling
-from selfplay.engines.hf import LEAST_SHARED, HFEngine
+from selfplay.engines.hf import LEAST_SHARED, HFEngine, first_batch
 
 # Many stop tokens, so that an untrained model meets one soon.
 STOPS = tuple(range(30))
@@ -75,6 +75,38 @@ def test_a_completion_does_not_depend_on_its_batch(requests: Sequence[Request]) 
         assert [c.finish for c in other] == [c.finish for c in together]
         for a, b in zip(other, together, strict=True):
             assert a.logprobs == near(b.logprobs, FORWARD, scale=LOGPROB)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "steps", "num"),
+    [
+        ([5] * 8, 1, 8),
+        ([100] * 3 + [1100], 24, 4),  # 3,000 tokens of padding, 3,072 are needed to cut
+        ([100] * 3 + [1100], 23, 3),
+        ([100] * 4 + [1100] * 4 + [9100], 30, 4),  # cut twice: 64,000 tokens, then 4,000
+        ([7], 1, 1),
+        ([1, 10_000], 600, 2),
+    ],
+)
+def test_a_batch_is_cut_where_padding_costs_more_than_decode_steps(
+    prompts: list[int], steps: int, num: int
+) -> None:
+    assert first_batch(prompts, steps) == num
+
+
+def test_a_long_prompt_does_not_lengthen_the_others() -> None:
+    long = replace(REQUESTS[0], prompt_ids=tuple(range(10, 60)) * 5)
+    requests = [replace(r, max_new_tokens=1) for r in [*REQUESTS, long]]
+    shapes: list[tuple[int, ...]] = []
+    model = tiny_model()
+
+    def record(_: object, __: object, words: dict[str, torch.Tensor]) -> None:
+        shapes.append(tuple(words["input_ids"].shape))
+
+    model.register_forward_pre_hook(record, with_kwargs=True)
+    answers = HFEngine(model).generate(requests, Sampling(temperature=1.0, stop_ids=()))
+    assert (1, 250) in shapes and max(width for rows, width in shapes if rows > 1) < 50
+    assert [c.ids for c in answers[:-1]] == [c.ids for c in generate(requests[:-1], stops=())]
 
 
 def test_a_long_beginning_that_prompts_share_is_computed_once() -> None:
