@@ -181,14 +181,16 @@ def bound(port: int) -> socket.socket:
 
 
 def play_here(session: Session, out: Path) -> int:
-    """Play in the terminal until the input ends."""
+    """Play in the terminal until the input ends or Ctrl-C."""
     name = session.opponent.name
     for number in count():
         person = PersonPlayer(name=PERSON, lines_in=sys.stdin, lines_out=sys.stdout)
         begin = lambda game, seat, rules: print(  # noqa: E731
             f"\nYou play with {name}.", *([rules] if session.game.brief else []), sep="\n\n"
         )
-        episode = session.play(number, person, begin)
+        episode = None
+        with suppress(KeyboardInterrupt):
+            episode = session.play(number, person, begin)
         if episode is None:
             print("\nThe game ended without a result.")
             return 0

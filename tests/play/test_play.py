@@ -285,6 +285,22 @@ def test_the_terminal_plays_the_same_game(
     assert record["players"] == ["person", "scripted:honest"] and record["proposal_reward"] == 12
 
 
+def test_ctrl_c_ends_the_terminal_without_a_game(
+    config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Interrupted(io.StringIO):
+        def readline(self, size: int = -1, /) -> str:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "games.jsonl"
+    monkeypatch.setattr("sys.stdin", Interrupted())
+    assert play_here(session(config, SMALL, honest(config)), out) == 0
+    assert "The game ended without a result." in capsys.readouterr().out and not out.exists()
+
+
 def test_a_game_of_another_kind_is_kept_whole(tmp_path: Path) -> None:
     config = settings(tmp_path / "run", "game.name=collab", "rollout.partners=[scripted:user]")
     opponent = Opponent("policy", None, None)
