@@ -196,6 +196,18 @@ class Config:
                 f"rollout.group_size must be at least 2 for {method}, got {size}: the baseline is "
                 "the group's mean (reinforce_pp, ema and ppo accept groups of 1)"
             )
+        if self.algorithm.resample and branch_turns == "all":
+            raise ValueError(
+                "algorithm.resample must be 0 with rollout.branch.turns all, got "
+                f"{self.algorithm.resample}: it replaces groups of games, and these are groups of "
+                "turns; nearest: decisions"
+            )
+        if self.data.prioritized_replay and size < 2:
+            raise ValueError(
+                f"data.prioritized_replay must be 0 with rollout.group_size {size}, got "
+                f"{self.data.prioritized_replay}: it ranks instances by the standard deviation of "
+                "their games' rewards"
+            )
         if self.algorithm.resample and not in_groups:
             raise ValueError(
                 f"algorithm.resample must be 0 for {method}, which drops no zero-variance groups, "

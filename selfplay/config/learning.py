@@ -372,7 +372,9 @@ class OptimConfig:
         choices=("float32", "bfloat16"),
     )
     max_grad_norm: float = key(
-        1.0, "gradient clipping: largest global gradient norm", within=(0.0, 1e9)
+        1.0,
+        "gradient clipping: largest global gradient norm; 0 turns it off",
+        within=(0.0, 1e9),
     )
     tokens_per_microbatch: int = key(
         16_384, "packed tokens per forward and backward pass", within=(16, 10_000_000)

@@ -158,7 +158,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float, world: World) -> float:
     """Finish the gradients' reduction, clip them to `max_norm`, return the norm before clipping.
 
     Call exactly once between the last backward pass and the optimizer's step. The norm covers the
-    full gradient, over all shards of both mesh dimensions. `max_norm` may be infinite. If the norm
+    full gradient, over all shards of both mesh dimensions. `max_norm` 0 clips nothing. If the norm
     is not finite, nothing is scaled.
     """
     divided: list[torch.Tensor] = []
@@ -179,7 +179,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float, world: World) -> float:
     if world.mesh is not None:
         dist.all_reduce(total)
     norm = float(total.sqrt())
-    if max_norm < norm < float("inf"):
+    if 0 < max_norm < norm < float("inf"):
         torch._foreach_mul_(divided + repeated, max_norm / norm)
     return norm
 

@@ -10,6 +10,7 @@ of a row, K keys so far, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
@@ -201,7 +202,8 @@ class HFEngine:
         """Prefill the left-padded prompts: layers, valid keys [B, K], lengths [B], logits [B, V].
 
         Equal neighbouring prompts (a group's first turns) are computed once and then copied, and so
-        is a long prefix that all prompts share (the game's rules).
+        is a long prefix that all prompts share (the game's rules). The padding is then behind it,
+        so a sliding window that does not reach over all keys excludes this: it counts keys.
         """
         unique: list[Sequence[int]] = []
         index: list[int] = []
@@ -209,8 +211,9 @@ class HFEngine:
             if not unique or list(unique[-1]) != list(request.prompt_ids):
                 unique.append(request.prompt_ids)
             index.append(len(unique) - 1)
-        device, C = self.model.device, _common(unique)
-        P, longest = max(len(p) for p in unique) - C, max(len(p) for p in unique) + horizon
+        device, longest = self.model.device, max(len(p) for p in unique) + horizon
+        C = _common(unique) if longest <= self._window() else 0
+        P = longest - horizon - C
         layers = [_Slots(longest) for _ in range(self.model.config.num_hidden_layers)]
         if C:
             ids_1C = torch.tensor([list(unique[0][:C])], device=device)
@@ -235,6 +238,11 @@ class HFEngine:
         for layer in layers:
             layer.take(take)
         return layers, valid_BK[take], positions_BP[take, -1] + 1, logits_BV[take]
+
+    def _window(self) -> float:
+        """The narrowest sliding window of the model's layers, in tokens; infinite without one."""
+        settings = self.model.config.get_text_config()
+        return getattr(settings, "sliding_window", None) or math.inf
 
     def _forward(
         self, ids_BQ: Tensor, positions_BQ: Tensor, mask_BQK: Tensor, layers: list[_Slots]

@@ -114,8 +114,10 @@ def _bounds(lengths_S: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def split(samples: Sequence[Sample], *, budget: int, share: bool) -> list[list[int]]:
     """The indices of the samples in each micro-batch of at most `budget` computed tokens."""
-    sequences = [sample.ids for sample in samples]
-    return (split_by_prefix if share else split_by_tokens)(sequences, budget=budget)
+    sequences = [[s.ids[start:end] for start, end in s.sequences()] for s in samples]
+    if share:
+        return split_by_prefix(sequences, budget=budget)
+    return split_by_tokens([sum(map(len, of)) for of in sequences], budget=budget)
 
 
 def micro_batches(

@@ -36,10 +36,10 @@ def optimizer_step(
     `before_step` is called with the metrics before any weight changes; if it raises
     EngineDisagrees, no step is taken.
 
-    Returns metrics averaged over the trained tokens of all ranks. Does nothing without a trained
-    token (only zero-variance groups, or every token rejected). Raises NonFinite on every rank,
-    before the step, for a gradient or a loss (with its sample's name) that is not finite. If all
-    parts are value losses, only the critic steps.
+    Returns metrics averaged over the trained tokens of all ranks. Without a trained token (only
+    zero-variance groups, or every token rejected) it takes no step and returns {}. Raises NonFinite
+    on every rank, before the step, for a gradient or a loss (with its sample's name) that is not
+    finite. If all parts are value losses, only the critic steps.
     """
     world = learner.world
     counts = [float(num_weighed_tokens(part.samples)) for part in parts]
@@ -48,7 +48,7 @@ def optimizer_step(
     sums = [total / world.tp for total in all_reduce_sum([*counts, *sizes], world)]
     counts, sizes = sums[: len(parts)], sums[len(parts) :]
     if not any(counts):
-        return {"num_trained_tokens": 0.0}
+        return {}
     for group in learner.optimizer.param_groups:
         group["lr"] = lr
     learner.model.train()

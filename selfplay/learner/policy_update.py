@@ -60,14 +60,16 @@ def update_policy(
                 parts = with_values(parts, share, step=step, critic=settings.critic)
             lr = self_play_rate(step, settings.optim, num_steps=settings.num_steps)
             check = None if per_step else check_engine
-            draw = (settings.seed, step, len(per_step))
+            draw = (settings.seed, step, epoch * algorithm.minibatches + place)
             with named_dropout(*draw, config=settings.lora, world=world):
                 try:
-                    per_step.append(
-                        optimizer_step(learner, parts, lr=lr, settings=settings, before_step=check)
+                    metrics = optimizer_step(
+                        learner, parts, lr=lr, settings=settings, before_step=check
                     )
                 except NonFinite as error:
                     skipped.append(str(error))
+                else:
+                    per_step += [metrics] if metrics else []
     means = {}
     for name in sorted({name for metrics in per_step for name in metrics}):
         values = [metrics[name] for metrics in per_step if name in metrics]
@@ -75,11 +77,14 @@ def update_policy(
     first = {
         name: metrics[name] for metrics in per_step[:1] for name in MISMATCH if name in metrics
     }
-    counts = {"num_optimizer_steps": float(len(per_step))}
+    num_tokens = sum(metrics["num_trained_tokens"] for metrics in per_step)
+    counts = {
+        "num_trained_tokens": num_tokens / algorithm.epochs,
+        "num_optimizer_steps": float(len(per_step)),
+    }
     if skipped:
         counts["num_skipped_steps"] = float(len(skipped))
-    metrics = {"num_trained_tokens": 0.0, **means, **first, **value_metrics, **counts}
-    return metrics, skipped
+    return {**means, **first, **value_metrics, **counts}, skipped
 
 
 def adapted_kl_weight(weight: float, measured: float, *, target: float, horizon: float) -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,13 +35,12 @@ class Layout:
     tokens_K: NDArray[np.int64]
 
 
-def split_by_tokens(sequences: Sequence[Ids], *, budget: int) -> list[list[int]]:
-    """Indices of the sequences in each micro-batch, filled longest first up to `budget` tokens.
+def split_by_tokens(lengths: Sequence[int], *, budget: int) -> list[list[int]]:
+    """Indices of the samples in each micro-batch, filled longest first up to `budget` tokens.
 
-    A sequence longer than the budget gets its own micro-batch. Sequences of similar length end up
+    A sample longer than the budget gets its own micro-batch. Samples of similar length end up
     together, which keeps the padding inside SDPA attention small.
     """
-    lengths = [len(sequence) for sequence in sequences]
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batches: list[list[int]] = []
     room = 0
@@ -54,25 +53,28 @@ def split_by_tokens(sequences: Sequence[Ids], *, budget: int) -> list[list[int]]
     return batches
 
 
-def split_by_prefix(sequences: Sequence[Ids], *, budget: int) -> list[list[int]]:
-    """Indices of the sequences in each micro-batch of at most `budget` computed tokens.
+def split_by_prefix(samples: Sequence[Sequence[Ids]], *, budget: int) -> list[list[int]]:
+    """Indices of the samples in each micro-batch of at most `budget` computed tokens. Each sample
+    is given by its sequences, in the order in which they are packed.
 
-    Sequences that share a prefix are neighbours. If sharing saves too few tokens (LEAST_SAVED), the
+    Samples that share a prefix are neighbours. If sharing saves too few tokens (LEAST_SAVED), the
     batches are those of `split_by_tokens`.
     """
-    order = sorted(range(len(sequences)), key=lambda i: (sequences[i], i))
-    shared = shared_lengths([sequences[i] for i in order])
-    lengths = [len(sequence) for sequence in sequences]
+    lengths = [sum(map(len, sequences)) for sequences in samples]
+    order = sorted(range(len(samples)), key=lambda i: (samples[i], i))
+    shared = shared_lengths([sequence for i in order for sequence in samples[i]])
     if sum(shared) < LEAST_SAVED * sum(lengths):
-        return split_by_tokens(sequences, budget=budget)
+        return split_by_tokens(lengths, budget=budget)
     batches: list[list[int]] = []
-    room = 0
-    for i, prefix in zip(order, shared, strict=True):
-        if not batches or lengths[i] - prefix > room:
+    room, left = 0, iter(shared)
+    for i in order:
+        saved = list(islice(left, len(samples[i])))
+        num = lengths[i] - sum(saved)
+        if not batches or num > room:
             batches.append([])
-            room, prefix = budget, 0
+            room, num = budget, lengths[i] - sum(saved[1:])  # nothing is before its first sequence
         batches[-1].append(i)
-        room -= lengths[i] - prefix
+        room -= num
     return batches
 
 

@@ -11,6 +11,7 @@ ALGORITHM = ("algorithm.old_logprobs=recomputed", "algorithm.importance=token")
 BRANCH = "rollout.branch.turns=decisions"
 FIRST, BESIDE = "warm_start={num_games: 4, first_games: 2}", "rollout.partners=[self,pool]"
 HONEST = "rollout.partners=[scripted:honest]"
+ALONE = ("algorithm.method=reinforce_pp", "rollout.group_size=1")
 FILE = ("data.train=games.jsonl", "game.brief=true")
 # The key or the choice that the message names, and settings of which one has to change.
 REFUSED: list[tuple[str, ...]] = [
@@ -42,6 +43,8 @@ REFUSED: list[tuple[str, ...]] = [
     ("group_size", BRANCH, "rollout.group_size=1"),
     (r"game\.name", BRANCH, "game.name=collab", "game.scale=true"),
     (r"engine\.sessions", BRANCH, "engine.sessions=true"),
+    ("resample.*decisions", "rollout.branch.turns=all", "algorithm.resample=4"),
+    (r"data\.prioritized_replay", *ALONE, "data.prioritized_replay=0.5"),
     ("siblings", BRANCH, "rollout.branch.siblings=1"),
     ("first_teachers", FIRST),
     ("first_teachers", "warm_start.first_teachers=[solo]"),

@@ -127,6 +127,7 @@ def test_the_norm_before_clipping_is_returned() -> None:
     model = scratch_model(SHAPE, seed=0)
     model.model.norm.weight.grad = torch.full((16,), 3.0)  # norm: 3 * sqrt(16) = 12
     assert clip_grad_norm(model, float("inf"), world) == pytest.approx(12.0)
+    assert clip_grad_norm(model, 0.0, world) == pytest.approx(12.0)  # 0 clips nothing
     assert clip_grad_norm(model, 6.0, world) == pytest.approx(12.0)
     assert model.model.norm.weight.grad.tolist() == pytest.approx([1.5] * 16)
     assert clip_grad_norm(model, 6.1, world) == pytest.approx(6.0)

@@ -8,10 +8,12 @@ import pytest
 import torch
 from tiny_run import FORWARD, LOGPROB, VOCAB, tiny_model, trainer_logprobs
 from tolerance import assert_near, near
+from transformers import MistralConfig, MistralForCausalLM
 
 from selfplay.credit.sample import Sample
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.hf import LEAST_SHARED, HFEngine, first_batch
+from selfplay.model.attention import register_packed_attention
 
 # Many stop tokens, so that an untrained model meets one soon.
 STOPS = tuple(range(30))
@@ -62,6 +64,21 @@ def test_logprobs_are_the_trainers(
     got = torch.tensor([p for completion in answers for p in completion.logprobs])
     assert len({len(c.ids) for c in answers}) > 2, "unequal lengths test the cache"
     assert_near(got, expected, FORWARD)
+
+
+def test_a_sliding_window_counts_no_padding() -> None:
+    """Prompts of unequal length share more tokens than are computed once, and than the window."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
+    register_packed_attention()
+    config = MistralConfig(vocab_size=VOCAB, sliding_window=40, **sizes, **heads)
+    config._attn_implementation = "packed"
+    torch.manual_seed(0)
+    model = MistralForCausalLM(config).eval()
+    answers = HFEngine(model).generate(BEHIND_RULES, Sampling(temperature=1.0, stop_ids=()))
+    samples = [as_sample(r, c) for r, c in zip(BEHIND_RULES, answers, strict=True)]
+    got = torch.tensor([p for completion in answers for p in completion.logprobs])
+    assert_near(got, trainer_logprobs(model, samples, temperature=1.0), FORWARD)
 
 
 @pytest.mark.parametrize("requests", [REQUESTS, BEHIND_RULES], ids=["short", "behind rules"])

@@ -41,7 +41,7 @@ def test_the_first_token_of_a_transcript_cannot_be_trained() -> None:
 
 def test_split_by_hand() -> None:
     """Longest first; 9 is over the budget and gets its own, then 5, then 4 + 2 fill 6."""
-    assert split_by_tokens([[0] * n for n in (4, 9, 2, 5)], budget=6) == [[1], [3], [0, 2]]
+    assert split_by_tokens([4, 9, 2, 5], budget=6) == [[1], [3], [0, 2]]
     assert split_by_tokens([], budget=6) == []
 
 
@@ -49,7 +49,7 @@ def test_split_by_hand() -> None:
 def test_every_sequence_is_in_one_micro_batch_within_the_budget(
     lengths: list[int], budget: int
 ) -> None:
-    batches = split_by_tokens([[0] * n for n in lengths], budget=budget)
+    batches = split_by_tokens(lengths, budget=budget)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     assert all(len(b) == 1 or sum(lengths[i] for i in b) <= budget for b in batches)
 

@@ -19,7 +19,7 @@ from transformers import (
 from selfplay.config import ScratchConfig
 from selfplay.credit.sample import Sample
 from selfplay.learner.batch import MicroBatch, micro_batches, pack
-from selfplay.learner.prefixes import layout, shared_lengths, split_by_prefix
+from selfplay.learner.prefixes import LEAST_SAVED, layout, shared_lengths, split_by_prefix
 from selfplay.model.attention import register_packed_attention
 from selfplay.model.policy import hidden_states, policy_logprobs, scratch_model
 
@@ -77,7 +77,7 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_s
 def test_every_token_of_every_sequence_is_in_the_row_once(
     sequences: list[list[int]], budget: int
 ) -> None:
-    batches = split_by_prefix(sequences, budget=budget)
+    batches = split_by_prefix([[sequence] for sequence in sequences], budget=budget)
     assert sorted(i for batch in batches for i in batch) == list(range(len(sequences)))
     for batch in batches:
         row = [sequences[i] for i in batch]
@@ -97,6 +97,43 @@ def test_every_token_of_every_sequence_is_in_the_row_once(
                 # One index of the row always stands for one token at one position.
                 assert ids.setdefault(place, (token, position)) == (token, position)
         assert sorted(ids) == list(range(sum(made.new)))
+
+
+SEQUENCE = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+
+
+@given(st.lists(st.lists(SEQUENCE, max_size=4), max_size=8), st.integers(1, 60))
+def test_samples_of_several_sequences_stay_within_the_budget(
+    samples: list[list[list[int]]], budget: int
+) -> None:
+    """Rows of more than one sample hold at most `budget` tokens, or LEAST_SAVED more of them where
+    sharing does not pay off."""
+    batches = split_by_prefix(samples, budget=budget)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(samples)))
+    for batch in batches:
+        row = [sequence for i in batch for sequence in samples[i]]
+        made = layout(row) if row else None
+        num = sum(made.new) if made else sum(map(len, row))
+        with_tokens = [i for i in batch if samples[i]]
+        assert len(with_tokens) <= 1 or num <= budget / (1 - LEAST_SAVED)
+
+
+def test_games_that_differ_in_their_last_turn_fill_no_row_beyond_the_budget() -> None:
+    """As with a template that rewrites old turns: each turn is a sequence of its own."""
+    samples = []
+    for game in range(8):
+        turns = [[1] * 20 + [turn] * 10 for turn in range(7)] + [[1] * 20 + [9] * 4 + [game] * 6]
+        ids = [token for turn in turns for token in turn]
+        samples.append(
+            replace(
+                sample(f"{game}", [], ids),
+                mask=([0] * 20 + [1] * 10) * 8,
+                starts=tuple(range(30, 240, 30)),
+            )
+        )
+    # A game alone computes 20 + 8 * 10 tokens, each one more 8 * 10 of its own behind the prompt.
+    rows = [batch.row.ids_N.numel() for batch in micro_batches(samples, budget=200, device=CPU)]
+    assert rows == [180, 180, 180, 180]
 
 
 def tree() -> list[Sample]:

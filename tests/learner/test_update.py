@@ -61,14 +61,22 @@ def test_minibatches_divide_a_rollout_and_epochs_repeat_it() -> None:
         for more in ((), ("algorithm.minibatches=4", "algorithm.epochs=3"))
     )
     assert (whole["num_optimizer_steps"], cut["num_optimizer_steps"]) == (1, 12)
-    # A mean over steps: four mini-batches together hold each token of the rollout once.
-    assert cut["num_trained_tokens"] * 4 == whole["num_trained_tokens"]
+    assert cut["num_trained_tokens"] == whole["num_trained_tokens"]
+
+
+def test_an_empty_mini_batch_is_no_optimizer_step() -> None:
+    model = tiny_model()
+    settings = settings_of(LOOSE, "algorithm.minibatches=8")
+    samples = some_samples(model)[:3]
+    metrics, _ = update_policy(learner_of(model), samples, [], step=0, settings=settings)
+    assert metrics["num_optimizer_steps"] == 3
+    assert metrics["num_trained_tokens"] == sum(sum(s.mask) for s in samples)
 
 
 def test_a_step_without_samples_changes_nothing() -> None:
     """As after a rollout in which every group has zero variance."""
     moved, metrics = change(tiny_model(), [Part([], "surrogate")])
-    assert metrics == {"num_trained_tokens": 0.0}
+    assert metrics == {}
     assert not any(delta.any() for delta in moved.values())
 
 
