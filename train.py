@@ -73,6 +73,12 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         keep = config.keep_checkpoints
         save_checkpoint(run.folder, learner, run.tokenizer, step=step, state=state, keep=keep)
 
+    if run.first_step >= config.steps and not world.rank:
+        print(
+            f"{run.folder} has made {run.first_step} steps, and steps is {config.steps}: nothing "
+            "to train; raise steps, or begin another run with out=FOLDER",
+            flush=True,
+        )
     for step in range(run.first_step, config.steps):
         # If a check ends the run before the update, this saves the state before the step.
         save_before = partial(save, step, trainer_state(run, baselines))

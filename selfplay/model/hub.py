@@ -74,6 +74,11 @@ def check_weights(folder: Path, *, what: str) -> None:
         remedy = "; save the model again with save_pretrained, which writes safetensors"
         content = f"{pickles[0]}, a pickle, which can run code{remedy}" if pickles else "none"
         raise SettingsError(f"{what}: {folder} must hold *.safetensors, got {content}")
+    numbered = sorted(file.name for file in files if "-of-" in file.name)
+    if numbered and not index.exists() and not (folder / "model.safetensors").exists():
+        raise SettingsError(
+            f"{what}: {folder} must hold {index.name} beside parts such as {numbered[0]}, got none"
+        )
     for file in sorted(files):
         try:
             with safe_open(file, framework="pt"):

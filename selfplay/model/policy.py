@@ -29,6 +29,7 @@ from transformers.integrations import hub_kernels
 from transformers.utils.logging import set_tqdm_hook
 
 from selfplay.config import LoraConfig, ScratchConfig
+from selfplay.config.settings import SettingsError
 from selfplay.distributed import World, fill_shards, run_as_forward, shard, vocab_shard
 from selfplay.model.attention import NAME as PACKED
 from selfplay.model.attention import packed_kwargs, register_packed_attention
@@ -48,11 +49,28 @@ hub_kernels._kernels_available = False
 def load_model(
     name_or_folder: str, *, device: torch.device | str, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """A Hugging Face causal model with packed attention, its weights in `dtype` on `device`."""
+    """A Hugging Face causal model with packed attention, its weights in `dtype` on `device`.
+
+    Raises SettingsError for a folder whose tensors are not those of its config.json; transformers
+    would draw what is missing at random.
+    """
     register_packed_attention()
-    with without_loading_bar():
-        model = AutoModelForCausalLM.from_pretrained(
-            name_or_folder, dtype=dtype, attn_implementation=PACKED
+    try:
+        with without_loading_bar():
+            model, found = AutoModelForCausalLM.from_pretrained(
+                name_or_folder, dtype=dtype, attn_implementation=PACKED, output_loading_info=True
+            )
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise SettingsError(
+            f"{name_or_folder} must hold tensors of the shapes that its config.json tells, got "
+            "others"
+        ) from None
+    if missing := sorted(found["missing_keys"]):
+        raise SettingsError(
+            f"{name_or_folder} must hold every tensor of the model that its config.json tells; "
+            f"{len(missing)} are missing, among them {missing[0]}"
         )
     return _train_every_token(model).to(device)
 

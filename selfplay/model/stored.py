@@ -24,6 +24,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from selfplay.config.settings import SettingsError
 from selfplay.model.hub import tensor_files
 
 Box = tuple[slice, ...]
@@ -58,12 +59,12 @@ class Stored:
         """The part `box` of the model's tensor `name`.
 
         For a tensor merged from experts it reads only the experts in the box, each in full. Raises
-        ValueError for a tensor that is not in the folder.
+        SettingsError for a tensor that is not in the folder.
         """
         if name in self._single:
             return self._slice(self._single[name], box)
         if name not in self._parts:
-            raise ValueError(
+            raise SettingsError(
                 f"{self._folder} must have a tensor named {name}, got {len(self._files)} others"
             )
         converter, parts = self._converters[name], dict(self._parts[name])

@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from selfplay.config import ScratchConfig
+from selfplay.config.settings import SettingsError
 from selfplay.model.attention import attention_backend, packed_kwargs
 from selfplay.model.policy import export, load_model, policy_logprobs, scratch_model
 from selfplay.model.row import PackedRow
@@ -169,3 +170,23 @@ def test_an_export_is_a_standard_folder(tied: bool, tmp_path: Path) -> None:
     assert ours.config._attn_implementation == "packed"
     half = load_model(str(tmp_path), device="cpu", dtype=torch.bfloat16)
     assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"num_hidden_layers": 3}, "are missing, among them model.layers.2"),
+        ({"hidden_size": 48}, "must hold tensors of the shapes"),
+    ],
+)
+def test_tensors_that_are_not_the_configs_are_refused(
+    change: dict[str, int], told: str, tmp_path: Path
+) -> None:
+    """transformers would draw the missing ones at random."""
+    export(scratch_model(SHAPE, seed=5), None, tmp_path)
+    config = tmp_path / "config.json"
+    settings = json.loads(config.read_text()) | change
+    settings["layer_types"] = ["full_attention"] * settings["num_hidden_layers"]
+    config.write_text(json.dumps(settings))
+    with pytest.raises(SettingsError, match=told):
+        load_model(str(tmp_path), device="cpu", dtype=torch.float32)

@@ -121,6 +121,10 @@ def _pickled(folder: Path) -> None:
     torch.save({"weight": torch.zeros(2)}, folder / "pytorch_model.bin")
 
 
+def _numbered(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+
+
 def _cut(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
@@ -131,6 +135,7 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "weightless": _removed("*.safetensors"),
     "pickled": _pickled,
     "cut": _cut,
+    "indexless": _numbered,
     "configless": _removed("config.json"),
     "badconfig": _written("config.json", "{"),
     "listconfig": _written("config.json", "[1]"),

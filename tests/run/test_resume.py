@@ -115,11 +115,14 @@ def stopped(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_finished_run_started_again_is_unchanged(straight: Path, tmp_path: Path) -> None:
+def test_a_finished_run_started_again_is_unchanged(
+    straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "run"
     shutil.copytree(straight, folder)
     times = {p: p.stat().st_mtime_ns for p in (folder / "checkpoints").rglob("*") if p.is_file()}
     assert run_tiny(folder) == 0
+    assert "has made 4 steps, and steps is 4: nothing to train" in capsys.readouterr().out
     assert_same_run(straight, folder)
     assert all(path.stat().st_mtime_ns == time for path, time in times.items())
 
