@@ -11,10 +11,13 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import netrc
+import os
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -40,7 +43,7 @@ def open_tracker(folder: Path, settings: TrackConfig, *, after_step: int, rank: 
     """The tracker of the run in `folder`, which continues after step `after_step`.
 
     Reads the settings of the run from its config.yaml. Raises SettingsError if the tracker's
-    package is missing.
+    package or W&B's key is missing, or if W&B refuses the run.
     """
     if rank or settings.kind == "off":
         return Tracker()
@@ -52,8 +55,11 @@ def open_tracker(folder: Path, settings: TrackConfig, *, after_step: int, rank: 
     return (_wandb if settings.kind == "wandb" else _trackio)(folder, config, settings, saved)
 
 
-def check_tracker(settings: TrackConfig) -> None:
-    """Raise SettingsError before the run starts if the tracker's package is missing."""
+def check_tracker(settings: TrackConfig, *, here: bool = True) -> None:
+    """Raise SettingsError before the run starts if the tracker's package or W&B's key is missing.
+
+    Without `here` the run is for another machine, which may hold the key.
+    """
     if settings.kind == "off":
         return
     try:
@@ -63,6 +69,32 @@ def check_tracker(settings: TrackConfig) -> None:
             f"track.kind must be off where the package {error.name} is not installed, got "
             f"{settings.kind}; `pip install -r requirements-track.txt` installs it"
         ) from error
+    if here and settings.kind == "wandb" and settings.mode == "online" and not _wandb_key():
+        raise SettingsError(
+            "track.kind wandb needs a key (WANDB_API_KEY, or that of wandb's login), found none: "
+            "run `wandb login`, or set track.mode=offline"
+        )
+
+
+def _wandb_key() -> bool:
+    """Whether W&B's library will find a key without asking for it. Asks no server."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    import wandb
+
+    known = wandb.setup().settings
+    if known.api_key:
+        return True
+    hosts = (urlsplit(known.base_url).netloc, "api.wandb.ai")  # the second: also of older logins
+    own = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
+    for path in own:
+        try:
+            logins = netrc.netrc(Path(path).expanduser())
+        except (OSError, netrc.NetrcParseError):
+            continue
+        if any((login := logins.authenticators(host)) and login[2] for host in hosts):
+            return True
+    return False
 
 
 class Remembered(Tracker):
@@ -99,19 +131,25 @@ class Remembered(Tracker):
 
 
 def _wandb(folder: Path, config: Record, settings: TrackConfig, saved: _Saved) -> Tracker:
-    """Settings are nested, as W&B's pages expect."""
+    """Settings are nested, as W&B's pages expect. Raises SettingsError if W&B refuses the run."""
     import wandb
 
     online = settings.mode == "online"
-    run = wandb.init(
-        project=settings.project,
-        mode="online" if online else "offline",
-        dir=str(folder),
-        name=folder.name,
-        id=saved.id,
-        resume="allow" if online else None,
-        config=dict(config),
-    )
+    try:
+        run = wandb.init(
+            project=settings.project,
+            mode="online" if online else "offline",
+            dir=str(folder),
+            name=folder.name,
+            id=saved.id,
+            resume="allow" if online else None,
+            config=dict(config),
+        )
+    except wandb.Error as error:
+        raise SettingsError(
+            f"track.kind wandb must reach an account that takes the run, got {error}; set "
+            "track.mode=offline to send it later by `wandb sync`"
+        ) from error
     return Remembered(run, wandb.Table, saved)
 
 

@@ -88,12 +88,13 @@ def refused(program: str, error: Exception, *, status: int = 2) -> int:
 def check_run(config: Config, *, here: bool = True) -> None:
     """Raise SettingsError if `train.py` cannot use this machine, the model or the run folder.
 
-    Without `here` the run is for another machine: folder, device and engine are not checked.
+    Without `here` the run is for another machine: folder, device, engine and W&B's key are not
+    checked.
     """
     if here:
         check_folder(Path(config.out), what="out")
         check_machine(config.device, config.engine)
-    check_tracker(config.track)
+    check_tracker(config.track, here=here)
     for spec, _ in parse_shares(config.rollout.partners):
         check_endpoint(spec, config.endpoint, what="rollout.partners")
     if config.reward.kind == "collab" and config.reward.collab.judge != "rubric":

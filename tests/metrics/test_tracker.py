@@ -92,6 +92,40 @@ def test_a_missing_package_is_named(
     check_tracker(TrackConfig())
 
 
+@pytest.fixture
+def without_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder in which wandb finds no key."""
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_wandb_online_needs_a_key(without_login: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = TrackConfig(kind="wandb")
+    with pytest.raises(SettingsError, match=r"needs a key .*wandb login.*track\.mode=offline"):
+        check_tracker(settings)
+    check_tracker(settings, here=False)
+    check_tracker(TrackConfig(kind="wandb", mode="offline"))
+    login = without_login / ".netrc"
+    login.write_text("machine api.example.org\n  login user\n  password x\n")
+    with pytest.raises(SettingsError, match="needs a key"):
+        check_tracker(settings)
+    login.write_text("machine api.wandb.ai\n  login user\n  password " + "a" * 40 + "\n")
+    check_tracker(settings)
+    login.unlink()
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    check_tracker(settings)
+
+
+def test_a_run_that_wandb_refuses_is_one_line(
+    folder: Path, without_login: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "short")
+    with pytest.raises(SettingsError, match=r"^track\.kind wandb must .*track\.mode=offline"):
+        open_tracker(folder, TrackConfig(kind="wandb"), after_step=0, rank=0)
+
+
 def test_tensorboard_shows_each_step_once_after_a_resume(folder: Path) -> None:
     from tensorboard.backend.event_processing import event_accumulator
     from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
