@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 # Norms over each head: every rank holds the full weight, and gradients are summed over the ranks.
@@ -84,14 +84,9 @@ def _checked_plan(model: PreTrainedModel, size: int) -> dict[str, str]:
     if not plan or unknown:
         reason = f"its plan has unknown styles {sorted(unknown)}" if plan else "it has no plan"
         raise ValueError(f"parallel.tp must be 1 for {config.model_type}, got {size}: {reason}")
-    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
-        units = getattr(config, key)
-        if units % size:
-            nearest = max(n for n in range(1, size) if units % n == 0)
-            raise ValueError(
-                f"parallel.tp must divide the model's {key} ({units}), got {size}; "
-                f"the nearest is {nearest}"
-            )
+    uneven = why_uneven(config, size)
+    if uneven is not None:
+        raise ValueError(uneven)
     return plan
 
 
@@ -136,3 +131,19 @@ def why_not_divided(model: PreTrainedModel) -> str | None:
     if model.config.model_type in DIVIDED:
         return None
     return f"parallel.tp must be 1: tensor parallelism is tested only for {', '.join(DIVIDED)}"
+
+
+def why_uneven(config: PretrainedConfig, size: int) -> str | None:
+    """Why a model of a supported family cannot be split evenly over `size` ranks; None if it can,
+    or if its family is not supported."""
+    if config.model_type not in DIVIDED:
+        return None
+    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
+        units = getattr(config, key)
+        if units % size:
+            nearest = max(n for n in range(1, size) if units % n == 0)
+            return (
+                f"parallel.tp must divide the model's {key} ({units}), got {size}; "
+                f"the nearest is {nearest}"
+            )
+    return None

@@ -6,22 +6,19 @@ Reads the model's config and tokenizer, never its weights. Writes no files.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.config import Config, DataConfig, GameConfig, LoraConfig, ModelConfig
+from selfplay.config import Config, DataConfig, GameConfig, LoraConfig
 from selfplay.config.settings import SettingsError, dump
 from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.learner.optimizer import matrices_inside
-from selfplay.model.hub import local_folder
-from selfplay.model.policy import described_in, empty_model
-from selfplay.model.scratch import scratch_config
+from selfplay.model.policy import empty_model
 from selfplay.preflight.memory import Demand, Shape, estimate, gpu_gib, remedy, shape_of, why_not
 from selfplay.preflight.model import no_room
-from selfplay.preflight.run import read_rendering
+from selfplay.preflight.run import described_model, read_rendering
 from selfplay.rollout.players import opening_ids
 from selfplay.warm_start import scratch_tokenizer
 
@@ -48,7 +45,7 @@ def dry_run(config: Config, *, gpu_gb: float | None) -> None:
     else:
         rendering = read_rendering(config.model, config.game, seed=config.seed)
     print(first_prompt(config.game, config.data, rendering))
-    described = _described(config.model)
+    described = described_model(config.model)
     problem = no_room(
         described, rendering, game=config.game, rollout=config.rollout, data=config.data
     )
@@ -95,14 +92,6 @@ def model_shape(described: PretrainedConfig, lora: LoraConfig | None) -> Shape:
         )
     matrices = sum(parameter.numel() for parameter in matrices_inside(skeleton))
     return shape_of(described.get_text_config(), base=base, adapters=adapters, matrices=matrices)
-
-
-def _described(model: ModelConfig) -> PretrainedConfig:
-    if model.path is None:
-        assert model.scratch is not None
-        return scratch_config(model.scratch, vocab_size=model.scratch.vocab_size)
-    folder: Path = local_folder(model.path)
-    return AutoConfig.from_pretrained(described_in(folder))
 
 
 def _gib(gpu_gb: float | None) -> float | None:

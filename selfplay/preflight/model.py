@@ -40,6 +40,7 @@ from selfplay.config.settings import SettingsError
 from selfplay.credit.sample import Sample
 from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.distributed import World, broadcast_object, reshard
+from selfplay.distributed.tensor_parallel import why_uneven
 from selfplay.engines.base import Engine, Request, Sampling
 from selfplay.evaluation.evaluate import check_room
 from selfplay.learner.batch import pack
@@ -168,7 +169,7 @@ def _refusal(
         why = check_copy(described, engine=engine.kind == "hf")
     if why is not None:
         return f"model.path must be a family that can be trained, got {family}: {why}"
-    return None
+    return why_uneven(described, world.tp)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import torch
 from jinja2.exceptions import TemplateError
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
 from dialop.specs import nearest
 from selfplay.chat.rendering import Rendering, make_rendering
@@ -30,10 +30,12 @@ from selfplay.config.player_spec import ENDPOINT, Spec, parse_shares, parse_spec
 from selfplay.config.secrets import check_absent, hidden, names_key
 from selfplay.config.settings import SettingsError, describe, read_value
 from selfplay.data.instances import TOKENIZER, generated, imitated_people
+from selfplay.distributed.tensor_parallel import why_uneven
 from selfplay.engines.endpoint import check_address, endpoint_key
 from selfplay.metrics.tracker import check_tracker
 from selfplay.model.hub import check_weights, local_folder
 from selfplay.model.policy import described_in
+from selfplay.model.scratch import scratch_config
 
 _DASHES = "-\N{EN DASH}\N{EM DASH}"  # editors make the others of two hyphens
 
@@ -110,6 +112,9 @@ def check_run(config: Config, *, here: bool = True) -> None:
             "engine.sessions must be false with this chat template, where no prompt continues the "
             f"last one, got true: {rendering.rewritten}"
         )
+    uneven = why_uneven(described_model(config.model), config.parallel.tp)
+    if uneven is not None:
+        raise SettingsError(uneven)
 
 
 def check_machine(device: str, engine: EngineConfig) -> None:
@@ -190,6 +195,14 @@ def read_rendering(
             f"would begin with a thought: {rendering.rewritten}"
         )
     return rendering
+
+
+def described_model(model: ModelConfig) -> PretrainedConfig:
+    """The config of the model to train, whose folder `read_rendering` has read."""
+    if model.path is None:
+        assert model.scratch is not None
+        return scratch_config(model.scratch)
+    return AutoConfig.from_pretrained(described_in(local_folder(model.path)))
 
 
 def _tokenizer(

@@ -216,6 +216,8 @@ TRAIN: list[tuple[str, str]] = [
     *((f"--config run.yaml --dry-run --gpu {gb}", "--gpu must be") for gb in ("nan", "-5", "inf")),
     ("engine.kind=sglang", "engine.kind"),
     ("parallel.tp=2", "parallel.tp"),
+    ("parallel.tp=3", "must divide the model's num_attention_heads (2), got 3; the nearest is 2"),
+    ("--config run.yaml --dry-run parallel.tp=3", "parallel.tp must divide the model's"),
     ("parallel.fsdp=0", "parallel.fsdp"),
     ("rollout.partners=[endpoint:m@http://]", "rollout.partners"),
     ("rollout.partners=['endpoint:m@http://[::1/v1']", "rollout.partners"),
