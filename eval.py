@@ -139,7 +139,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
         default="0",
         help="start with people's recorded moves: a number, a share or random",
     )
-    add("--out", type=Path, help="folder to write to (default: RUN/eval_NAME)")
+    add("--out", type=Path, help="folder to write to (default: RUN/eval_GAMES_PARTNER_OVERRIDES)")
     add(
         "--temperature",
         type=float,
@@ -211,6 +211,8 @@ def facts_of(args: argparse.Namespace, question: Question, games: Games) -> dict
     }
     if args.start != "0":
         facts["start"] = args.start
+    if args.overrides:
+        facts["overrides"] = args.overrides
     if question.rows:
         return {"players": weights, **facts}
     partner = question.matches[0].other.spec.text

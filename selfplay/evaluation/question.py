@@ -6,6 +6,7 @@ choice. Loads no weights.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Collection, Sequence
@@ -52,6 +53,7 @@ from selfplay.rollout.seating import chosen_seats, read_spec
 
 # Policies come first, because the engine of a match's first player runs its games.
 _RANK = (CHECKPOINT, SCRIPTED, ENDPOINT)
+_LONGEST_NAME = 150  # bytes of a report's folder, of 255 that file systems allow
 ITSELF = Spec(SELF, "", SELF)
 
 
@@ -131,7 +133,8 @@ def one_policy(
         Match(row_name(text, t, usual=usual), policy, other, None, t)
         for t in temperatures or [usual]
     ]
-    return Question(config, given or source.settings, matches, report_folder(source, games, text))
+    out = report_folder(source, games, text, overrides)
+    return Question(config, given or source.settings, matches, out)
 
 
 def cross_play(
@@ -192,7 +195,7 @@ def cross_play(
         config,
         path,
         matches,
-        Path(f"{home}/crossplay_{Path(games).stem}"),
+        Path(f"{home}/{_folder_name(['crossplay', Path(games).stem], overrides)}"),
         labels,
         (*labels, *(player.label for player in players if player not in row_players)),
     )
@@ -344,9 +347,10 @@ def usual_partner(game: GameConfig, rollout: RolloutConfig) -> str:
     return parse_shares(rollout.partners)[0][0].text
 
 
-def report_folder(source: Source, games: str, partner: str) -> Path:
-    """RUN/eval_NAME, where NAME joins the part of the run (unless it is final/), the games and the
-    partner (unless it is self). Weights from the hub or a .gguf file have runs/MODEL as RUN."""
+def report_folder(source: Source, games: str, partner: str, overrides: Sequence[str] = ()) -> Path:
+    """RUN/eval_NAME, where NAME joins the part of the run (unless it is final/), the games, the
+    partner (unless it is self) and the overrides, so that no answer replaces that of another
+    question. Weights from the hub or a .gguf file have runs/MODEL as RUN."""
     words = ["eval", Path(games).stem]
     if part := part_of_run(source):
         words.insert(1, part)
@@ -355,7 +359,17 @@ def report_folder(source: Source, games: str, partner: str) -> Path:
     home = source.home
     if source.hub is not None:
         home = Path("runs") / re.sub(r"[^\w.-]+", "_", source.hub)
-    return home / "_".join(words)
+    return home / _folder_name(words, overrides)
+
+
+def _folder_name(words: Sequence[str], overrides: Sequence[str]) -> str:
+    """The words and the overrides, joined; a hash stands for what a file name cannot hold."""
+    told = [re.sub(r"[^\w.=-]+", "_", word).strip("_") for word in overrides]
+    name = "_".join([*words, *told])
+    if len(name.encode()) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.sha256("\n".join([*words, *overrides]).encode()).hexdigest()[:8]
+    return f"{name.encode()[:_LONGEST_NAME].decode(errors='ignore')}_{digest}"
 
 
 def split_list(text: str) -> list[str]:

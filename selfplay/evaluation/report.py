@@ -152,7 +152,8 @@ def errors_text(rows: Mapping[str, Evaluation]) -> str:
 def markdown(report: Report) -> str:
     """The page: facts, the matrix, the table with its legend, errors by kind, example games."""
     parts = [f"# {escaped(report.title)}"]
-    parts += ["\n".join(f"- {name}: {escaped(str(value))}" for name, value in report.facts.items())]
+    facts = report.facts | {"overrides": " ".join(report.facts.get("overrides", ()))}
+    parts += ["\n".join(f"- {n}: {escaped(str(v))}" for n, v in facts.items() if v != "")]
     if matrix := matrix_text(report, style="pipe"):
         parts += [matrix.rstrip()]
     legend = "; ".join(f"*{heading}* {meaning}" for _, heading, meaning in columns(report.rows))

@@ -15,10 +15,9 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 from huggingface_hub import HfApi, get_token
@@ -33,7 +32,7 @@ from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.model.hub import FETCHED, SETTINGS
 from selfplay.partners.checkpoints import find_source
 from selfplay.preflight.run import Words, check_folder, refused
-from selfplay.publish.card import card, read_results, without_paths
+from selfplay.publish.card import card, public_value, read_results
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -80,7 +79,7 @@ def write_folder(run: Path, name: str, out: Path) -> None:
             f"{config.game.name}; nearest: a module, such as my_package.my_game"
         )
     config = replace(config, out=f"runs/{name.split('/')[1]}")
-    settings = _without_paths(yaml.safe_load(dump(config)))
+    settings = public_value(yaml.safe_load(dump(config)))
     public = load_config(
         None, [f"{key}={json.dumps(part, ensure_ascii=False)}" for key, part in settings.items()]
     )
@@ -102,18 +101,6 @@ def write_folder(run: Path, name: str, out: Path) -> None:
             shutil.copy2(run / IMITATED_BOARDS, new / IMITATED_BOARDS)
         (new / "README.md").write_text(text, encoding="utf-8", errors="backslashreplace")
         (new / SETTINGS).write_text(dump(public), encoding="utf-8")
-
-
-def _without_paths(value: Any) -> Any:
-    """Settings in which paths are cut to their last part, also in checkpoint:PATH, and addresses
-    of endpoints are left out."""
-    if isinstance(value, Mapping):
-        return {name: _without_paths(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_without_paths(part) for part in value]
-    if isinstance(value, str):
-        return Path(value).name if value.startswith(("/", "~/", "../")) else without_paths(value)
-    return value
 
 
 def push(folder: Path, name: str, *, private: bool) -> str:

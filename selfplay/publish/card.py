@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
 from dialop.shown import escaped, fenced
 from selfplay.config import Config, GameConfig, RolloutConfig, load_config
+from selfplay.config.player_spec import SELF
 from selfplay.config.settings import SettingsError, difference
 from selfplay.evaluation.game_text import game_text
 from selfplay.metrics.tables import COLUMNS, show_interval, table
@@ -30,6 +32,10 @@ _GAMES = {
     "mediation": "mediation (DialOp)",
     "collab": "collaborative simulation",
 }
+_MALFORMED = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError),
+    yaml.YAMLError,
+)
 _POLICY = ("sampled", "greedy")  # rows of the policy with itself; the others are scripts
 # What a table shows beside the score, of the measures that a row has.
 _SHOWN = ("agreement", "talk_value", "messages", "words", "errors", "honesty")
@@ -67,7 +73,9 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Any]:
         for row in page.get("rows", page).values():
             show_interval(tuple(row["interval"]))
             row["measures"].items(), row["examples"].items()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        for word in page.get("overrides", ()):
+            yaml.safe_load(word.partition("=")[2])
+    except _MALFORMED as error:
         raise SettingsError(f"{path} must hold the games of an evaluation: {error!r}") from None
     return page
 
@@ -102,7 +110,7 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
     ]
     for page in results.evaluations:
         games = escaped(Path(str(page["games"])).name)
-        heading = f"### {page['num_games']} games of {games}, by `eval.py`"
+        heading = f"### {page['num_games']} games of {games}, by `eval.py`{_question(page)}"
         parts += [heading, _table(page["rows"])]
     parts += [
         "## Settings",
@@ -121,6 +129,33 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
         seats = [{**seat, "player": without_paths(seat["player"])} for seat in record["seats"]]
         parts += [f"### The {label} game", fenced(game_text({**record, "seats": seats}))]
     return "\n\n".join(parts) + "\n"
+
+
+def _question(page: Mapping[str, Any]) -> str:
+    """What an evaluation asked beside the policy's play with itself under the run's settings: the
+    partner, the overrides; "" if nothing."""
+    partner = str(page.get("partner", SELF))
+    told = "" if partner == SELF else f", with {escaped(without_paths(partner))}"
+    words = []
+    for word in page.get("overrides", ()):
+        key, _, text = word.partition("=")
+        value = public_value(yaml.safe_load(text))
+        if not isinstance(value, str):
+            value = json.dumps(value, ensure_ascii=False, default=str)
+        words.append(escaped(f"{key}={value}"))
+    return f"{told}, under {' '.join(words)}" if words else told
+
+
+def public_value(value: Any) -> Any:
+    """Settings in which paths are cut to their last part, also in checkpoint:PATH, and addresses
+    of endpoints are left out."""
+    if isinstance(value, Mapping):
+        return {name: public_value(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [public_value(part) for part in value]
+    if isinstance(value, str):
+        return Path(value).name if value.startswith(("/", "~/", "../")) else without_paths(value)
+    return value
 
 
 def without_paths(text: str) -> str:

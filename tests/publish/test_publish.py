@@ -118,6 +118,27 @@ def test_the_card_has_the_scores_beside_scripts_and_people(run: Path) -> None:
     assert "data.train=boards.parquet" in text and "steps=9" in text
 
 
+def test_the_card_tells_the_partner_and_the_overrides_of_an_evaluation(run: Path) -> None:
+    def add(name: str, **facts: Any) -> None:
+        page = {"games": "generated", "num_games": 4, "rows": {"policy": row(0.9)}, **facts}
+        (run / f"eval_{name}").mkdir()
+        (run / f"eval_{name}" / "evaluation.json").write_text(json.dumps(page))
+
+    words = ["game.p_observed=1.0", "data={train: /home/jane/boards.parquet}"]
+    add("a", partner="self")
+    add("b", partner="scripted:honest")
+    add("c", partner="self", overrides=words)
+    add("d", partner="checkpoint:/home/jane/other", overrides=words[:1])
+    assert publish.main([str(run), "me/pair"]) == 0
+    text = (run / "hub" / "README.md").read_text()
+    assert "jane" not in text
+    a, b, c, d = (line for line in text.splitlines() if "games of generated, by" in line)
+    assert a == "### 4 games of generated, by `eval.py`"
+    assert b.endswith("by `eval.py`, with scripted:honest")
+    assert re.search(r", under game\.p\\?_observed=1\.0 data=.*boards\.parquet", c)
+    assert re.search(r", with checkpoint:other, under game\.p\\?_observed=1\.0$", d)
+
+
 @pytest.mark.parametrize(
     ("path", "start"),
     [
@@ -225,6 +246,11 @@ def test_a_game_in_a_file_is_refused(run: Path, capsys: pytest.CaptureFixture[st
         ("code.txt", "", "code.txt must hold when the run started, got ''"),
         ("eval_x/evaluation.json", '{"rows": {}}', "evaluation.json must hold the games of an"),
         ("eval_x/evaluation.json", '{"rows": {}}', "no games, num_games"),
+        (
+            "eval_x/evaluation.json",
+            '{"games": "a", "num_games": 1, "rows": {}, "overrides": ["a={"]}',
+            "evaluation.json must hold the games of an",
+        ),
         ("held_out_before.json", '{"sampled": {}}', "held_out_before.json must hold the games of"),
         ("held_out_before.json", '{"sampled": {}}', "no greedy"),
     ],
