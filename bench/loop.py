@@ -32,7 +32,7 @@ from unittest.mock import patch
 
 import train
 from bench.memory import Peaks, copy_ceiling, lone_pushes, nap
-from bench.rows import keep, show
+from bench.rows import keep, need_sglang, show
 from bench.shapes import SHAPES, save_random
 from bench.talks import TURNS, Watched, talks
 from selfplay import setup
@@ -117,6 +117,8 @@ def arguments() -> argparse.Namespace:
     chosen.engine = chosen.engine or ("hf" if chosen.dry_run else "sglang")
     if chosen.mean and chosen.engine == "hf":
         parser.error("--mean needs --engine sglang: the hf engine's games end a turn together")
+    if chosen.engine == "sglang":
+        need_sglang("bench.loop", "; --dry-run measures a tiny shape without it")
     chosen.games = chosen.games or GAMES[chosen.shape]
     return chosen
 

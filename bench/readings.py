@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -43,6 +44,7 @@ from dialop.mediation.records import MediationInstance
 from dialop.mediation.score import arrival_costs, calendar_costs, price_costs
 from dialop.planning.board import AGENT
 from dialop.planning.scripted import make_scripted
+from selfplay.preflight.run import refused
 from selfplay.report.run_files import read_run
 
 Record = Mapping[str, Any]
@@ -51,6 +53,7 @@ POINTS = re.compile(r"^(.+)\|(-?\d+)$", re.MULTILINE)
 TEACHER = "searcher:legs=1,think=points"
 ASKED = re.compile(r"distance_to\(([^)]+)\)")
 LAST_STEPS = 2
+GAMES = ("matching", "planning", "mediation")
 COLUMNS = ("true levels", "written levels", "proposed", "search", "levels right")
 
 
@@ -58,12 +61,17 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, metavar="RUN")
     folder = parser.parse_args(words).run
-    run = read_run(folder)
+    try:
+        run = read_run(folder)
+        if run.game not in GAMES:
+            raise ValueError(f"RUN must be of {', '.join(GAMES)}, got {run.game or 'no game'}")
+        logged = (folder / "games.jsonl").read_text(encoding="utf-8").splitlines()
+    except (ValueError, OSError) as error:
+        sys.exit(refused("bench.readings", error))
     rows = {stage: run.row(stage, "sampled") for stage in ("before", "after")}
     parts = {stage: row.games for stage, row in rows.items() if row}
     if run.game == "matching":
-        with (folder / "games.jsonl").open(encoding="utf-8") as file:
-            print("\n".join(matching([json.loads(line) for line in file], parts)))
+        print("\n".join(matching([json.loads(line) for line in logged], parts)))
         return
     newest = max((game["step"] for game in run.games), default=0)
     last = [game for game in run.games if game["step"] > newest - LAST_STEPS]

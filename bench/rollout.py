@@ -41,7 +41,7 @@ from typing import Any
 import torch
 
 from bench import loop
-from bench.rows import keep
+from bench.rows import keep, need_sglang
 from bench.shapes import SHAPES, qwen2_config, random_model
 from bench.talks import GROUP, TURNS, Watched, talks
 from selfplay.chat.rendering import Rendering, make_rendering
@@ -331,6 +331,7 @@ def sampling_of(rendering: Rendering) -> Sampling:
 
 def main() -> None:
     options = arguments()
+    need_sglang("bench.rollout")
     world = init_world(1, device="cpu" if options.device == "cpu" else None)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as last:
         bench = Bench(options, Path(folder), world)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.shapes import SHAPES
+from selfplay.preflight.run import refused
 
 
 def keep(row: Mapping[str, Any], out: Path | None) -> None:
@@ -22,6 +25,13 @@ def show(row: Mapping[str, Any]) -> None:
     """Print the row's names and values on one line."""
     shown = (f"{n} {v:.4g}" if isinstance(v, float) else f"{n} {v}" for n, v in row.items())
     print(" | ".join(shown), flush=True)
+
+
+def need_sglang(bench: str, instead: str = "") -> None:
+    """End the bench with one line where SGLang is not installed; `instead` says what runs here."""
+    if importlib.util.find_spec("sglang") is None:
+        missing = "needs SGLang, which is not installed: `pip install -r requirements-gpu.txt`"
+        sys.exit(refused(bench, ModuleNotFoundError(missing + instead)))
 
 
 def group_arguments(doc: str | None) -> argparse.ArgumentParser:

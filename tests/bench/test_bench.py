@@ -11,7 +11,7 @@ import pytest
 from processes import HANG_S
 from tiny_run import finished
 
-from bench import branch_variance, imitation_loss, loop, readings, table
+from bench import branch_variance, imitation_loss, loop, readings, rollout, table
 from selfplay.config import load_config
 from selfplay.config.settings import dump
 from selfplay.data.instances import TRAIN, generated
@@ -37,6 +37,29 @@ def run_bench(name: str, *arguments: str, dry_run: bool = True) -> str:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("rollout", "needs SGLang"),
+        ("loop", "--dry-run measures"),
+        ("readings", "a run is a folder"),
+    ],
+)
+def test_what_is_missing_is_told_in_one_line(
+    name: str,
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    monkeypatch.setattr(sys, "argv", [name, *([str(tmp_path)] if name == "readings" else [])])
+    with pytest.raises(SystemExit) as ended:
+        {"rollout": rollout, "loop": loop, "readings": readings}[name].main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and line.startswith(f"bench.{name}: ") and named in line
 
 
 @pytest.mark.slow
