@@ -20,7 +20,13 @@ from selfplay.config.hardware import (
     ScratchConfig,
     TrackConfig,
 )
-from selfplay.config.learning import AlgorithmConfig, CriticConfig, OptimConfig, WarmStartConfig
+from selfplay.config.learning import (
+    COMPARED_IN_GROUPS,
+    AlgorithmConfig,
+    CriticConfig,
+    OptimConfig,
+    WarmStartConfig,
+)
 from selfplay.config.partners import DriftMonitorConfig, EndpointConfig, PolicyPoolConfig
 from selfplay.config.play import (
     BranchConfig,
@@ -37,6 +43,7 @@ from selfplay.config.settings import key, load, section
 from selfplay.config.watches import WatchConfig
 
 __all__ = [
+    "COMPARED_IN_GROUPS",
     "AlgorithmConfig",
     "BranchConfig",
     "CollabConfig",
@@ -174,12 +181,13 @@ class Config:
                 f"critic.* needs algorithm.method ppo, got {method}; set "
                 "algorithm.method to ppo or remove critic.*"
             )
-        in_groups = method in ("grpo", "dr_grpo", "rloo")
+        in_groups = method in COMPARED_IN_GROUPS
         branch_turns = self.rollout.branch.turns
         if branch_turns != "none" and not in_groups:
             raise ValueError(
-                "algorithm.method must be grpo, dr_grpo or rloo with rollout.branch, whose "
-                f"baseline is the mean over the turns of a branch point, got {method}"
+                f"algorithm.method must be one of {', '.join(COMPARED_IN_GROUPS)} with "
+                "rollout.branch, whose baseline is the mean over the turns of a branch point, got "
+                f"{method}"
             )
         if branch_turns != "none" and self.engine.sessions:
             raise ValueError(

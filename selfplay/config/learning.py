@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from selfplay.config.settings import key
 
+# Methods whose baseline is of the sample's own group. Their groups need two members, and those with
+# zero variance have no gradient and are dropped. Other methods keep them, because a group can
+# differ from the batch or the moving average.
+COMPARED_IN_GROUPS = ("grpo", "dr_grpo", "rloo")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStartConfig:

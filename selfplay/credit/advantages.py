@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, compress
 from typing import TypeVar
 
-from selfplay.config import AlgorithmConfig, RewardConfig
+from selfplay.config import COMPARED_IN_GROUPS, AlgorithmConfig, RewardConfig
 from selfplay.credit.baselines import (
     batch_moments,
     group_mean,
@@ -34,10 +34,6 @@ from selfplay.rollout.episode import Episode
 
 T = TypeVar("T")
 ZERO_VARIANCE = 1e-9  # a group whose rewards differ by less has zero variance
-# Methods whose baseline is the group's own mean. Their zero-variance groups have no gradient and
-# are dropped. Other methods keep them, because a group can differ from the batch or the moving
-# average.
-COMPARED_IN_GROUPS = ("grpo", "dr_grpo", "rloo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +206,10 @@ def _baselines_and_divisors(
             baselines_G = [start] * len(members)
         elif method == "rloo":
             baselines_G = leave_one_out(means_G)
-        else:
+        elif method in ("grpo", "dr_grpo"):
             baselines_G = group_mean(means_G)
+        else:
+            raise ValueError(f"algorithm.method {method} has no baseline in credit/advantages.py")
         if method == "grpo":
             divisor = reward_std(means_G, [m.variance for m in members]) + algorithm.advantage_eps
         scales |= {m.name: (b, divisor) for m, b in zip(members, baselines_G, strict=True)}

@@ -144,7 +144,9 @@ def policy_losses(
     clip["dual_clip"] = algorithm.dual_clip
     if algorithm.loss == "gspo":
         return gspo(logprobs_M, old_M, advantages_M, batch.sample_M, **clip)
-    return clipped_surrogate(logprobs_M, old_M, advantages_M, **clip)
+    if algorithm.loss == "clip":
+        return clipped_surrogate(logprobs_M, old_M, advantages_M, **clip)
+    raise ValueError(f"algorithm.loss {algorithm.loss} has no function in learner/objective.py")
 
 
 def kl_losses(

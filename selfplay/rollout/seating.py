@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dialop.game import Instance
 from dialop.specs import nearest
 from selfplay.chat.rendering import Rendering
-from selfplay.config import Config, GameConfig, RolloutConfig
+from selfplay.config import COMPARED_IN_GROUPS, Config, GameConfig, RolloutConfig
 from selfplay.config.player_spec import POOL, SCRIPTED, SELF, Spec, parse_shares, parse_spec
 from selfplay.config.settings import SettingsError
 from selfplay.data.seeds import named_seed, pick
@@ -199,7 +199,7 @@ def _check_groups(size: int, method: str, *, num_seats: int) -> None:
             f"each seat in {most} of the games), got {size}; nearest: "
             f"{size + num_seats - size % num_seats}"
         )
-    if method in ("grpo", "dr_grpo", "rloo") and size < 2 * num_seats:
+    if method in COMPARED_IN_GROUPS and size < 2 * num_seats:
         raise SettingsError(
             f"rollout.group_size must be at least {2 * num_seats} for {method} with another "
             f"partner than self ({most} of the games form the group of each seat), got {size}; "

@@ -116,6 +116,14 @@ def test_leave_one_out_by_hand() -> None:
     assert by_method("rloo", rewards) == pytest.approx([c * 4 / 3 for c in centred])
 
 
+def test_every_method_of_the_settings_has_a_baseline_and_no_other_name_has() -> None:
+    """A choice that `_baselines_and_divisors` does not know must not train as dr_grpo."""
+    for name in AlgorithmConfig.__dataclass_fields__["method"].metadata["choices"]:
+        assert len(by_method(name, [0.0, 1.0], eps=1.0)) == 2
+    with pytest.raises(ValueError, match="method unheard_of has no baseline"):
+        by_method("unheard_of", [0.0, 1.0])
+
+
 def test_reinforce_pp_normalizes_over_all_tokens_of_the_batch() -> None:
     """One token of reward 0 and three of reward 1: mean 3/4, variance 3/16."""
     std = math.sqrt(3 / 16)

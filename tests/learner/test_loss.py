@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from selfplay.learner.loss import (
     sapo,
     vespo,
 )
-from selfplay.learner.objective import kl_losses
+from selfplay.learner.objective import kl_losses, policy_losses
 
 LOW, HIGH = 0.2, 0.3
 
@@ -149,6 +149,18 @@ def test_reinforce_ignores_the_ratio() -> None:
     assert losses_M.tolist() == pytest.approx([-2 * math.log(0.1), math.log(0.4)])
     assert grad_M.tolist() == [-2.0, 1.0] and not cut_M.any()
     assert ratios_M.tolist() == pytest.approx([0.5, 2.0])
+
+
+def test_every_loss_of_the_settings_has_a_function_and_no_other_name_has() -> None:
+    """A choice that `policy_losses` does not know must not run the clipped surrogate."""
+    zeros_M, ones_M = torch.zeros(2), torch.ones(2)
+    tokens = SimpleNamespace(old_logprobs_M=zeros_M, advantages_M=ones_M, sample_M=torch.arange(2))
+    rules = AlgorithmConfig.__dataclass_fields__["loss"].metadata
+    for name in rules["choices"]:
+        losses = policy_losses(zeros_M, cast(Any, tokens), AlgorithmConfig(loss=name))
+        assert [len(each) for each in losses] == [2, 2, 2]
+    with pytest.raises(ValueError, match="loss unheard_of has no function"):
+        policy_losses(zeros_M, cast(Any, tokens), AlgorithmConfig(loss="unheard_of"))
 
 
 def test_aggregation_weights_by_hand() -> None:
