@@ -360,14 +360,24 @@ def _unknown(
 ) -> SettingsError:
     """The error for a key that does not exist.
 
-    It gives the new name of a renamed key. For other keys it suggests a key of another section
-    with the same last part, else the nearest spelling, else it lists the section's keys.
+    It gives the new name of a renamed key, and how to nest a dotted key. For other keys it suggests
+    a key of another section with the same last part, else the nearest spelling, else it lists the
+    section's keys.
     """
     for new, old in names.items():
         if old == name:
             below = value.value if isinstance(value, yaml.MappingNode) else []
             rest = f".{below[0][0].value}" if len(below) == 1 else ""
             return SettingsError(f"{place(label.start_mark)}: {old}{rest} is now {new}{rest}")
+    first, *parts = label.value.split(".")
+    if parts and all(parts) and first in siblings:
+        nested = "VALUE" if names_key(name) else hidden(_show(_construct(value)))[:200]
+        for part in reversed(parts):
+            nested = f"{{{part}: {nested}}}"
+        return SettingsError(
+            f"{place(label.start_mark)}: {name} must be written below its section, as "
+            f"{first}: {nested}"
+        )
     home, _, last = name.rpartition(".")
     same = [other for other in names if other.rpartition(".")[2] == last]
     here = [_join(home, other) for other in difflib.get_close_matches(last, siblings, 1)]

@@ -168,6 +168,8 @@ def test_a_mistake_in_a_base_names_the_base(tmp_path: Path) -> None:
 MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
     ("rollout:\n  group_sise: 4\n", 2, ("rollout.group_sise", "nearest is rollout.group_size")),
     ("group_size: 4\n", 1, ("nearest is rollout.group_size",)),
+    ("seed: 1\nrollout.group_size: 2\n", 2, ("section, as rollout: {group_size: 2}",)),
+    ("model: {scratch.width: 9}\n", 1, ("model.scratch.width must", "as scratch: {width: 9}")),
     ("zzz: 4\n", 1, ("zzz", "seed, wandb, words, chat, partners, rollout, model")),
     ("partners:\n- {kind: self}\n- {kid: self}\n", 3, ("nearest is partners[1].kind",)),
     ("seed: 1\nseed: 2\n", 2, ("seed is given twice", "line 1")),
