@@ -24,7 +24,7 @@ import yaml
 
 from dialop.specs import nearest
 from selfplay.config.secrets import hidden, names_key
-from selfplay.config.tree import NULL, SettingsError, empty, load_tree, place, sources
+from selfplay.config.tree import NULL, SettingsError, empty, load_tree, place, rule_sources
 
 __all__ = [
     "SettingsError",
@@ -272,7 +272,7 @@ def _convert_section(node: yaml.Node, cls: type, name: str, names: Mapping[str, 
         try:
             check()
         except ValueError as error:
-            raise SettingsError(f"{', '.join(sources(node))}: {error}") from error
+            raise _contradiction(node, name, error) from error
     return result
 
 
@@ -294,7 +294,7 @@ def _convert_chosen(
     except SettingsError:
         raise
     except (ValueError, TypeError, NameError) as error:
-        raise SettingsError(f"{', '.join(sources(node))}: {error}") from error
+        raise _contradiction(node, name, error) from error
 
 
 def _scalar(node: yaml.Node, kind: type, name: str, *, optional: bool) -> Any:
@@ -349,6 +349,11 @@ def _wrong(node: yaml.Node, name: str, rule: str, more: str = "") -> SettingsErr
     what = f"{place(node.start_mark)[:200]}: {name or 'settings'}"
     value = "a value not shown here" if names_key(name) else hidden(value)[:200]
     return SettingsError(f"{what} {rule}, got {value}{more}")
+
+
+def _contradiction(node: yaml.Node, name: str, error: Exception) -> SettingsError:
+    """The error of a rule across settings, with the sources of those that its text names."""
+    return SettingsError(f"{', '.join(rule_sources(node, name, str(error)))}: {error}")
 
 
 def _unknown(

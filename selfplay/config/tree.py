@@ -7,6 +7,7 @@ a node has the file and line it comes from. This module knows no types and no ke
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -243,3 +244,35 @@ def sources(node: yaml.Node) -> list[str]:
         names = [source for _, child in node.value for source in sources(child)]
         return list(dict.fromkeys(names))
     return [str(node.start_mark.name)]
+
+
+def rule_sources(node: yaml.Node, name: str, rule: str) -> list[str]:
+    """The sources of those values below `node`, whose dotted key is `name`, that a rule's text
+    names by their key or section. If it names none, the files; without files, all sources."""
+    named = [source for part in _named(node, name, rule) for source in sources(part)]
+    everything = sources(node)
+    files = [source for source in everything if not source.startswith(_OVERRIDE)]
+    return list(dict.fromkeys(named)) or files or everything
+
+
+def _named(node: yaml.Node, name: str, rule: str) -> list[yaml.Node]:
+    """The nodes at and below `node` that a rule's text names, the outermost ones."""
+    if _is_named(name, rule):
+        return [node]
+    if not isinstance(node, yaml.MappingNode):
+        return []
+    parts = [(f"{name}.{key.value}" if name else key.value, value) for key, value in node.value]
+    return [each for dotted, value in parts for each in _named(value, dotted, rule)]
+
+
+def _is_named(name: str, rule: str) -> bool:
+    home, _, last = name.rpartition(".")
+    if name and (rule.startswith(f"{name} ") or f"{name}.*" in rule):
+        return True
+    # As the second key of "algorithm.kl_target, reference_every"; other plain words may be prose.
+    shortened = "_" in last and f"{home}." in rule and _stands_in(rule, last)
+    return bool(home) and (shortened or _stands_in(rule, name))
+
+
+def _stands_in(text: str, name: str) -> bool:
+    return re.search(rf"(?<![\w.]){re.escape(name)}(?!\w|\.\w)", text) is not None

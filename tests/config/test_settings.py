@@ -21,6 +21,7 @@ from selfplay.config.settings import (
     renamed_keys,
     section,
 )
+from selfplay.config.tree import load_tree, rule_sources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class Rollout:
 
     def check(self) -> None:
         if self.temperature == 0 and self.group_size > 1:
-            raise ValueError("temperature 0 makes the games of a group alike, got group_size > 1")
+            raise ValueError("rollout.temperature 0 needs a group_size of 1, got more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,8 +225,27 @@ def test_a_mistake_on_the_command_line_names_the_override() -> None:
 
 def test_a_contradiction_names_its_files_and_overrides(tmp_path: Path) -> None:
     path = write(tmp_path, "rollout:\n  group_size: 4\n")
-    message = refused(path, "rollout.temperature=0")
-    assert message.startswith(f"{path}, override 'rollout.temperature=0': temperature 0 makes")
+    message = refused(path, "seed=1", "rollout.talk=off", "rollout.temperature=0")
+    assert message.startswith(f"{path}, override 'rollout.temperature=0': rollout.temperature 0")
+
+
+@pytest.mark.parametrize(
+    ("rule", "named"),
+    [
+        ("a.b must be below a.c.d, got 1", ["FILE", "override 'a.c.d=3'"]),
+        ("a.b needs c_e", ["FILE", "override 'a.c_e=4'"]),
+        ("a.* needs a.c", ["FILE", "override 'a.c.d=3'", "override 'a.c_e=4'"]),
+        ("f must be below the c of a", ["override 'f=5'"]),
+        ("it must be below f and a", ["FILE"]),
+    ],
+)
+def test_a_rule_lists_only_the_sources_of_the_keys_that_it_names(
+    rule: str, named: list[str], tmp_path: Path
+) -> None:
+    path = write(tmp_path, "a: {b: 1}\n")
+    tree = load_tree(path, ["a.c.d=3", "a.c_e=4", "f=5"], {})
+    found = rule_sources(tree, "", rule)
+    assert [source.replace(str(path), "FILE") for source in found] == named
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
