@@ -183,6 +183,12 @@ def test_every_picture_is_shown_and_every_link_leads_somewhere() -> None:
     assert {path.name for path in (DOCS / "figures").iterdir()} <= shown
 
 
+def test_a_link_to_a_page_made_at_build_time_says_that_a_clone_lacks_it() -> None:
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        assert "make docs" in text or not re.search(r"\]\((settings|errors)\.md", text), page.name
+
+
 def test_the_site_lists_every_page_once() -> None:
     """The settings of the site are valid; `make docs` builds it and checks its links."""
     config = yaml.load((ROOT / "mkdocs.yml").read_text("utf-8"), yaml.BaseLoader)
