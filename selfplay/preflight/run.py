@@ -36,6 +36,7 @@ from selfplay.metrics.tracker import check_tracker
 from selfplay.model.hub import check_weights, local_folder
 from selfplay.model.policy import described_in
 from selfplay.model.scratch import scratch_config
+from selfplay.partners.checkpoints import find_source
 
 _DASHES = "-\N{EN DASH}\N{EM DASH}"  # editors make the others of two hyphens
 
@@ -205,6 +206,20 @@ def described_model(model: ModelConfig) -> PretrainedConfig:
     return AutoConfig.from_pretrained(described_in(local_folder(model.path)))
 
 
+def _refuse_run(folder: Path) -> None:
+    """Raise SettingsError for a run's folder, which names the newest part that holds weights."""
+    if (folder / "config.json").exists() or not (folder / "config.yaml").exists():
+        return
+    try:
+        weights = find_source(folder, what="model.path").weights
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    raise SettingsError(
+        f"model.path must be the folder of a model, got that of a run, {folder}; nearest is "
+        f"{weights}"
+    )
+
+
 def _tokenizer(
     model: ModelConfig, game: GameConfig, *, seed: int, adapters: bool
 ) -> PreTrainedTokenizerBase:
@@ -218,6 +233,7 @@ def _tokenizer(
         except ValueError as error:
             raise SettingsError(str(error)) from None
     folder = local_folder(model.path)
+    _refuse_run(folder)
     check_weights(folder, what="model.path")
     try:
         described = described_in(folder)

@@ -44,6 +44,8 @@ def broken(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(run, home / "emptied")
     (home / "emptied" / "config.yaml").write_text("")
     (home / "run.yaml").write_text(TINY)
+    (home / "unfinished").mkdir()
+    (home / "unfinished" / "config.yaml").write_text("")
     for name, data in FILES.items():
         (home / name).write_bytes(data if isinstance(data, bytes) else data.encode())
     for name, change in MODELS.items():
@@ -232,6 +234,8 @@ TRAIN: list[tuple[str, str]] = [
     ("model={scratch: null, path: nowhere/at/all}", "model.path"),
     ("model={scratch: null, path: file}", "model.path"),
     ("model={scratch: null, path: ''}", "model.path"),
+    ("model={scratch: null, path: good}", "nearest is good/final"),
+    ("model={scratch: null, path: unfinished}", "the run unfinished has no final/"),
     ("model={scratch: null, path: Nobody/nothing-of-this-name}", "Nobody/nothing-of-this-name"),
     *((f"model={{scratch: null, path: {name}}}", name) for name in MODELS),
 ]
