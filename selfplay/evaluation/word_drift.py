@@ -19,6 +19,7 @@ from selfplay.config import EvalConfig, GameConfig
 from selfplay.config.settings import SettingsError
 from selfplay.distributed import World, gather_objects
 from selfplay.metrics.games import messages
+from selfplay.partners.checkpoints import nearest_beside
 from selfplay.rollout.episode import Episode
 
 EDGE = ""  # stands for the start and the end of a message
@@ -123,7 +124,13 @@ def read_people(path: str, game: GameConfig) -> WordCounts:
     """
     try:
         counts = count_words(_recorded_messages(Path(path), game))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        near = nearest_beside(Path(path), lambda each: each.suffix == ".jsonl")
+        raise SettingsError(
+            "eval.human_words must be a readable .jsonl file of recorded games, got "
+            f"{path}: {error.strerror or error}{near}"
+        ) from None
+    except ValueError as error:
         raise SettingsError(f"eval.human_words: {error}") from None
     if not counts.single:
         raise SettingsError(f"eval.human_words: {path} holds no message")

@@ -119,8 +119,9 @@ def test_a_file_without_words_is_refused(text: str, rule: str, tmp_path: Path) -
     path.write_text(text + "\n")
     with pytest.raises(SettingsError, match=f"eval.human_words: .*{rule}"):
         read_people(str(path), GameConfig())
-    with pytest.raises(SettingsError, match="No such file"):
-        read_people(str(tmp_path / "none.jsonl"), GameConfig())
+    for name, rule in (("othr.jsonl", "No such file.*nearest is .*other.jsonl"), (".", "Is a dir")):
+        with pytest.raises(SettingsError, match=rf"^eval.human_words must be .*got .*: {rule}"):
+            read_people(str(tmp_path / name), GameConfig())
 
 
 def test_people_are_nearer_to_people_than_a_code_is() -> None:
