@@ -58,7 +58,10 @@ class Words(argparse.ArgumentParser):
                 near = f"; write {name}={'VALUE' if names_key(name) else hidden(value) or 'VALUE'}"
             else:
                 near = nearest(option, self._option_string_actions)
-            raise ValueError(f"unknown argument {option!r}{near}")
+            # A shell cuts an unquoted key=[{a: 1}] at its blanks.
+            cut = not word.startswith(tuple(_DASHES)) and any("=" in other for other in words)
+            quote = "; quote values that contain blanks" if cut else ""
+            raise ValueError(f"unknown argument {option!r}{near}{quote}")
 
 
 def help_of(words: Sequence[str]) -> str:

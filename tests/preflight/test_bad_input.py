@@ -214,6 +214,10 @@ TRAIN: list[tuple[str, str]] = [
         "partner: checkpoint:no",
     ),
     ("eval={every: 2, human_words: none.jsonl}", "eval.human_words"),
+    (
+        "--config run.yaml data.curriculum=[{until_step: 40, size: 3}]",
+        "unknown argument '40,'; quote values that contain blanks",
+    ),
     ("device=cuda", "device"),
     *((f"--config run.yaml --dry-run --gpu {gb}", "--gpu must be") for gb in ("nan", "-5", "inf")),
     ("engine.kind=sglang", "engine.kind"),
