@@ -174,7 +174,7 @@ def _texts(kit: Kit, options: Any, instance: Any) -> list[Any]:
 
 def _play(case: Case) -> Iterator[str]:
     if not case.plays:
-        raise Unchecked("the module names no SCRIPT_NAMES, so the other checks play no move")
+        raise Unchecked("the module names no SCRIPTS, so the other checks play no move")
     for played in case.plays:
         if not played.over:
             yield f"scripted players made {len(played.moves)} legal moves and the game goes on"

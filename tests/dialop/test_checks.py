@@ -235,12 +235,15 @@ def test_each_check_finds_a_game_that_breaks_it(
 
 
 @pytest.mark.parametrize(
-    ("parts", "name"),
-    [({"SCRIPT_NAMES": ()}, "play"), ({"vary": lambda instance, seat, *, seed: None}, "views")],
+    ("parts", "name", "words"),
+    [
+        ({"SCRIPT_NAMES": ()}, "play", "names no SCRIPTS, "),
+        ({"vary": lambda instance, seat, *, seed: None}, "views", ""),
+    ],
 )
-def test_what_cannot_be_checked_is_said(parts: dict[str, Any], name: str) -> None:
-    result = results_of(**parts)[name]
-    assert result.line().startswith(f"not checked {name}: ")
+def test_what_cannot_be_checked_is_said(parts: dict[str, Any], name: str, words: str) -> None:
+    line = results_of(**parts)[name].line()
+    assert line.startswith(f"not checked {name}: ") and words in line
 
 
 @pytest.mark.parametrize(
