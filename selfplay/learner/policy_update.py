@@ -69,7 +69,8 @@ def update_policy(
                 except NonFinite as error:
                     skipped.append(str(error))
                 else:
-                    per_step += [metrics] if metrics else []
+                    if metrics:
+                        per_step.append(metrics)
     means = {}
     for name in sorted({name for metrics in per_step for name in metrics}):
         values = [metrics[name] for metrics in per_step if name in metrics]
