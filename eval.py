@@ -139,7 +139,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
         default="0",
         help="start with people's recorded moves: a number, a share or random",
     )
-    add("--out", type=Path, help="folder to write to (default: RUN/eval_GAMES_PARTNER_OVERRIDES)")
+    add("--out", type=Path, help="folder to write to (default: RUN/eval_ and what was asked)")
     add(
         "--temperature",
         type=float,
@@ -164,6 +164,14 @@ def check_temperatures(temperatures: Sequence[float]) -> None:
         )
 
 
+def options_of(args: argparse.Namespace) -> list[str]:
+    """The options that change the result, as words for the name of its folder."""
+    words = [f"config={args.config.stem}"] if args.config else []
+    words += [f"num={args.num}"] if args.num is not None else []
+    words += [f"start={args.start}"] if args.start != "0" else []
+    return words + [f"temperature={t:g}" for t in args.temperature or []]
+
+
 def read_question(args: argparse.Namespace) -> Question:
     """Who plays whom. Raises ValueError for players or settings that cannot be used here."""
     temperatures = args.temperature or []
@@ -176,6 +184,7 @@ def read_question(args: argparse.Namespace) -> Question:
             temperatures=temperatures,
             given=args.config,
             overrides=args.overrides,
+            options=options_of(args),
         )
     elif args.partner or len(temperatures) > 1:
         raise ValueError("--partners needs no --partner and at most one --temperature")
@@ -188,6 +197,7 @@ def read_question(args: argparse.Namespace) -> Question:
             temperatures=temperatures,
             given=args.config,
             overrides=args.overrides,
+            options=options_of(args),
         )
     config = question.config
     check_folder(args.out or question.out, what="--out")
@@ -209,6 +219,8 @@ def facts_of(args: argparse.Namespace, question: Question, games: Games) -> dict
         "temperatures": sorted({match.temperature for match in question.matches}, reverse=True),
         "engine": question.config.engine.kind,
     }
+    if args.config is not None:
+        facts["config"] = args.config.name
     if args.start != "0":
         facts["start"] = args.start
     if args.overrides:

@@ -116,8 +116,10 @@ def one_policy(
     temperatures: Sequence[float],
     given: Path | None,
     overrides: Sequence[str],
+    options: Sequence[str],
 ) -> Question:
     """A policy with itself or with --partner: a matrix of one row, its seats taken in turn.
+    `options` are words for the folder's name, such as num=64.
 
     Raises SettingsError or ValueError for an argument that cannot be used.
     """
@@ -133,7 +135,7 @@ def one_policy(
         Match(row_name(text, t, usual=usual), policy, other, None, t)
         for t in temperatures or [usual]
     ]
-    out = report_folder(source, games, text, overrides)
+    out = report_folder(source, games, text, [*options, *overrides])
     return Question(config, given or source.settings, matches, out)
 
 
@@ -146,9 +148,11 @@ def cross_play(
     temperatures: Sequence[float],
     given: Path | None,
     overrides: Sequence[str],
+    options: Sequence[str],
 ) -> Question:
     """The matrix of --checkpoint and --partners. Without --checkpoint the partners are the rows,
-    too. The settings are those of the file `given`, or else of the first run.
+    too. The settings are those of the file `given`, or else of the first run. `options` are words
+    for the folder's name.
 
     Raises:
         SettingsError, ValueError: for players or settings that cannot be used.
@@ -191,11 +195,12 @@ def cross_play(
                 for seat in seats
             ]
     labels = tuple(player.label for player in row_players)
+    name = _folder_name(["crossplay", Path(games).stem], [*options, *overrides])
     return Question(
         config,
         path,
         matches,
-        Path(f"{home}/{_folder_name(['crossplay', Path(games).stem], overrides)}"),
+        Path(f"{home}/{name}"),
         labels,
         (*labels, *(player.label for player in players if player not in row_players)),
     )
@@ -347,10 +352,11 @@ def usual_partner(game: GameConfig, rollout: RolloutConfig) -> str:
     return parse_shares(rollout.partners)[0][0].text
 
 
-def report_folder(source: Source, games: str, partner: str, overrides: Sequence[str] = ()) -> Path:
+def report_folder(source: Source, games: str, partner: str, told: Sequence[str] = ()) -> Path:
     """RUN/eval_NAME, where NAME joins the part of the run (unless it is final/), the games, the
-    partner (unless it is self) and the overrides, so that no answer replaces that of another
-    question. Weights from the hub or a .gguf file have runs/MODEL as RUN."""
+    partner (unless it is self), and what is `told` of options and overrides, so that no answer
+    replaces that of another question. Weights from the hub or a .gguf file have runs/MODEL as
+    RUN."""
     words = ["eval", Path(games).stem]
     if part := part_of_run(source):
         words.insert(1, part)
@@ -359,16 +365,16 @@ def report_folder(source: Source, games: str, partner: str, overrides: Sequence[
     home = source.home
     if source.hub is not None:
         home = Path("runs") / re.sub(r"[^\w.-]+", "_", source.hub)
-    return home / _folder_name(words, overrides)
+    return home / _folder_name(words, told)
 
 
-def _folder_name(words: Sequence[str], overrides: Sequence[str]) -> str:
-    """The words and the overrides, joined; a hash stands for what a file name cannot hold."""
-    told = [re.sub(r"[^\w.=-]+", "_", word).strip("_") for word in overrides]
-    name = "_".join([*words, *told])
+def _folder_name(words: Sequence[str], told: Sequence[str]) -> str:
+    """Both, joined by underscores; a hash stands for what a file name cannot hold."""
+    plain = [re.sub(r"[^\w.=-]+", "_", word).strip("_") for word in told]
+    name = "_".join([*words, *plain])
     if len(name.encode()) <= _LONGEST_NAME:
         return name
-    digest = hashlib.sha256("\n".join([*words, *overrides]).encode()).hexdigest()[:8]
+    digest = hashlib.sha256("\n".join([*words, *told]).encode()).hexdigest()[:8]
     return f"{name.encode()[:_LONGEST_NAME].decode(errors='ignore')}_{digest}"
 
 

@@ -133,10 +133,10 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
 
 def _question(page: Mapping[str, Any]) -> str:
     """What an evaluation asked beside the policy's play with itself under the run's settings: the
-    partner, the overrides; "" if nothing."""
+    partner, other settings, the games' start; "" if nothing."""
     partner = str(page.get("partner", SELF))
     told = "" if partner == SELF else f", with {escaped(without_paths(partner))}"
-    words = []
+    words = [escaped(f"--{key}={page[key]}") for key in ("config", "start") if key in page]
     for word in page.get("overrides", ()):
         key, _, text = word.partition("=")
         value = public_value(yaml.safe_load(text))

@@ -90,10 +90,15 @@ def test_overrides_are_told_and_replace_no_other_answer(run: Path) -> None:
     words = ["--checkpoint", str(run), "--games", "generated", "--num", "2"]
     assert run_eval(words) == 0
     assert run_eval([*words, "game.p_observed=1.0"]) == 0
-    assert "overrides" not in evaluated(run / "eval_generated")
-    out = run / "eval_generated_game.p_observed=1.0"
+    assert "overrides" not in evaluated(run / "eval_generated_num=2")
+    out = run / "eval_generated_num=2_game.p_observed=1.0"
     assert evaluated(out)["overrides"] == ["game.p_observed=1.0"]
     assert "p_observed=1.0" in (out / "evaluation.md").read_text().replace("\\", "")
+    assert run_eval([*words, "--temperature", "0.5", "--temperature", "0"]) == 0
+    assert evaluated(run / "eval_generated_num=2_temperature=0.5_temperature=0")["num_games"] == 2
+    assert run_eval(["--checkpoint", str(run), "--games", "generated"]) == 0
+    assert evaluated(run / "eval_generated")["num_games"] > 2
+    assert evaluated(run / "eval_generated_num=2")["num_games"] == 2
     long = report_folder(find_source(run), "generated", "self", ["seed=" + "1" * 300])
     other = report_folder(find_source(run), "generated", "self", ["seed=" + "1" * 301])
     assert long != other and len(long.name) < 200
@@ -193,7 +198,8 @@ def test_a_folder_outside_a_run_takes_its_game_from_config(run: Path, tmp_path: 
     words = ["--checkpoint", str(model), "--games", "generated", "--num", "2"]
     assert run_eval(words) == 2
     assert run_eval([*words, "--config", str(run / "given.yaml"), "game.size=3"]) == 0
-    page = evaluated(model / "eval_generated_game.size=3")
+    page = evaluated(model / "eval_generated_config=given_num=2_game.size=3")
+    assert page["config"] == "given.yaml"
     assert (page["weights"], page["board_sizes"]) == (str(model), [3])
 
 

@@ -471,7 +471,7 @@ def test_eval_takes_a_model_by_its_name_on_the_hub(
     words += ["--config", str(run / "given.yaml")]
     cached = sorted(cache.rglob("*"))
     assert evaluation.main(words) == 0
-    report = tmp_path / "runs" / "org_name" / "eval_generated"
+    report = tmp_path / "runs" / "org_name" / "eval_generated_config=given_num=2"
     assert json.loads((report / "evaluation.json").read_text())["checkpoint"] == "org/name"
     assert sorted(cache.rglob("*")) == cached, "no report goes into the cache"
 

@@ -118,7 +118,7 @@ def test_the_card_has_the_scores_beside_scripts_and_people(run: Path) -> None:
     assert "data.train=boards.parquet" in text and "steps=9" in text
 
 
-def test_the_card_tells_the_partner_and_the_overrides_of_an_evaluation(run: Path) -> None:
+def test_the_card_tells_what_an_evaluation_asked(run: Path) -> None:
     def add(name: str, **facts: Any) -> None:
         page = {"games": "generated", "num_games": 4, "rows": {"policy": row(0.9)}, **facts}
         (run / f"eval_{name}").mkdir()
@@ -129,14 +129,16 @@ def test_the_card_tells_the_partner_and_the_overrides_of_an_evaluation(run: Path
     add("b", partner="scripted:honest")
     add("c", partner="self", overrides=words)
     add("d", partner="checkpoint:/home/jane/other", overrides=words[:1])
+    add("e", partner="self", start="0.5", config="other.yaml")
     assert publish.main([str(run), "me/pair"]) == 0
     text = (run / "hub" / "README.md").read_text()
     assert "jane" not in text
-    a, b, c, d = (line for line in text.splitlines() if "games of generated, by" in line)
+    a, b, c, d, e = (line for line in text.splitlines() if "games of generated, by" in line)
     assert a == "### 4 games of generated, by `eval.py`"
     assert b.endswith("by `eval.py`, with scripted:honest")
     assert re.search(r", under game\.p\\?_observed=1\.0 data=.*boards\.parquet", c)
     assert re.search(r", with checkpoint:other, under game\.p\\?_observed=1\.0$", d)
+    assert re.search(r", under \\?-\\?-config=other\.yaml \\?-\\?-start=0\.5$", e)
 
 
 @pytest.mark.parametrize(
