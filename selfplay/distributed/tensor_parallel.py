@@ -76,17 +76,14 @@ def partial_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
 
 def _checked_plan(model: PreTrainedModel, size: int) -> dict[str, str]:
     config = model.config
-    reason = why_not_divided(model)
+    reason = why_undivided(config, size)
     if reason is not None:
-        raise ValueError(f"{config.model_type}: {reason}")
+        raise ValueError(reason)
     plan: dict[str, str] = config.base_model_tp_plan or {}
     unknown = set(plan.values()) - set(STYLES) - {PER_HEAD}
     if not plan or unknown:
         reason = f"its plan has unknown styles {sorted(unknown)}" if plan else "it has no plan"
         raise ValueError(f"parallel.tp must be 1 for {config.model_type}, got {size}: {reason}")
-    uneven = why_uneven(config, size)
-    if uneven is not None:
-        raise ValueError(uneven)
     return plan
 
 
@@ -126,18 +123,16 @@ DIVIDED = (
 )  # fmt: skip
 
 
-def why_not_divided(model: PreTrainedModel) -> str | None:
-    """Why tensor parallelism is refused for this model; None if it is supported."""
-    if model.config.model_type in DIVIDED:
+def why_undivided(config: PretrainedConfig, size: int) -> str | None:
+    """Why this model cannot be split over `size` ranks by tensor parallelism; None if it can."""
+    if size == 1:
         return None
-    return f"parallel.tp must be 1: tensor parallelism is tested only for {', '.join(DIVIDED)}"
-
-
-def why_uneven(config: PretrainedConfig, size: int) -> str | None:
-    """Why a model of a supported family cannot be split evenly over `size` ranks; None if it can,
-    or if its family is not supported."""
-    if config.model_type not in DIVIDED:
-        return None
+    family = config.model_type
+    if family not in DIVIDED:
+        return (
+            f"parallel.tp must be 1 for {family}, got {size}: tensor parallelism is tested only "
+            f"for {', '.join(DIVIDED)}"
+        )
     for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
         units = getattr(config, key)
         if units % size:

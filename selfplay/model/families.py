@@ -9,8 +9,6 @@ from __future__ import annotations
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from selfplay.distributed.tensor_parallel import why_not_divided
-
 ATTENTION = {"full_attention", "sliding_attention"}
 CHANGING = {"dynamic", "longrope"}
 
@@ -25,9 +23,7 @@ def logit_rule(config: PretrainedConfig) -> tuple[float, float | None]:
     return scale / divisor, getattr(config, "final_logit_softcapping", None)
 
 
-def why_not(
-    model: PreTrainedModel, *, sharded: bool, tp: int, engine: str, max_tokens: int
-) -> str | None:
+def why_not(model: PreTrainedModel, *, sharded: bool, engine: str, max_tokens: int) -> str | None:
     """Why this model, which may be on the meta device, cannot be trained with these settings.
 
     None if it can. `sharded` means that FSDP shards the parameters (any GPU, or several processes).
@@ -59,7 +55,7 @@ def why_not(
         )
     if engine == "sglang" and any("experts" in n and p.ndim == 3 for n, p in weights):
         return "weight sync with SGLang does not support merged experts: set engine.kind to hf"
-    return why_not_divided(model) if tp > 1 else None
+    return None
 
 
 def _dropout(model: PreTrainedModel) -> list[str]:

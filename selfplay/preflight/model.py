@@ -40,7 +40,7 @@ from selfplay.config.settings import SettingsError
 from selfplay.credit.sample import Sample
 from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.distributed import World, broadcast_object, reshard
-from selfplay.distributed.tensor_parallel import why_uneven
+from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.engines.base import Engine, Request, Sampling
 from selfplay.evaluation.evaluate import check_room
 from selfplay.learner.batch import pack
@@ -161,7 +161,6 @@ def _refusal(
     why = why_not(
         skeleton,
         sharded=world.mesh is not None or parallel.checkpointing != "none",
-        tp=world.tp,
         engine=engine.kind,
         max_tokens=max_game_tokens,
     )
@@ -169,7 +168,7 @@ def _refusal(
         why = check_copy(described, engine=engine.kind == "hf")
     if why is not None:
         return f"model.path must be a family that can be trained, got {family}: {why}"
-    return why_uneven(described, world.tp)
+    return why_undivided(described, world.tp)
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ from selfplay.config.player_spec import ENDPOINT, Spec, parse_shares, parse_spec
 from selfplay.config.secrets import check_absent, hidden, names_key
 from selfplay.config.settings import SettingsError, describe, read_value
 from selfplay.data.instances import TOKENIZER, generated, imitated_people
-from selfplay.distributed.tensor_parallel import why_uneven
+from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.engines.endpoint import check_address, endpoint_key
 from selfplay.metrics.tracker import check_tracker
 from selfplay.model.hub import check_weights, local_folder
@@ -116,9 +116,9 @@ def check_run(config: Config, *, here: bool = True) -> None:
             "engine.sessions must be false with this chat template, where no prompt continues the "
             f"last one, got true: {rendering.rewritten}"
         )
-    uneven = why_uneven(described_model(config.model), config.parallel.tp)
-    if uneven is not None:
-        raise SettingsError(uneven)
+    undivided = why_undivided(described_model(config.model), config.parallel.tp)
+    if undivided is not None:
+        raise SettingsError(undivided)
 
 
 def check_machine(device: str, engine: EngineConfig) -> None:

@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from chat_families import tokenizer_of
 from family_models import FAMILIES, TEXTS, eager_logprobs, family_config, random_folder
 from processes import HANG_S
 from shared_work import slow_except
 from transformers import AutoModelForCausalLM
 
+from selfplay.config import load_config
+from selfplay.config.settings import SettingsError
 from selfplay.credit.sample import Sample
-from selfplay.distributed.tensor_parallel import DIVIDED
+from selfplay.distributed.tensor_parallel import DIVIDED, why_undivided
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.learner.batch import pack
@@ -29,6 +32,7 @@ from selfplay.model.small_copy import (
     whole_copy,
 )
 from selfplay.partners.policy_pool import snapshot_weights
+from selfplay.preflight.run import check_run
 
 WORKER = Path(__file__).resolve().parents[1] / "helpers" / "family_worker.py"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
@@ -60,7 +64,7 @@ def largest_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def refusal(name: str, **changes: Any) -> str | None:
-    settings = {"sharded": True, "tp": 1, "engine": "hf", "max_tokens": 64}
+    settings = {"sharded": True, "engine": "hf", "max_tokens": 64}
     model = empty_model(family_config(name), dtype=torch.float32)
     return why_not(model, **{**settings, **changes})
 
@@ -107,7 +111,7 @@ def test_an_unsupported_family_is_refused_with_the_reason(name: str, named: str)
 def test_a_model_without_a_list_of_layers_trains_in_one_process_only() -> None:
     no_dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
     model = empty_model(family_config("gpt2", **no_dropout), dtype=torch.float32)
-    settings = {"tp": 1, "engine": "hf", "max_tokens": 64}
+    settings = {"engine": "hf", "max_tokens": 64}
     assert why_not(model, sharded=False, **settings) is None
     assert "one CPU process" in (why_not(model, sharded=True, **settings) or "")
 
@@ -142,7 +146,7 @@ def test_the_small_copy_keeps_one_layer_of_each_kind() -> None:
 def test_rotary_frequencies_that_change_with_the_length_bound_a_transcript() -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     model = empty_model(family_config("llama", rope_parameters=rope), dtype=torch.float32)
-    settings = {"sharded": True, "tp": 1, "engine": "hf"}
+    settings = {"sharded": True, "engine": "hf"}
     assert why_not(model, max_tokens=128, **settings) is None
     assert "rollout.max_game_tokens" in (why_not(model, max_tokens=129, **settings) or "")
 
@@ -202,6 +206,18 @@ def test_families_that_are_divided_over_two_ranks(tmp_path: Path) -> None:
         )
     for name in ("gpt_neox", "gemma3_text"):
         assert name in str(differences[name]) and "parallel.tp" in str(differences[name])
+
+
+def test_tensor_parallelism_is_refused_before_a_run_for_untested_families(tmp_path: Path) -> None:
+    assert why_undivided(family_config("gemma2"), 1) is None
+    assert why_undivided(family_config("llama"), 2) is None
+    tokenizer = tokenizer_of("qwen2.5")
+    folder = random_folder("gemma2", tmp_path, vocab_size=len(tokenizer))
+    tokenizer.save_pretrained(folder)
+    config = load_config(None, [f"model.path={folder}", "parallel.tp=2"])
+    words = r"parallel\.tp must be 1 for gemma2, got 2: tensor parallelism is tested only for llama"
+    with pytest.raises(SettingsError, match=words):
+        check_run(config, here=False)
 
 
 def test_the_docs_list_the_tested_families() -> None:
