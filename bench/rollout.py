@@ -4,6 +4,7 @@ Games have 10 alternating turns on real 8x8 prompts in the full style, shared by
 Weights are random, so each turn's length is drawn from a geometric distribution and is the
 request's limit. The ceiling is one batch of as many prompt and new tokens: each seat's first prompt
 and what it hears as one prompt, what it says as one answer; the best of this and earlier variants.
+With --config the model's own stops end a turn, and the plain batch has the games' mean numbers.
 Batches and games begin with an empty prefix cache.
 Requires a GPU and SGLang; with `--shape tiny --device cpu` the CPU engine.
 
@@ -58,6 +59,7 @@ from selfplay.model.hub import local_folder
 from selfplay.model.policy import policy_logprobs
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
+from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seating import self_play_games
 from selfplay.setup import make_tokenizer
 
@@ -129,6 +131,33 @@ def plain(engine: SGLangEngine, seats: int, prompt: int, heard: int, new: int, s
     return sum(len(c.ids) for c in completions) / (time.perf_counter() - start)
 
 
+def shares(row: dict[str, Any], best: Sequence[float], ceiling: float) -> dict[str, Any]:
+    """The plain batch's tokens/s, and a row's shares of the ceiling."""
+    return {
+        "plain_per_s": round(max(best)),
+        "ceiling_per_s": round(ceiling),
+        "share": round(row["tokens_per_s"] / ceiling, 3),
+        "share_in_the_middle": round(row["middle_per_s"] / ceiling, 3),
+    }
+
+
+def seat_tokens(
+    setups: Sequence[GameSetup], episodes: Sequence[Episode], rendering: Rendering
+) -> tuple[int, int, int, int]:
+    """How many seats spoke, a multiple of GROUP, and their mean numbers of tokens: the first
+    prompt, heard after it, and sampled."""
+    prompts, heard, new = [], [], []
+    for setup, episode in zip(setups, episodes, strict=True):
+        for seat, transcript in enumerate(episode.transcripts):
+            if transcript is None or not any(transcript.mask):
+                continue
+            prompts.append(len(opening_ids(rendering, setup.game.prompt(seat))))
+            heard.append(transcript.mask.count(0) - prompts[-1])
+            new.append(sum(transcript.mask))
+    seats = len(prompts) // GROUP * GROUP
+    return seats, round(fmean(prompts)), round(fmean(heard)), round(fmean(new))
+
+
 def own_games(config: Config, rendering: Rendering, games: int, repeat: int) -> list[GameSetup]:
     """The config's own self-play games."""
     return self_play_games(
@@ -194,11 +223,7 @@ class Bench:
         )
         for games in self.options.games:
             if self.model is None:
-                for repeat in range(self.options.repeats + 1):  # the first is a warm-up
-                    setups = own_games(config, rendering, games, repeat)
-                    row = self.measure(engine, config, rendering, setups, None, repeat)
-                    if repeat:
-                        yield {"config": self.options.config, "engine": variant, **row}
+                yield from self.own_rows(engine, config, rendering, games, variant)
                 continue
             for mean in self.options.means:
                 first = talks(config, rendering, range(1), mean, 0)[0].game.prompt(0)
@@ -214,18 +239,38 @@ class Bench:
                 self.ceilings[key] = max(self.ceilings.get(key, 0.0), *best)
                 for repeat in range(self.options.repeats):
                     setups = talks(config, rendering, range(games // GROUP), mean, repeat)
-                    row = self.measure(engine, config, rendering, setups, mean, repeat)
-                    ceiling = self.ceilings[key]
+                    row, _ = self.measure(engine, config, rendering, setups, mean)
                     yield {
                         "shape": self.options.shape,
                         "engine": variant,
                         **row,
                         "heard_tokens": heard,
-                        "plain_per_s": round(max(best)),
-                        "ceiling_per_s": round(ceiling),
-                        "share": round(row["tokens_per_s"] / ceiling, 3),
-                        "share_in_the_middle": round(row["middle_per_s"] / ceiling, 3),
+                        **shares(row, best, self.ceilings[key]),
                     }
+
+    def own_rows(
+        self, engine: SGLangEngine, config: Config, rendering: Rendering, games: int, variant: str
+    ) -> Iterator[dict[str, Any]]:
+        """Rows of the config's own games, whose turns end by the model's own stops. Their plain
+        batch has their mean numbers of tokens."""
+        for repeat in range(self.options.repeats + 1):  # the first is a warm-up
+            setups = own_games(config, rendering, games, repeat)
+            row, episodes = self.measure(engine, config, rendering, setups, None)
+            if not repeat:
+                continue
+            tokens = seat_tokens(setups, episodes, rendering)
+            best = [plain(engine, *tokens, seed) for seed in range(2)]
+            seats, prompt, heard, new = tokens
+            yield {
+                "config": self.options.config,
+                "engine": variant,
+                **row,
+                "seats": seats,
+                "prompt_tokens": prompt,
+                "heard_tokens": heard,
+                "new_tokens": new,
+                **shares(row, best, max(best)),
+            }
 
     def measure(
         self,
@@ -234,8 +279,8 @@ class Bench:
         rendering: Rendering,
         setups: Sequence[GameSetup],
         mean: int | None,
-        repeat: int,
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], Sequence[Episode]]:
+        """Play the games; return the row of figures and the episodes."""
         watched = Watched(engine, mean)  # type: ignore[abstract]
         served = dataclasses.replace(engine.served)
         limits = LIMITS if mean else limits_of(config.rollout)
@@ -253,7 +298,7 @@ class Bench:
         per_turn = stats.num_generated_tokens / len(ends)
         middle = len(ends) * 2 // 5 / (ends[len(ends) * 3 // 5] - ends[len(ends) // 5])
         prompts = engine.served.num_prompt_tokens - served.num_prompt_tokens
-        return {
+        row = {
             "games": len(setups),
             "mean_tokens": round(per_turn, 1),
             "step_s": round(wall, 2),
@@ -267,6 +312,7 @@ class Bench:
             **scheduler_s(profile, len(ends)),
             **self.mismatch(episodes[:8]),
         }
+        return row, episodes
 
     def mismatch(self, episodes: Sequence[Episode]) -> dict[str, float]:
         """How far the engine's log-probs of whole games are from the model's own, in nats."""
