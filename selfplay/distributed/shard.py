@@ -52,10 +52,11 @@ def shard(
         divide(model, world.mesh["tp"])
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32)
     mesh = world.mesh["dp"]
+    # One rank gathers nothing: a copy in another dtype is kept for the backward pass instead of
+    # casting twice. A copy in the same dtype costs little time, and a model's weights of memory.
+    keep = world.dp_size == 1 and model.dtype != param_dtype
     for layer in model.base_model.layers:
-        # One rank gathers nothing, so keep the compute copy for the backward pass instead of
-        # casting twice.
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=world.dp_size > 1)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep)
     # The root holds the embeddings, the last norm and the head. Both ends of a pass need them, so
     # they stay gathered between forward and backward.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)

@@ -2,9 +2,9 @@
 is loaded, and the settings that would make a run fit.
 
 Sizes are in GiB, for one GPU. Static sizes are exact sums of bytes. Activations are a formula
-fitted to measured peaks (docs/gpu.md): of a layer, 4 bytes per unit of the MLP's width (8 without
-Liger), 12 per unit of the model's width and 9 KiB for each token, 10 % for the allocator. Loads
-nothing.
+fitted to measured peaks (docs/gpu.md): of a layer, 6 bytes per unit of the MLP's width, 12 per unit
+of the model's width (8 and 18 without Liger) and 1.5 KiB for each token, 10 % for the allocator.
+Loads nothing.
 """
 
 from __future__ import annotations
@@ -159,9 +159,7 @@ def estimate(demand: Demand) -> Memory:
     critic = (2 * master + 8) * shape.parameters / ranks / GIB if demand.critic else 0.0
     asleep = ASLEEP * demand.engine.processes if demand.engine.kind == "sglang" else 0.0
     own = engine_parts(demand)
-    # A single data-parallel rank keeps a copy of the weights in the compute dtype through a pass.
-    alone = demand.ranks == parallel.tp
-    copy = computed * shape.parameters / ranks / GIB if alone else 0.0
+    copy = kept_copy(demand)
     scored = demand.engine.kind == "sglang" and not parallel.offload_parameters
     in_play = {
         "context": CONTEXT,
@@ -180,8 +178,8 @@ def estimate(demand: Demand) -> Memory:
         "reference": reference,
         "critic": critic,
         **_pass(demand),
-        # Where all weights train, the measured peaks that `activations` is fitted to include it.
-        "copy of the weights": copy if shape.adapters else 0.0,
+        # The reference is read inside the policy's pass; with adapters it is the same model.
+        "copies in the compute dtype": copy * (2 if reference else 1),
         "engine's weights": 0.0 if demand.engine.kind == "sglang" else own["engine's weights"],
         "engine asleep": asleep,
     }
@@ -202,6 +200,7 @@ def estimate(demand: Demand) -> Memory:
             "gradients": master * shape.base / ranks / GIB,
             "moments": of_moments / ranks / GIB,
             **_pass(demand),
+            "copies in the compute dtype": copy,
         }
         if demand.muon:  # Muon steps after the pass, when its memory is free
             step = _MUON_COPIES * 2 * min(MOST_AT_ONCE, shape.matrices) / GIB
@@ -211,15 +210,31 @@ def estimate(demand: Demand) -> Memory:
     return Memory(phases, demand.total)
 
 
+def kept_copy(demand: Demand) -> float:
+    """GiB of the copy of the weights in the compute dtype that a single data-parallel rank keeps
+    through a pass (selfplay/distributed/shard.py); 0 if the master weights have that dtype."""
+    if demand.ranks != demand.parallel.tp or demand.dtype == demand.optim.master_dtype:
+        return 0.0
+    return _BYTES[demand.dtype] * demand.shape.parameters / demand.ranks / GIB
+
+
 def _pass(demand: Demand) -> dict[str, float]:
-    """GiB of a forward and backward pass of one micro-batch, without weights and gradients."""
+    """GiB of a forward and backward pass of one micro-batch, without weights, gradients and
+    `kept_copy`. A pass ends with the gradients of embeddings and head, which are summed in fp32
+    when its activations are free again."""
     shape, tokens = demand.shape, demand.optim.tokens_per_microbatch / demand.parallel.tp
-    gathered = 3 * _BYTES[demand.dtype] * _layer(shape) / GIB
-    return {
+    computed = _BYTES[demand.dtype]
+    ends = 2 * shape.vocabulary * shape.width / demand.parallel.tp / GIB
+    layers = 0.0 if kept_copy(demand) else 3 * computed * _layer(shape) / demand.parallel.tp / GIB
+    parts = {
         "activations": 1.1 * activations(demand, tokens),
         "logits": _LOGPROB * tokens * max(shape.vocabulary / 152_000, 0.1),
-        "gathered layers": 0.0 if demand.ranks == 1 else gathered,
+        "gathered layers": layers,
+        "embeddings and head": computed * ends,
     }
+    summed = 0.0 if shape.adapters else (computed + 2 * 4) * ends
+    passed = sum(parts.values()) - parts["embeddings and head"]
+    return parts | {"gradients of both above the pass": max(0.0, summed - passed)}
 
 
 def engine_parts(demand: Demand) -> dict[str, float]:
@@ -248,7 +263,8 @@ def cache_tokens(demand: Demand) -> float:
 def activations(demand: Demand, tokens: float) -> float:
     """GiB of activations that a forward pass of `tokens` tokens keeps for the backward pass."""
     shape = demand.shape
-    layer = (4 if demand.liger else 8) * shape.mlp_width + 12 * shape.width + 9 * 1024
+    per_mlp, per_width = (6, 12) if demand.liger else (8, 18)
+    layer = per_mlp * shape.mlp_width + per_width * shape.width + 1536
     kept = shape.layers * layer
     if demand.parallel.checkpointing == "full":
         kept = shape.layers * 2 * shape.width + layer
