@@ -36,7 +36,7 @@ from selfplay.data.stream import TrainStream
 from selfplay.distributed import init_world
 from selfplay.engines.base import Sampling
 from selfplay.engines.hf import HFEngine
-from selfplay.learner.batch import micro_batches, num_trained_tokens
+from selfplay.learner.batch import micro_batches, num_trained_tokens, split
 from selfplay.learner.learner import Learner, TokenMeans, UpdateSettings
 from selfplay.learner.objective import Part, part_loss
 from selfplay.metrics.console import progress
@@ -205,10 +205,10 @@ def gradient(learner: Learner, samples: Sequence[Sample], *, config: Config) -> 
     part, total = Part(samples, "surrogate"), num_trained_tokens(samples)
     budget = config.optim.tokens_per_microbatch
     learner.model.train()
-    for batch in micro_batches(samples, budget=budget, device=torch.device("cpu")):
+    for batch in micro_batches(samples, split(samples, budget=budget), device=torch.device("cpu")):
         settings, tally = UpdateSettings.of(config), TokenMeans(learner.world)
-        loss = part_loss(learner, part, batch, settings=settings, tally=tally, not_finite=[])
-        (loss / total).backward()
+        losses_M = part_loss(learner, part, batch, settings=settings, tally=tally)
+        (losses_M.sum() / total).backward()
     grads = [p.grad.flatten() for p in learner.model.parameters() if p.grad is not None]
     flat_P = torch.cat(grads).clone()
     learner.model.zero_grad(set_to_none=True)

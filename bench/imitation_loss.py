@@ -46,7 +46,7 @@ from selfplay.data.instances import HELD_OUT, generated
 from selfplay.distributed import full_tensors
 from selfplay.engines.base import Sampling
 from selfplay.engines.hf import HFEngine
-from selfplay.learner.batch import micro_batches
+from selfplay.learner.batch import micro_batches, split
 from selfplay.metrics.run_folder import hold_run, open_run
 from selfplay.model.policy import hidden_states, load_model
 from selfplay.rollout.driver import play_games, play_scripted
@@ -87,7 +87,7 @@ class Examined:
         """Each sample with its log-probs [M, V] at its trained tokens."""
         by_name = {sample.name: sample for sample in samples}
         weight_VD = self.model.get_output_embeddings().weight
-        for batch in micro_batches(samples, budget=BUDGET, device=self.device):
+        for batch in micro_batches(samples, split(samples, budget=BUDGET), device=self.device):
             hidden_MD = hidden_states(self.model, batch.row)
             for index, name in enumerate(batch.names):
                 sample_MD = hidden_MD[batch.sample_M == index].float()

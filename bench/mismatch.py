@@ -27,7 +27,7 @@ from selfplay.credit.sample import Sample, trained_stretches
 from selfplay.distributed import close_world, init_world
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.learner.batch import micro_batches
+from selfplay.learner.batch import micro_batches, split
 from selfplay.learner.mismatch import mismatch_values
 from selfplay.model.policy import DTYPES, load_model, policy_logprobs
 
@@ -39,7 +39,7 @@ VARIANTS = [f"engine.server_args={{enable_fp32_lm_head: {value}}}" for value in 
 def told(model: torch.nn.Module, samples: Sequence[Sample], device: str) -> str:
     """The differences between the samples' log-probs and the model's own."""
     pairs = []
-    for batch in micro_batches(samples, budget=BUDGET, device=torch.device(device)):
+    for batch in micro_batches(samples, split(samples, budget=BUDGET), device=torch.device(device)):
         own_M, _ = policy_logprobs(model, batch.row, batch.targets_M, temperature=1.0)
         pairs.append((own_M.double(), batch.old_logprobs_M.double()))
     own_M, engine_M = (torch.cat(side) for side in zip(*pairs, strict=True))

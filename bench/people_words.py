@@ -42,7 +42,7 @@ from selfplay.distributed import World, close_world
 from selfplay.evaluation.evaluate import EvaluationContext, play_instances, summarize
 from selfplay.evaluation.report import Report, write_report
 from selfplay.evaluation.word_drift import read_people, word_drift
-from selfplay.learner.batch import micro_batches
+from selfplay.learner.batch import micro_batches, split
 from selfplay.metrics.run_folder import hold_run, open_run
 from selfplay.model.policy import hidden_states, load_model
 from selfplay.rollout.driver import play_scripted
@@ -77,7 +77,7 @@ def source_settings(source: str, recorded: Path, *, share: float, num_people: in
     return settings
 
 
-def split(config: Config, recorded: Path) -> tuple[list[Played], list[Played]]:
+def split_boards(config: Config, recorded: Path) -> tuple[list[Played], list[Played]]:
     """The recorded games that a warm start imitates, and those it leaves."""
     kit, share = config.game.kit, config.warm_start.recorded_share
     imitated = imitated_people(config.game, config.data, recorded=str(recorded), share=share)
@@ -94,7 +94,8 @@ def losses(
     nats_by_kind: dict[str, list[float]] = defaultdict(list)
     by_name = {sample.name: sample for sample in samples}
     weight_VD = model.get_output_embeddings().weight
-    for batch in micro_batches(samples, budget=budget, device=model.device):
+    plan = split(samples, budget=budget)
+    for batch in micro_batches(samples, plan, device=model.device):
         hidden_MD = hidden_states(model, batch.row)
         for index, name in enumerate(batch.names):
             sample = by_name[name]
@@ -183,7 +184,7 @@ def main(words: Sequence[str] | None = None) -> None:
     made = [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
     common = [*SETTINGS, *args.settings]
     base = load_config(args.config, common)
-    imitated, left = split(base, args.recorded)
+    imitated, left = split_boards(base, args.recorded)
     share = base.warm_start.recorded_share
     world = open_world(base)
     for seed, source in product(args.seeds, args.sources):

@@ -25,7 +25,7 @@ from bench.shapes import SHAPES, random_model
 from bench.update import matmul_peak, memory_gib, restart_peak, timed
 from selfplay.credit.sample import Sample
 from selfplay.distributed import World, close_world, full_tensor, init_world
-from selfplay.learner.batch import MicroBatch, micro_batches
+from selfplay.learner.batch import MicroBatch, micro_batches, split
 from selfplay.model.policy import policy_logprobs
 
 
@@ -76,7 +76,8 @@ def measure(
 ) -> tuple[dict[str, Any], torch.Tensor]:  # fmt: skip
     """The measurements of one update's passes; the gradient of one layer's query projection."""
     device = world.device
-    batches = micro_batches(samples, budget=options.budget, device=device, share=share)
+    plan = split(samples, budget=options.budget, share=share)
+    batches = list(micro_batches(samples, plan, device=device, share=share))
     num = sum(len(batch.targets_M) for batch in batches)
     losses: list[float] = []
 

@@ -29,8 +29,8 @@ from selfplay.config import EngineConfig
 from selfplay.credit.sample import Sample
 from selfplay.distributed import gather_objects
 from selfplay.engines.base import Engine, EngineFault
-from selfplay.learner.batch import micro_batches
-from selfplay.learner.learner import Learner, batch_logprobs, even_out, is_filler
+from selfplay.learner.batch import is_filler, micro_batches, split
+from selfplay.learner.learner import Learner, batch_logprobs, even_out
 from selfplay.learner.mismatch import EngineDisagrees
 from selfplay.metrics.ending import Ending
 
@@ -188,8 +188,8 @@ class SyncCheck:
         everyone = [sample for part in gather_objects(samples, world) for sample in part]
         share = everyone[world.dp_rank :: world.dp_size]
         by_name: dict[str, list[float]] = {sample.name: [] for sample in share}
-        batches = micro_batches(share, budget=self._token_budget, device=world.device)
-        for batch in even_out(batches, world):
+        plan = even_out(split(share, budget=self._token_budget), world)
+        for batch in micro_batches(share, plan, device=world.device):
             with torch.no_grad():
                 logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
             if not is_filler(batch):

@@ -29,6 +29,11 @@ from selfplay.distributed.world import World
 
 T = TypeVar("T")
 
+# A model of at most this many bytes in its compute dtype is one FSDP unit. The hooks around each
+# layer's pass take more CPU time than a small layer's kernels take on a GPU, and there is little
+# memory to save.
+ONE_UNIT = 2**30
+
 
 def shard(
     model: PreTrainedModel,
@@ -55,7 +60,8 @@ def shard(
     # One rank gathers nothing: a copy in another dtype is kept for the backward pass instead of
     # casting twice. A copy in the same dtype costs little time, and a model's weights of memory.
     keep = world.dp_size == 1 and model.dtype != param_dtype
-    for layer in model.base_model.layers:
+    num_bytes = sum(local_part(p).numel() for p in model.parameters()) * param_dtype.itemsize
+    for layer in model.base_model.layers if num_bytes > ONE_UNIT else ():
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep)
     # The root holds the embeddings, the last norm and the head. Both ends of a pass need them, so
     # they stay gathered between forward and backward.

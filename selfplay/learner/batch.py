@@ -7,7 +7,7 @@ only at the positions whose next token is trained. Knows no games and no text.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress, repeat
 from typing import Any
@@ -21,6 +21,9 @@ from selfplay.credit.sample import Sample
 from selfplay.distributed import World, exchange_objects, gather_objects
 from selfplay.learner.prefixes import layout, split_by_prefix, split_by_tokens
 from selfplay.model.row import PackedRow, Prefixes
+
+# Fills the passes of a rank that has fewer micro-batches than others. Its losses have weight 0.
+FILLER = Sample(name="", ids=[0, 0], mask=[0, 1], old_logprobs=[0.0, 0.0], advantages=[0.0, 0.0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +64,20 @@ def pack(samples: Sequence[Sample], *, device: torch.device, share: bool = True)
     ids_K = np.fromiter(chain.from_iterable(sequences), np.int64, len(mask_K))
     positions_K = np.arange(len(ids_K)) - np.repeat(bounds_S1[:-1], lengths_S)
 
+    def on_device(values: NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(values)
+        # From pinned memory a copy to a GPU does not wait for the passes before it.
+        if device.type == "cuda":
+            return tensor.pin_memory().to(device, non_blocking=True)
+        return tensor.to(device)
+
     def at_targets(rows: Sequence[Sequence[float]], *, absent: float = 0.0) -> Tensor:
         if not any(rows):
             return torch.full((len(targets_at_M),), absent, dtype=torch.float32, device=device)
         kept = [
             compress(row or repeat(absent), s.mask) for row, s in zip(rows, samples, strict=True)
         ]
-        values_M = np.fromiter(chain.from_iterable(kept), np.float32, len(targets_at_M))
-        return torch.from_numpy(values_M).to(device)
-
-    def on_device(values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(values).to(device)
+        return on_device(np.fromiter(chain.from_iterable(kept), np.float32, len(targets_at_M)))
 
     sharing = layout(sequences) if share else None
     if sharing is None:
@@ -112,7 +118,7 @@ def _bounds(lengths_S: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([[0], lengths_S.cumsum()])
 
 
-def split(samples: Sequence[Sample], *, budget: int, share: bool) -> list[list[int]]:
+def split(samples: Sequence[Sample], *, budget: int, share: bool = True) -> list[list[int]]:
     """The indices of the samples in each micro-batch of at most `budget` computed tokens."""
     sequences = [[s.ids[start:end] for start, end in s.sequences()] for s in samples]
     if share:
@@ -121,11 +127,22 @@ def split(samples: Sequence[Sample], *, budget: int, share: bool) -> list[list[i
 
 
 def micro_batches(
-    samples: Sequence[Sample], *, budget: int, device: torch.device, share: bool = True
-) -> list[MicroBatch]:
-    """All samples, packed into micro-batches of at most `budget` computed tokens."""
-    plan = split(samples, budget=budget, share=share)
-    return [pack([samples[i] for i in one], device=device, share=share) for one in plan]
+    samples: Sequence[Sample],
+    plan: Sequence[Sequence[int]],
+    *,
+    device: torch.device,
+    share: bool = True,
+) -> Iterator[MicroBatch]:
+    """The micro-batches of a plan of `split`; a filler where it has no samples.
+
+    Each is packed when it is asked for, while a GPU still works on the ones before it.
+    """
+    for indices in plan:
+        yield pack([samples[i] for i in indices] or [FILLER], device=device, share=share)
+
+
+def is_filler(batch: MicroBatch) -> bool:
+    return batch.names == (FILLER.name,)
 
 
 def balance_tokens(samples: Sequence[Sample], world: World) -> list[Sample]:

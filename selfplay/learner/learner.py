@@ -12,9 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from selfplay.config import AlgorithmConfig, Config, CriticConfig, LoraConfig, OptimConfig
-from selfplay.credit.sample import Sample
 from selfplay.distributed import World, all_reduce_max, all_reduce_sum
-from selfplay.learner.batch import MicroBatch, pack
+from selfplay.learner.batch import MicroBatch, is_filler
 from selfplay.learner.critic import Critic, head_values
 from selfplay.model.lora import Adapters, without_adapters
 from selfplay.model.policy import hidden_states, policy_logprobs
@@ -69,19 +68,10 @@ class Learner:
     adapters: Adapters | None = None
 
 
-def even_out(batches: list[MicroBatch], world: World) -> list[MicroBatch]:
-    """Add filler micro-batches of weight 0 up to the largest number of any rank."""
-    most = int(all_reduce_max(float(len(batches)), world))
-    if len(batches) < most:
-        filler = Sample(
-            name="", ids=[0, 0], mask=[0, 1], old_logprobs=[0.0, 0.0], advantages=[0.0, 0.0]
-        )
-        return batches + [pack([filler], device=world.device)] * (most - len(batches))
-    return batches
-
-
-def is_filler(batch: MicroBatch) -> bool:
-    return batch.names == ("",)
+def even_out(plan: list[list[int]], world: World) -> list[list[int]]:
+    """The plan of a rank's micro-batches, with empty ones up to the largest number of any rank."""
+    most = int(all_reduce_max(float(len(plan)), world))
+    return plan + [[] for _ in range(most - len(plan))]
 
 
 def batch_logprobs(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from selfplay.config import AlgorithmConfig
 from selfplay.credit.sample import Sample
-from selfplay.learner.batch import MicroBatch, num_trained_tokens
+from selfplay.learner.batch import MicroBatch, is_filler, num_trained_tokens
 from selfplay.learner.critic import clipped_value_loss
 from selfplay.learner.learner import (
     Learner,
@@ -21,7 +21,6 @@ from selfplay.learner.learner import (
     UpdateSettings,
     batch_logprobs,
     batch_values,
-    is_filler,
     reference_logprobs,
 )
 from selfplay.learner.loss import (
@@ -62,13 +61,8 @@ def part_loss(
     *,
     settings: UpdateSettings,
     tally: TokenMeans,
-    not_finite: list[str],
 ) -> Tensor:
-    """The sum of a micro-batch's weighted token losses; adds its metrics to `tally`.
-
-    Adds a sentence with the sample's name to `not_finite` for a loss that is not finite. Its
-    backward pass must still run, because its collectives involve the other ranks.
-    """
+    """A micro-batch's weighted token losses [M]; adds its metrics to `tally`."""
     if part.objective == "imitation":
         # A teacher's tokens were not sampled, so the rollout's temperature does not apply.
         logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
@@ -78,12 +72,26 @@ def part_loss(
         losses_M = _value_loss(learner, batch, clip=settings.critic.clip, tally=tally)
     else:
         losses_M = _surrogate_loss(learner, batch, settings=settings, tally=tally)
-    if not bool(torch.isfinite(losses_M).all()):
-        bad = int((~torch.isfinite(losses_M)).nonzero()[0, 0])
-        name, loss = batch.names[int(batch.sample_M[bad])], losses_M[bad].item()
-        not_finite.append(f"the {part.objective} loss of {name} is {loss}")
     # A filler's advantage is 0, but its KL term is not.
-    return losses_M.sum() * (0.0 if is_filler(batch) else 1.0)
+    return losses_M * (0.0 if is_filler(batch) else 1.0)
+
+
+def not_finite(losses: Sequence[tuple[str, MicroBatch, Tensor]]) -> list[str]:
+    """A sentence with the sample's name for each micro-batch (objective, batch, token losses [M])
+    with a loss that is not finite.
+
+    Reading a loss waits for the GPU, so this belongs after the last pass is launched.
+    """
+    if not losses:
+        return []
+    sentences = []
+    finite = torch.stack([torch.isfinite(losses_M).all() for _, _, losses_M in losses]).tolist()
+    for whole, (objective, batch, losses_M) in zip(finite, losses, strict=True):
+        if not whole:
+            bad = int((~torch.isfinite(losses_M)).nonzero()[0, 0])
+            name = batch.names[int(batch.sample_M[bad])]
+            sentences.append(f"the {objective} loss of {name} is {losses_M[bad].item()}")
+    return sentences
 
 
 def _surrogate_loss(

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from torch import Tensor
+
 from selfplay.distributed import all_reduce_sum, clip_grad_norm, gather_objects
-from selfplay.learner.batch import micro_batches, num_weighed_tokens
+from selfplay.learner.batch import MicroBatch, micro_batches, num_weighed_tokens, split
 from selfplay.learner.learner import Learner, TokenMeans, UpdateSettings, even_out
 from selfplay.learner.mismatch import mismatch_metrics
-from selfplay.learner.objective import Part, denominator, part_loss
+from selfplay.learner.objective import Part, denominator, not_finite, part_loss
 from selfplay.metrics.ending import RunEnds
 
 
@@ -54,25 +56,21 @@ def optimizer_step(
     learner.model.train()
     if learner.critic is not None:
         learner.critic.module.train()
-    tally, not_finite = TokenMeans(world), list[str]()
+    tally, losses = TokenMeans(world), list[tuple[str, MicroBatch, Tensor]]()
+    budget, share = settings.optim.tokens_per_microbatch, settings.optim.share_prefixes
     for part, count, size in zip(parts, counts, sizes, strict=True):
         if count == 0.0:
             continue
-        batches = micro_batches(
-            part.samples,
-            budget=settings.optim.tokens_per_microbatch,
-            device=world.device,
-            share=settings.optim.share_prefixes,
-        )
-        for batch in even_out(batches, world):
-            loss = part_loss(
-                learner, part, batch, settings=settings, tally=tally, not_finite=not_finite
-            )
-            (loss * (part.weight / size)).backward()
+        plan = even_out(split(part.samples, budget=budget, share=share), world)
+        for batch in micro_batches(part.samples, plan, device=world.device, share=share):
+            losses_M = part_loss(learner, part, batch, settings=settings, tally=tally)
+            losses.append((part.objective, batch, losses_M.detach()))
+            # Also of a loss that is not finite: its collectives involve the other ranks.
+            (losses_M.sum() * (part.weight / size)).backward()
     means = mismatch_metrics(tally.means())
     train_policy = any(part.objective != "value" for part in parts)
     try:
-        causes = [cause for part in gather_objects(not_finite, world) for cause in part]
+        causes = [cause for part in gather_objects(not_finite(losses), world) for cause in part]
         if causes:
             raise NonFinite(f"{causes[0]}; no step was taken")
         if before_step is not None:

@@ -23,7 +23,6 @@ from selfplay.learner.learner import (
     UpdateSettings,
     batch_logprobs,
     even_out,
-    is_filler,
     reference_logprobs,
 )
 from selfplay.learner.loss import kl_estimate
@@ -149,13 +148,13 @@ def token_values(
     """
     world = learner.world
     budget, share = settings.optim.tokens_per_microbatch, settings.optim.share_prefixes
-    plan = split(samples, budget=budget, share=share)
-    packed = micro_batches(samples, budget=budget, device=world.device, share=share)
+    plan = even_out(split(samples, budget=budget, share=share), world)
+    batches = micro_batches(samples, plan, device=world.device, share=share)
     values: list[list[float]] = [[] for _ in samples]
-    for number, batch in enumerate(even_out(packed, world)):
+    for indices, batch in zip(plan, batches, strict=True):
         with torch.no_grad():
             values_M = iter(function(batch).tolist())
-        for i in () if is_filler(batch) else plan[number]:
+        for i in indices:
             values[i] = _at_trained_tokens(values_M, samples[i])
     return values
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from selfplay.config import Config, EngineConfig, LoraConfig, OptimConfig, ParallelConfig
+from selfplay.distributed.shard import ONE_UNIT
 from selfplay.learner.muon import MOST_AT_ONCE
 
 GIB = 2**30
@@ -220,21 +221,22 @@ def kept_copy(demand: Demand) -> float:
 
 def _pass(demand: Demand) -> dict[str, float]:
     """GiB of a forward and backward pass of one micro-batch, without weights, gradients and
-    `kept_copy`. A pass ends with the gradients of embeddings and head, which are summed in fp32
-    when its activations are free again."""
-    shape, tokens = demand.shape, demand.optim.tokens_per_microbatch / demand.parallel.tp
-    computed = _BYTES[demand.dtype]
-    ends = 2 * shape.vocabulary * shape.width / demand.parallel.tp / GIB
-    layers = 0.0 if kept_copy(demand) else 3 * computed * _layer(shape) / demand.parallel.tp / GIB
+    `kept_copy`. A pass ends with the gradients of FSDP's root, which are summed in fp32 when its
+    activations are free again. The root holds embeddings and head, or all of a small model."""
+    shape, tp = demand.shape, demand.parallel.tp
+    tokens, computed = demand.optim.tokens_per_microbatch / tp, _BYTES[demand.dtype]
+    one_unit = computed * shape.parameters / tp <= ONE_UNIT
+    root = (shape.parameters if one_unit else 2 * shape.vocabulary * shape.width) / tp / GIB
+    layers = 0.0 if one_unit or kept_copy(demand) else 3 * computed * _layer(shape) / tp / GIB
     parts = {
         "activations": 1.1 * activations(demand, tokens),
         "logits": _LOGPROB * tokens * max(shape.vocabulary / 152_000, 0.1),
         "gathered layers": layers,
-        "embeddings and head": computed * ends,
+        "gathered root": 0.0 if one_unit and kept_copy(demand) else computed * root,
     }
-    summed = 0.0 if shape.adapters else (computed + 2 * 4) * ends
-    passed = sum(parts.values()) - parts["embeddings and head"]
-    return parts | {"gradients of both above the pass": max(0.0, summed - passed)}
+    summed = 0.0 if shape.adapters else (computed + 2 * 4) * root
+    passed = sum(parts.values()) - parts["gathered root"]
+    return parts | {"gradients of the root above the pass": max(0.0, summed - passed)}
 
 
 def engine_parts(demand: Demand) -> dict[str, float]:

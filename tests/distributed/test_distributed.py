@@ -23,7 +23,7 @@ SHAPE = ScratchConfig(
 # The number of roundings in the worker's models, and the size of a log-prob over 54 tokens.
 FORWARD = 54 + 2 * 32 + 2 * (2 * 32 + 2 * 32 + 8 + 9 + 32 + 64)
 GRADIENT, NATS = 3 * FORWARD + 200, 4.0
-MODELS = ("qwen2 True", "llama False", "qwen3 True")
+MODELS = ("qwen2 True", "llama False", "qwen3 True", "one unit")
 
 
 MESHES = [(2, "fsdp2"), (2, "tp2"), pytest.param((4, "fsdp2xtp2"), marks=pytest.mark.slow)]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -32,7 +33,7 @@ from selfplay.distributed import (
     local_part,
     shard,
 )
-from selfplay.learner.batch import balance_tokens, micro_batches
+from selfplay.learner.batch import balance_tokens, micro_batches, split
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import make_optimizer
@@ -213,7 +214,7 @@ def aggregate(overrides: list[str], world: World) -> dict[str, float]:
                     dp_rank=0, dp_size=1, tp_rank=0, tp=1, control=None)  # fmt: skip
     mine = samples[world.dp_rank :: world.dp_size]
     plain = replace(config, optim=replace(config.optim, share_prefixes=False))
-    rows = micro_batches(mine, budget=24, device=world.device)
+    rows = list(micro_batches(mine, split(mine, budget=24), device=world.device))
     moved = []
     for place, share, settings in ((alone, samples, plain), (world, mine, config)):
         model = shard(build("qwen2", True), place)
@@ -267,7 +268,10 @@ def shared(world: World) -> list[tuple[str, bool]]:
 
 
 # The cases that the fast tests read; the slow ones read all.
-FAST = ("tp", "exchanged", "shared", "qwen3 True", "round trip True", "token_mean", "rounded")
+FAST = (
+    "tp", "exchanged", "shared", "qwen3 True", "one unit", "round trip True", "token_mean",
+    "rounded",
+)  # fmt: skip
 
 
 def exchanged(world: World) -> dict[str, object]:
@@ -281,10 +285,12 @@ def exchanged(world: World) -> dict[str, object]:
 def measured(
     world: World, folder: Path, wanted: Callable[[str], bool] = lambda case: True
 ) -> dict[str, object]:
-    """For each wanted case the largest differences from one process."""
+    """For each wanted case the largest differences from one process. Each layer is an FSDP unit, as
+    in a large model, except in the case "one unit"."""
     cases: dict[str, Callable[[], object]] = {
         "exchanged": partial(exchanged, world),
         "shared": partial(shared, world),
+        "one unit": partial(compare, "qwen2", True, "none", world),
         "qwen2 True": partial(compare, "qwen2", True, "none", world),
         "llama False": partial(compare, "llama", False, "every 2", world),
         "qwen3 True": partial(compare, "qwen3", True, "full", world),
@@ -293,7 +299,13 @@ def measured(
         **{name: partial(aggregate, words, world) for name, words in AGGREGATIONS.items()},
         "rounded": partial(rounded_step, world),
     }
-    return {"tp": world.tp} | {name: case() for name, case in cases.items() if wanted(name)}
+    report: dict[str, object] = {"tp": world.tp}
+    for name, case in cases.items():
+        if wanted(name):
+            layers = name != "one unit"
+            with patch.object(sys.modules[shard.__module__], "ONE_UNIT", 0 if layers else 2**30):
+                report[name] = case()
+    return report
 
 
 def main() -> None:

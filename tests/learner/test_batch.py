@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfplay.credit.sample import Sample
-from selfplay.learner.batch import deal, micro_batches, num_trained_tokens, pack
+from selfplay.learner.batch import deal, micro_batches, num_trained_tokens, pack, split
 from selfplay.learner.prefixes import split_by_tokens
 
 CPU = torch.device("cpu")
@@ -89,6 +89,7 @@ def test_trained_tokens_do_not_depend_on_the_budget() -> None:
     samples = [LONG, SHORT, LONG]
     assert num_trained_tokens(samples) == 7
     for budget, num_batches in ((100, 1), (8, 2), (2, 3)):
-        batches = micro_batches(samples, budget=budget, device=CPU, share=False)
+        plan = split(samples, budget=budget, share=False)
+        batches = list(micro_batches(samples, plan, device=CPU, share=False))
         assert len(batches) == num_batches
         assert sum(len(batch.targets_M) for batch in batches) == 7

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 from small_updates import assert_same, change, config_of, learner_of, settings_of, some_samples
-from tiny_run import CPU, FORWARD, GRADIENT, LOGPROB, tiny_model
+from tiny_run import FORWARD, GRADIENT, LOGPROB, tiny_model
 from tolerance import near
 from transformers import PreTrainedModel
 
 from selfplay.credit.advantages import assign_advantages
 from selfplay.credit.sample import Sample
-from selfplay.learner.batch import micro_batches
+from selfplay.learner.batch import split
 from selfplay.learner.learner import UpdateSettings
 from selfplay.learner.objective import Part
 from selfplay.learner.policy_update import update_policy
@@ -86,7 +86,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(variant: str) -> None
     held = far_model() if "algorithm.kl=0.4" in settings else None
     whole, metrics = change(tiny_model(), [part], *settings, reference=held)
     for budget, num_batches in ((176, 1), (100, 2), (16, 8)):
-        assert len(micro_batches(samples, budget=budget, device=CPU)) == num_batches
+        assert len(split(samples, budget=budget)) == num_batches
         cut, same = change(
             tiny_model(),
             [Part(samples[::-1], "surrogate")],

@@ -18,7 +18,7 @@ from transformers import (
 
 from selfplay.config import ScratchConfig
 from selfplay.credit.sample import Sample
-from selfplay.learner.batch import MicroBatch, micro_batches, pack
+from selfplay.learner.batch import MicroBatch, micro_batches, pack, split
 from selfplay.learner.prefixes import LEAST_SAVED, layout, shared_lengths, split_by_prefix
 from selfplay.model.attention import register_packed_attention
 from selfplay.model.policy import hidden_states, policy_logprobs, scratch_model
@@ -132,7 +132,8 @@ def test_games_that_differ_in_their_last_turn_fill_no_row_beyond_the_budget() ->
             )
         )
     # A game alone computes 20 + 8 * 10 tokens, each one more 8 * 10 of its own behind the prompt.
-    rows = [batch.row.ids_N.numel() for batch in micro_batches(samples, budget=200, device=CPU)]
+    batches = micro_batches(samples, split(samples, budget=200), device=CPU)
+    rows = [batch.row.ids_N.numel() for batch in batches]
     assert rows == [180, 180, 180, 180]
 
 
@@ -184,7 +185,7 @@ def scores(model: PreTrainedModel, batches: list[MicroBatch]) -> dict[str, torch
 @pytest.mark.parametrize("name", ["plain", "window", "softcap"])
 def test_log_probs_and_gradients_are_those_of_each_sample_alone(name: str) -> None:
     model, samples = models()[name], tree()
-    together = micro_batches(samples, budget=1000, device=CPU)
+    together = list(micro_batches(samples, split(samples, budget=1000), device=CPU))
     assert len(together) == 1 and together[0].row.prefixes is not None
     # 20 + 3 + 9 + 9 for the prompt's tree (the repeated sample computes its last token again), 19.
     assert len(together[0].row.ids_N) == 20 + 3 + 9 + 9 + 1 + 19
@@ -204,6 +205,6 @@ def test_a_critic_reads_the_same_hidden_states() -> None:
     model, samples = models()["plain"], tree()
     for one in samples:
         alone = hidden_states(model, pack([one], device=CPU).row)
-        batch = micro_batches(samples, budget=1000, device=CPU)[0]
+        batch = next(micro_batches(samples, split(samples, budget=1000), device=CPU))
         together = hidden_states(model, batch.row)[batch.sample_M == batch.names.index(one.name)]
         assert (alone - together).abs().max() < tolerance(FORWARD)

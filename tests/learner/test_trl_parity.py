@@ -20,7 +20,7 @@ from tolerance import tolerance
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from selfplay.credit.sample import Sample
-from selfplay.learner.batch import micro_batches
+from selfplay.learner.batch import micro_batches, split
 from selfplay.learner.learner import TokenMeans, UpdateSettings
 from selfplay.learner.mismatch import importance_weights
 from selfplay.learner.objective import Part, denominator, part_loss
@@ -168,16 +168,11 @@ def ours(
     algorithm = config.algorithm
     learner = learner_of(model, reference=reference if algorithm.kl else None, kl=algorithm.kl)
     part = Part(samples, "surrogate")
-    batches = micro_batches(samples, budget=100, device=CPU)
+    batches = list(micro_batches(samples, split(samples, budget=100), device=CPU))
     assert len(batches) == 2
-    tally = TokenMeans(learner.world)
-    settings_of, not_finite = UpdateSettings.of(config), list[str]()
-    losses = [
-        part_loss(learner, part, b, settings=settings_of, tally=tally, not_finite=not_finite)
-        for b in batches
-    ]
-    assert not not_finite
-    loss = torch.stack(losses).sum() / denominator(part, algorithm)
+    tally, settings_of = TokenMeans(learner.world), UpdateSettings.of(config)
+    losses = [part_loss(learner, part, b, settings=settings_of, tally=tally) for b in batches]
+    loss = torch.cat(losses).sum() / denominator(part, algorithm)
     names, parameters = zip(*model.named_parameters(), strict=True)
     return float(loss.detach()), dict(
         zip(names, torch.autograd.grad(loss, parameters), strict=True)

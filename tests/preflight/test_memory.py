@@ -51,7 +51,7 @@ def test_a_pass_is_estimated_near_what_was_measured(
     forward = sum(update[part] for part in ("copies in the compute dtype", "activations", "logits"))
     backward = sum(
         update[part]
-        for part in ("gradients", "activations", "logits", "gradients of both above the pass")
+        for part in ("gradients", "activations", "logits", "gradients of the root above the pass")
     )
     passed = update["weights"] + max(forward, backward if checkpointing == "full" else 0.0)
     assert 0.95 * gib < passed < 1.2 * gib
