@@ -30,11 +30,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
 import train
 from bench.memory import Peaks, copy_ceiling, lone_pushes, nap
 from bench.rows import keep, need_sglang, show
 from bench.shapes import SHAPES, save_random
+from bench.shared_prefix import operations
 from bench.talks import TURNS, Watched, talks
+from bench.update import matmul_peak
 from selfplay import setup
 from selfplay.config import Config, load_config
 from selfplay.credit.dynamic_sampling import Played
@@ -43,6 +47,7 @@ from selfplay.data.seeds import named_seed
 from selfplay.distributed import (
     World,
     all_reduce_max,
+    all_reduce_sum,
     barrier,
     broadcast_object,
     close_world,
@@ -52,6 +57,7 @@ from selfplay.distributed import (
 )
 from selfplay.engines.base import Engine, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.learner.batch import micro_batches, split
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.recompute import recompute_logprobs
 from selfplay.metrics.step_log import Stopwatch
@@ -206,7 +212,13 @@ def play_drawn(mean: int | None, run: Run, step: int, places: Sequence[int]) -> 
 
 
 def run_steps(
-    config: Config, world: World, cleanup: ExitStack, *, mean: int | None, peaks: Peaks
+    config: Config,
+    world: World,
+    cleanup: ExitStack,
+    *,
+    mean: int | None,
+    peaks: Peaks,
+    shape: str,
 ) -> tuple[list[dict[str, float]], dict[str, float]]:
     """Run train.py with the bench's games, without its held-out games and checkpoints.
 
@@ -214,6 +226,7 @@ def run_steps(
     the figures of the engine alone.
     """
     alone: dict[str, float] = {}
+    last: list[Sample] = []  # of the last step
 
     def nothing(*_parts: Any, **_settings: Any) -> None: ...
 
@@ -234,6 +247,7 @@ def run_steps(
         learner: Learner, samples: list[Sample], *, settings: UpdateSettings
     ) -> tuple[list[Sample], dict[str, float]]:
         samples, metrics = recompute_logprobs(learner, samples, settings=settings)
+        last[:] = samples
         num_tokens = sum(len(sample.ids) for sample in samples)
         num_packed = float(sum(gather_objects(num_tokens, world)) // world.tp)
         return samples, metrics | {"num_packed_tokens": num_packed}
@@ -250,10 +264,30 @@ def run_steps(
         patch.multiple(train, **in_their_place),
     ):
         train.train(config, world, cleanup)
+    alone |= update_work(last, config, world, shape=shape)
     if world.rank:
         return [], alone
     lines = (Path(config.out) / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines], alone
+
+
+def update_work(
+    samples: Sequence[Sample], config: Config, world: World, *, shape: str
+) -> dict[str, float]:
+    """The computed tokens of an update of these samples, its operations (with the reference's
+    forward pass), and the operations that the GPUs could do in a second. Sums over all ranks."""
+    optim = config.optim
+    plan = split(samples, budget=optim.tokens_per_microbatch, share=optim.share_prefixes)
+    cpu = torch.device("cpu")
+    batches = list(micro_batches(samples, plan, device=cpu, share=optim.share_prefixes))
+    # A forward pass is a third of the work; adapters leave out the gradients of the other weights.
+    thirds = (2.0 if config.model.lora else 3.0) + (1.0 if config.algorithm.kl else 0.0)
+    work = operations(shape, batches) * thirds / 3.0
+    tokens = float(sum(len(batch.row.ids_N) for batch in batches))
+    names = ("num_computed_tokens", "update_operations", "peak_operations")
+    # The ranks of a tensor-parallel row hold the same samples, and each does a part of the work.
+    own = [tokens / world.tp, work / world.tp, matmul_peak(world.device)]
+    return dict(zip(names, all_reduce_sum(own, world), strict=True))
 
 
 def summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -303,10 +337,14 @@ def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> di
     on_first_rank(partial(save_random, options.shape, weights, world.device), world)
     on_first_rank(partial(tokenizer.save_pretrained, weights), world)
     config = settings(options, folder / "run", world.world_size, weights)
-    steps, alone = run_steps(config, world, cleanup, mean=options.mean, peaks=peaks)
+    steps, alone = run_steps(
+        config, world, cleanup, mean=options.mean, peaks=peaks, shape=options.shape
+    )
     row |= alone
     if world.rank == 0:
         row |= summary(steps)
+        could = alone["peak_operations"] * summary(steps)["update_s"]
+        row["update_utilisation"] = alone["update_operations"] / could
     row["copy_gib_per_s"] = copy_ceiling(world.device)  # a push writes each byte twice
     for phase in ("engine asleep", "play", "update", "push"):
         row[f"GiB {phase}"] = round(all_reduce_max(peaks.gib.get(phase, 0.0), world), 1)

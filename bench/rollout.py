@@ -9,6 +9,7 @@ Batches and games begin with an empty prefix cache.
 Requires a GPU and SGLang; with `--shape tiny --device cpu` the CPU engine.
 
     python -m bench.rollout                                         0.5B, 512 games, three means
+    python -m bench.rollout --loads 256x45x3 2048x45                one engine, several sizes
     python -m bench.rollout --variants "" "burst_share=0.125" "processes=4; burst_share=0.125"
     python -m bench.rollout --config configs/smollm2_4x4.yaml       a real model with its own games
 
@@ -54,7 +55,7 @@ from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, close_world, init_world
 from selfplay.engines.base import EngineFault, Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.learner.batch import micro_batches
+from selfplay.learner.batch import micro_batches, split
 from selfplay.model.hub import local_folder
 from selfplay.model.policy import policy_logprobs
 from selfplay.rollout.driver import play_games
@@ -71,10 +72,14 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--shape", choices=SHAPES, default="0.5B")
     parser.add_argument("--config", help="a config with a real model, instead of a shape")
-    parser.add_argument("--games", nargs="+", type=int, default=[512])
-    parser.add_argument("--means", nargs="+", type=int, default=[10, 45, 150], help="tokens a turn")
+    parser.add_argument(
+        "--loads",
+        nargs="+",
+        type=load,
+        default=[load("512x10"), load("512x45"), load("512x150")],
+        help="games x mean tokens a turn [x draws of lengths]; with --config the mean is not used",
+    )
     parser.add_argument("--variants", nargs="+", default=[""], help="key=value; … of engine")
-    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--mem-fraction", type=float, default=0.6)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -84,6 +89,12 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def load(text: str) -> tuple[int, int, int]:
+    """Games, mean tokens of a turn, and repeats (1 if left out)."""
+    games, mean, *repeats = (int(number) for number in text.split("x"))
+    return games, mean, repeats[0] if repeats else 1
+
+
 @contextmanager
 def busy(engine: SGLangEngine, watched: Watched) -> Iterator[dict[str, object]]:
     """Measures the CPU and GPU load inside the block and adds it to the yielded dict at its end."""
@@ -91,7 +102,7 @@ def busy(engine: SGLangEngine, watched: Watched) -> Iterator[dict[str, object]]:
     figures: dict[str, object] = {}
     watcher = None
     if engine.device == "cuda":
-        command = "nvidia-smi --query-gpu=utilization.gpu --format=csv,noheader,nounits -lms 200"
+        command = "nvidia-smi --query-gpu=utilization.gpu --format=csv,noheader,nounits -lms 500"
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
         watcher = subprocess.Popen([*command.split(), "-i", gpu], stdout=subprocess.PIPE, text=True)
     before, start = [cpu_s(pid) for pid in pids], time.perf_counter()
@@ -176,6 +187,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace, folder: Path, world: World) -> None:
         self.options, self.folder, self.world = options, folder, world
         self.ceilings: dict[tuple[int, int], float] = {}
+        self.most_games = max(games for games, _, _ in options.loads)
         self.model = None
         if options.config is None:
             self.model = random_model(
@@ -192,7 +204,7 @@ class Bench:
                     f"out={self.folder}",
                     f"engine.attention={options.attention}",
                     f"engine.mem_fraction={options.mem_fraction}",
-                    f"engine.max_batch={max(options.games)}",
+                    f"engine.max_batch={self.most_games}",
                     *common,
                 ],
             )
@@ -200,7 +212,7 @@ class Bench:
         sys.argv += ["--mem-fraction", str(options.mem_fraction), "--set"]
         sys.argv += ["rollout.max_game_tokens=6000", *common]
         base = loop.arguments()
-        base.games = max(options.games)
+        base.games = self.most_games
         return loop.settings(base, self.folder, 1)
 
     def start(self, config: Config, cleanup: ExitStack) -> SGLangEngine:
@@ -221,39 +233,44 @@ class Bench:
             make_tokenizer(config, self.folder, self.world),
             template_kwargs=config.model.chat_template,
         )
-        for games in self.options.games:
+        for games, mean, repeats in self.options.loads:
             if self.model is None:
-                yield from self.own_rows(engine, config, rendering, games, variant)
+                yield from self.own_rows(engine, config, rendering, games, repeats, variant)
                 continue
-            for mean in self.options.means:
-                first = talks(config, rendering, range(1), mean, 0)[0].game.prompt(0)
-                prompt = len(rendering.first(system=first.system, user=first.user))
-                few = talks(config, rendering, range(max(1, games // 8 // GROUP)), mean, 99)
-                briefly = Watched(engine, mean)  # type: ignore[abstract]
-                warm, _ = play_games(few, briefly, sampling=sampling_of(rendering), limits=LIMITS)
-                own = [t.mask[prompt:] for e in warm for t in e.transcripts if t is not None]
-                heard = round(fmean(mask.count(0) for mask in own))
-                new = TURNS * mean // 2
-                best = [plain(engine, 2 * games, prompt, heard, new, seed) for seed in range(2)]
-                key = (games, mean)
-                self.ceilings[key] = max(self.ceilings.get(key, 0.0), *best)
-                for repeat in range(self.options.repeats):
-                    setups = talks(config, rendering, range(games // GROUP), mean, repeat)
-                    row, _ = self.measure(engine, config, rendering, setups, mean)
-                    yield {
-                        "shape": self.options.shape,
-                        "engine": variant,
-                        **row,
-                        "heard_tokens": heard,
-                        **shares(row, best, self.ceilings[key]),
-                    }
+            first = talks(config, rendering, range(1), mean, 0)[0].game.prompt(0)
+            prompt = len(rendering.first(system=first.system, user=first.user))
+            few = talks(config, rendering, range(max(1, games // 8 // GROUP)), mean, 99)
+            briefly = Watched(engine, mean)  # type: ignore[abstract]
+            warm, _ = play_games(few, briefly, sampling=sampling_of(rendering), limits=LIMITS)
+            own = [t.mask[prompt:] for e in warm for t in e.transcripts if t is not None]
+            heard = round(fmean(mask.count(0) for mask in own))
+            new = TURNS * mean // 2
+            best = [plain(engine, 2 * games, prompt, heard, new, seed) for seed in range(2)]
+            key = (games, mean)
+            self.ceilings[key] = max(self.ceilings.get(key, 0.0), *best)
+            for repeat in range(repeats):
+                setups = talks(config, rendering, range(games // GROUP), mean, repeat)
+                row, _ = self.measure(engine, config, rendering, setups, mean)
+                yield {
+                    "shape": self.options.shape,
+                    "engine": variant,
+                    **row,
+                    "heard_tokens": heard,
+                    **shares(row, best, self.ceilings[key]),
+                }
 
     def own_rows(
-        self, engine: SGLangEngine, config: Config, rendering: Rendering, games: int, variant: str
+        self,
+        engine: SGLangEngine,
+        config: Config,
+        rendering: Rendering,
+        games: int,
+        repeats: int,
+        variant: str,
     ) -> Iterator[dict[str, Any]]:
         """Rows of the config's own games, whose turns end by the model's own stops. Their plain
         batch has their mean numbers of tokens."""
-        for repeat in range(self.options.repeats + 1):  # the first is a warm-up
+        for repeat in range(repeats + 1):  # the first is a warm-up
             setups = own_games(config, rendering, games, repeat)
             row, episodes = self.measure(engine, config, rendering, setups, None)
             if not repeat:
@@ -324,7 +341,8 @@ class Bench:
             for place, t in enumerate(transcripts)
         ]
         differences = []
-        for batch in micro_batches(samples, budget=16_384, device=self.world.device):
+        plan = split(samples, budget=16_384)
+        for batch in micro_batches(samples, plan, device=self.world.device):
             with torch.no_grad():
                 logprobs_M, _ = policy_logprobs(
                     self.model, batch.row, batch.targets_M, temperature=1.0
