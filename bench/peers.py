@@ -8,7 +8,12 @@ counted. It runs with sdpa, Liger's layers and its own fused log-probs, with the
 --batches. Weights are random and in the same dtype for both.
 
     python -m bench.peers                               one GPU, 0.5B and 7B
+    python -m bench.peers --whole --shapes 0.5B         whole steps; needs SGLang
     python -m bench.peers --dry-run                     a tiny shape on a CPU
+
+With --whole both take whole steps on the same instances: one answer of --own tokens to each real
+8x8 prompt, the update, new weights in the engine. TRL generates with transformers, as it does
+without a vLLM server; this project's step is train.py's loop (bench.loop).
 
 Prints one JSON line per case: seconds of a step, transcript tokens/s (each transcript counts its
 full prompt) and peak GiB; finally the speedup of this project's step over TRL's.
@@ -17,16 +22,21 @@ full prompt) and peak GiB; finally the speedup of this project's step over TRL's
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import os
+import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from datasets import Dataset
@@ -45,6 +55,7 @@ from bench.shared_prefix import transcripts
 from bench.update import memory_gib, restart_peak, synchronize
 from selfplay.config import load_config
 from selfplay.credit.sample import Sample
+from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, close_world, init_world
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.optimizer import make_optimizer
@@ -57,6 +68,8 @@ def arguments() -> argparse.Namespace:
     parser = group_arguments(__doc__)
     parser.add_argument("--batches", nargs="+", type=int, default=[4, 8, 16, 32], help="of TRL")
     parser.add_argument("--steps", type=int, default=2, help="timed steps, after one for warm-up")
+    parser.add_argument("--whole", action="store_true", help="whole steps with each one's engine")
+    parser.add_argument("--attention", default="auto", help="of our engine, with --whole")
     parser.add_argument("--out", type=Path, help="append the JSON lines to this file, too")
     chosen = parser.parse_args()
     if chosen.dry_run:
@@ -110,7 +123,7 @@ class StepTimes(TrainerCallback):
         return timed
 
 
-def trl_step(
+def trl_update(
     name: str,
     samples: list[Sample],
     tokenizer: PreTrainedTokenizerBase,
@@ -120,12 +133,7 @@ def trl_step(
     batch: int,
     folder: Path,
 ) -> dict[str, Any]:
-    """The measurements of TRL's optimizer step in passes of `batch` transcripts."""
-    from trl import GRPOConfig, GRPOTrainer
-
-    restart_peak(world.device)
-    cuda, large = world.device.type == "cuda", is_large(name)
-    dtype = torch.bfloat16 if large else torch.float32
+    """The measurements of TRL's optimizer step on these samples."""
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
         groups.setdefault(sample.name.partition(".")[0], []).append(sample)
@@ -144,13 +152,71 @@ def trl_step(
     def reward(name: list[str], **_: Any) -> list[float]:
         return [Random(one).gauss(0.0, 1.0) for one in name]
 
+    longest = max(len(s.ids) for s in samples) - options.prompt
+    seconds = trl_seconds(
+        name, [*groups], longest, tokenizer, world, options, batch=batch, folder=folder,
+        reward=reward, rollout=rollout,
+    )  # fmt: skip
+    return figures("TRL", name, samples, seconds, world) | {"batch": batch}
+
+
+def trl_whole_step(
+    name: str,
+    prompts: list[str],
+    tokenizer: PreTrainedTokenizerBase,
+    world: World,
+    options: argparse.Namespace,
+    *,
+    batch: int,
+    folder: Path,
+) -> dict[str, Any]:
+    """The seconds of TRL's whole step with its own generation."""
+
+    def reward(prompts: list[str], **_: Any) -> list[float]:
+        return [Random(f"{place} {prompt}").gauss(0.0, 1.0) for place, prompt in enumerate(prompts)]
+
+    seconds = trl_seconds(
+        name, prompts, options.own, tokenizer, world, options, batch=batch, folder=folder,
+        reward=reward, rollout=None,
+    )  # fmt: skip
+    tokens = len(prompts) * options.group_size * options.own
+    return {
+        "who": "TRL, whole step",
+        "shape": name,
+        "seconds": round(seconds, 3),
+        "sampled_per_s": round(tokens / seconds),
+        "peak_gib": round(memory_gib(world.device, peak=True), 1),
+        "batch": batch,
+    }
+
+
+def trl_seconds(
+    name: str,
+    prompts: list[str],
+    longest: int,
+    tokenizer: PreTrainedTokenizerBase,
+    world: World,
+    options: argparse.Namespace,
+    *,
+    batch: int,
+    folder: Path,
+    reward: Callable[..., list[float]],
+    rollout: Callable[[list[str], Any], dict[str, Any]] | None,
+) -> float:
+    """Median seconds of TRL's step in passes of `batch` transcripts of at most `longest` new
+    tokens; with `rollout` without generation and scoring."""
+    from trl import GRPOConfig, GRPOTrainer
+
+    restart_peak(world.device)
+    cuda, large = world.device.type == "cuda", is_large(name)
+    dtype = torch.bfloat16 if large else torch.float32
     settings = GRPOConfig(
         output_dir=str(folder),
         max_steps=options.steps + 1,
         per_device_train_batch_size=batch,
-        gradient_accumulation_steps=len(samples) // batch,
+        gradient_accumulation_steps=len(prompts) * options.group_size // batch,
         num_generations=options.group_size,
-        max_completion_length=max(len(s.ids) for s in samples) - options.prompt,
+        max_completion_length=longest,
         learning_rate=0.0,
         lr_scheduler_type="constant",
         weight_decay=0.0,
@@ -174,17 +240,18 @@ def trl_step(
         args=settings,
         # With a name of its own: Dataset.from_list pickles the table to make one, which fails where
         # dill cannot pickle pyarrow.
-        train_dataset=Dataset(InMemoryTable.from_pydict({"prompt": [*groups]}), fingerprint=name),
+        train_dataset=Dataset(InMemoryTable.from_pydict({"prompt": prompts}), fingerprint=name),
         processing_class=tokenizer,
         rollout_func=rollout,
         callbacks=[times],
     )
-    trainer._generate_and_score_completions = times.excluded(  # type: ignore[method-assign]
-        trainer._generate_and_score_completions
-    )
+    if rollout is not None:
+        trainer._generate_and_score_completions = times.excluded(  # type: ignore[method-assign]
+            trainer._generate_and_score_completions
+        )
     restart_peak(world.device)
     trainer.train()
-    return figures("TRL", name, samples, median(times.seconds[1:]), world) | {"batch": batch}
+    return median(times.seconds[1:])
 
 
 def random_weights(name: str, dtype: torch.dtype, world: World) -> PreTrainedModel:
@@ -254,6 +321,39 @@ def figures(
     }
 
 
+def whole_steps(
+    name: str, world: World, options: argparse.Namespace, folder: Path, say: Callable[..., Any]
+) -> None:
+    """Print both whole steps on the same prompts, and how many times as fast ours is."""
+    words = ["loop", "--shape", name, "--games", str(options.groups * options.group_size)]
+    words += ["--tries", "1", "--turn-tokens", str(options.own), "--attention", options.attention]
+    if options.dry_run:
+        words = ["loop", "--dry-run"]
+    with patch.object(sys, "argv", words):
+        of_loop = loop.arguments()
+    with ExitStack() as cleanup:
+        row = loop.measure(of_loop, world, cleanup)
+        gc.collect()
+    tokens = float(str(row["num_generated_tokens"]))
+    stages = {
+        stage: round(float(str(row[f"{stage}_s"])), 3) for stage in ("step", "play", "update")
+    }
+    rate = round(tokens / stages["step"])
+    say({"who": "selfplay, whole step", "shape": name, "sampled_per_s": rate, **stages})
+    config = loop.settings(of_loop, folder, 1)
+    tokenizer = make_tokenizer(config, folder, world)
+    first = [
+        config.game.kit.new_game(instance, config.game.rules()).prompt(0)
+        for instance in TrainStream(config).step(1, range(config.rollout.instances))
+    ]
+    prompts = [f"{prompt.system}\n{prompt.user}" for prompt in first]
+    theirs = []
+    for batch in options.batches:
+        row = trl_whole_step(name, prompts, tokenizer, world, options, batch=batch, folder=folder)
+        theirs.append(say(row)["sampled_per_s"])
+    say({"shape": name, "times_as_fast_as_TRL": round(rate / max(theirs), 2)})
+
+
 def main() -> None:
     options = arguments()
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -265,6 +365,10 @@ def main() -> None:
         return row
 
     for name in options.shapes:
+        if options.whole:
+            with tempfile.TemporaryDirectory() as folder:
+                whole_steps(name, world, options, Path(folder), say)
+            continue
         vocab = SHAPES[name][5]
         samples = with_advantages(transcripts(options, vocab), vocab)
         with tempfile.TemporaryDirectory() as folder:
@@ -278,7 +382,7 @@ def main() -> None:
             for batch in options.batches:
                 row = {}
                 try:
-                    row = trl_step(
+                    row = trl_update(
                         name, samples, tokenizer, world, options, batch=batch, folder=Path(folder)
                     )
                 except torch.cuda.OutOfMemoryError:
