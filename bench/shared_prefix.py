@@ -4,7 +4,8 @@ Groups of transcripts share a prompt; the parts after it have geometric lengths 
 Weights and tokens are random; half of each part is trained. Times one update's forward and backward
 passes over all groups, with `optim.share_prefixes` off and on, in micro-batches of --budget
 computed tokens. Utilisation counts 6 operations per weight and computed token plus attention,
-divided by the operations per second of a large matmul in the same run.
+divided by the operations per second of a large matmul in the same run. `launch_s` is the time of a
+pass over one transcript: nearly all of it is the CPU's time to launch a pass's kernels.
 
     python -m bench.shared_prefix                      one GPU, 0.5B and 7B
     python -m bench.shared_prefix --dry-run            a tiny shape on a CPU
@@ -25,7 +26,7 @@ from bench.shapes import SHAPES, random_model
 from bench.update import matmul_peak, memory_gib, restart_peak, timed
 from selfplay.credit.sample import Sample
 from selfplay.distributed import World, close_world, full_tensor, init_world
-from selfplay.learner.batch import MicroBatch, micro_batches, split
+from selfplay.learner.batch import MicroBatch, micro_batches, pack, split
 from selfplay.model.policy import policy_logprobs
 
 
@@ -81,7 +82,7 @@ def measure(
     num = sum(len(batch.targets_M) for batch in batches)
     losses: list[float] = []
 
-    def update() -> None:
+    def update(batches: list[MicroBatch]) -> None:
         model.zero_grad(set_to_none=True)
         total = torch.zeros((), device=device)
         for batch in batches:
@@ -92,9 +93,12 @@ def measure(
         losses.append(total.item())
 
     restart_peak(device)
-    seconds = timed(update, device, num=options.steps)
+    seconds = timed(lambda: update(batches), device, num=options.steps)
+    peak_gib, loss = memory_gib(device, peak=True), losses[-1]
     gradient = model.get_parameter("model.layers.1.self_attn.q_proj.weight").grad
     assert gradient is not None
+    flat = full_tensor(gradient).float().flatten().clone()
+    alone = [pack(samples[:1], device=device)]
     figures: dict[str, Any] = {
         "shape": name,
         "share_prefixes": share,
@@ -102,10 +106,11 @@ def measure(
         "computed_tokens": sum(len(batch.row.ids_N) for batch in batches),
         "tokens_per_s": sum(len(sample.ids) for sample in samples) / seconds,
         "utilisation": operations(name, batches) / seconds / peak,
-        "peak_gib": memory_gib(device, peak=True),
-        "loss": losses[-1],
+        "launch_s": timed(lambda: update(alone), device, num=options.steps),
+        "peak_gib": peak_gib,
+        "loss": loss,
     }
-    return figures, full_tensor(gradient).float().flatten().clone()
+    return figures, flat
 
 
 def main() -> None:
