@@ -25,6 +25,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import selfplay  # noqa: F401
+
+# isort: split
 from torch.distributed.elastic.multiprocessing.errors import record
 from transformers import AutoConfig
 

@@ -19,6 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import selfplay  # noqa: F401
+
+# isort: split
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from selfplay.atomic import REFUSALS
