@@ -32,7 +32,7 @@ def test_every_source_imitates_as_many_transcripts(file: Path, tmp_path: Path) -
     """Of 8 boards some fall below 0.5; `both` has about half of these, and only of these."""
     (tmp_path / "config.yaml").write_text(CONFIG)
     base = load_config(tmp_path / "config.yaml", people_words.SETTINGS)
-    imitated, left = people_words.split(base, file)
+    imitated, left = people_words.split_boards(base, file)
     assert len(imitated) + len(left) == 8 and imitated and left
     keys = {game.instance.table for game in imitated}
     num = len(imitated)
@@ -42,7 +42,7 @@ def test_every_source_imitates_as_many_transcripts(file: Path, tmp_path: Path) -
         assert config.warm_start.num_games == round(scripted)
         assert (config.warm_start.recorded is not None) == (source in ("people", "both"))
         if config.warm_start.recorded:
-            drawn = {game.instance.table for game in people_words.split(config, file)[0]}
+            drawn = {game.instance.table for game in people_words.split_boards(config, file)[0]}
             assert drawn <= keys and (drawn == keys) == (source == "people")
 
 
