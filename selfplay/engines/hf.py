@@ -4,8 +4,8 @@ It is the reference engine of the tests. It can share the policy's parameters, w
 push. Each request samples by inverse CDF from uniforms of its own seed, so a completion does not
 depend on its batch (up to the rounding of the matmuls).
 
-Shapes: B rows, C first tokens that all prompts share, P longest rest of a prompt, Q new positions
-of a row, K keys so far, V vocabulary.
+Shapes: B requests, R rows of the cache, C first tokens that all prompts share, P longest rest of a
+prompt, Q new positions of a row, K keys so far, V vocabulary.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class _Slots(CacheLayerMixin):
         self.capacity, self.length = capacity, 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        B, heads, _, width = key_states.shape
-        self.keys = key_states.new_empty(B, heads, self.capacity, width)
-        self.values = value_states.new_empty(B, heads, self.capacity, value_states.shape[-1])
+        R, heads, _, width = key_states.shape
+        self.keys = key_states.new_empty(R, heads, self.capacity, width)
+        self.values = value_states.new_empty(R, heads, self.capacity, value_states.shape[-1])
         self.is_initialized = True
 
     def update(
@@ -74,7 +74,7 @@ class _Slots(CacheLayerMixin):
 
 
 def _uniforms(requests: Sequence[Request], length: int) -> np.ndarray:
-    """Uniform draws [B, length], each row from its request's own seed."""
+    """Uniform draws [B, length], each request's from its own seed."""
     draws = np.empty((len(requests), length))
     for row, request in enumerate(requests):
         draws[row] = np.random.Generator(np.random.Philox(request.seed)).random(length)
@@ -156,41 +156,43 @@ class HFEngine:
 
     @torch.no_grad()
     def _generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        """Requests share a row of the cache as long as their tokens are the same."""
         device = self.model.device
         horizon = max(r.max_new_tokens for r in requests)
         draws = torch.from_numpy(_uniforms(requests, horizon)).to(device)
-        layers, valid_BK, lengths_B, logits_BV = self._prefill(requests, horizon)
+        layers, valid_RK, lengths_R, logits_RV, row_B = self._prefill(requests, horizon)
         limits = torch.tensor([r.max_new_tokens for r in requests], device=device)
         stops = torch.tensor(sampling.stop_ids, device=device)
-        rows = torch.arange(len(requests), device=device)  # which request each live row answers
-        going_B = torch.ones(len(requests), dtype=torch.bool, device=device)
+        request_B = torch.arange(len(requests), device=device)  # those that go on
         ids: list[list[int]] = [[] for _ in requests]
         logprobs: list[list[float]] = [[] for _ in requests]
         stopped = [False] * len(requests)
         for step in range(horizon):
-            new_B, logprob_B = _sample(logits_BV, sampling.temperature, draws[rows, step])
+            new_B, logprob_B = _sample(
+                logits_RV[row_B], sampling.temperature, draws[request_B, step]
+            )
             stop_B = torch.isin(new_B, stops)
-            for row, token, logprob, stop, going in zip(
-                *(t.tolist() for t in (rows, new_B, logprob_B, stop_B, going_B)), strict=True
+            for request, token, logprob, stop in zip(
+                *(t.tolist() for t in (request_B, new_B, logprob_B, stop_B)), strict=True
             ):
-                if going:
-                    ids[row].append(token)
-                    logprobs[row].append(logprob)
-                    stopped[row] = stop
-            going_B = going_B & ~stop_B & (limits[rows] > step + 1)
-            num_going = int(going_B.sum())
-            if num_going == 0:
+                ids[request].append(token)
+                logprobs[request].append(logprob)
+                stopped[request] = stop
+            going_B = ~stop_B & (limits[request_B] > step + 1)
+            if not going_B.any():
                 break
+            request_B, row_B, new_B = request_B[going_B], row_B[going_B], new_B[going_B]
+            (parent_R, _), child_B = torch.stack((row_B, new_B)).unique(dim=1, return_inverse=True)
+            splits = bool((parent_R[1:] == parent_R[:-1]).any())
             # Dropping finished rows copies the cache, which pays off once a quarter has finished.
-            if num_going <= 0.75 * len(rows):
-                keep = going_B.nonzero()[:, 0]
+            if splits or len(parent_R) <= 0.75 * len(lengths_R):
                 for layer in layers:
-                    layer.take(keep)
-                rows, new_B, valid_BK = rows[keep], new_B[keep], valid_BK[keep]
-                lengths_B, going_B = lengths_B[keep], going_B[keep]
-            valid_BK[:, layers[0].length] = True
-            logits_BV = self._forward(new_B[:, None], lengths_B[:, None], valid_BK[:, None], layers)
-            lengths_B = lengths_B + 1
+                    layer.take(parent_R)
+                row_B, valid_RK, lengths_R = child_B, valid_RK[parent_R], lengths_R[parent_R]
+            valid_RK[:, layers[0].length] = True
+            new_R = torch.zeros_like(lengths_R).scatter(0, row_B, new_B)
+            logits_RV = self._forward(new_R[:, None], lengths_R[:, None], valid_RK[:, None], layers)
+            lengths_R = lengths_R + 1
         return [
             Completion(ids=i, logprobs=p, finish="stop" if s else "length", version=self.version)
             for i, p, s in zip(ids, logprobs, stopped, strict=True)
@@ -198,19 +200,17 @@ class HFEngine:
 
     def _prefill(
         self, requests: Sequence[Request], horizon: int
-    ) -> tuple[list[_Slots], Tensor, Tensor, Tensor]:
-        """Prefill the left-padded prompts: layers, valid keys [B, K], lengths [B], logits [B, V].
+    ) -> tuple[list[_Slots], Tensor, Tensor, Tensor, Tensor]:
+        """Prefill the left-padded prompts, equal ones (a group's first turns) as one row: layers,
+        valid keys [R, K], lengths [R], logits [R, V], each request's row [B].
 
-        Equal neighbouring prompts (a group's first turns) are computed once and then copied, and so
-        is a long prefix that all prompts share (the game's rules). The padding is then behind it,
-        so a sliding window that does not reach over all keys excludes this: it counts keys.
+        A long prefix that all prompts share (the game's rules) is computed once and then copied.
+        The padding is then behind it, so a sliding window that does not reach over all keys
+        excludes this: it counts keys.
         """
-        unique: list[Sequence[int]] = []
-        index: list[int] = []
-        for request in requests:
-            if not unique or list(unique[-1]) != list(request.prompt_ids):
-                unique.append(request.prompt_ids)
-            index.append(len(unique) - 1)
+        prompts = [tuple(request.prompt_ids) for request in requests]
+        unique = list(dict.fromkeys(prompts))
+        row_of = {prompt: row for row, prompt in enumerate(unique)}
         device, longest = self.model.device, max(len(p) for p in unique) + horizon
         C = _common(unique) if longest <= self._window() else 0
         P = longest - horizon - C
@@ -221,23 +221,21 @@ class HFEngine:
             self._forward(ids_1C, torch.arange(C, device=device)[None], causal_1CC, layers)
             for layer in layers:
                 layer.take(torch.zeros(len(unique), dtype=torch.long, device=device))
-        ids_BP = torch.zeros(len(unique), P, dtype=torch.long)
-        valid_BK = torch.zeros(len(unique), longest, dtype=torch.bool)
-        valid_BK[:, :C] = True
+        ids_RP = torch.zeros(len(unique), P, dtype=torch.long)
+        valid_RK = torch.zeros(len(unique), longest, dtype=torch.bool)
+        valid_RK[:, :C] = True
         for row, prompt in enumerate(unique):
-            ids_BP[row, C + P - len(prompt) :] = torch.tensor(prompt[C:])
-            valid_BK[row, 2 * C + P - len(prompt) : C + P] = True
-        ids_BP, valid_BK = ids_BP.to(device), valid_BK.to(device)
-        positions_BP = (valid_BK[:, : C + P].cumsum(-1) - 1).clamp(min=0)[:, C:]
+            ids_RP[row, C + P - len(prompt) :] = torch.tensor(prompt[C:])
+            valid_RK[row, 2 * C + P - len(prompt) : C + P] = True
+        ids_RP, valid_RK = ids_RP.to(device), valid_RK.to(device)
+        positions_RP = (valid_RK[:, : C + P].cumsum(-1) - 1).clamp(min=0)[:, C:]
         # A padding position attends to itself, because a softmax without keys is NaN.
         before_PK = torch.ones(P, C + P, dtype=torch.bool, device=device).tril(C)
         itself_PK = torch.eye(P, C + P, dtype=torch.bool, device=device).roll(C, 1)
-        mask_BPK = (before_PK & valid_BK[:, None, : C + P]) | itself_PK
-        logits_BV = self._forward(ids_BP, positions_BP, mask_BPK, layers)
-        take = torch.tensor(index, device=device)
-        for layer in layers:
-            layer.take(take)
-        return layers, valid_BK[take], positions_BP[take, -1] + 1, logits_BV[take]
+        mask_RPK = (before_PK & valid_RK[:, None, : C + P]) | itself_PK
+        logits_RV = self._forward(ids_RP, positions_RP, mask_RPK, layers)
+        row_B = torch.tensor([row_of[prompt] for prompt in prompts], device=device)
+        return layers, valid_RK, positions_RP[:, -1] + 1, logits_RV, row_B
 
     def _window(self) -> float:
         """The narrowest sliding window of the model's layers, in tokens; infinite without one."""
@@ -245,14 +243,14 @@ class HFEngine:
         return getattr(settings, "sliding_window", None) or math.inf
 
     def _forward(
-        self, ids_BQ: Tensor, positions_BQ: Tensor, mask_BQK: Tensor, layers: list[_Slots]
+        self, ids_RQ: Tensor, positions_RQ: Tensor, mask_RQK: Tensor, layers: list[_Slots]
     ) -> Tensor:
-        """Logits of the last position, [B, V]; writes the new keys and values into `layers`."""
-        K = layers[0].length + ids_BQ.shape[1]
+        """Logits of the last position, [R, V]; writes the new keys and values into `layers`."""
+        K = layers[0].length + ids_RQ.shape[1]
         output = self.model(
-            input_ids=ids_BQ,
-            position_ids=positions_BQ,
-            attention_mask=mask_BQK[:, None, :, :K],
+            input_ids=ids_RQ,
+            position_ids=positions_RQ,
+            attention_mask=mask_RQK[:, None, :, :K],
             past_key_values=Cache(layers=layers),
             use_cache=True,
             logits_to_keep=1,

@@ -140,6 +140,29 @@ def test_a_long_beginning_that_prompts_share_is_computed_once() -> None:
     assert computed == len(RULES) + len(PROMPTS) * longest, "and equal prompts as one"
 
 
+def test_requests_are_computed_once_as_long_as_their_tokens_are_the_same() -> None:
+    """Twelve greedy answers to three prompts, and one sampled token after each prompt's four."""
+    model, rows = tiny_model(), []
+
+    def record(_: object, __: object, words: dict[str, torch.Tensor]) -> None:
+        rows.append(words["input_ids"].shape[0])
+
+    model.register_forward_pre_hook(record, with_kwargs=True)
+    requests = [Request(PROMPTS[i % 3], 6, seed=i) for i in range(12)]
+    HFEngine(model).generate(requests, Sampling(temperature=0.0, stop_ids=()))
+    assert rows == [3] * 6
+    rows.clear()
+    answers = HFEngine(model).generate(requests, Sampling(temperature=1.0, stop_ids=()))
+    beginnings = [
+        {
+            (*request.prompt_ids, *answer.ids[:num])
+            for request, answer in zip(requests, answers, strict=True)
+        }
+        for num in range(6)
+    ]
+    assert rows == [len(texts) for texts in beginnings] and 3 < rows[1] <= rows[5] <= 12
+
+
 def test_equal_prompts_differ_by_seed_alone() -> None:
     requests = [Request(PROMPTS[2], 12, seed) for seed in (1, 2, 3, 1)]
     answers = generate(requests, stops=())
