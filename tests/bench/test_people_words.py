@@ -46,6 +46,7 @@ def test_every_source_imitates_as_many_transcripts(file: Path, tmp_path: Path) -
             assert drawn <= keys and (drawn == keys) == (source == "people")
 
 
+@pytest.mark.slow
 def test_a_model_that_knows_nothing_loses_the_log_of_its_vocabulary(
     file: Path, tmp_path: Path
 ) -> None:

@@ -175,6 +175,7 @@ def texts_of(folder: Path) -> list[str]:
     return [(folder / name).read_text() for name in names]
 
 
+@pytest.mark.slow
 def test_a_run_with_faults_of_every_kind_ends_as_one_without(
     tmp_path: Path, faulty: type[FaultyHF]
 ) -> None:

@@ -168,6 +168,7 @@ def test_invalid_reward_settings_are_refused() -> None:
     assert "game.messages" in refused("game.messages=false")
 
 
+@pytest.mark.slow
 def test_a_run_with_a_user_and_a_judge_behind_endpoints(tmp_path: Path) -> None:
     import train
 

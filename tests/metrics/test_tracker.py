@@ -216,6 +216,7 @@ play(Path(sys.argv[1]), TrackConfig(kind="trackio", project="own"), range(3, 6),
 """
 
 
+@pytest.mark.slow
 def test_trackio_goes_on_in_the_same_run(folder: Path, tmp_path: Path) -> None:
     """In a process of its own: Trackio reads TRACKIO_DIR when it is imported."""
     home = tmp_path / "trackio"
