@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import selfplay  # noqa: F401
+import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
 
 # isort: split
 from torch.distributed.elastic.multiprocessing.errors import record

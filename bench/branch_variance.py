@@ -1,7 +1,7 @@
 """Compares the noise of the policy gradient with and without branch points, per generated token.
 
-    python -m bench.branch_variance --config configs/tiny.yaml --run runs/tiny --steps 64
-    python -m bench.branch_variance --run runs/tiny --setting 'groups:' \\
+    python -m bench.branch_variance --config configs/tiny_long.yaml --run runs/tiny_long --steps 64
+    python -m bench.branch_variance --run runs/tiny_long --setting 'groups:' \\
         --setting 'all turns: rollout.branch.turns=all rollout.group_size=1'
 
 Each setting plays `--steps` steps of new instances with the same frozen weights. g_r is the
@@ -70,7 +70,7 @@ class Measured:
 def main() -> None:
     """Measure all settings and print one row for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", default="configs/tiny.yaml", help="the run's settings")
+    parser.add_argument("--config", default="configs/tiny_long.yaml", help="the run's settings")
     parser.add_argument("--run", required=True, type=Path, help="the run folder with its weights")
     parser.add_argument("--weights", default="warm_start", help="warm_start or final")
     parser.add_argument("--steps", type=int, default=64, help="number of gradients per setting")

@@ -38,8 +38,8 @@ def test_small_models_on_a_cpu_take_one_thread() -> None:
     assert [config.threads for config in small] == [1] * len(small)
 
 
-def test_tiny3_is_tiny_with_a_larger_board() -> None:
-    tiny, tiny3 = (load_config(p) for p in CONFIGS if p.stem in ("tiny", "tiny3"))
+def test_tiny3_is_tiny_long_with_a_larger_board() -> None:
+    tiny3, tiny = (load_config(p) for p in CONFIGS if p.stem in ("tiny_long", "tiny3"))
     assert (tiny.game.size, tiny3.game.size) == (2, 3)
     assert tiny3.optim == tiny.optim and tiny3.algorithm == tiny.algorithm
 
