@@ -1,7 +1,10 @@
 """The rooms of the trainer: a room imports only from rooms before it in docs/design.md."""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +91,20 @@ def test_a_library_is_imported_only_where_it_belongs(name: str) -> None:
         assert name.startswith(ONLY_IN.get(library, name)), imported
         if library == "torch" and name != "selfplay":
             assert room_of(name) not in WITHOUT_TORCH, imported
+
+
+@pytest.mark.parametrize("program", ["train", "eval"])
+def test_openmp_is_told_to_sleep_before_torch_reads_it(program: str) -> None:
+    code = f"""
+import os, sys
+class Spy:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            sys.exit(os.environ.get("OMP_WAIT_POLICY"))
+sys.meta_path.insert(0, Spy())
+import {program}
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr.strip() == "passive"
