@@ -1,4 +1,5 @@
-"""The rooms of the trainer: a room imports only from rooms before it in docs/design.md."""
+"""Who imports what: a room only from rooms before it in docs/design.md, a program selfplay before
+torch."""
 
 import ast
 import os

@@ -141,7 +141,8 @@ def test_a_long_beginning_that_prompts_share_is_computed_once() -> None:
 
 
 def test_requests_are_computed_once_as_long_as_their_tokens_are_the_same() -> None:
-    """Twelve greedy answers to three prompts, and one sampled token after each prompt's four."""
+    """Greedy answers to three prompts stay three rows. Sampled ones are as many rows in a step as
+    there are different texts before it."""
     model, rows = tiny_model(), []
 
     def record(_: object, __: object, words: dict[str, torch.Tensor]) -> None:
