@@ -25,7 +25,6 @@ turns, in the model and outside it.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import random
@@ -36,6 +35,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -170,9 +170,11 @@ def seat_tokens(
 
 
 def own_games(config: Config, rendering: Rendering, games: int, repeat: int) -> list[GameSetup]:
-    """The config's own self-play games."""
+    """Self-play games of the config, however many its steps have."""
+    instances = games // config.rollout.group_size
+    config = replace(config, rollout=replace(config.rollout, instances=instances))
     return self_play_games(
-        TrainStream(config).step(repeat, range(games // config.rollout.group_size)),
+        TrainStream(config).step(repeat, range(instances)),
         step=repeat,
         game=config.game,
         rollout=config.rollout,
@@ -299,7 +301,7 @@ class Bench:
     ) -> tuple[dict[str, Any], Sequence[Episode]]:
         """Play the games; return the row of figures and the episodes."""
         watched = Watched(engine, mean)  # type: ignore[abstract]
-        served = dataclasses.replace(engine.served)
+        served = replace(engine.served)
         limits = LIMITS if mean else limits_of(config.rollout)
         engine.flush_cache("the games")  # as in a step, which begins after a push
         start = time.perf_counter()
@@ -402,7 +404,7 @@ def main() -> None:
         running, engine = None, None
         for variant in options.variants:
             config = bench.config([word.strip() for word in variant.split(";") if word.strip()])
-            same = dataclasses.replace(config.engine, burst_share=0.0, burst_after_s=0.5)
+            same = replace(config.engine, burst_share=0.0, burst_after_s=0.5)
             if engine is None or same != running:
                 last.close()
                 try:

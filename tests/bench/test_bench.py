@@ -12,6 +12,7 @@ from processes import HANG_S
 from tiny_run import finished
 
 from bench import branch_variance, imitation_loss, loop, readings, rollout, table
+from selfplay.chat.rendering import make_rendering
 from selfplay.config import load_config
 from selfplay.config.settings import dump
 from selfplay.data.instances import TRAIN, generated
@@ -166,6 +167,19 @@ def test_levels_beside_their_values_are_read_back() -> None:
     figures = readings.first_plan(game_record(episode, step=1))
     assert figures is not None and figures[4] == 1.0
     assert figures[0] == figures[1] and 0.8 < figures[3] <= 1.0
+
+
+def test_a_load_may_have_more_games_than_a_step_of_the_config(tmp_path: Path) -> None:
+    """3 groups of 2 games where a step has 1 group; each repeat has boards of its own."""
+    words = [
+        "rollout={instances: 1, group_size: 2, max_game_tokens: 1024}",
+        "game={size: 3, brief: true}",
+    ]
+    config = load_config(None, [*words, "model.scratch.tokenizer_games=20"])
+    rendering = make_rendering(scratch_tokenizer(config))
+    drawn = [rollout.own_games(config, rendering, 6, repeat) for repeat in range(2)]
+    boards = [[setup.instance for setup in setups] for setups in drawn]
+    assert [len(keys) for keys in boards] == [6, 6] and len({*boards[0], *boards[1]}) == 6
 
 
 @pytest.mark.parametrize("split", [False, True])
