@@ -204,6 +204,7 @@ class Bench:
                 options.config,
                 [
                     f"out={self.folder}",
+                    "engine.kind=sglang",
                     f"engine.attention={options.attention}",
                     f"engine.mem_fraction={options.mem_fraction}",
                     f"engine.max_batch={self.most_games}",
