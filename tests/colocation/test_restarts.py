@@ -199,10 +199,8 @@ def test_a_run_with_faults_of_every_kind_ends_as_one_without(
     ]
 
 
-@pytest.mark.parametrize(
-    ("method", "first", "step"),
-    [("generate", 12, 2), pytest.param("push", 5, 4, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "first", "step"), [("generate", 12, 2), ("push", 5, 4)])
 def test_the_third_failure_in_a_row_ends_the_run_after_a_save(
     tmp_path: Path,
     faulty: type[FaultyHF],

@@ -166,6 +166,7 @@ def checked(
     return check, learner, ending
 
 
+@pytest.mark.slow
 def test_equal_weights_in_bf16_are_never_suspected() -> None:
     """20 steps of the model's own turns, packed for the trainer, one at a time for the engine."""
     check, learner, ending = checked(tiny_model())

@@ -118,6 +118,7 @@ def test_smollm2_has_its_own_tokens_and_template() -> None:
         assert "[message] Ava has 37" in rendering.decode(ids), "markers beside it change nothing"
 
 
+@pytest.mark.slow
 def test_smollm2_answers_a_question() -> None:
     """The weights are the released ones: greedy decoding names the capital of France."""
     folder = local_folder(str(smollm2()))

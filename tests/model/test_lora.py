@@ -254,6 +254,7 @@ def test_a_run_saves_and_exports_its_adapters(tmp_path: Path) -> None:
     assert_near(newest(ids).logits, last(ids).logits, FORWARD)
 
 
+@pytest.mark.slow
 def test_adapters_alone_are_evaluated_by_any_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
