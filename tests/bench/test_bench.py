@@ -169,7 +169,7 @@ def test_levels_beside_their_values_are_read_back() -> None:
     assert figures[0] == figures[1] and 0.8 < figures[3] <= 1.0
 
 
-def test_a_load_may_have_more_games_than_a_step_of_the_config(tmp_path: Path) -> None:
+def test_a_load_may_have_more_games_than_a_step_of_the_config() -> None:
     """3 groups of 2 games where a step has 1 group; each repeat has boards of its own."""
     words = [
         "rollout={instances: 1, group_size: 2, max_game_tokens: 1024}",
