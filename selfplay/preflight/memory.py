@@ -4,6 +4,8 @@ is loaded, and the settings that would make a run fit.
 Sizes are in GiB, for one GPU. Static sizes are exact sums of bytes. Activations are a formula
 fitted to measured peaks (docs/gpu.md): of a layer, 6 bytes per unit of the MLP's width, 12 per unit
 of the model's width (8 and 18 without Liger) and 1.5 KiB for each token, 10 % for the allocator.
+Tensor parallel divides them, except 8 bytes per unit of the model's width: each rank keeps the
+hidden states between the blocks (the residual sum and its norm, twice a layer).
 Loads nothing.
 """
 
@@ -25,6 +27,7 @@ BUCKET = 2.0  # one bucket of a push
 LEAST_GAMES = 8  # transcripts of full length that the engine's cache should hold at least
 _BYTES = {"float32": 4, "bfloat16": 2}
 _LOGPROB = 1.5 / 16_384  # GiB per trained token's log-prob at a vocabulary of 152,000, measured
+_HIDDEN = 8  # bytes per unit of the model's width and layer that each tensor-parallel rank keeps
 _LEAST_TOKENS = 2048  # of a micro-batch
 _MUON_COPIES = 7  # bf16 copies of the matrices of one shape, at most, in an iteration of Muon
 
@@ -224,13 +227,13 @@ def _pass(demand: Demand) -> dict[str, float]:
     `kept_copy`. A pass ends with the gradients of FSDP's root, which are summed in fp32 when its
     activations are free again. The root holds embeddings and head, or all of a small model."""
     shape, tp = demand.shape, demand.parallel.tp
-    tokens, computed = demand.optim.tokens_per_microbatch / tp, _BYTES[demand.dtype]
+    tokens, computed = demand.optim.tokens_per_microbatch, _BYTES[demand.dtype]
     one_unit = computed * shape.parameters / tp <= ONE_UNIT
     root = (shape.parameters if one_unit else 2 * shape.vocabulary * shape.width) / tp / GIB
     layers = 0.0 if one_unit or kept_copy(demand) else 3 * computed * _layer(shape) / tp / GIB
     parts = {
         "activations": 1.1 * activations(demand, tokens),
-        "logits": _LOGPROB * tokens * max(shape.vocabulary / 152_000, 0.1),
+        "logits": _LOGPROB * tokens / tp * max(shape.vocabulary / 152_000, 0.1),
         "gathered layers": layers,
         "gathered root": 0.0 if one_unit and kept_copy(demand) else computed * root,
     }
@@ -264,9 +267,10 @@ def cache_tokens(demand: Demand) -> float:
 
 def activations(demand: Demand, tokens: float) -> float:
     """GiB of activations that a forward pass of `tokens` tokens keeps for the backward pass."""
-    shape = demand.shape
+    shape, tp = demand.shape, demand.parallel.tp
     per_mlp, per_width = (6, 12) if demand.liger else (8, 18)
-    layer = per_mlp * shape.mlp_width + per_width * shape.width + 1536
+    divided = per_mlp * shape.mlp_width + (per_width - _HIDDEN) * shape.width + 1536
+    layer = _HIDDEN * shape.width + divided / tp
     kept = shape.layers * layer
     if demand.parallel.checkpointing == "full":
         kept = shape.layers * 2 * shape.width + layer

@@ -13,7 +13,16 @@ from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, OptimConfig, load_config
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.preflight.dry_run import advice, model_shape
-from selfplay.preflight.memory import GIB, Demand, cache_tokens, estimate, gpu_gib, remedy, why_not
+from selfplay.preflight.memory import (
+    GIB,
+    Demand,
+    activations,
+    cache_tokens,
+    estimate,
+    gpu_gib,
+    remedy,
+    why_not,
+)
 from selfplay.warm_start import scratch_tokenizer
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -145,6 +154,21 @@ def test_a_cache_too_small_for_the_games_is_refused() -> None:
     assert cache_tokens(demand) < 32_768
     why = why_not(demand)
     assert why is not None and why.startswith("engine.mem_fraction must leave a cache of")
+
+
+def test_tensor_parallel_divides_all_but_the_hidden_states_between_the_blocks() -> None:
+    """8 of 12 bytes per unit of the width; of a layer that is computed again only its input stays:
+    28 inputs of 3,584 in bf16, and the one layer that is being computed."""
+    for checkpointing, kept in ("none", 8 * 28 * 3584), ("full", 2 * 28 * 3584):
+        words = ["model.path=x", "model.dtype=bfloat16", f"parallel.checkpointing={checkpointing}"]
+        one, two, four = (
+            activations(demand_of("7B", load_config(None, [*words, f"parallel.tp={tp}"])), 1000)
+            for tp in (1, 2, 4)
+        )
+        if checkpointing == "full":
+            kept += 8 * 3584
+        assert (2 * two - one) * GIB == pytest.approx(1000 * kept)
+        assert one - two == pytest.approx(2 * (two - four))
 
 
 def test_static_memory_is_the_exact_sum_of_bytes() -> None:
