@@ -50,7 +50,12 @@ from selfplay.model.hub import local_folder
 from selfplay.model.lora import check_targets
 from selfplay.model.policy import DTYPES, described_in, empty_model, without_loading_bar
 from selfplay.model.scratch import scratch_config
-from selfplay.model.small_copy import check_copy, eager_logprobs, first_difference, layer_outputs
+from selfplay.preflight.small_copy import (
+    check_copy,
+    eager_logprobs,
+    first_difference,
+    layer_outputs,
+)
 
 NUM_BOARDS = 4  # held-out instances whose prompts must leave room for a reply
 NUM_SAMPLED = 32  # tokens that the engine samples

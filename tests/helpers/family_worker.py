@@ -24,7 +24,7 @@ from selfplay.distributed import (
     init_world,
 )
 from selfplay.model.policy import load_sharded
-from selfplay.model.small_copy import packed_logprobs, whole_copy
+from selfplay.preflight.small_copy import packed_logprobs, whole_copy
 
 
 def gradient_gap(model: PreTrainedModel, folder: Path, world: World) -> float:

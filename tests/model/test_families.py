@@ -24,15 +24,15 @@ from selfplay.engines.hf import HFEngine
 from selfplay.learner.batch import pack
 from selfplay.model.families import why_not
 from selfplay.model.policy import empty_model, export, load_model, policy_logprobs
-from selfplay.model.small_copy import (
+from selfplay.partners.policy_pool import snapshot_weights
+from selfplay.preflight.run import check_run
+from selfplay.preflight.small_copy import (
     check_copy,
     in_shards,
     packed_logprobs,
     small_config,
     whole_copy,
 )
-from selfplay.partners.policy_pool import snapshot_weights
-from selfplay.preflight.run import check_run
 
 WORKER = Path(__file__).resolve().parents[1] / "helpers" / "family_worker.py"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
