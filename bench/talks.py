@@ -11,6 +11,7 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from dialop.game import Game, Outcome, Prompt, Step
@@ -63,8 +64,8 @@ class Talk(Game):
 class Watched(Engine):
     """Wraps an engine to record the end time of each turn and the busy seconds of the driver.
 
-    It only streams games and forwards no other call. With `mean` each turn's length is drawn from a
-    geometric distribution and the turn counts as ended by a stop token.
+    It only streams games. With `mean` each turn's length is drawn from a geometric distribution and
+    the turn counts as ended by a stop token.
     """
 
     streaming = True
@@ -103,6 +104,9 @@ class Watched(Engine):
             return play
 
         return self._engine.stream([watched(task) for task in tasks], sampling)
+
+    def rollout(self) -> AbstractContextManager[None]:
+        return self._engine.rollout()
 
 
 def talks(

@@ -8,6 +8,7 @@ A streaming engine (`stream`) answers each request as soon as it is done, on its
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -97,6 +98,10 @@ class Engine(Protocol):
 
         Streaming engines only.
         """
+        ...
+
+    def rollout(self) -> AbstractContextManager[None]:
+        """Inside it requests may use what earlier ones computed; nothing of that outlives it."""
         ...
 
     def update_weights(

@@ -8,7 +8,8 @@ they can. Knows no games.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -97,6 +98,14 @@ class EngineRouter:
             return play
 
         return self._policy.stream([routed(task) for task in tasks], sampling)
+
+    @contextmanager
+    def rollout(self) -> Iterator[None]:
+        """A rollout of the policy's engine and of all frozen ones."""
+        with ExitStack() as rollouts:
+            for engine in (self._policy, *(frozen.engine for frozen in self._frozen.values())):
+                rollouts.enter_context(engine.rollout())
+            yield
 
     def update_weights(
         self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int

@@ -116,12 +116,17 @@ def _packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Has transformers' signature: query [1, H, N, D], key, value [1, G, N, D] → [1, N, H, D].
 
-    Raises ValueError for attention sinks (`s_aux`) and for dropout, which no kernel here supports.
+    Raises ValueError for attention sinks (`s_aux`) and for dropout, which no kernel here supports,
+    and if only the placeholder of `packed_kwargs` arrives.
     """
     if s_aux is not None:
         raise ValueError("packed attention does not support attention sinks (s_aux)")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if cu_seq_lens_q is None:
+        if attention_mask is not None and attention_mask.numel() == 1 < key.shape[2]:
+            raise ValueError(
+                "the model's layers do not pass the bounds of packed texts to attention"
+            )
         mask = _within_window(query, key, attention_mask, sliding_window)
         if softcap is not None:
             if mask is None:
@@ -141,11 +146,12 @@ def _packed_attention(
     assert cu_seq_lens_k is not None and max_length_q is not None and max_length_k is not None
     assert query.shape[0] == 1
     width = value.shape[-1]
-    value = pad(value, (0, key.shape[-1] - width))
     # [1, heads, N, D] → [N, heads, D]: the varlen kernels only need a last stride of 1.
     query_NHD, key_KGD, value_KGD = (x[0].transpose(0, 1) for x in (query, key, value))
     if key_tokens is not None:
         key_KGD, value_KGD = (_Gather.apply(x, key_tokens) for x in (key_KGD, value_KGD))
+    if width < key.shape[-1]:
+        value_KGD = pad(value_KGD, (0, key.shape[-1] - width))
     span = _Span(
         cu_seq_lens_q,
         cu_seq_lens_k,

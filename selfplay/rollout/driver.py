@@ -103,7 +103,8 @@ def play_games(
     }
     drive = _drive_stream if engine.streaming else _drive_waves
     if games:
-        drive(games, engine, sampling, rollout)
+        with engine.rollout():
+            drive(games, engine, sampling, rollout)
     played = [finished.games[place] for place in range(len(setups))]
     episodes = [game.episode for game in played if game.episode.ended != VOID]
     return episodes, RolloutStats(

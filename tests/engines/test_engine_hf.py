@@ -1,6 +1,8 @@
 """The transformers engine: log-probs equal the trainer's, samples depend on their seed alone."""
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,15 +10,17 @@ import pytest
 import torch
 from tiny_run import FORWARD, LOGPROB, VOCAB, tiny_model, trainer_logprobs
 from tolerance import assert_near, near
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from selfplay.credit.sample import Sample
+from selfplay.engines import text_tree
 from selfplay.engines.base import Completion, Request, Sampling
-from selfplay.engines.hf import LEAST_SHARED, HFEngine, first_batch
+from selfplay.engines.hf import HFEngine, first_batch
 from selfplay.model.attention import register_packed_attention
 
 # Many stop tokens, so that an untrained model meets one soon.
 STOPS = tuple(range(30))
+SAMPLING = Sampling(temperature=1.0, stop_ids=())
 # Prompts of 3 to 17 tokens, two of them equal, with unequal limits.
 PROMPTS = [tuple(100 + (7 * row + i) % 150 for i in range(3 + 2 * row)) for row in range(8)]
 REQUESTS = [
@@ -24,8 +28,8 @@ REQUESTS = [
     for row, prompt in enumerate([PROMPTS[0], *PROMPTS])
 ]
 
-# The same behind the same rules, which are long enough to be computed once.
-RULES = tuple(100 + 11 * i % 150 for i in range(LEAST_SHARED + 3))
+# The same behind the same rules.
+RULES = tuple(100 + 11 * i % 150 for i in range(67))
 BEHIND_RULES = [replace(r, prompt_ids=(*RULES, *r.prompt_ids)) for r in REQUESTS]
 
 
@@ -38,6 +42,47 @@ def as_sample(request: Request, completion: Completion) -> Sample:
         old_logprobs=[0.0] * num_prompt + completion.logprobs,
         advantages=[0.0] * (num_prompt + len(completion.ids)),
     )
+
+
+def by_trainer(
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    answers: Sequence[Completion],
+    *,
+    temperature: float = 1.0,
+) -> torch.Tensor:
+    """The trainer's log-probs of all answers' tokens."""
+    samples = [as_sample(r, c) for r, c in zip(requests, answers, strict=True)]
+    return trainer_logprobs(model, samples, temperature=temperature)
+
+
+def logprobs_of(answers: Sequence[Completion]) -> torch.Tensor:
+    return torch.tensor([p for completion in answers for p in completion.logprobs])
+
+
+def following(requests: Sequence[Request], answers: Sequence[Completion]) -> list[Request]:
+    """The next turns: each seat reads its own answer and a few tokens more."""
+    return [
+        replace(r, prompt_ids=(*r.prompt_ids, *c.ids, 7, 90 + i % 3, 8), seed=r.seed + 100)
+        for i, (r, c) in enumerate(zip(requests, answers, strict=True))
+    ]
+
+
+def num_beginnings(texts: Iterable[Sequence[int]]) -> int:
+    """How many different texts the given ones begin with."""
+    return len({tuple(text[: i + 1]) for text in texts for i in range(len(text))})
+
+
+def shapes_of(model: PreTrainedModel) -> list[tuple[int, ...]]:
+    """The list to which each forward pass of the model appends its rows and columns of new tokens,
+    and the columns of keys that its mask covers."""
+    shapes: list[tuple[int, ...]] = []
+
+    def record(_: object, __: object, words: dict[str, torch.Tensor]) -> None:
+        shapes.append((*words["input_ids"].shape, words["attention_mask"].shape[-1]))
+
+    model.register_forward_pre_hook(record, with_kwargs=True)
+    return shapes
 
 
 def generate(
@@ -59,15 +104,15 @@ def test_logprobs_are_the_trainers(
 ) -> None:
     model = tiny_model(arch)
     answers = HFEngine(model).generate(requests, Sampling(temperature=temperature, stop_ids=STOPS))
-    samples = [as_sample(r, c) for r, c in zip(requests, answers, strict=True)]
-    expected = trainer_logprobs(model, samples, temperature=temperature)
-    got = torch.tensor([p for completion in answers for p in completion.logprobs])
+    expected = by_trainer(model, requests, answers, temperature=temperature)
+    got = logprobs_of(answers)
     assert len({len(c.ids) for c in answers}) > 2, "unequal lengths test the cache"
     assert_near(got, expected, FORWARD)
 
 
 def test_a_sliding_window_counts_no_padding() -> None:
-    """Prompts of unequal length share more tokens than are computed once, and than the window."""
+    """Prompts of unequal length share more tokens than the window has, also in the second turn of a
+    rollout."""
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
     register_packed_attention()
@@ -75,10 +120,13 @@ def test_a_sliding_window_counts_no_padding() -> None:
     config._attn_implementation = "packed"
     torch.manual_seed(0)
     model = MistralForCausalLM(config).eval()
-    answers = HFEngine(model).generate(BEHIND_RULES, Sampling(temperature=1.0, stop_ids=()))
-    samples = [as_sample(r, c) for r, c in zip(BEHIND_RULES, answers, strict=True)]
-    got = torch.tensor([p for completion in answers for p in completion.logprobs])
-    assert_near(got, trainer_logprobs(model, samples, temperature=1.0), FORWARD)
+    engine = HFEngine(model)
+    with engine.rollout():
+        requests = BEHIND_RULES
+        for _ in range(2):
+            answers = engine.generate(requests, SAMPLING)
+            assert_near(logprobs_of(answers), by_trainer(model, requests, answers), FORWARD)
+            requests = following(requests, answers)
 
 
 @pytest.mark.parametrize("requests", [REQUESTS, BEHIND_RULES], ids=["short", "behind rules"])
@@ -113,47 +161,134 @@ def test_a_batch_is_cut_where_padding_costs_more_than_decode_steps(
 
 def test_a_long_prompt_does_not_lengthen_the_others() -> None:
     long = replace(REQUESTS[0], prompt_ids=tuple(range(10, 60)) * 5)
-    requests = [replace(r, max_new_tokens=1) for r in [*REQUESTS, long]]
-    shapes: list[tuple[int, ...]] = []
+    requests = [replace(r, max_new_tokens=2) for r in [*REQUESTS, long]]
     model = tiny_model()
-
-    def record(_: object, __: object, words: dict[str, torch.Tensor]) -> None:
-        shapes.append(tuple(words["input_ids"].shape))
-
-    model.register_forward_pre_hook(record, with_kwargs=True)
-    answers = HFEngine(model).generate(requests, Sampling(temperature=1.0, stop_ids=()))
-    assert (1, 250) in shapes and max(width for rows, width in shapes if rows > 1) < 50
+    shapes = shapes_of(model)
+    answers = HFEngine(model).generate(requests, SAMPLING)
+    assert (1, 1, 251) in shapes and max(keys for rows, _, keys in shapes if rows > 1) < 50
     assert [c.ids for c in answers[:-1]] == [c.ids for c in generate(requests[:-1], stops=())]
 
 
-def test_a_long_beginning_that_prompts_share_is_computed_once() -> None:
-    model, computed = tiny_model(), 0
-
-    def count(_: object, __: object, words: dict[str, torch.Tensor]) -> None:
-        nonlocal computed
-        computed += words["input_ids"].numel()
-
-    model.register_forward_pre_hook(count, with_kwargs=True)
+@pytest.mark.parametrize("at_once", [1, 200, text_tree.MOST_AT_ONCE])
+def test_what_prompts_begin_with_is_computed_once(
+    monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """In however many passes; without padding."""
+    monkeypatch.setattr(text_tree, "MOST_AT_ONCE", at_once)
+    model = tiny_model()
+    shapes = shapes_of(model)
     one_token = [replace(request, max_new_tokens=1) for request in BEHIND_RULES]
-    HFEngine(model).generate(one_token, Sampling(temperature=1.0, stop_ids=()))
-    longest = max(len(r.prompt_ids) for r in REQUESTS)
-    assert computed == len(RULES) + len(PROMPTS) * longest, "and equal prompts as one"
+    answers = HFEngine(model).generate(one_token, SAMPLING)
+    computed = [tokens for _, tokens, _ in shapes]
+    assert sum(computed) == len(RULES) + sum(map(len, PROMPTS)), "and equal prompts as one"
+    assert len(computed) == {1: 8, 200: 4}.get(at_once, 1)
+    assert_near(logprobs_of(answers), by_trainer(model, one_token, answers), FORWARD)
+
+
+def test_a_later_turn_computes_only_what_its_seat_has_read_since() -> None:
+    """That are its last sampled token, which nothing followed, and what came after it. Two seats
+    with one prompt, some that ended early and a new one are among them."""
+    model = tiny_model()
+    engine, shapes = HFEngine(model), shapes_of(model)
+    new = Request(prompt_ids=(*RULES, 5, 6), max_new_tokens=9, seed=3)
+    with engine.rollout():
+        first = engine.generate(BEHIND_RULES, Sampling(temperature=1.0, stop_ids=STOPS))
+        requests = [*following(BEHIND_RULES, first), new]
+        before = {
+            tuple(r.prompt_ids) + tuple(c.ids[:-1])
+            for r, c in zip(BEHIND_RULES, first, strict=True)
+        }
+        shapes.clear()
+        second = engine.generate(requests, Sampling(temperature=1.0, stop_ids=STOPS))
+        texts = [r.prompt_ids for r in requests]
+        assert shapes[0][:2] == (1, num_beginnings([*before, *texts]) - num_beginnings(before))
+        assert shapes[0][1] <= 4 * len(requests)
+        third = following(requests, second)
+        answers = engine.generate(third, Sampling(temperature=1.0, stop_ids=STOPS))
+    assert_near(logprobs_of(second), by_trainer(model, requests, second), FORWARD)
+    assert_near(logprobs_of(answers), by_trainer(model, third, answers), FORWARD)
+    assert [c.ids for c in second] == [c.ids for c in generate(requests)]
+    assert [c.ids for c in answers] == [c.ids for c in generate(third)]
+
+
+def test_a_prompt_that_is_known_is_answered_as_before() -> None:
+    """Also one that a longer text begins with."""
+    engine = HFEngine(tiny_model())
+    shorter = [replace(r, prompt_ids=r.prompt_ids[:-1]) for r in BEHIND_RULES]
+    with engine.rollout():
+        first = engine.generate(BEHIND_RULES, SAMPLING)
+        again = engine.generate(BEHIND_RULES, SAMPLING)
+        parts = engine.generate(shorter, SAMPLING)
+    for one, other in ((again, first), (parts, generate(shorter, stops=()))):
+        assert [c.ids for c in one] == [c.ids for c in other]
+        assert_near(logprobs_of(one), logprobs_of(other), FORWARD)
+
+
+def test_no_answer_comes_from_keys_of_old_weights() -> None:
+    """Pushed in a rollout, or changed in place after one as an optimizer step does; a call outside
+    of a rollout keeps nothing."""
+    model, new = tiny_model(seed=0), tiny_model(seed=1)
+    engine = HFEngine(model)
+    expected = [HFEngine(m).generate(BEHIND_RULES, SAMPLING) for m in (tiny_model(seed=0), new)]
+    with engine.rollout():
+        before = engine.generate(BEHIND_RULES, SAMPLING)
+        engine.update_weights(new.named_parameters(), version=1)
+        after = engine.generate(BEHIND_RULES, SAMPLING)
+    assert_near(logprobs_of(before), logprobs_of(expected[0]), FORWARD)
+    assert_near(logprobs_of(after), logprobs_of(expected[1]), FORWARD)
+    for rollout in (engine.rollout, nullcontext):
+        change_in_place(model, tiny_model(seed=0))
+        with rollout():
+            before = engine.generate(BEHIND_RULES, SAMPLING)
+        change_in_place(model, new)
+        with rollout():
+            after = engine.generate(BEHIND_RULES, SAMPLING)
+        assert_near(logprobs_of(before), logprobs_of(expected[0]), FORWARD)
+        assert_near(logprobs_of(after), logprobs_of(expected[1]), FORWARD)
+
+
+def change_in_place(model: PreTrainedModel, other: PreTrainedModel) -> None:
+    with torch.no_grad():
+        for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            mine.copy_(theirs)
+
+
+def test_a_rollout_leaves_no_keys_in_memory_even_if_it_fails() -> None:
+    engine = HFEngine(tiny_model())
+    with pytest.raises(ZeroDivisionError), engine.rollout():
+        engine.generate(BEHIND_RULES, SAMPLING)
+        kept = weakref.ref(engine._tree)
+        assert len(kept()) > len(RULES)
+        raise ZeroDivisionError
+    assert kept() is None
+
+
+def test_what_a_rollout_keeps_is_bounded() -> None:
+    """Batches of at most two rows of 17 tokens and eight new ones: never more than twice their 50
+    tokens before a batch, and answers do not change."""
+    engine = HFEngine(tiny_model(), max_batch=2)
+    sizes = []
+    with engine.rollout():
+        for start in range(0, 40, 2):
+            prompts = [tuple(100 + (start + i + 3 * k) % 150 for k in range(17)) for i in range(2)]
+            requests = [Request(prompt, 8, seed=start + i) for i, prompt in enumerate(prompts)]
+            answers = engine.generate(requests, SAMPLING)
+            assert [c.ids for c in answers] == [c.ids for c in generate(requests, stops=())]
+            sizes.append(len(engine._tree))
+    assert 100 < max(sizes) <= 3 * 50 and sizes[0] <= 50
+    assert any(b < a for a, b in pairwise(sizes))
 
 
 def test_requests_are_computed_once_as_long_as_their_tokens_are_the_same() -> None:
     """Greedy answers to three prompts stay three rows. Sampled ones are as many rows in a step as
     there are different texts before it."""
-    model, rows = tiny_model(), []
-
-    def record(_: object, __: object, words: dict[str, torch.Tensor]) -> None:
-        rows.append(words["input_ids"].shape[0])
-
-    model.register_forward_pre_hook(record, with_kwargs=True)
+    model = tiny_model()
+    shapes = shapes_of(model)
     requests = [Request(PROMPTS[i % 3], 6, seed=i) for i in range(12)]
     HFEngine(model).generate(requests, Sampling(temperature=0.0, stop_ids=()))
-    assert rows == [3] * 6
-    rows.clear()
-    answers = HFEngine(model).generate(requests, Sampling(temperature=1.0, stop_ids=()))
+    assert [rows for rows, _, _ in shapes] == [1] + [3] * 5
+    shapes.clear()
+    answers = HFEngine(model).generate(requests, SAMPLING)
     beginnings = [
         {
             (*request.prompt_ids, *answer.ids[:num])
@@ -161,7 +296,8 @@ def test_requests_are_computed_once_as_long_as_their_tokens_are_the_same() -> No
         }
         for num in range(6)
     ]
-    assert rows == [len(texts) for texts in beginnings] and 3 < rows[1] <= rows[5] <= 12
+    rows = [rows for rows, _, _ in shapes[1:]]
+    assert rows == [len(texts) for texts in beginnings[1:]] and 3 < rows[0] <= rows[4] <= 12
 
 
 def test_equal_prompts_differ_by_seed_alone() -> None:

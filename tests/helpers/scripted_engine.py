@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -36,6 +37,9 @@ class WaveEngine:
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         self.waves.append(len(requests))
         return [self.answer(request) for request in requests]
+
+    def rollout(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def stream(self, tasks: Any, sampling: Sampling) -> list[Any]:
         raise AssertionError("a wave engine is never streamed from")

@@ -122,6 +122,12 @@ def test_the_small_copy_shows_unsupported_families(name: str) -> None:
     assert "packed rows" in (check_copy(family_config(name), engine=True) or "")
 
 
+def test_the_engine_refuses_layers_that_ignore_the_bounds_of_texts(tmp_path: Path) -> None:
+    model = whole_copy(random_folder("stablelm", tmp_path))
+    with pytest.raises(ValueError, match="bounds of packed texts"):
+        HFEngine(model).generate([Request(TEXTS[0], 4, seed=0)], Sampling(1.0, ()))
+
+
 def test_the_small_copy_names_the_first_layer_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing cap of attention shows after the first layer, one of logits after the last."""
     config = family_config("gemma2")

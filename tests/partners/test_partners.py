@@ -2,7 +2,8 @@
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,48 @@ def test_frozen_partners_answer_alike_in_waves_and_in_a_stream(rendering: Render
         episodes, _ = play_games(setups, router, sampling=SAMPLING, limits=LIMITS)
         texts.append([[turn.text for turn in episode.turns] for episode in episodes])
     assert texts[0] == texts[1]
+
+
+class InRollouts:
+    """Answers only inside a rollout, of which it counts those that are open and all."""
+
+    num_open = num = 0
+    fails = False
+
+    @contextmanager
+    def rollout(self) -> Iterator[None]:
+        self.num_open, self.num = self.num_open + 1, self.num + 1
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+
+    def answer(self, request: Request) -> Completion:
+        assert self.num_open == 1
+        if self.fails:
+            raise ValueError("out of memory, say")
+        return super().answer(request)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", [Proposes, ProposesInAStream])
+def test_all_engines_share_one_rollout_which_ends_with_an_error_too(
+    rendering: Rendering, kind: type[WaveEngine]
+) -> None:
+    class Policy(InRollouts, kind):  # type: ignore[misc, valid-type]
+        pass
+
+    class Other(InRollouts, Proposes):
+        pass
+
+    policy, other = Policy(rendering, {}), Other(rendering, {})
+    router = EngineRouter(policy, frozen={"checkpoint:x": Frozen(other, ())}, endpoints={})
+    for num, fails in ((1, False), (2, True)):
+        other.fails = fails
+        with pytest.raises(ValueError, match="memory") if fails else nullcontext():
+            setups = games_with_frozen(rendering, num=2)
+            play_games(setups, router, sampling=SAMPLING, limits=LIMITS)
+        assert (policy.num_open, other.num_open) == (0, 0)
+        assert (policy.num, other.num) == (num, num)
 
 
 class Unforeseen(BaseException):

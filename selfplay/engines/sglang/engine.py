@@ -19,6 +19,7 @@ import itertools
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -228,6 +229,10 @@ class SGLangEngine:
             return lambda ask: ask(request)
 
         return self.stream(map(task, requests), sampling)
+
+    def rollout(self) -> AbstractContextManager[None]:
+        """Does nothing: SGLang's prefix cache lasts from push to push."""
+        return nullcontext()
 
     def stream(
         self, tasks: Iterable[Callable[[Ask], Awaitable[Any]]], sampling: Sampling
