@@ -63,6 +63,7 @@ from selfplay.preflight.run import (
     read_rendering,
     refused,
 )
+from selfplay.preflight.small_copy import check_copy
 from selfplay.setup import open_world, warn_of_template
 
 
@@ -93,13 +94,21 @@ def games_of(
 def find_rendering(source: Source, config: Config, *, games: Games, world: World) -> Rendering:
     """The policy's tokenizer and chat template.
 
-    Raises ValueError for a tokenizer or template that cannot be used, and for games whose prompts
-    leave no room for a reply.
+    Raises ValueError for a tokenizer or template that cannot be used, for a model that the engine
+    cannot play, and for games whose prompts leave no room for a reply.
     """
     rendering = read_rendering(config.model, config.game, seed=config.seed)
     warn_of_template(rendering, str(source.weights), world)
-    text = AutoConfig.from_pretrained(described_in(source.weights)).get_text_config()
-    positions = getattr(text, "max_position_embeddings", None)
+    described = AutoConfig.from_pretrained(described_in(source.weights))
+    # A run checked its family before it trained. SGLang has families of its own.
+    if source.settings is None and config.engine.kind == "hf":
+        why = check_copy(described, engine=True)
+        if why is not None:
+            raise ValueError(
+                f"{source.weights} is a {described.model_type}, which engine.kind=hf cannot play: "
+                f"{why}; engine.kind=sglang may support it"
+            )
+    positions = getattr(described.get_text_config(), "max_position_embeddings", None)
     check_room(
         games.instances,
         rendering=rendering,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from dialop_boards import SMALL, human_games, record_of
+from family_models import random_folder
 from run_folders import evaluated, untrained_run
 
 from bench import compare_runs
@@ -329,3 +330,17 @@ def test_the_report_refuses_what_cannot_be_compared(
         folders.append(str(folder))
     assert compare_runs.main(folders) == 2
     assert "different held-out games: game.size: 2 -> 3" in capsys.readouterr().err
+
+
+def test_a_family_that_the_engine_cannot_play_is_refused_in_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """StableLM's layers do not tell attention where packed texts begin."""
+    folder = tmp_path / "stable"
+    shutil.copytree(run / "final", folder, ignore=shutil.ignore_patterns("*.safetensors", "*.yaml"))
+    words = json.loads((folder / "config.json").read_text("utf-8"))["vocab_size"]
+    random_folder("stablelm", folder, vocab_size=words)
+    command = ["--checkpoint", str(folder), "--games", "generated", "--config"]
+    assert run_eval([*command, str(run / "config.yaml")]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"{folder} is a stablelm, which engine.kind=hf cannot play: " in line
