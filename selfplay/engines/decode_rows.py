@@ -4,8 +4,8 @@ Attention reads all keys of a row in each step, so rows begin as copies of slots
 What the steps add is copied back. All rows end in one column; shorter ones are padded in front.
 Knows token ids and tensors, no requests and no models.
 
-Shapes: R rows, L columns, C columns since the last copy back, N tokens, M rows that are copied, G
-key/value heads, D width of a head.
+Shapes: R rows, L columns, C columns since the last copy back, M rows that are copied, G key/value
+heads, D width of a head.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ class DecodeRows:
             ]
         )
         self._layers = [RowLayer(slots, slots_RL, longest, most) for slots in tree.layers]
-        columns_L = torch.arange(longest + horizon, device=self._device)
         self._padding_R = self._tensor(padding)
-        self._valid_RL = columns_L >= self._padding_R[:, None]
         self._ends = [path[-1] for path in paths]  # the slot of each row's newest token
         self._columns: list[list[int]] = []  # the slots of all rows, for each column to copy back
 
@@ -67,10 +65,11 @@ class DecodeRows:
     def inputs(self) -> dict[str, Any]:
         """The arguments of the forward pass over the newest tokens, one a row."""
         length = self._layers[0].length
+        valid_RL = torch.arange(length + 1, device=self._device) >= self._padding_R[:, None]
         return {
             "input_ids": self._tokens_R[:, None],
             "position_ids": (length - self._padding_R)[:, None],
-            "attention_mask": self._valid_RL[:, None, None, : length + 1],
+            "attention_mask": valid_RL[:, None, None],
             "past_key_values": Cache(layers=self._layers),
         }
 
@@ -99,8 +98,7 @@ class DecodeRows:
         from_M, to_M = self._tensor(moved).view(-1, 2).T
         for layer in self._layers:
             layer.move(num, from_M, to_M)
-        rows_R = self._tensor([source[place] for place in range(num)])
-        self._padding_R, self._valid_RL = self._padding_R[rows_R], self._valid_RL[rows_R]
+        self._padding_R = self._padding_R[self._tensor([source[place] for place in range(num)])]
         self._ends = [self._ends[source[place]] for place in range(num)]
         return places
 
