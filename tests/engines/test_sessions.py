@@ -39,7 +39,7 @@ def play(sessions: Sessions, ids: list[int], answer: list[int]) -> str | None:
     with sessions.turn(ids, 5) as session:
         if session is None:
             return None
-        sessions.room.end(session, [*ids, *answer])
+        sessions.room.end(session, (*ids, *answer))
         return session.name
 
 
@@ -64,7 +64,7 @@ def test_a_first_prompt_counts_once_and_a_turn_holds_its_limit_until_it_ends() -
     with one.turn(PROMPT, 5) as session:
         assert room.held == 10 + 5
         assert session is not None
-        room.end(session, [*PROMPT, 1, 2])
+        room.end(session, (*PROMPT, 1, 2))
     assert room.held == 10 + 2
     play(two, PROMPT, [1])
     assert room.held == 10 + 2 + 1
@@ -91,7 +91,7 @@ def test_a_session_that_outgrows_the_room_while_all_others_play_goes_on_without_
         assert name not in process.held and room.held == 30
         for session, ids in zip(running, prompts, strict=False):
             assert session is not None
-            room.end(session, [*ids, 7])
+            room.end(session, (*ids, 7))
     again = play(games[2], [*prompts[2], 7, *[8] * 20, 7], [7])
     assert again in process.held, "32 + 5 tokens fit beside 22"
     for sessions in games:
@@ -158,7 +158,7 @@ def test_whatever_is_played_the_books_agree_with_the_process(
             if not answered:
                 raise KeyError
             if session is not None:
-                room.end(session, [*ids, *answer])
+                room.end(session, (*ids, *answer))
             texts[place, seat] = [*ids, *answer, 1]
         assert room.slots == slots - len(process.held) >= 0
         open_now = [s for sessions in games for s in sessions._own if not s.closed]

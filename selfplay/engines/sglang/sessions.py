@@ -15,7 +15,7 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from selfplay.engines.sglang.line import Line
 
@@ -26,7 +26,7 @@ class Session:
 
     name: str
     first_prompt: tuple[int, ...]
-    ids: list[int] = field(default_factory=list)
+    ids: tuple[int, ...] = ()
     own: int = 0  # tokens that the session may hold after its first prompt
     closed: bool = False
 
@@ -73,7 +73,7 @@ class Room:
             self.close(session)
         return not session.closed
 
-    def end(self, session: Session, ids: list[int]) -> None:
+    def end(self, session: Session, ids: tuple[int, ...]) -> None:
         """The turn has ended; `ids` are its prompt and answer."""
         session.ids = ids
         self._resize(session, len(ids))
@@ -135,4 +135,4 @@ class Sessions:
     def _continues(self, ids: Sequence[int], session: Session) -> bool:
         num = len(session.ids)
         waits = self.room.waits(session)
-        return waits and num < len(ids) and session.ids == list(ids[:num])
+        return waits and num < len(ids) and session.ids == tuple(ids[:num])
