@@ -32,9 +32,6 @@ from selfplay.engines.sglang.requests import Asker, Bursts, Places, Served
 from selfplay.engines.sglang.sessions import Sessions
 
 TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
-# So many games ask before their requests leave: the engine begins while later games are rendered, and
-# games with the same first prompt arrive together, so that it is computed once.
-BEGUN_TOGETHER = 64
 FLUSH_TIMEOUT_S = 60.0  # longest wait for the scheduler to become idle before a flush
 
 
@@ -258,11 +255,10 @@ class SGLangEngine:
 
             async def ask(request: Request) -> Completion:
                 nonlocal asker, sessions
-                first = asker is None
                 if asker is None:  # a game stays with the process of its first request
                     asker = self._askers[places.of(request.prompt_ids)]
                     sessions = asker.sessions() if self._sessions else None
-                return await self._answer(asker, request, sampling, sessions, first=first)
+                return await self._answer(asker, request, sampling, sessions)
 
             try:
                 return await task(ask)
@@ -271,12 +267,8 @@ class SGLangEngine:
                     sessions.close()
 
         async def play() -> list[Any]:
-            games: list[asyncio.Future[Any]] = []
+            games = [asyncio.ensure_future(play_one(task)) for task in tasks]
             try:
-                for number, task in enumerate(tasks, 1):
-                    games.append(asyncio.ensure_future(play_one(task)))
-                    if number % BEGUN_TOGETHER == 0:
-                        await asyncio.sleep(0)
                 return await asyncio.gather(*games)
             finally:
                 for game in games:
@@ -321,8 +313,6 @@ class SGLangEngine:
         request: Request,
         sampling: Sampling,
         sessions: Sessions | None = None,
-        *,
-        first: bool = False,
     ) -> Completion:
         parameters = {
             "max_new_tokens": request.max_new_tokens,
@@ -334,11 +324,7 @@ class SGLangEngine:
         if self.deterministic:  # SGLang's default seed is 42: a group's games would be identical
             parameters["sampling_seed"] = request.seed % 2**63
         answer = await asker.ask(
-            request.prompt_ids,
-            parameters,
-            version=self.version,
-            first=first,
-            sessions=sessions,
+            request.prompt_ids, parameters, version=self.version, sessions=sessions
         )
         # SGLang tests the length first: a stop token at the limit would count as cut off.
         stopped = bool(answer.ids) and answer.ids[-1] in sampling.stop_ids

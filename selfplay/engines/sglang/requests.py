@@ -33,7 +33,6 @@ class Bursts:
     Turns end one by one. If each next request were sent at once, its prefill would stop the
     decoding of all other games (sglang #23189). Here requests wait until they are `share` of those
     in the engine, at most `after_s` seconds. Batching does not change the sampling distribution.
-    A game's first request does not wait: a rollout begins with an idle engine.
     """
 
     def __init__(self, share: float, *, after_s: float) -> None:
@@ -43,10 +42,9 @@ class Bursts:
         self._num_running = 0
 
     @contextlib.asynccontextmanager
-    async def slot(self, *, first: bool = False) -> AsyncIterator[None]:
-        """Wait for the next burst, unless it is a game's `first` request; inside the block the
-        request is in the engine."""
-        if self.share and not first:
+    async def slot(self) -> AsyncIterator[None]:
+        """Wait for the next burst; inside the block the request is in the engine."""
+        if self.share:
             loop = asyncio.get_running_loop()
             held = loop.create_future()
             self._held.append(held)
@@ -128,12 +126,10 @@ class Asker:
         parameters: Mapping[str, Any],
         *,
         version: int,
-        first: bool = False,
         score: bool = False,
         sessions: Sessions | None = None,
     ) -> Answer:
-        """The engine's answer to these prompt ids, in one of the game's sessions if they are given;
-        a game's `first` request does not wait for a burst.
+        """The engine's answer to these prompt ids, in one of the game's sessions if they are given.
 
         With `score` the answer also has the log-probs of the prompt ids; SGLang then bypasses the
         prefix cache and computes all of them.
@@ -149,7 +145,7 @@ class Asker:
             )
         rid = f"turn-{self.served.num_requests}."  # SGLang aborts by the start of the name
         self.served.num_requests += 1
-        slot = contextlib.nullcontext() if score else self._bursts.slot(first=first)
+        slot = contextlib.nullcontext() if score else self._bursts.slot()
         turn = contextlib.nullcontext() if sessions is None else sessions.turn(ids, num_new)
         async with slot:
             with self._loop.pending_answer(), failures(), turn as session:
