@@ -16,11 +16,11 @@ Requires a GPU and SGLang; with `--shape tiny --device cpu` the CPU engine.
 A variant is `key=value; …` of the section `engine`. Prints one JSON line per case: sampled tokens/s
 and turns/s over the whole step, the ratio of the step and of its middle (20 to 60 % of the turns)
 to the ceiling, the seconds after which 1, 20, 60, 80, 95 and 100 % of the turns had ended, the
-share of prompt tokens that were cached, and the load: CPU seconds per second of
-each scheduler, of the driver (games, rendering) and of the front (SGLang's part of the trainer's
-process), and the GPU's mean utilisation. Last, the mismatch of the engine's log-probs with the
-model's own. With `--profile` the first case also has the busiest scheduler's seconds per 1,000
-turns, in the model and outside it.
+share of prompt tokens that were cached, and the load: CPU seconds per second of each scheduler, of
+the driver (games, rendering) and of the front (SGLang's part of the trainer's process), and the
+GPU's mean utilisation. Last, the mismatch of the engine's log-probs with the model's own. With
+`--profile` the first case also has the busiest scheduler's seconds per 1,000 turns, in the model
+and outside it.
 """
 
 from __future__ import annotations
@@ -327,7 +327,7 @@ class Bench:
             "tokens_per_s": round(stats.num_generated_tokens / wall),
             "turns_per_s": round(len(ends) / wall),
             "middle_per_s": round(middle * per_turn),
-            "ended_s": [round(ends[len(ends) * q // 100 - 1] - start, 2) for q in ENDED],
+            "ended_s": [round(ends[(len(ends) - 1) * q // 100] - start, 2) for q in ENDED],
             "cached": round(
                 (engine.served.num_cached_tokens - served.num_cached_tokens) / prompts, 3
             ),
