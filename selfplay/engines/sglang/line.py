@@ -2,9 +2,9 @@
 front end.
 
 The front end (`Engine.async_generate`) serves strings, images and streams. Its Python
-costs about as much time per turn as the game does, and token requests do not need it. Requests
-made at the same moment are sent in one message. Control calls and the socket stay with the front
-end.
+costs about as much time per turn as the game does, and token requests do not need it. What is sent
+at the same moment goes in one list (`processes.take_lists`). Control calls and the socket stay with
+the front end.
 Written for SGLang 0.5.17. Sizes in tokens.
 """
 
@@ -48,7 +48,7 @@ class Line:
     def __init__(self, manager: Any) -> None:
         """`manager` is the TokenizerManager of the process."""
         import zmq
-        from sglang.srt.managers.io_struct import AbortReq, OpenSessionReqOutput
+        from sglang.srt.managers.io_struct import AbortReq
 
         self._manager = manager
         self._vocabulary = int(manager.model_config.vocab_size)
@@ -57,9 +57,7 @@ class Line:
         # The front's asyncio socket creates a future for each send; a plain socket sends directly.
         self._socket = zmq.Socket.shadow(manager.send_to_scheduler.underlying)
         manager._handle_batch_output = self._take
-        answers = manager._result_dispatcher._mapping
-        answers[AbortReq] = self._take_abort
-        answers[OpenSessionReqOutput] = lambda _: None  # requests of a missing session are aborted
+        manager._result_dispatcher._mapping[AbortReq] = self._take_abort
 
     async def ask(
         self,
@@ -102,47 +100,42 @@ class Line:
             stream=False,
             session_params=SessionParams(id=session) if session else None,
         )
-        loop = asyncio.get_running_loop()
-        waiting = self._waiting[rid] = _Waiting(loop.create_future())
-        if not self._unsent:
-            loop.call_soon(self._send)
-        self._unsent.append(request)
+        waiting = self._waiting[rid] = _Waiting(asyncio.get_running_loop().create_future())
+        self._post(request)
         try:
             return await waiting.answer
         except asyncio.CancelledError:
             if rid in self._waiting:
-                self._send()
-                self._dispatch(AbortReq(rid=rid))
+                self._post(AbortReq(rid=rid))
             raise
 
     def open(self, session: str) -> None:
-        """Create a session, before its first request."""
+        """Create a session, before its first request; requests of a missing one are aborted."""
         from sglang.srt.managers.io_struct import OpenSessionReqInput
 
-        request = OpenSessionReqInput(capacity_of_str_len=0, session_id=session, streaming=True)
-        self._dispatch(request)
+        self._post(OpenSessionReqInput(capacity_of_str_len=0, session_id=session, streaming=True))
 
     def close(self, session: str) -> None:
         """Free a session's cache; if a request of it is dropped, when that has ended."""
         from sglang.srt.managers.io_struct import CloseSessionReqInput
 
-        self._dispatch(CloseSessionReqInput(session_id=session))
+        self._post(CloseSessionReqInput(session_id=session))
+
+    def _post(self, message: Any) -> None:
+        """Send a message together with those of this moment, in order."""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._send)
+        self._unsent.append(message)
 
     def _send(self) -> None:
-        from sglang.srt.managers.io_struct import BatchTokenizedGenerateReqInput
-
-        if self._unsent:
-            unsent, self._unsent = self._unsent, []
-            self._dispatch(BatchTokenizedGenerateReqInput(batch=unsent))
-
-    def _dispatch(self, message: Any) -> None:
         import zmq
         from sglang.srt.managers.io_struct import sock_send
 
+        unsent, self._unsent = self._unsent, []
         # The queue is unbounded, so a send fails only if the process is gone, which the event loop
         # reports. A blocking send would then wait forever.
         with contextlib.suppress(zmq.Again):
-            sock_send(self._socket, message, flags=zmq.NOBLOCK)
+            sock_send(self._socket, unsent, flags=zmq.NOBLOCK)
 
     async def _take(self, output: Any) -> None:
         """Handle a message of the process: parts of answers or complete ones."""

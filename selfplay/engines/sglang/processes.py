@@ -67,6 +67,7 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     # that are captured later write into them (sglang #37606). This is the fix of #37448.
     breakable_cuda_graph._weak_ref_if_tensor = _itself
     pause_when_idle()
+    take_lists()
     decode_results.install()
     run_scheduler_process(*arguments, **keywords)
 
@@ -92,6 +93,28 @@ def pause_when_idle() -> None:
         return pause(self, tag)
 
     Saver.pause = paused
+
+
+def take_lists() -> None:
+    """Let this scheduler take a list of messages as one message, and open sessions without a reply.
+
+    SGLang 0.5.17 takes several requests as one message, but reads and answers a message for each
+    session that opens.
+    """
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
+
+    pull, open_session = SchedulerRequestReceiver._pull_raw_reqs, Scheduler.open_session
+
+    def pull_each(self: Any) -> list[Any] | None:
+        pulled = pull(self)  # None on a rank that gets its messages from another
+        return pulled and [m for part in pulled for m in (part if type(part) is list else [part])]
+
+    def open_silently(self: Any, message: Any) -> None:
+        open_session(self, message)
+
+    SchedulerRequestReceiver._pull_raw_reqs = pull_each
+    Scheduler.open_session = open_silently
 
 
 def run_detokenizer(*arguments: Any, **keywords: Any) -> None:
