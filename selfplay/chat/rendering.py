@@ -71,12 +71,16 @@ class Rendering:
     _lead: str
     _end: str
     _header: str
+    _splits: bool  # system text and first user text have the same ids alone as together
     _opened: bool
     _shown: Callable[[str], str]
     _num_ids: int
 
     def first(self, *, system: str, user: str) -> list[int]:
         """The first prompt, generation prompt included; no system message if `system` is empty."""
+        if system and self._splits:
+            ids = self._encode(self._user_after_system.fill(user) + self._tail)
+            return [*self._encode(self._system.fill(system)), *ids]
         return list(self._encode(self._opening(system, user) + self._tail))
 
     def _opening(self, system: str, user: str) -> str:
@@ -256,6 +260,8 @@ def _make_rendering(
         lead = CLOSE if opened else ""
     end = _turn_end(user_later.before, markers)
     end_id = markers.encode(markers.hide(end))[0]
+    after_system = markers.hide_slot(user_after_system)
+    splits = not folds and _splits(markers.hide_slot(system), after_system, markers)
     eos_id = tokenizer.eos_token_id
     rendering = Rendering(
         stop_ids=(end_id,) if eos_id in (None, end_id) else (end_id, int(eos_id)),
@@ -267,13 +273,14 @@ def _make_rendering(
         _markers=markers,
         _encode=lru_cache(maxsize=_CACHE_SIZE)(markers.encode),
         _system=markers.hide_slot(system),
-        _user_after_system=markers.hide_slot(user_after_system),
+        _user_after_system=after_system,
         _user_alone=markers.hide_slot(user_alone),
         _user_later=markers.hide_slot(user_later),
         _tail=markers.hide(tail),
         _lead=lead,
         _end=markers.hide(end),
         _header=header,
+        _splits=splits,
         _opened=opened,
         _shown=lru_cache(maxsize=_CACHE_SIZE)(template.old_answer),
         _num_ids=len(tokenizer),
@@ -306,6 +313,15 @@ def _turn_end(after_answer: str, markers: Markers) -> str:
             "chat_template.jinja without it"
         )
     return match[0]
+
+
+def _splits(system: Slot, user: Slot, markers: Markers) -> bool:
+    """Whether the first user text begins with a marker, at which every tokenizer splits a text, and
+    the marker takes no blanks from the system text before it."""
+    text, *rest = system.fill(_SYSTEM), *map(user.fill, _USERS)
+    return any(map(user.before.startswith, markers.spelling.values())) and all(
+        markers.encode(text + more) == markers.encode(text) + markers.encode(more) for more in rest
+    )
 
 
 def _typeable(headers: Sequence[str], markers: Markers, *, ends: Sequence[str | None]) -> str:

@@ -1,5 +1,6 @@
 """Rendering equals each family's own template, extends turn by turn, and has no typed markers."""
 
+import json
 import re
 
 import pytest
@@ -7,6 +8,7 @@ from chat_families import ANEW, FAMILIES, REFUSED, Family, make_tokenizer, token
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jinja2.exceptions import TemplateError
+from tokenizers import Tokenizer
 
 from dialop.tags import drop_reasoning
 from selfplay.chat.rendering import Rendering, make_rendering
@@ -61,6 +63,29 @@ def test_first_prompt_is_the_templates_own(name: str, system: str, user: str) ->
     rendering = RENDERINGS[name]
     expected = reference(name, opening(rendering, system, user))
     assert rendering.first(system=system, user=user) == expected
+
+
+def test_a_system_text_is_tokenized_once_for_many_users() -> None:
+    rendering = rendering_of("qwen2.5")
+    before = rendering._encode.cache_info()  # type: ignore[attr-defined]
+    prompts = [rendering.first(system="Rules. ", user=user) for user in "AB"]
+    after = rendering._encode.cache_info()  # type: ignore[attr-defined]
+    assert (after.misses - before.misses, after.hits - before.hits) == (3, 1)
+    for user, prompt in zip("AB", prompts, strict=True):
+        assert prompt == reference("qwen2.5", opening(rendering, "Rules. ", user))
+
+
+def test_a_marker_that_takes_the_blanks_before_it_keeps_the_texts_together() -> None:
+    tokenizer = make_tokenizer(FAMILIES["qwen2.5"])
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    for token in state["added_tokens"]:
+        token["lstrip"] = token["content"] == "<|im_end|>"
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
+    rendering = make_rendering(tokenizer)
+    talk = opening(rendering, "Rules. ", "A")
+    expected = tokenizer.apply_chat_template(talk, return_dict=False, add_generation_prompt=True)
+    assert rendering.first(system="Rules. ", user="A") == expected
+    assert not rendering._splits and RENDERINGS["qwen2.5"]._splits
 
 
 @every_family
