@@ -78,18 +78,18 @@ class Rendering:
 
     def first(self, *, system: str, user: str) -> list[int]:
         """The first prompt, generation prompt included; no system message if `system` is empty."""
-        if system and self._splits:
-            ids = self._encode(self._user_after_system.fill(user) + self._tail)
-            return [*self._encode(self._system.fill(system)), *ids]
-        return list(self._encode(self._opening(system, user) + self._tail))
+        before, text = self._opening(system, user)
+        return [*before, *self._encode(text + self._tail)]
 
-    def _opening(self, system: str, user: str) -> str:
-        """The text of the first prompt without its generation prompt."""
+    def _opening(self, system: str, user: str) -> tuple[list[int], str]:
+        """The first prompt without its generation prompt: ids of the system text, if it can be
+        tokenized alone, and the text after them."""
         if not system:
-            return self._user_alone.fill(user)
+            return [], self._user_alone.fill(user)
         if self.folds_system:
-            return self._user_alone.fill(f"{system}\n\n{user}")
-        return self._system.fill(system) + self._user_after_system.fill(user)
+            return [], self._user_alone.fill(f"{system}\n\n{user}")
+        before, text = self._system.fill(system), self._user_after_system.fill(user)
+        return (self._encode(before), text) if self._splits else ([], before + text)
 
     def conversation(self, system: str, users: Sequence[str], answers: Sequence[str]) -> list[int]:
         """The prompt after these user texts and the answers between them, generation prompt
@@ -103,10 +103,10 @@ class Rendering:
             for answer, user in zip(answers, users[1:], strict=True):
                 ids += self.action_ids(answer) + self.following(user, closed=True)
             return ids
-        text = self._opening(system, users[0])
+        before, text = self._opening(system, users[0])
         for answer, user in zip(answers, users[1:], strict=True):
             text += self._old_answer(answer) + self._user_later.fill(user)
-        return list(self._encode(text + self._tail))
+        return [*before, *self._encode(text + self._tail)]
 
     def _old_answer(self, answer: str) -> str:
         """An old answer as the template shows it, after its header. Markers in the header have
@@ -260,8 +260,7 @@ def _make_rendering(
         lead = CLOSE if opened else ""
     end = _turn_end(user_later.before, markers)
     end_id = markers.encode(markers.hide(end))[0]
-    after_system = markers.hide_slot(user_after_system)
-    splits = not folds and _splits(markers.hide_slot(system), after_system, markers)
+    hidden = markers.hide_slot(system), markers.hide_slot(user_after_system)
     eos_id = tokenizer.eos_token_id
     rendering = Rendering(
         stop_ids=(end_id,) if eos_id in (None, end_id) else (end_id, int(eos_id)),
@@ -272,15 +271,15 @@ def _make_rendering(
         typeable=_typeable((tail, user_later.before), markers, ends=(end, tokenizer.eos_token)),
         _markers=markers,
         _encode=lru_cache(maxsize=_CACHE_SIZE)(markers.encode),
-        _system=markers.hide_slot(system),
-        _user_after_system=after_system,
+        _system=hidden[0],
+        _user_after_system=hidden[1],
         _user_alone=markers.hide_slot(user_alone),
         _user_later=markers.hide_slot(user_later),
         _tail=markers.hide(tail),
         _lead=lead,
         _end=markers.hide(end),
         _header=header,
-        _splits=splits,
+        _splits=_splits(*hidden, markers),
         _opened=opened,
         _shown=lru_cache(maxsize=_CACHE_SIZE)(template.old_answer),
         _num_ids=len(tokenizer),
@@ -319,7 +318,7 @@ def _splits(system: Slot, user: Slot, markers: Markers) -> bool:
     """Whether the first user text begins with a marker, at which every tokenizer splits a text, and
     the marker takes no blanks from the system text before it."""
     text, *rest = system.fill(_SYSTEM), *map(user.fill, _USERS)
-    return any(map(user.before.startswith, markers.spelling.values())) and all(
+    return user.before.startswith(tuple(markers.spelling.values())) and all(
         markers.encode(text + more) == markers.encode(text) + markers.encode(more) for more in rest
     )
 

@@ -3,8 +3,8 @@
 transformers' `base_model_tp_plan` marks each linear layer "colwise" or "rowwise". Between a colwise
 and a rowwise layer each rank computes its own heads or columns; elsewhere all ranks of a "tp" row
 hold the same hidden states. The parameters are DTensors, but the layers compute with their local
-parts: torch's parallel styles take five times as long to launch a pass. Knows no tokens and no
-losses.
+parts: with torch's parallel styles a pass takes 2.4 times as long to launch (docs/log.md). Knows no
+tokens and no losses.
 """
 
 from __future__ import annotations
@@ -41,17 +41,24 @@ def divide(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     same way. Raises ValueError for an untested model family, for sizes that do not divide, and for
     a plan with unknown styles.
     """
+    # Every rank already holds the same values (or none, on the meta device), so nothing is sent:
+    # src_data_rank is None.
     plan = _checked_plan(model, mesh.size())
     backbone = model.base_model
     group = mesh.get_group()
     forwards = {"colwise": _colwise, "rowwise": _rowwise(group)}
+    # The gradient of the hidden states is summed over ranks once for each block, not separately for
+    # q, k and v, or gate and up.
+    blocks = sorted({name.rpartition(".")[0] for name, kind in plan.items() if kind == "colwise"})
     for layer in backbone.layers:
         for name, kind in plan.items():
             if kind in STYLES:
                 linear = layer.get_submodule(name.removeprefix(LAYER))
                 _distribute(linear, mesh, rows=kind == "colwise")
                 linear.forward = MethodType(forwards[kind], linear)
-    # Every rank already holds the same values (or none, on the meta device), so nothing is sent.
+        for name in blocks:
+            block = layer.get_submodule(name.removeprefix(LAYER))
+            block.register_forward_pre_hook(_sum_gradient_of_input(group), with_kwargs=True)
     embedding: dict[str, ParallelStyle] = {
         "embed_tokens": RowwiseParallel(input_layouts=Replicate())
     }
@@ -63,13 +70,6 @@ def divide(model: PreTrainedModel, mesh: DeviceMesh) -> None:
         model.get_output_embeddings().weight = backbone.embed_tokens.weight
     else:
         parallelize_module(model, mesh, {"lm_head": ColwiseParallel()}, src_data_rank=None)
-    # The gradient of the hidden states is summed over ranks once for each block, not separately for
-    # q, k and v, or gate and up.
-    parents = {name.rpartition(".")[0] for name, kind in plan.items() if kind == "colwise"}
-    for layer in backbone.layers:
-        for parent in sorted(parents):
-            block = layer.get_submodule(parent.removeprefix(LAYER))
-            block.register_forward_pre_hook(_sum_gradient_of_input(group), with_kwargs=True)
 
 
 def partial_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
