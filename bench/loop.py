@@ -300,7 +300,9 @@ def summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
         f"{stage}_s": statistics.median(step[f"{stage}_s"] for step in timed)
         for stage in (*STAGES, "step")
     }
-    figures["other_share"] = 1.0 - (figures["play_s"] + figures["update_s"]) / figures["step_s"]
+    figures["other_share"] = statistics.median(
+        1.0 - (step["play_s"] + step["update_s"]) / step["step_s"] for step in timed
+    )
     for name in (
         "num_games",
         "num_generated_tokens",

@@ -81,6 +81,18 @@ def test_the_loop_bench_measures_every_stage_of_a_step(config: str, tmp_path: Pa
     assert row["mismatch_mean"] < 1e-4
 
 
+def test_the_share_of_other_stages_is_taken_step_by_step() -> None:
+    """Steps of (play, update, all) seconds. The medians of each column, 4, 4 and 10, are of different
+    steps and would give 0.2."""
+    warm_up = dict.fromkeys([f"{stage}_s" for stage in (*loop.STAGES, "step")], 1.0)
+    warm_up |= {"num_generated_tokens": 1.0, "num_packed_tokens": 1.0}
+    steps = [
+        warm_up | {"play_s": play, "update_s": update, "step_s": step}
+        for play, update, step in ((4.0, 5.0, 10.0), (5.0, 4.0, 10.0), (3.0, 3.0, 10.0))
+    ]
+    assert loop.summary([warm_up, *steps])["other_share"] == pytest.approx(0.1)
+
+
 @pytest.mark.slow
 def test_the_table_has_a_line_for_each_case_and_names_what_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
