@@ -82,8 +82,8 @@ def test_the_loop_bench_measures_every_stage_of_a_step(config: str, tmp_path: Pa
 
 
 def test_the_share_of_other_stages_is_taken_step_by_step() -> None:
-    """Steps of (play, update, all) seconds. The medians of each column, 4, 4 and 10, are of different
-    steps and would give 0.2."""
+    """Steps of (play, update, all) seconds. The medians of the columns, 4, 4 and 10, are of
+    different steps and would give 0.2."""
     warm_up = dict.fromkeys([f"{stage}_s" for stage in (*loop.STAGES, "step")], 1.0)
     warm_up |= {"num_generated_tokens": 1.0, "num_packed_tokens": 1.0}
     steps = [
