@@ -260,7 +260,8 @@ def _make_rendering(
         lead = CLOSE if opened else ""
     end = _turn_end(user_later.before, markers)
     end_id = markers.encode(markers.hide(end))[0]
-    hidden = markers.hide_slot(system), markers.hide_slot(user_after_system)
+    hidden_system = markers.hide_slot(system)
+    hidden_user = markers.hide_slot(user_after_system)
     eos_id = tokenizer.eos_token_id
     rendering = Rendering(
         stop_ids=(end_id,) if eos_id in (None, end_id) else (end_id, int(eos_id)),
@@ -271,15 +272,15 @@ def _make_rendering(
         typeable=_typeable((tail, user_later.before), markers, ends=(end, tokenizer.eos_token)),
         _markers=markers,
         _encode=lru_cache(maxsize=_CACHE_SIZE)(markers.encode),
-        _system=hidden[0],
-        _user_after_system=hidden[1],
+        _system=hidden_system,
+        _user_after_system=hidden_user,
         _user_alone=markers.hide_slot(user_alone),
         _user_later=markers.hide_slot(user_later),
         _tail=markers.hide(tail),
         _lead=lead,
         _end=markers.hide(end),
         _header=header,
-        _splits=_splits(*hidden, markers),
+        _splits=_splits(hidden_system, hidden_user, markers),
         _opened=opened,
         _shown=lru_cache(maxsize=_CACHE_SIZE)(template.old_answer),
         _num_ids=len(tokenizer),

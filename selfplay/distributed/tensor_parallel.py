@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -26,6 +26,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from transformers import PretrainedConfig, PreTrainedModel
+
+from selfplay.distributed.gather import local_part
 
 STYLES = ("colwise", "rowwise")
 # Norms over each head: every rank holds the full weight, and gradients are summed over the ranks.
@@ -106,23 +108,18 @@ def _distribute(linear: nn.Module, mesh: DeviceMesh, *, rows: bool) -> None:
         linear.register_parameter(name, nn.Parameter(part, parameter.requires_grad))
 
 
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    assert isinstance(parameter, DTensor)
-    return parameter.to_local()
-
-
 def _colwise(linear: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
     """This rank's columns of the layer's output."""
-    bias = None if linear.bias is None else _local(linear.bias)
-    return F.linear(hidden, _local(linear.weight), bias)
+    bias = None if linear.bias is None else local_part(linear.bias)
+    return F.linear(hidden, local_part(linear.weight), bias)
 
 
 def _rowwise(group: dist.ProcessGroup) -> Callable[[nn.Linear, torch.Tensor], torch.Tensor]:
     """The forward pass of a layer that gets this rank's columns; every rank returns the sum."""
 
     def forward(linear: nn.Linear, part: torch.Tensor) -> torch.Tensor:
-        total: torch.Tensor = _Sum.apply(F.linear(part, _local(linear.weight)), group)
-        return total if linear.bias is None else total + _local(linear.bias)
+        total: torch.Tensor = _Sum.apply(F.linear(part, local_part(linear.weight)), group)
+        return total if linear.bias is None else total + local_part(linear.bias)
 
     return forward
 
