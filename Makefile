@@ -30,12 +30,12 @@ help:  ## this list
 
 # With a CONFIG that needs a GPU, train uses the environment of `make gpu`, or says that it is missing.
 train: python  ## from nothing to two agents that learnt to talk (ARGS="seed=1 …" to change settings)
-	@venv=$$($(PYTHON) -m selfplay.preflight.gpu_host --venv $(CONFIG) $(ARGS)) && \
+	@venv=$$($(PYTHON) -m selfplay.apps.gpu_host --venv $(CONFIG) $(ARGS)) && \
 		$(MAKE) --no-print-directory --quiet $$venv/.run && set -x && \
 		$$venv/bin/python train.py --config $(CONFIG) $(ARGS)
 
 gpu: python  ## check driver, CUDA and Python of a GPU host, then install what GPU runs need
-	@$(PYTHON) -m selfplay.preflight.gpu_host
+	@$(PYTHON) -m selfplay.apps.gpu_host
 	@$(MAKE) --no-print-directory $(VENV_GPU)/.run
 	@echo 'Ready: make train CONFIG=configs/qwen2.5_0.5b.yaml'
 

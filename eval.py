@@ -35,9 +35,10 @@ from selfplay.atomic import write_atomically
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, DataConfig, EvalConfig, GameConfig
 from selfplay.config.player_spec import PERSON
-from selfplay.config.settings import SettingsError, dump
+from selfplay.config.settings import dump
 from selfplay.data.instances import GENERATED
 from selfplay.distributed import World, close_world
+from selfplay.errors import RunEnds, SettingsError
 from selfplay.evaluation.evaluate import AllVoid, check_room, evaluate_people, evaluate_scripted
 from selfplay.evaluation.matrix import MatrixPolicy, play_matches
 from selfplay.evaluation.question import (
@@ -52,7 +53,6 @@ from selfplay.evaluation.question import (
     split_list,
 )
 from selfplay.evaluation.report import Report, report_text, write_report
-from selfplay.metrics.ending import RunEnds
 from selfplay.model.policy import described_in
 from selfplay.partners.checkpoints import Source
 from selfplay.preflight.run import (

@@ -24,29 +24,29 @@ import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when 
 # isort: split
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from selfplay.apps.plan.dry_run import dry_run
+from selfplay.apps.report.page import refresh_report
 from selfplay.atomic import REFUSALS
 from selfplay.checkpoint import finish, save_checkpoint
 from selfplay.colocation.handover import sleep_engine
 from selfplay.config import Config, load_config
-from selfplay.config.settings import SettingsError
 from selfplay.credit.advantages import compute_advantages, reward_samples
 from selfplay.credit.dynamic_sampling import Played, play_full
 from selfplay.data.instances import check_files
 from selfplay.distributed import World, close_world, gather_objects
 from selfplay.engines.base import Sampling
+from selfplay.errors import RunEnds, SettingsError
 from selfplay.evaluation.drift_monitor import check_validation
 from selfplay.evaluation.held_out import held_out, validation
 from selfplay.learner.batch import balance_tokens
 from selfplay.learner.policy_update import update_policy, update_reference
 from selfplay.learner.recompute import recompute_logprobs
-from selfplay.metrics.ending import RunEnds, save_on_end
+from selfplay.metrics.ending import save_on_end
 from selfplay.metrics.step import step_metrics
 from selfplay.metrics.step_log import Stopwatch
 from selfplay.partners.judge import judge_interactivity
 from selfplay.partners.partners import check_partners
-from selfplay.preflight.dry_run import dry_run
 from selfplay.preflight.run import Words, check_run, help_of, refused
-from selfplay.report.page import refresh_report
 from selfplay.rollout.driver import FinishedGames, first_turns, play_games
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import check_players, self_play_games

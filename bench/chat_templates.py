@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerFast
 from selfplay.chat.rendering import make_rendering
 from selfplay.chat.template import CLOCK
 from selfplay.chat.tokenizer import train_tokenizer
-from selfplay.config.settings import SettingsError
+from selfplay.errors import SettingsError
 
 SUFFIXES = (".jinja", ".py")
 TEXTS = ["Hello, world 12. You are user assistant system model in out, the other one.\n\n"] * 3

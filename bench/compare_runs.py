@@ -19,14 +19,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from selfplay.apps.report.charts import curves_svg
 from selfplay.atomic import write_atomically
 from selfplay.config import Config, load_config
-from selfplay.config.settings import SettingsError, difference
+from selfplay.config.settings import difference
+from selfplay.errors import SettingsError
 from selfplay.evaluation.game_text import game_text
 from selfplay.evaluation.report import fenced
 from selfplay.metrics.console import clock
 from selfplay.metrics.tables import show_interval
-from selfplay.report.charts import curves_svg
 
 # Metric, name of its figure, title.
 CURVES = (

@@ -38,7 +38,7 @@ NEEDS = {
     rf"bench\.({GPU_BENCHES})\b": "GPUs",
     r"^docker": "a container engine",
     r"HF_TOKEN": "a token of the hub",
-    r"selfplay.serve |endpoint:": "SGLang (tests/sglang/test_serve.py)",
+    r"selfplay.apps.serve |endpoint:": "SGLang (tests/sglang/test_serve.py)",
     r"^(make|pip|source)|selfplay-": "an environment of its own",
     r"chat_templates|methods_curves|branch_variance|readings": "files of its own",
 }

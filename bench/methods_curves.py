@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.compare_runs import row
+from selfplay.apps.report.charts import curves_svg
 from selfplay.atomic import write_atomically
-from selfplay.report.charts import curves_svg
 
 Steps = list[dict[str, float]]  # a run's lines, in order
 MEASURES = ("messages", "honesty", "errors", "zero_variance_groups", "entropy", "kl_reference")

@@ -44,8 +44,8 @@ from dialop.mediation.records import MediationInstance
 from dialop.mediation.score import arrival_costs, calendar_costs, price_costs
 from dialop.planning.board import AGENT
 from dialop.planning.scripted import make_scripted
+from selfplay.apps.report.run_files import read_run
 from selfplay.preflight.run import refused
-from selfplay.report.run_files import read_run
 
 Record = Mapping[str, Any]
 Token = tuple[str, float]  # a piece of text and its log-prob

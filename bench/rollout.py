@@ -54,8 +54,9 @@ from selfplay.config import Config, load_config
 from selfplay.credit.sample import Sample
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, close_world, init_world
-from selfplay.engines.base import EngineFault, Request, Sampling
+from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.errors import EngineFault
 from selfplay.learner.batch import micro_batches, split
 from selfplay.model.hub import local_folder
 from selfplay.model.policy import policy_logprobs

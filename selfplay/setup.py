@@ -34,12 +34,12 @@ from selfplay.colocation.start import load_engine
 from selfplay.colocation.sync_check import SyncCheck
 from selfplay.config import Config, ModelConfig, OptimConfig
 from selfplay.config.player_spec import parse_shares
-from selfplay.config.settings import SettingsError
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, barrier, gather_objects, init_world, on_first_rank
 from selfplay.engines.base import Engine
 from selfplay.engines.endpoint import Endpoint
 from selfplay.engines.hf import HFEngine
+from selfplay.errors import SettingsError
 from selfplay.evaluation.drift_monitor import DriftMonitor, make_drift_monitor
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import held_out_at_start

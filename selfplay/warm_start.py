@@ -33,12 +33,12 @@ from selfplay.config import (
     RolloutConfig,
     WarmStartConfig,
 )
-from selfplay.config.settings import SettingsError
 from selfplay.credit.advantages import imitation_samples
 from selfplay.credit.sample import Sample
 from selfplay.data.instances import TEACHERS, TOKENIZER, generated, imitated_people
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, barrier
+from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import learning_rate

@@ -17,7 +17,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from shared_work import HOME
+
+from tests.helpers.shared_work import HOME
 
 if TYPE_CHECKING:
     from selfplay.chat.rendering import Rendering
@@ -59,8 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def rendering() -> Rendering:
     """Transcripts of a tokenizer without a chat template."""
-    from chat_families import tokenizer_of
-
     from selfplay.chat.rendering import make_rendering
+    from tests.helpers.chat_families import tokenizer_of
 
     return make_rendering(tokenizer_of("no template"))

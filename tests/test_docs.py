@@ -151,7 +151,7 @@ def test_every_documented_command_exists() -> None:
                 flag for flag in flags if flag[2:].replace("no-", "").replace("-", "_") not in code
             }
         wrong += [(page, command, flag) for flag in flags if f'"{flag}"' not in code]
-        if program in ("train.py", "eval.py", "selfplay.play", "selfplay.serve"):
+        if program in ("train.py", "eval.py", "selfplay.apps.play", "selfplay.apps.serve"):
             words = [word.strip("\"'[") for word in rest.split()]
             keys = [key for word in words for key in SETTING.findall(word)[:1] if key != "key"]
             wrong += [(page, command, key) for key in keys if key not in KEYS]

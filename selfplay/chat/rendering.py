@@ -29,7 +29,7 @@ from selfplay.chat.template import (
     say,
 )
 from selfplay.chat.thinking import CLOSE, check_thinking, opens_thought, think
-from selfplay.config.tree import SettingsError
+from selfplay.errors import SettingsError
 
 _PART = "\N{REPLACEMENT CHARACTER}"  # how some bytes of a character decode
 _CACHE_SIZE = 256  # texts whose ids are cached; the games of a group start with the same prompt

@@ -33,8 +33,8 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfplay.atomic import atomic_folder_on_ranks, damage, discard
-from selfplay.config.settings import SettingsError
 from selfplay.distributed import World, broadcast_object, on_first_rank
+from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
 from selfplay.model.lora import export_adapters, is_adapter
 from selfplay.model.policy import export

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from selfplay.distributed import World, gather_objects
-from selfplay.engines.base import EngineFault
-from selfplay.metrics.ending import RunEnds
+from selfplay.errors import EngineFault, RunEnds
 
 
 class EnginesFailed(RuntimeError):

@@ -19,7 +19,8 @@ from selfplay.colocation.offload import Offload
 from selfplay.colocation.weight_sync import Pushed, compare, named_weights, push
 from selfplay.config import EngineConfig
 from selfplay.distributed import World, all_reduce_sum, barrier
-from selfplay.engines.base import Engine, EngineFault
+from selfplay.engines.base import Engine
+from selfplay.errors import EngineFault
 from selfplay.learner.learner import Learner
 from selfplay.learner.mismatch import EngineDisagrees
 

@@ -19,7 +19,8 @@ from selfplay.colocation.handover import sleep_engine, sync_and_wake
 from selfplay.colocation.offload import Offload
 from selfplay.config import EngineConfig
 from selfplay.distributed import World
-from selfplay.engines.base import Engine, EngineFault
+from selfplay.engines.base import Engine
+from selfplay.errors import EngineFault
 from selfplay.learner.learner import Learner
 
 T = TypeVar("T")

@@ -28,7 +28,8 @@ from selfplay.colocation.restarts import Restarts
 from selfplay.config import EngineConfig
 from selfplay.credit.sample import Sample
 from selfplay.distributed import gather_objects
-from selfplay.engines.base import Engine, EngineFault
+from selfplay.engines.base import Engine
+from selfplay.errors import EngineFault
 from selfplay.learner.batch import is_filler, micro_batches, split
 from selfplay.learner.learner import Learner, batch_logprobs, even_out
 from selfplay.learner.mismatch import EngineDisagrees

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from selfplay.distributed import gather_flat
-from selfplay.engines.base import Engine, EngineFault
+from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang import weights as sglang_push
 from selfplay.engines.sglang.compare import FOUND_BYTES
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.errors import EngineFault
 from selfplay.model.lora import Weight, plain_weights
 
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # activation checkpointing, torch.compile

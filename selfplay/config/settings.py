@@ -24,7 +24,8 @@ import yaml
 
 from dialop.specs import nearest
 from selfplay.config.secrets import hidden, names_key
-from selfplay.config.tree import NULL, SettingsError, empty, load_tree, place, rule_sources
+from selfplay.config.tree import NULL, empty, load_tree, place, rule_sources
+from selfplay.errors import SettingsError
 
 __all__ = [
     "SettingsError",

@@ -15,15 +15,12 @@ import yaml
 
 from selfplay.config.secrets import hidden, names_key
 from selfplay.config.shipped import find_settings, nearest_settings
+from selfplay.errors import SettingsError
 
 NULL = "tag:yaml.org,2002:null"
 _OVERRIDE = "override "  # prefix of a mark's name if the node comes from the command line
 # Limits of the input: far above what settings need, and read within a second.
 _MAX_BYTES, _MAX_DEPTH, _MAX_NODES = 1_000_000, 32, 10_000
-
-
-class SettingsError(ValueError):
-    """Invalid settings. The message is written for the user and is shown without a traceback."""
 
 
 def _compose(text: str, name: str) -> yaml.Node | None:

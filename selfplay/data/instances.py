@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from dialop.kit import Entries, Kit, Played, Recorded
 from selfplay.config import DataConfig, GameConfig
-from selfplay.config.settings import SettingsError
 from selfplay.data.seeds import named_seed
+from selfplay.errors import SettingsError
 
 # Each purpose has its own name in the seed, so streams of generated instances never overlap.
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held-out"

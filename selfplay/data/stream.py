@@ -15,7 +15,6 @@ from dialop.game import Instance
 from dialop.kit import Recorded
 from dialop.starts import checked_entries
 from selfplay.config import Config, GameConfig, StageConfig
-from selfplay.config.settings import SettingsError
 from selfplay.data.instances import (
     GENERATED,
     TRAIN,
@@ -26,6 +25,7 @@ from selfplay.data.instances import (
 )
 from selfplay.data.prefetch import Origin, Prefetcher
 from selfplay.data.seeds import named_seed
+from selfplay.errors import SettingsError
 
 RESAMPLED, FILE = "resampled", "file"
 # Remembered instances, with the standard deviation of their groups' rewards.

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
+from selfplay.errors import EngineFault
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -67,10 +69,6 @@ class Sampling:
 
 # Sends one request and waits for its completion.
 Ask = Callable[[Request], Awaitable[Completion]]
-
-
-class EngineFault(RuntimeError):
-    """The policy's engine died, does not answer, or gave an invalid answer. A restart may help."""
 
 
 def check_count(completions: Sequence[Completion], num: int) -> None:

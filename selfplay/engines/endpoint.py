@@ -22,9 +22,9 @@ from typing import Any
 import httpx
 
 from selfplay.config import EndpointConfig
-from selfplay.config.settings import SettingsError
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Request
+from selfplay.errors import SettingsError
 
 # HTTP statuses below 500 worth a retry: time-out, conflict, too early, too many requests.
 _RETRIED = (408, 409, 425, 429)

@@ -17,10 +17,9 @@ from typing import Any
 from selfplay.config import DriftMonitorConfig, EvalConfig, GameConfig, RolloutConfig
 from selfplay.config.partners import WARM_START
 from selfplay.config.player_spec import CHECKPOINT, Spec
-from selfplay.config.settings import SettingsError
+from selfplay.errors import RunEnds, SettingsError
 from selfplay.evaluation.held_out import EvaluationContext, validation, validation_score
 from selfplay.evaluation.word_drift import check_words
-from selfplay.metrics.ending import RunEnds
 from selfplay.partners.partners import Partners, check_spec
 from selfplay.rollout.seating import Partner, chosen_seats, read_spec
 

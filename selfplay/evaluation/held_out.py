@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from selfplay.atomic import write_atomically
-from selfplay.config.settings import SettingsError
 from selfplay.data.instances import HELD_OUT, VALIDATION, evaluation_instances
+from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import (
     EvaluationContext,
     evaluate,

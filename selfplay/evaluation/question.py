@@ -36,8 +36,9 @@ from selfplay.config.player_spec import (
     Spec,
     parse_shares,
 )
-from selfplay.config.settings import SettingsError, read_value
+from selfplay.config.settings import read_value
 from selfplay.data.instances import GENERATED, HELD_OUT, begun, evaluation_instances, read_instances
+from selfplay.errors import SettingsError
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.partners.checkpoints import (
     ONE_PROCESS,

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from dialop.rows import read_records
 from selfplay.config import EvalConfig, GameConfig
-from selfplay.config.settings import SettingsError
 from selfplay.distributed import World, gather_objects
+from selfplay.errors import SettingsError
 from selfplay.metrics.games import messages
 from selfplay.partners.checkpoints import nearest_beside
 from selfplay.rollout.episode import Episode

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from selfplay.errors import RunEnds
 from selfplay.learner.loss import LARGEST_LOG
-from selfplay.metrics.ending import RunEnds
 
 
 class EngineDisagrees(RunEnds):

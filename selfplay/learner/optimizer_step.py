@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from selfplay.distributed import all_reduce_sum, clip_grad_norm, gather_objects
+from selfplay.errors import RunEnds
 from selfplay.learner.batch import MicroBatch, micro_batches, num_weighed_tokens, split
 from selfplay.learner.learner import Learner, TokenMeans, UpdateSettings, even_out
 from selfplay.learner.mismatch import mismatch_metrics
 from selfplay.learner.objective import Part, denominator, not_finite, part_loss
-from selfplay.metrics.ending import RunEnds
 
 
 class NonFinite(RunEnds):

@@ -6,9 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-
-class RunEnds(RuntimeError):
-    """Ends the run with one line on stderr and status 1; the trainer's state is valid."""
+from selfplay.errors import RunEnds
 
 
 class Ending:

@@ -18,7 +18,7 @@ from typing import Any
 
 from selfplay.atomic import write_atomically
 from selfplay.config import TrackConfig
-from selfplay.config.settings import SettingsError
+from selfplay.errors import SettingsError
 from selfplay.metrics.console import step_line
 from selfplay.metrics.step import Pieces, game_record
 from selfplay.metrics.tracker import open_tracker

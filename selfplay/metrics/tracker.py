@@ -24,7 +24,7 @@ import yaml
 from dialop.shown import fenced, printable
 from selfplay.atomic import write_atomically
 from selfplay.config import TrackConfig
-from selfplay.config.settings import SettingsError
+from selfplay.errors import SettingsError
 
 Record = Mapping[str, Any]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, SCRIPTED
 from selfplay.config.watches import WatchConfig
-from selfplay.metrics.ending import RunEnds
+from selfplay.errors import RunEnds
 
 # Prefixes of the metrics that are scores with fixed partners.
 _FIXED = tuple(f"score/{kind}:" for kind in (SCRIPTED, CHECKPOINT, ENDPOINT))

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from selfplay.atomic import atomic_folder
 from selfplay.chat.rendering import make_rendering
-from selfplay.config.settings import SettingsError
+from selfplay.errors import SettingsError
 
 CACHE = Path(HF_HOME) / "selfplay-gguf"
 _CONVERSION = b"2"  # increase it when the conversion changes, so that old folders are not used

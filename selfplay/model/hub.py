@@ -13,11 +13,11 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 
-from selfplay.config.settings import SettingsError
+from selfplay.errors import SettingsError
 from selfplay.model.gguf import converted
 
 # The files of a model and its tokenizer, without pickles, code or a second copy of the weights.
-SETTINGS = "selfplay.yaml"  # the settings of a policy that `python -m selfplay.publish` wrote
+SETTINGS = "selfplay.yaml"  # the settings of a policy that `python -m selfplay.apps.publish` wrote
 FETCHED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", SETTINGS]
 NOT_FETCHED = ["*/*", "consolidated*"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from selfplay.config import LoraConfig
-from selfplay.config.settings import SettingsError
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, full_tensor, plus_product, reshard
+from selfplay.errors import SettingsError
 
 NAME = "default"  # peft's own name for the only adapter
 A, B = f".lora_A.{NAME}.", f".lora_B.{NAME}."

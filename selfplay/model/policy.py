@@ -29,8 +29,8 @@ from transformers.integrations import hub_kernels
 from transformers.utils.logging import set_tqdm_hook
 
 from selfplay.config import LoraConfig, ScratchConfig
-from selfplay.config.settings import SettingsError
 from selfplay.distributed import World, fill_shards, run_as_forward, shard, vocab_shard
+from selfplay.errors import SettingsError
 from selfplay.model.attention import NAME as PACKED
 from selfplay.model.attention import packed_kwargs, register_packed_attention
 from selfplay.model.families import logit_rule

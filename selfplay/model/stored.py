@@ -24,7 +24,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from selfplay.config.settings import SettingsError
+from selfplay.errors import SettingsError
 from selfplay.model.hub import tensor_files
 
 Box = tuple[slice, ...]

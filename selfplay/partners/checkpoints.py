@@ -11,7 +11,8 @@ from typing import Any
 from dialop.specs import closest
 from selfplay.checkpoint import policies
 from selfplay.config import GameConfig
-from selfplay.config.settings import SettingsError, load, read_value
+from selfplay.config.settings import load, read_value
+from selfplay.errors import SettingsError
 from selfplay.model.hub import SETTINGS, check_weights, is_hub_name, local_folder
 
 # Overrides of a run's settings for an evaluation, which may use another number of ranks.
@@ -77,7 +78,7 @@ def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
 
 
 def _published(folder: Path) -> Path | None:
-    """The settings file of a folder that `python -m selfplay.publish` wrote; it may have moved."""
+    """The settings file of a folder that `selfplay.apps.publish` wrote; it may have moved."""
     settings = folder / SETTINGS
     return settings if settings.is_file() else None
 

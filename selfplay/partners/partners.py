@@ -19,13 +19,13 @@ from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.checkpoint import export_atomically
 from selfplay.config import Config, GameConfig
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, PERSON, POOL, SELF, Spec, parse_shares
-from selfplay.config.settings import SettingsError
 from selfplay.data.seeds import named_seed, pick
 from selfplay.distributed import World, gather_objects, on_first_rank
 from selfplay.engines.base import Engine
 from selfplay.engines.endpoint import Endpoint, endpoint_key
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.router import EngineRouter, Frozen
+from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
 from selfplay.model.policy import DTYPES, described_in, load_model
 from selfplay.partners import policy_pool

@@ -36,12 +36,12 @@ from selfplay.config import (
     ParallelConfig,
     RolloutConfig,
 )
-from selfplay.config.settings import SettingsError
 from selfplay.credit.sample import Sample
 from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.distributed import World, broadcast_object, reshard
 from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.engines.base import Engine, Request, Sampling
+from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import check_room
 from selfplay.learner.batch import pack
 from selfplay.learner.learner import Learner, batch_logprobs

@@ -28,10 +28,11 @@ from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, Mo
 from selfplay.config.play import options_type
 from selfplay.config.player_spec import ENDPOINT, Spec, parse_shares, parse_spec
 from selfplay.config.secrets import check_absent, hidden, names_key
-from selfplay.config.settings import SettingsError, describe, read_value
+from selfplay.config.settings import describe, read_value
 from selfplay.data.instances import TOKENIZER, generated, imitated_people
 from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.engines.endpoint import check_address, endpoint_key
+from selfplay.errors import SettingsError
 from selfplay.metrics.tracker import check_tracker
 from selfplay.model.hub import check_weights, local_folder
 from selfplay.model.policy import described_in

@@ -15,14 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 
-from selfplay.engines.base import (
-    Completion,
-    Engine,
-    EngineFault,
-    Request,
-    Sampling,
-    check_count,
-)
+from selfplay.engines.base import Completion, Engine, Request, Sampling, check_count
+from selfplay.errors import EngineFault
 from selfplay.rollout.branches import play_branching
 from selfplay.rollout.episode import (
     VOID,

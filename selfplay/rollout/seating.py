@@ -14,8 +14,8 @@ from dialop.specs import nearest
 from selfplay.chat.rendering import Rendering
 from selfplay.config import COMPARED_IN_GROUPS, Config, GameConfig, RolloutConfig
 from selfplay.config.player_spec import POOL, SCRIPTED, SELF, Spec, parse_shares, parse_spec
-from selfplay.config.settings import SettingsError
 from selfplay.data.seeds import named_seed, pick
+from selfplay.errors import SettingsError
 from selfplay.rollout.branches import branching_of
 from selfplay.rollout.episode import GameSetup
 from selfplay.rollout.players import Player, PolicyPlayer, ScriptedPartner, Teacher

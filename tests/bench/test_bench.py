@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import HANG_S
-from tiny_run import finished
 
 from bench import branch_variance, imitation_loss, loop, readings, rollout, table
 from selfplay.chat.rendering import make_rendering
@@ -22,6 +20,8 @@ from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import scripted_games
 from selfplay.warm_start import scratch_tokenizer
+from tests.helpers.processes import HANG_S
+from tests.helpers.tiny_run import finished
 
 ROOT = Path(__file__).resolve().parents[2]
 

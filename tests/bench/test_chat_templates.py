@@ -4,9 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from chat_families import TEMPLATES
 
 from bench.chat_templates import main, outcome
+from tests.helpers.chat_families import TEMPLATES
 
 EXPECTED = {
     "qwen25": "extended",

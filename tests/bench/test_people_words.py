@@ -5,12 +5,12 @@ import math
 from pathlib import Path
 
 import pytest
-from dialop_boards import record_of, write_records
 from transformers import AutoTokenizer
 
 from bench import people_words
 from dialop.matching.generate import MatchingRecipe, generate_instance
 from selfplay.config import load_config
+from tests.helpers.dialop_boards import record_of, write_records
 
 CONFIG = """\
 model: {scratch: {tokenizer_games: 20, width: 32, layers: 1, heads: 2, kv_heads: 2,

@@ -9,4 +9,4 @@ import pytest
 @pytest.fixture(scope="module")
 def bridge(request: pytest.FixtureRequest) -> ModuleType:
     """`dialop.bridges.NAME` in `test_NAME.py`."""
-    return import_module(f"dialop.bridges.{request.module.__name__.removeprefix('test_')}")
+    return import_module(f"dialop.bridges.{request.path.stem.removeprefix('test_')}")

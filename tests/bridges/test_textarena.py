@@ -5,15 +5,15 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from small_games import play_one
 
 from dialop.checks import check_kit
 from dialop.kit import Kit, load_kit
 from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, RewardConfig, load_config
-from selfplay.config.settings import SettingsError
 from selfplay.credit.advantages import reward_samples
+from selfplay.errors import SettingsError
 from selfplay.rollout.episode import Episode, Limits
+from tests.helpers.small_games import play_one
 
 NAME = "textarena:TicTacToe-v0"
 

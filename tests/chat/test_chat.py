@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-from chat_families import ANEW, FAMILIES, REFUSED, Family, make_tokenizer, tokenizer_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jinja2.exceptions import TemplateError
@@ -15,7 +14,15 @@ from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.template import CHATML, CLOCK, Template, say
 from selfplay.chat.thinking import CLOSE, think
 from selfplay.chat.tokenizer import train_tokenizer
-from selfplay.config.settings import SettingsError
+from selfplay.errors import SettingsError
+from tests.helpers.chat_families import (
+    ANEW,
+    FAMILIES,
+    REFUSED,
+    Family,
+    make_tokenizer,
+    tokenizer_of,
+)
 
 # Any text without lone surrogates and without the characters that begin special tokens.
 PLAIN = st.text(st.characters(exclude_categories=["Cs"]), max_size=40).filter(

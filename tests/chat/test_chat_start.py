@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
-from chat_families import FAMILIES, REFUSED, Family, make_tokenizer
-from tiny_run import TINY, tiny_model
 
 import eval as evaluation
 import train
 from selfplay.config import load_config
 from selfplay.distributed import init_world
 from selfplay.setup import read_template
+from tests.helpers.chat_families import FAMILIES, REFUSED, Family, make_tokenizer
+from tests.helpers.tiny_run import TINY, tiny_model
 
 
 def folder_with(family: Family, folder: Path) -> Path:

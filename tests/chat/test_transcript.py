@@ -1,9 +1,9 @@
 """Transcripts: which tokens are masked or trained, and that forks are independent."""
 
 import pytest
-from small_games import tokens
 
 from selfplay.chat.transcript import Span, Transcript
+from tests.helpers.small_games import tokens
 
 
 def two_turns() -> Transcript:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import PPO_RUN, finished
 
 from selfplay.checkpoint.saving import learner_state
 from selfplay.config import OptimConfig
 from selfplay.learner.optimizer import make_optimizer
+from tests.helpers.tiny_run import PPO_RUN, finished
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -1,10 +1,11 @@
 """A checkpoint written on one mesh is read on any other, whole."""
 
 import pytest
-from processes import two_ranks
-from shared_work import slow_except
-from tiny_run import GRADIENT
-from tolerance import tolerance
+
+from tests.helpers.processes import two_ranks
+from tests.helpers.shared_work import slow_except
+from tests.helpers.tiny_run import GRADIENT
+from tests.helpers.tolerance import tolerance
 
 FAST = ("weights",)
 # An iteration of Muon multiplies a singular value, and its rounding, by 3.4445 at most.

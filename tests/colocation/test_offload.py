@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tiny_run import CPU, tiny_model
 
 from selfplay.colocation.offload import HostStore, Offload
 from selfplay.config import OptimConfig, ParallelConfig
 from selfplay.distributed import init_world
 from selfplay.learner.learner import Learner
 from selfplay.learner.optimizer import make_optimizer
+from tests.helpers.tiny_run import CPU, tiny_model
 
 
 def held_bytes(tensors: list[torch.Tensor]) -> int:

@@ -7,13 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_engine import DEATH, KINDS, TIMEOUT_S, Faults, FaultyHF, spoilt, wait_for_nothing
-from run_folders import evaluated
-from scripted_engine import StreamEngine, WaveEngine
-from small_games import LIMITS, SAMPLING
-from small_updates import config_of, learner_of
-from test_rollout import GAMES, hand_setups, prepared
-from tiny_run import begin_warm, finished, metrics_of, run_tiny, tiny_model
 
 import eval as evaluation
 import train
@@ -25,10 +18,26 @@ from selfplay.colocation.offload import Offload
 from selfplay.colocation.restarts import MAX_FAILURES, Restarts
 from selfplay.config import ParallelConfig
 from selfplay.data.seeds import named_seed
-from selfplay.engines.base import Completion, EngineFault, Request, Sampling
+from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.errors import EngineFault
 from selfplay.learner.mismatch import EngineDisagrees
 from selfplay.rollout.driver import FinishedGames, play_games
 from selfplay.rollout.episode import Episode
+from tests.helpers.faulty_engine import (
+    DEATH,
+    KINDS,
+    TIMEOUT_S,
+    Faults,
+    FaultyHF,
+    spoilt,
+    wait_for_nothing,
+)
+from tests.helpers.run_folders import evaluated
+from tests.helpers.scripted_engine import StreamEngine, WaveEngine
+from tests.helpers.small_games import LIMITS, SAMPLING
+from tests.helpers.small_updates import config_of, learner_of
+from tests.helpers.tiny_run import begin_warm, finished, metrics_of, run_tiny, tiny_model
+from tests.rollout.test_rollout import GAMES, hand_setups, prepared
 
 # --- one rollout --------------------------------------------------------------------------------
 

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_updates import config_of, learner_of, settings_of, some_samples
-from tiny_run import VOCAB, begin_warm, finished, metrics_of, run_tiny, tiny_model, trainer_logprobs
 from transformers import PreTrainedModel
 
 import train
@@ -37,6 +35,16 @@ from selfplay.learner.learner import Learner
 from selfplay.learner.mismatch import EngineDisagrees
 from selfplay.learner.policy_update import update_policy
 from selfplay.metrics.ending import Ending
+from tests.helpers.small_updates import config_of, learner_of, settings_of, some_samples
+from tests.helpers.tiny_run import (
+    VOCAB,
+    begin_warm,
+    finished,
+    metrics_of,
+    run_tiny,
+    tiny_model,
+    trainer_logprobs,
+)
 
 # --- the statistic ------------------------------------------------------------------------------
 

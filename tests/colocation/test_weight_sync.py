@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from engine_layout import engine_layout
 from torch import nn
 
 from selfplay.colocation import weight_sync as sync
 from selfplay.distributed import gather_flat
 from selfplay.engines.sglang import weights as sglang_push
+from tests.helpers.engine_layout import engine_layout
 
 SIZES = {"a": torch.Size([4]), "b": torch.Size([2, 3]), "c": torch.Size([20]), "d": torch.Size([1])}
 

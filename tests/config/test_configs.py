@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from selfplay.config import Config, load_config
-from selfplay.config.settings import SettingsError, describe
+from selfplay.config.settings import describe
+from selfplay.errors import SettingsError
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
 

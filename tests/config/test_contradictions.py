@@ -3,7 +3,7 @@
 import pytest
 
 from selfplay.config import load_config
-from selfplay.config.settings import SettingsError
+from selfplay.errors import SettingsError
 from selfplay.rollout.seating import check_players
 
 BASE = ("model.scratch={}", "rollout.max_game_tokens=1000", "game.scale=false")

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from tiny_run import run_tiny
 
 import eval as evaluation
 from selfplay.config import load_config
 from selfplay.config.secrets import check_body, check_url, hidden
-from selfplay.config.settings import SettingsError
+from selfplay.errors import SettingsError
+from tests.helpers.tiny_run import run_tiny
 
 KEY = "planted-4711-key"
 URLS = (

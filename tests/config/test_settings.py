@@ -11,17 +11,9 @@ from hypothesis import strategies as st
 
 from selfplay.config import Config as RunConfig
 from selfplay.config import load_config
-from selfplay.config.settings import (
-    SettingsError,
-    describe,
-    difference,
-    dump,
-    key,
-    load,
-    renamed_keys,
-    section,
-)
+from selfplay.config.settings import describe, difference, dump, key, load, renamed_keys, section
 from selfplay.config.tree import load_tree, rule_sources
+from selfplay.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from dialop_boards import BEST, BRIEF, SMALL, WORST
 
 from dialop.game import Outcome
 from dialop.matching.game import MatchingGame
@@ -22,6 +21,7 @@ from selfplay.credit.baselines import batch_moments, leave_one_out, moved_averag
 from selfplay.credit.rewards import seat_reward
 from selfplay.credit.sample import Sample
 from selfplay.rollout.episode import Episode, Turn
+from tests.helpers.dialop_boards import BEST, BRIEF, SMALL, WORST
 
 NO_STD = AlgorithmConfig(method="dr_grpo")
 

@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_server import Answer, chat_server
-from collab_tasks import NUMBER, talked
-from tiny_run import metrics_of
 
 from dialop.game import Prompt
 from selfplay.chat.transcript import Transcript
 from selfplay.config import CollabConfig, Config, RewardConfig, load_config
-from selfplay.config.settings import SettingsError
 from selfplay.credit.returns import branch_samples
 from selfplay.credit.rewards import collab_parts, part_sums, seat_reward
 from selfplay.distributed import init_world
+from selfplay.errors import SettingsError
 from selfplay.metrics.games import game_sums
 from selfplay.partners.judge import judge_interactivity, make_judge, read_mark
 from selfplay.rollout.driver import RolloutStats
 from selfplay.rollout.episode import BranchPoint, Episode, Turn
+from tests.helpers.chat_server import Answer, chat_server
+from tests.helpers.collab_tasks import NUMBER, talked
+from tests.helpers.tiny_run import metrics_of
 
 TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny_collab.yaml"
 STATS = RolloutStats(0, 0, 0.0)

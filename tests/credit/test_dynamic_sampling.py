@@ -7,9 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from processes import two_ranks
-from test_advantages import episode, said
-from tiny_run import RUNS, finished, metrics_of, run_warm, same_weights
 
 from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
 from selfplay.credit.advantages import assign_advantages, reward_samples
@@ -17,6 +14,9 @@ from selfplay.credit.dynamic_sampling import Played, play_full
 from selfplay.distributed import init_world
 from selfplay.rollout.driver import RolloutStats
 from selfplay.rollout.episode import Episode
+from tests.credit.test_advantages import episode, said
+from tests.helpers.processes import two_ranks
+from tests.helpers.tiny_run import RUNS, finished, metrics_of, run_warm, same_weights
 
 METHODS = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "ema")
 

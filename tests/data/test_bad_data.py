@@ -15,9 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from collab_tasks import NUMBER
-from dialop_boards import SCALED, SMALL
-from test_starts import RECORD
 
 import eval as eval_door
 import train as train_door
@@ -27,9 +24,12 @@ from dialop.matching.generate import MatchingRecipe
 from dialop.matching.kit import generate
 from dialop.matching.store import read_instances, write_instances
 from dialop.rows import MAX_FILE_BYTES, MAX_LINE_BYTES
-from selfplay.config.settings import SettingsError
 from selfplay.data import prepare_collab as collab
+from selfplay.errors import SettingsError
 from selfplay.metrics.step_log import StepLog
+from tests.dialop.test_starts import RECORD
+from tests.helpers.collab_tasks import NUMBER
+from tests.helpers.dialop_boards import SCALED, SMALL
 
 SETTINGS = """
 threads: 1

@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from collab_tasks import DOUBLE, LETTER, NUMBER
 
 from dialop.collab.grading import grade
 from dialop.collab.published import instances_of
 from dialop.collab.script import content_words, sentences
 from dialop.collab.store import read_instances, write_instances
 from selfplay.data.prepare_collab import main, rows_of
+from tests.helpers.collab_tasks import DOUBLE, LETTER, NUMBER
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "collab" / "tasks.jsonl"
 MULTI: dict[str, Any] = {

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from processes import seconds_until_gone
 
 from selfplay.config import Config, load_config
 from selfplay.data.prefetch import Prefetcher
 from selfplay.data.stream import TrainStream
+from tests.helpers.processes import seconds_until_gone
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = "data.curriculum=[{until_step: 2, size: 2, share: 0.5}]"
@@ -69,20 +69,19 @@ def test_a_worker_that_fails_or_is_killed_stops_the_run(capfd: pytest.CaptureFix
 def test_workers_end_with_a_killed_trainer() -> None:
     script = (
         "import time\n"
-        "from test_prefetch import config_of\n"
+        "from tests.data.test_prefetch import config_of\n"
         "from selfplay.data.stream import TrainStream\n"
         "stream = TrainStream(config_of('data.processes=2'))\n"
         "stream.step(0, range(4))\n"
         "print(*[worker.pid for worker in stream._prefetcher._workers], flush=True)\n"
         "time.sleep(60)\n"
     )
-    paths = [ROOT, Path(__file__).parent, ROOT / "tests" / "helpers"]
     trainer = subprocess.Popen(
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,
         cwd=ROOT,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     workers = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]
     assert len(workers) == 2 and all(worker.is_running() for worker in workers)

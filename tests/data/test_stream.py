@@ -10,8 +10,8 @@ import pytest
 
 from dialop.matching.store import write_instances
 from selfplay.config import Config, load_config
-from selfplay.config.settings import SettingsError
 from selfplay.data.stream import TrainStream
+from selfplay.errors import SettingsError
 
 BOARD = ["game.size=3", "game.scale=false", "game.keep=all", "rollout.max_game_tokens=1000"]
 

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import three_rooms
-from three_rooms import CLERK, Instance, Options, ThreeRooms, View
 
 from dialop import checks
 from dialop.checks import Result, check_kit
 from dialop.cli import main
 from dialop.game import Outcome, Prompt, Step
 from dialop.kit import Kit, games
+from tests.helpers import three_rooms
+from tests.helpers.three_rooms import CLERK, Instance, Options, ThreeRooms, View
 
 
 def results_of(**parts: Any) -> dict[str, Result]:
@@ -42,7 +42,7 @@ def test_the_games_of_this_package_pass(name: str, capsys: pytest.CaptureFixture
 
 
 def test_a_module_passes_and_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "three_rooms"]) == 0
+    assert main(["check", "tests.helpers.three_rooms"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10 and all(line.startswith("ok ") for line in lines)
 

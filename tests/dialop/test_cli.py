@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dialop_boards import BEST, FULL, SCALED, SMALL, human_games
 
 from dialop.cli import answer_lines, main
 from dialop.kit import load_kit
 from dialop.matching.game import MatchingGame
 from dialop.matching.store import read_instances, write_instances
+from tests.helpers.dialop_boards import BEST, FULL, SCALED, SMALL, human_games
 
 
 def answers(lines: bytes) -> list[dict[str, Any]]:

@@ -1,10 +1,10 @@
 """The rules of a collaboration: turns, endings, refused moves, and what stays hidden."""
 
 import pytest
-from collab_tasks import BRIEF, DOUBLE, FULL, LETTER, NUMBER, talked
 
 from dialop.collab.game import CollabGame
 from dialop.collab.task import CollabInstance, CollabOptions
+from tests.helpers.collab_tasks import BRIEF, DOUBLE, FULL, LETTER, NUMBER, talked
 
 
 def test_an_end_by_the_user_earns_nothing() -> None:

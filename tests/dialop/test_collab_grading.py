@@ -4,9 +4,9 @@ import math
 from dataclasses import replace
 
 import pytest
-from collab_tasks import DOUBLE, LETTER, NUMBER, talked
 
 from dialop.collab.grading import bleu, code_of, equal_values, grade, interactivity
+from tests.helpers.collab_tasks import DOUBLE, LETTER, NUMBER, talked
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
 """The scripted user tells only what it is asked for; asking scores more than guessing."""
 
-from collab_tasks import LETTER, talked
-
 from dialop.collab.game import CollabGame
 from dialop.collab.numbers import hidden_number, solve
 from dialop.collab.script import make_scripted, untold
 from dialop.collab.task import ASSISTANT, USER, CollabInstance, CollabOptions
+from tests.helpers.collab_tasks import LETTER, talked
 
 
 def user_says(instance: CollabInstance, *texts: str, spec: str = "user", seed: int = 0) -> str:

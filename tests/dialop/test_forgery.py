@@ -6,8 +6,6 @@ This holds in every game and style, live or restored.
 from typing import Any
 
 import pytest
-from dialop_boards import BEST, WORST, play
-from hand_games import BEST_PLAN, HAND_GAMES, Moves, trip
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +14,8 @@ from dialop.matching.game import MatchingGame
 from dialop.matching.generate import MatchingRecipe
 from dialop.matching.kit import generate
 from dialop.matching.scripted import make_scripted
+from tests.helpers.dialop_boards import BEST, WORST, play
+from tests.helpers.hand_games import BEST_PLAN, HAND_GAMES, Moves, trip
 
 Case = tuple[str, bool, int, int, int, str]
 LETTER = "collab, ended by the user"

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
 
 from dialop.logged import Rules
 from dialop.matching.game import MatchingGame
+from tests.helpers.dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
 
 
 def test_golden_brief_game() -> None:

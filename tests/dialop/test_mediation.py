@@ -4,8 +4,6 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from dialop_boards import play
-from mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, at, proposal
 
 from dialop.game import PlayerError
 from dialop.logged import Rules
@@ -17,6 +15,8 @@ from dialop.mediation.records import AGENT, AgentView, Event, MediationInstance,
 from dialop.mediation.score import overlap, pair_costs, pair_scores
 from dialop.mediation.search import with_references
 from dialop.mediation.texts import span_text, time_text
+from tests.helpers.dialop_boards import play
+from tests.helpers.mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, at, proposal
 
 OPENING = [(0, "[message] Morning, please."), (1, "[message] Anything.")]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from mediation_games import SMALL
 
 from dialop.mediation.generate import MediationRecipe
 from dialop.mediation.kit import generate
 from dialop.mediation.score import conflicts, pair_scores
 from dialop.mediation.search import with_references
 from dialop.mediation.store import instance_from_dict, plain, read_instances, write_instances
+from tests.helpers.mediation_games import SMALL
 
 TINY = MediationRecipe(days=1, keep_flights=3, events=3, p_shared=0.0, max_price_pref=0)
 

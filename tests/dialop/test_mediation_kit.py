@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dialop_boards import human_games
 
 from dialop.kit import load_kit
 from dialop.mediation.kit import Options
 from selfplay.config import load_config
 from selfplay.evaluation.evaluate import evaluate_people
+from tests.helpers.dialop_boards import human_games
 
 KIT = load_kit("mediation")
 

@@ -5,15 +5,15 @@ import json
 from typing import Any
 
 import pytest
-from dialop_boards import human_games
-from mediation_games import BRIEF, FULL, SILENT
-from recorded_games import begun
 
 from dialop.mediation.game import MediationGame
 from dialop.mediation.recorded import instance_from_record, moves_from_record, replay
 from dialop.mediation.records import AGENT, Act
 from dialop.mediation.store import read_instances
 from dialop.rows import read_records
+from tests.helpers.dialop_boards import human_games
+from tests.helpers.mediation_games import BRIEF, FULL, SILENT
+from tests.helpers.recorded_games import begun
 
 
 @pytest.fixture(scope="module")

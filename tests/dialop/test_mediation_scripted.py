@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from dialop_boards import play
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, proposal
 
 from dialop.kit import load_kit
 from dialop.logged import Rules
@@ -22,6 +20,8 @@ from dialop.mediation.kit import generate
 from dialop.mediation.records import AGENT, AgentView, Costs, MediationInstance, UserView
 from dialop.mediation.scripted import make_scripted
 from dialop.mediation.statements import count_true, read_statements
+from tests.helpers.dialop_boards import play
+from tests.helpers.mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, proposal
 
 INSTANCES = generate(MediationRecipe(), seed=1_000_003, num=60)
 SPECS = ("random", "solo", "honest", "honest:tell=top", "honest:tell=calendar,probe=1")

@@ -4,14 +4,25 @@ from dataclasses import replace
 from itertools import pairwise, permutations
 
 import pytest
-from dialop_boards import play
-from planning_cities import BEST, BRIEF, FULL, HAND, ONE, PLAN, PREFERENCES, SILENT, SITES, new_game
 
 from dialop.planning.board import PlanningInstance, PlanningOptions
 from dialop.planning.game import PlanningGame
 from dialop.planning.generate import PlanningRecipe
 from dialop.planning.kit import generate
 from dialop.planning.score import all_totals, check_reference, score_range, sheet_of
+from tests.helpers.dialop_boards import play
+from tests.helpers.planning_cities import (
+    BEST,
+    BRIEF,
+    FULL,
+    HAND,
+    ONE,
+    PLAN,
+    PREFERENCES,
+    SILENT,
+    SITES,
+    new_game,
+)
 
 HELLO = (0, "[message] I like live music.")
 LOOK = (1, "[tool] Search(fields=[live music, price])")

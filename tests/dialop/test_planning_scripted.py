@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dialop_boards import human_games, play
-from planning_cities import BRIEF, FULL, HAND, PLAN, PREFERENCES, SILENT, new_game
 
 from dialop.kit import load_kit
 from dialop.planning.board import PlanningInstance, PlanningOptions
@@ -18,6 +16,8 @@ from dialop.planning.kit import Options, generate
 from dialop.planning.recorded import read_recorded, recorded_tally
 from dialop.planning.scripted import NAMES, make_scripted
 from dialop.rows import read_records
+from tests.helpers.dialop_boards import human_games, play
+from tests.helpers.planning_cities import BRIEF, FULL, HAND, PLAN, PREFERENCES, SILENT, new_game
 
 SIMPLE = PlanningRecipe(sites=6, slots=1, preferences=2, distance=False, simple=True)
 CITIES = generate(PlanningRecipe(), seed=21, num=40)

@@ -5,12 +5,12 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_cities import SITES
 
 from dialop.game import PlayerError
 from dialop.planning.board import Site
 from dialop.planning.generate import PlanningRecipe, generate_instance
 from dialop.planning.search import MAX_QUERY, NO_RESULTS, parse_query, search
+from tests.helpers.planning_cities import SITES
 
 CITY = generate_instance(PlanningRecipe(), seed=1, index=0).sites
 

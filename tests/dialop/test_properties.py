@@ -5,13 +5,23 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from dialop_boards import play
-from hand_games import BEST, BEST_PLAN, HAND_GAMES, ODD, PLAN, TAGS, Moves, comparable, trip
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dialop.checks import Case, Played, check_plays
 from dialop.kit import load_kit
+from tests.helpers.dialop_boards import play
+from tests.helpers.hand_games import (
+    BEST,
+    BEST_PLAN,
+    HAND_GAMES,
+    ODD,
+    PLAN,
+    TAGS,
+    Moves,
+    comparable,
+    trip,
+)
 
 every_game = pytest.mark.parametrize("name", HAND_GAMES)
 

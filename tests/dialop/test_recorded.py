@@ -5,8 +5,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from dialop_boards import BRIEF, FULL, human_games, play
-from recorded_games import begun
 
 from dialop.matching.game import MatchingGame
 from dialop.matching.proposal import render_proposal
@@ -15,6 +13,8 @@ from dialop.matching.roster import PAPERS, REVIEWERS
 from dialop.matching.solve import best_pairs
 from dialop.matching.store import read_instances
 from dialop.rows import read_records
+from tests.helpers.dialop_boards import BRIEF, FULL, human_games, play
+from tests.helpers.recorded_games import begun
 
 OTHER_ROSTER = 16  # line 17 of the file
 

@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_abuses import FAKES, HONEST, PROBES
-from shared_work import slow_except
 
 from dialop.collab import sandbox
 from dialop.collab.sandbox import NoWall, available_wall, passes
@@ -23,6 +21,8 @@ from dialop.collab.store import write_instances
 from dialop.collab.task import CollabInstance
 from selfplay.config import GameConfig
 from selfplay.data.instances import read_instances
+from tests.helpers.sandbox_abuses import FAKES, HONEST, PROBES
+from tests.helpers.shared_work import slow_except
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = sorted({name.partition(":")[0] for name in PROBES})

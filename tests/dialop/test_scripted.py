@@ -6,7 +6,6 @@ from itertools import combinations, permutations
 
 import numpy as np
 import pytest
-from dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
 
 from dialop.logged import Rules
 from dialop.matching.game import MatchingGame, MatchingInstance
@@ -22,6 +21,7 @@ from dialop.matching.pooling import (
     swaps,
 )
 from dialop.matching.scripted import ScriptedPlayer, make_scripted
+from tests.helpers.dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
 
 TINY = MatchingRecipe(size=2, p_observed=0.5, scale=False, max_value=10, keep="exactly_one")
 FULL_THINKING = Rules(private_reasoning=True)

@@ -6,16 +6,13 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from chat_server import Answer, chat_server
-from dialop_boards import FULL, SMALL, play
-from test_report import record, turn
-from tiny_run import run_tiny
 
 from dialop.cli import main
 from dialop.collab.store import write_instances as write_tasks
 from dialop.collab.task import CollabInstance
 from dialop.matching.game import MatchingGame
 from dialop.shown import on_one_line, printable
+from selfplay.apps.report.charts import curves_svg
 from selfplay.config import EndpointConfig
 from selfplay.engines.base import Message, Request
 from selfplay.engines.endpoint import Endpoint
@@ -23,8 +20,11 @@ from selfplay.evaluation.evaluate import Evaluation
 from selfplay.evaluation.game_text import game_text
 from selfplay.evaluation.question import pair_name
 from selfplay.evaluation.report import Report, markdown, matrix_text, report_text
-from selfplay.report.charts import curves_svg
 from selfplay.rollout.text_players import PersonPlayer
+from tests.evaluation.test_report import record, turn
+from tests.helpers.chat_server import Answer, chat_server
+from tests.helpers.dialop_boards import FULL, SMALL, play
+from tests.helpers.tiny_run import run_tiny
 
 # Clear the screen (also in 8 bits), overwrite the line, reverse the text, ring a bell, set a title.
 STEERING = "\x1b[2J\x9b2J\rover\u202eback\u2066\x07\x1b]0;title\x07\x7f\u2028\x85\ud800"

@@ -6,12 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_families import tokenizer_of
-from dialop_boards import BRIEF, FULL, SMALL, human_games, record_of, write_records
-from recorded_games import begun
-from run_folders import evaluated
-from small_games import LIMITS, SAMPLING, Proposes, games_of
-from tiny_run import metrics_of, run_warm
 
 import eval as door
 from dialop.kit import Entries
@@ -27,6 +21,12 @@ from selfplay.config import Config, load_config
 from selfplay.data.stream import TrainStream
 from selfplay.evaluation.question import find_games, find_start
 from selfplay.rollout.driver import play_games
+from tests.helpers.chat_families import tokenizer_of
+from tests.helpers.dialop_boards import BRIEF, FULL, SMALL, human_games, record_of, write_records
+from tests.helpers.recorded_games import begun
+from tests.helpers.run_folders import evaluated
+from tests.helpers.small_games import LIMITS, SAMPLING, Proposes, games_of
+from tests.helpers.tiny_run import metrics_of, run_warm
 
 OTHER_ROSTER = 16  # line 17 of the file names other reviewers
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from dialop_boards import BRIEF, FULL, SMALL
 
 from dialop.logged import Rules
 from dialop.matching import wording
@@ -10,6 +9,7 @@ from dialop.matching.game import MatchingGame, MatchingInstance
 from dialop.matching.generate import MatchingRecipe, generate_instance
 from dialop.matching.pooling import own_cells
 from dialop.matching.statements import count_true, stated_cells
+from tests.helpers.dialop_boards import BRIEF, FULL, SMALL
 
 EIGHT = generate_instance(MatchingRecipe(keep="all"), seed=5, index=0)
 AVA_BLEU, AVA_ELECTRA, DANIEL_BLEU, DANIEL_ELECTRA = (0, 0), (0, 1), (1, 0), (1, 1)

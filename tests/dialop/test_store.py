@@ -5,12 +5,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dialop_boards import SCALED, SMALL
-from hand_games import HAND_GAMES
 
 from dialop.kit import load_kit
 from dialop.matching.store import read_instances, write_instances
 from dialop.rows import read_records
+from tests.helpers.dialop_boards import SCALED, SMALL
+from tests.helpers.hand_games import HAND_GAMES
 
 
 @pytest.mark.parametrize("name", HAND_GAMES)

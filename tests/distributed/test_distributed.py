@@ -8,10 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from mesh_worker import AGGREGATIONS, FAST
-from processes import measured_by, two_ranks
-from shared_work import slow_except
-from tolerance import tolerance
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -25,6 +21,10 @@ from selfplay.distributed.tensor_parallel import _checked_plan, divide
 from selfplay.distributed.world import check_size, data_parallel_size
 from selfplay.learner.batch import pack
 from selfplay.model.policy import hidden_states, scratch_model
+from tests.helpers.mesh_worker import AGGREGATIONS, FAST
+from tests.helpers.processes import measured_by, two_ranks
+from tests.helpers.shared_work import slow_except
+from tests.helpers.tolerance import tolerance
 
 SHAPE = ScratchConfig(
     width=16, layers=4, heads=4, kv_heads=2, mlp_width=24, max_positions=32, vocab_size=20

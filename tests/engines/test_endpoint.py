@@ -8,25 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_server import Answer, chat_server
-from dialop_boards import FULL, SMALL
-from scripted_engine import WaveEngine
-from small_games import Proposes, ProposesInAStream, boards, config_of, games_of
-from tiny_run import metrics_of, run_tiny, run_warm
 
 from dialop.matching.game import MatchingGame
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, EndpointConfig
 from selfplay.config.player_spec import parse_spec
-from selfplay.config.settings import SettingsError
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Message, Request, Sampling
 from selfplay.engines.endpoint import Endpoint, _retry_after_s
+from selfplay.errors import SettingsError
 from selfplay.metrics.step import game_measures, tally
 from selfplay.partners.partners import Partners
 from selfplay.rollout.driver import RolloutStats, play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits
+from tests.helpers.chat_server import Answer, chat_server
+from tests.helpers.dialop_boards import FULL, SMALL
+from tests.helpers.scripted_engine import WaveEngine
+from tests.helpers.small_games import Proposes, ProposesInAStream, boards, config_of, games_of
+from tests.helpers.tiny_run import metrics_of, run_tiny, run_warm
 
 FAST = EndpointConfig(timeout_s=1.0, retries=2, backoff_s=0.01, max_backoff_s=0.05)
 

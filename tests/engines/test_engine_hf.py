@@ -8,8 +8,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tiny_run import FORWARD, LOGPROB, VOCAB, tiny_model, trainer_logprobs
-from tolerance import assert_near, near
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from selfplay.credit.sample import Sample
@@ -17,6 +15,8 @@ from selfplay.engines import text_tree
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.hf import HFEngine, first_batch
 from selfplay.model.attention import register_packed_attention
+from tests.helpers.tiny_run import FORWARD, LOGPROB, VOCAB, tiny_model, trainer_logprobs
+from tests.helpers.tolerance import assert_near, near
 
 # Many stop tokens, so that an untrained model meets one soon.
 STOPS = tuple(range(30))

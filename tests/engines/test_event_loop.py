@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from selfplay.engines.base import EngineFault
 from selfplay.engines.sglang.event_loop import EngineLoop
+from selfplay.errors import EngineFault
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_folders import evaluated
-from tiny_run import finished, run_warm, write_tiny
 
 from eval import main as run_eval
 from selfplay.config import load_config
@@ -16,6 +14,8 @@ from selfplay.evaluation.evaluate import Evaluation
 from selfplay.evaluation.question import find_config, pair_name, split_list
 from selfplay.evaluation.report import Report, lost_together, markdown, matrix_text
 from selfplay.partners.checkpoints import Source
+from tests.helpers.run_folders import evaluated
+from tests.helpers.tiny_run import finished, run_warm, write_tiny
 
 
 @pytest.fixture(scope="module")

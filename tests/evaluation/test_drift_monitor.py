@@ -9,10 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_families import tokenizer_of
-from dialop_boards import BEST, SMALL, WORST
-from scripted_engine import WaveEngine
-from tiny_run import RUNS, finished, go_on_from, metrics_of, run_tiny
 
 from dialop.matching.store import write_instances
 from selfplay.atomic import atomic_folder
@@ -31,6 +27,10 @@ from selfplay.evaluation.drift_monitor import (
 from selfplay.evaluation.held_out import EvaluationContext, validation
 from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
 from selfplay.rollout.seating import Partner
+from tests.helpers.chat_families import tokenizer_of
+from tests.helpers.dialop_boards import BEST, SMALL, WORST
+from tests.helpers.scripted_engine import WaveEngine
+from tests.helpers.tiny_run import RUNS, finished, go_on_from, metrics_of, run_tiny
 
 # --- the verdict --------------------------------------------------------------------------------
 

@@ -6,9 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dialop_boards import SMALL, human_games, record_of
-from family_models import random_folder
-from run_folders import evaluated, untrained_run
 
 from bench import compare_runs
 from dialop.matching.recorded import instance_from_record
@@ -27,6 +24,9 @@ from selfplay.evaluation.question import find_config, find_games, report_folder
 from selfplay.evaluation.report import Report, fenced, markdown, rows_json, table_text
 from selfplay.partners.checkpoints import Source, find_source
 from selfplay.setup import make_learner, make_tokenizer
+from tests.helpers.dialop_boards import SMALL, human_games, record_of
+from tests.helpers.family_models import random_folder
+from tests.helpers.run_folders import evaluated, untrained_run
 
 SETTINGS = """
 threads: 1

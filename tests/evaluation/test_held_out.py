@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from selfplay.config.settings import SettingsError
+from selfplay.errors import SettingsError
 from selfplay.evaluation.held_out import what_changed
 
 

@@ -6,13 +6,11 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from dialop_boards import human_games
-from tiny_run import metrics_of, run_warm
 
 from dialop.matching.recorded import said_in
 from dialop.rows import read_records
 from selfplay.config import GameConfig
-from selfplay.config.settings import SettingsError
+from selfplay.errors import SettingsError
 from selfplay.evaluation.word_drift import (
     count_words,
     cross_entropy,
@@ -20,6 +18,8 @@ from selfplay.evaluation.word_drift import (
     read_people,
     words_of,
 )
+from tests.helpers.dialop_boards import human_games
+from tests.helpers.tiny_run import metrics_of, run_warm
 
 SAID = ("Ava is great at BLEU", "BLEU 9 for Ava?", "I see Daniel Electra 4", "ok")
 

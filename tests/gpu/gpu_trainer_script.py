@@ -12,16 +12,16 @@ import os
 import signal
 import sys
 
-import small
 import torch
 import torch.distributed as dist
-from engine_layout import expected_hashes, held_hashes
-from processes import say
 
 from selfplay.colocation import weight_sync as sync
 from selfplay.distributed import barrier, init_world, shard
 from selfplay.engines.base import Request
 from selfplay.engines.sglang.engine import SGLangEngine
+from tests.gpu import small
+from tests.helpers.engine_layout import expected_hashes, held_hashes
+from tests.helpers.processes import say
 
 NUM_PUSHES = 100
 

@@ -12,12 +12,12 @@ import signal
 import sys
 from typing import Any
 
-import interrupted
 import torch
-from processes import say
 
 import train
 from selfplay.engines.sglang.engine import SGLangEngine
+from tests.helpers.processes import say
+from tests.sglang import interrupted
 
 
 def hold_memory() -> None:

@@ -7,17 +7,17 @@ import signal
 import time
 from collections.abc import Iterator
 
-import processes
 import pytest
-import small
 import torch
-from engine_layout import expected_hashes, held_hashes
-from rare_tokens import rare_draws
 from transformers import PreTrainedModel
 
 from selfplay.colocation import weight_sync as sync
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
+from tests.gpu import small
+from tests.helpers import processes
+from tests.helpers.engine_layout import expected_hashes, held_hashes
+from tests.helpers.rare_tokens import rare_draws
 
 HERE = pathlib.Path(__file__).resolve().parent
 MIB, GIB = 2**20, 2**30

@@ -12,10 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
-import small
-from test_train_gpu import CONFIG, ROOT
+
+from tests.gpu import small
+from tests.gpu.test_train_gpu import CONFIG, ROOT
+from tests.helpers import processes
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 400.0  # three engine starts with room to spare

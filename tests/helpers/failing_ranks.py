@@ -8,11 +8,11 @@ import signal
 import sys
 from typing import Any
 
-from faulty_engine import Faults, FaultyHF
-from processes import say
 from torch.distributed.elastic.multiprocessing.errors import record
 
 import train
+from tests.helpers.faulty_engine import Faults, FaultyHF
+from tests.helpers.processes import say
 
 
 def engine_fails() -> None:

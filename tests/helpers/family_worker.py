@@ -12,7 +12,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from family_models import TEXTS, eager_logprobs, random_folder
 from transformers import PreTrainedModel
 
 from selfplay.distributed import (
@@ -25,6 +24,7 @@ from selfplay.distributed import (
 )
 from selfplay.model.policy import load_sharded
 from selfplay.preflight.small_copy import packed_logprobs, whole_copy
+from tests.helpers.family_models import TEXTS, eager_logprobs, random_folder
 
 
 def gradient_gap(model: PreTrainedModel, folder: Path, world: World) -> float:

@@ -8,9 +8,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from selfplay.engines.base import Completion, EngineFault, Request, Sampling
+from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang.event_loop import EngineLoop
+from selfplay.errors import EngineFault
 
 DEATH = "the engine died during generation: pid 7 with exit code -9"
 TIMEOUT_S = 0.2

@@ -4,11 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import collab_tasks
-import dialop_boards
-import mediation_games
-import planning_cities
-
 from dialop.collab.game import CollabGame
 from dialop.collab.task import CollabOptions
 from dialop.logged import LoggedGame, Rules
@@ -16,6 +11,7 @@ from dialop.matching.game import MatchingGame
 from dialop.mediation.game import MediationGame
 from dialop.planning.board import PlanningOptions
 from dialop.planning.game import PlanningGame
+from tests.helpers import collab_tasks, dialop_boards, mediation_games, planning_cities
 
 Moves = Sequence[tuple[int, str]]
 

@@ -11,16 +11,13 @@ import sys
 import time
 from typing import IO, TYPE_CHECKING, Any
 
-from shared_work import once
+from tests.helpers.shared_work import once
 
 if TYPE_CHECKING:
     import psutil
 
 HANG_S = 1200.0  # what only a process that hangs takes, however busy the machine is
 TESTS = pathlib.Path(__file__).resolve().parents[1]
-FOLDERS = sorted(
-    path for path in TESTS.iterdir() if path.is_dir() and path.name not in ("sglang", "gpu")
-)
 
 
 def start(
@@ -33,7 +30,7 @@ def start(
     """Run a script, or its `torchrun` ranks, able to import the project, `path` and the tests."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={torchrun}"]
     command = [sys.executable, *(launcher if torchrun else []), str(script), *arguments]
-    folders = [str(folder) for folder in (*path, TESTS.parent, *FOLDERS)]
+    folders = [str(folder) for folder in (*path, TESTS.parent)]
     if "PYTHONPATH" in os.environ:
         folders.append(os.environ["PYTHONPATH"])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}

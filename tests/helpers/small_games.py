@@ -8,9 +8,6 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dialop_boards import BEST, SMALL
-from scripted_engine import StreamEngine, WaveEngine
-
 from dialop.game import Game
 from dialop.matching.game import MatchingInstance
 from selfplay.chat.rendering import Rendering
@@ -22,6 +19,8 @@ from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.rollout.players import Move, PolicyPlayer
 from selfplay.rollout.seating import SELF_PLAY, Partner, self_play_games
+from tests.helpers.dialop_boards import BEST, SMALL
+from tests.helpers.scripted_engine import StreamEngine, WaveEngine
 
 LIMITS = Limits(max_turns=8, max_retries=1)
 SAMPLING = Sampling(temperature=1.0, stop_ids=())

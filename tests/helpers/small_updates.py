@@ -4,8 +4,6 @@ import random
 from dataclasses import replace
 
 import torch
-from tiny_run import GRADIENT, VOCAB, trainer_logprobs
-from tolerance import assert_all_near
 from transformers import PreTrainedModel
 
 from selfplay.config import Config, load_config
@@ -14,6 +12,8 @@ from selfplay.distributed import init_world
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.objective import Part
 from selfplay.learner.optimizer_step import optimizer_step
+from tests.helpers.tiny_run import GRADIENT, VOCAB, trainer_logprobs
+from tests.helpers.tolerance import assert_all_near
 
 FREE = 1e6  # a bound on the gradient's norm that never binds
 

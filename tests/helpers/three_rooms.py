@@ -1,5 +1,5 @@
 """A small game with everything that a game may have: three seats of two roles, two private rooms, a
-tool, rewards of single moves, unequal final rewards. Found as `game.name: three_rooms`.
+tool, rewards of single moves, unequal final rewards. `game.name: tests.helpers.three_rooms`.
 
 Each of two callers holds a number that its clerk does not know. A caller tells it to the clerk
 (`[message] 3`). The clerk writes to one caller ("0: [message] ..."), may add numbers with a tool

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from shared_work import once
-from tolerance import tolerance
 from transformers import PreTrainedModel
 
 from selfplay.config import ScratchConfig
 from selfplay.credit.sample import Sample
 from selfplay.learner.batch import pack
 from selfplay.model.policy import policy_logprobs, scratch_model
+from tests.helpers.shared_work import once
+from tests.helpers.tolerance import tolerance
 
 CPU = torch.device("cpu")
 VOCAB = 300

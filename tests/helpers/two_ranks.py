@@ -14,13 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import mesh_worker
 import torch
-from small_updates import config_of, settings_of, some_samples
-from test_dynamic_sampling import METHODS, has_variance, place_games
-from test_dynamic_sampling import config_of as resampling
-from test_ppo import PPO, rewarded
-from tiny_run import CPU, tiny_model, trainer_logprobs
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import PreTrainedModel
 
@@ -56,6 +50,12 @@ from selfplay.learner.optimizer_step import optimizer_step
 from selfplay.learner.ppo import estimate_values, with_values
 from selfplay.model.lora import Adapters, full_weights, is_adapter
 from selfplay.model.policy import export, load_model, load_sharded
+from tests.credit.test_dynamic_sampling import METHODS, has_variance, place_games
+from tests.credit.test_dynamic_sampling import config_of as resampling
+from tests.helpers import mesh_worker
+from tests.helpers.small_updates import config_of, settings_of, some_samples
+from tests.helpers.tiny_run import CPU, tiny_model, trainer_logprobs
+from tests.learner.test_ppo import PPO, rewarded
 
 LR = 1e-3
 SMALL = LoraConfig(rank=4, alpha=8)

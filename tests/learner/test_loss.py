@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tolerance import near
 
 from selfplay.config import AlgorithmConfig
 from selfplay.learner.loss import (
@@ -24,6 +23,7 @@ from selfplay.learner.loss import (
     vespo,
 )
 from selfplay.learner.objective import kl_losses, policy_losses
+from tests.helpers.tolerance import near
 
 LOW, HIGH = 0.2, 0.3
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from tolerance import near
 
 from selfplay.learner.mismatch import importance_weights, mismatch_metrics, mismatch_values
+from tests.helpers.tolerance import near
 
 # The trainer's probabilities are half, equal to and four times the engine's.
 LOG_RATIOS = [math.log(0.5), 0.0, math.log(4.0)]

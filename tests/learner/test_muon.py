@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tiny_run import tiny_model
-from tolerance import assert_near
 
 from selfplay.config import OptimConfig
 from selfplay.learner.muon import ADAMW_RMS, MOMENTUM, Muon, orthogonalized
 from selfplay.learner.optimizer import make_optimizer
+from tests.helpers.tiny_run import tiny_model
+from tests.helpers.tolerance import assert_near
 
 # The iteration's singular values wander in this range (Jordan et al. 2024).
 LOW, HIGH = 0.68, 1.21

@@ -5,9 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_updates import assert_same, change, config_of, learner_of, settings_of, some_samples
-from tiny_run import FORWARD, GRADIENT, LOGPROB, tiny_model
-from tolerance import near
 from transformers import PreTrainedModel
 
 from selfplay.credit.advantages import assign_advantages
@@ -17,6 +14,16 @@ from selfplay.learner.learner import UpdateSettings
 from selfplay.learner.objective import Part
 from selfplay.learner.policy_update import update_policy
 from selfplay.learner.recompute import recompute_logprobs
+from tests.helpers.small_updates import (
+    assert_same,
+    change,
+    config_of,
+    learner_of,
+    settings_of,
+    some_samples,
+)
+from tests.helpers.tiny_run import FORWARD, GRADIENT, LOGPROB, tiny_model
+from tests.helpers.tolerance import near
 
 LENGTH = "algorithm.constant_length=10"
 TOKEN_IMPORTANCE = (

@@ -7,28 +7,6 @@ from statistics import fmean, pvariance
 
 import pytest
 import torch
-from processes import two_ranks
-from shared_work import slow_except
-from small_updates import (
-    assert_same,
-    config_of,
-    group_samples,
-    learner_of,
-    settings_of,
-    some_samples,
-)
-from tiny_run import (
-    CPU,
-    FORWARD,
-    GRADIENT,
-    LOGPROB,
-    RUNS,
-    finished,
-    metrics_of,
-    tiny_model,
-    trainer_logprobs,
-)
-from tolerance import assert_near, near, tolerance
 from transformers import PreTrainedModel
 
 from selfplay.config import CriticConfig, OptimConfig
@@ -42,6 +20,28 @@ from selfplay.learner.optimizer_step import optimizer_step
 from selfplay.learner.policy_update import update_policy
 from selfplay.learner.ppo import estimate_values, whitened, with_values
 from selfplay.learner.recompute import recompute_logprobs
+from tests.helpers.processes import two_ranks
+from tests.helpers.shared_work import slow_except
+from tests.helpers.small_updates import (
+    assert_same,
+    config_of,
+    group_samples,
+    learner_of,
+    settings_of,
+    some_samples,
+)
+from tests.helpers.tiny_run import (
+    CPU,
+    FORWARD,
+    GRADIENT,
+    LOGPROB,
+    RUNS,
+    finished,
+    metrics_of,
+    tiny_model,
+    trainer_logprobs,
+)
+from tests.helpers.tolerance import assert_near, near, tolerance
 
 PPO = ("algorithm.method=ppo", "engine.max_mismatch=1")
 KINDS = ("head", "shared_head", "model")

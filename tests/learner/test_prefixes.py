@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tolerance import tolerance
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -22,6 +21,7 @@ from selfplay.learner.batch import MicroBatch, micro_batches, pack, split
 from selfplay.learner.prefixes import LEAST_SAVED, layout, shared_lengths, split_by_prefix
 from selfplay.model.attention import register_packed_attention
 from selfplay.model.policy import hidden_states, policy_logprobs, scratch_model
+from tests.helpers.tolerance import tolerance
 
 CPU = torch.device("cpu")
 VOCAB = 61

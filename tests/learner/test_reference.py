@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
-from shared_work import slow_except
-from small_updates import config_of, learner_of
-from tiny_run import RUNS, finished, metrics_of, tiny_model
 
 from selfplay.learner.policy_update import adapted_kl_weight, update_reference
+from tests.helpers.shared_work import slow_except
+from tests.helpers.small_updates import config_of, learner_of
+from tests.helpers.tiny_run import RUNS, finished, metrics_of, tiny_model
 
 
 def test_the_kl_weight_adapts_to_the_measured_kl_by_hand() -> None:

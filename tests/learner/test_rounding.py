@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import RUNS, finished
-from tolerance import assert_near, drawn_share
 
 from selfplay.learner.rounding import RoundedAdamW, rounded
+from tests.helpers.tiny_run import RUNS, finished
+from tests.helpers.tolerance import assert_near, drawn_share
 
 
 def test_stochastic_rounding_is_unbiased_and_returns_a_neighbour() -> None:

@@ -14,9 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_updates import config_of, learner_of, some_samples
-from tiny_run import CPU, GRADIENT, LOGPROB, tiny_model
-from tolerance import tolerance
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from selfplay.credit.sample import Sample
@@ -24,6 +21,9 @@ from selfplay.learner.batch import micro_batches, split
 from selfplay.learner.learner import TokenMeans, UpdateSettings
 from selfplay.learner.mismatch import importance_weights
 from selfplay.learner.objective import Part, denominator, part_loss
+from tests.helpers.small_updates import config_of, learner_of, some_samples
+from tests.helpers.tiny_run import CPU, GRADIENT, LOGPROB, tiny_model
+from tests.helpers.tolerance import tolerance
 
 PROMPT, TEMPERATURE, LENGTH = 3, 0.8, 24
 SEQUENCE = "algorithm.aggregation=sequence_mean"

@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_updates import assert_same, change, config_of, learner_of, settings_of, some_samples
-from tiny_run import CPU, FORWARD, GRADIENT, LOGPROB, VOCAB, tiny_model, trainer_logprobs
-from tolerance import near, tolerance
 
 from selfplay.credit.sample import Sample
 from selfplay.learner.batch import pack
@@ -17,6 +14,24 @@ from selfplay.learner.optimizer import learning_rate, make_optimizer, self_play_
 from selfplay.learner.optimizer_step import NonFinite, optimizer_step
 from selfplay.learner.policy_update import update_policy
 from selfplay.learner.recompute import recompute_logprobs
+from tests.helpers.small_updates import (
+    assert_same,
+    change,
+    config_of,
+    learner_of,
+    settings_of,
+    some_samples,
+)
+from tests.helpers.tiny_run import (
+    CPU,
+    FORWARD,
+    GRADIENT,
+    LOGPROB,
+    VOCAB,
+    tiny_model,
+    trainer_logprobs,
+)
+from tests.helpers.tolerance import near, tolerance
 
 LOOSE = "engine.max_mismatch=1"  # these samples' old log-probs are made up
 

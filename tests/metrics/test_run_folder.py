@@ -8,13 +8,14 @@ import signal
 import socket
 from pathlib import Path
 
-import processes
 import pytest
-from tiny_run import write_tiny
 
 from selfplay.config import Config
-from selfplay.config.settings import SettingsError, load
+from selfplay.config.settings import load
+from selfplay.errors import SettingsError
 from selfplay.metrics.run_folder import hold_run, open_run
+from tests.helpers import processes
+from tests.helpers.tiny_run import write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRATCH = ["model.scratch={}", "rollout.max_game_tokens=512"]

@@ -4,8 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from dialop_boards import BEST, BRIEF, SMALL, WORST
-from small_games import Lines
 
 from dialop.logged import Rules
 from dialop.matching.game import MatchingGame
@@ -15,6 +13,8 @@ from selfplay.metrics.games import messages, talk_value
 from selfplay.metrics.step import add_up, game_measures, game_record, step_metrics, tally
 from selfplay.rollout.driver import RolloutStats, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits
+from tests.helpers.dialop_boards import BEST, BRIEF, SMALL, WORST
+from tests.helpers.small_games import Lines
 
 
 def played(seat_0: list[str], seat_1: list[str], index: int = 0, options: Rules = BRIEF) -> Episode:

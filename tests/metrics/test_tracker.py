@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from selfplay.config import Config, TrackConfig
-from selfplay.config.settings import SettingsError, dump, load
+from selfplay.config.settings import dump, load
+from selfplay.errors import SettingsError
 from selfplay.metrics.tracker import check_tracker, flat, game_row, open_tracker
 
 SEATS = [
@@ -210,7 +211,7 @@ TRACKIO = """
 import sys
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
-from test_tracker import TrackConfig, play
+from tests.metrics.test_tracker import TrackConfig, play
 play(Path(sys.argv[1]), TrackConfig(kind="trackio", project="own"), range(1, 5), score=0.0)
 play(Path(sys.argv[1]), TrackConfig(kind="trackio", project="own"), range(3, 6), score=10.0)
 """
@@ -221,7 +222,7 @@ def test_trackio_goes_on_in_the_same_run(folder: Path, tmp_path: Path) -> None:
     """In a process of its own: Trackio reads TRACKIO_DIR when it is imported."""
     home = tmp_path / "trackio"
     environment = os.environ | {"TRACKIO_DIR": str(home)}
-    words = [sys.executable, "-c", TRACKIO, str(folder), str(Path(__file__).parent), *sys.path]
+    words = [sys.executable, "-c", TRACKIO, str(folder), *sys.path]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     saved = json.loads((folder / "tracker.json").read_text())

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_run import begin_warm, finished, metrics_of, run_tiny, same_weights
 
 import train
 from selfplay.checkpoint import checkpoints
 from selfplay.config import WatchConfig
 from selfplay.credit.sample import Sample
 from selfplay.metrics.watches import Watches, WatchStop
+from tests.helpers.tiny_run import begin_warm, finished, metrics_of, run_tiny, same_weights
 
 HEALTHY = {
     "entropy": 0.024,

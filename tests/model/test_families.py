@@ -9,18 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from chat_families import tokenizer_of
-from family_models import FAMILIES, TEXTS, eager_logprobs, family_config, random_folder
-from processes import HANG_S
-from shared_work import slow_except
 from transformers import AutoModelForCausalLM
 
 from selfplay.config import load_config
-from selfplay.config.settings import SettingsError
 from selfplay.credit.sample import Sample
 from selfplay.distributed.tensor_parallel import DIVIDED, why_undivided
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.hf import HFEngine
+from selfplay.errors import SettingsError
 from selfplay.learner.batch import pack
 from selfplay.model.families import why_not
 from selfplay.model.policy import empty_model, export, load_model, policy_logprobs
@@ -33,6 +29,16 @@ from selfplay.preflight.small_copy import (
     small_config,
     whole_copy,
 )
+from tests.helpers.chat_families import tokenizer_of
+from tests.helpers.family_models import (
+    FAMILIES,
+    TEXTS,
+    eager_logprobs,
+    family_config,
+    random_folder,
+)
+from tests.helpers.processes import HANG_S
+from tests.helpers.shared_work import slow_except
 
 WORKER = Path(__file__).resolve().parents[1] / "helpers" / "family_worker.py"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from chat_families import FAMILIES, make_tokenizer
-from real_models import smollm2
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from selfplay.atomic import damage
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import load_config
-from selfplay.config.settings import SettingsError
 from selfplay.data.instances import generated
+from selfplay.errors import SettingsError
 from selfplay.model import gguf
 from selfplay.model.gguf import converted, mend_tokenizer
 from selfplay.model.hub import is_hub_name, local_folder
+from tests.helpers.chat_families import FAMILIES, make_tokenizer
+from tests.helpers.real_models import smollm2
 
 
 def test_an_eos_that_opens_turns_becomes_the_one_that_ends_them() -> None:

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from tolerance import assert_near, tolerance
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from selfplay.distributed.shard import VocabShard
 from selfplay.model import logprob
 from selfplay.model.logprob import token_logprobs
+from tests.helpers.tolerance import assert_near, tolerance
 
 M, D, V = 37, 12, 101
 TERMS = M + D + V  # the sums on the way there and back

@@ -8,33 +8,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from processes import two_ranks
-from run_folders import evaluated
 from safetensors.torch import load_file
-from small_updates import (
-    assert_same,
-    config_of,
-    group_samples,
-    learner_of,
-    settings_of,
-    some_samples,
-)
-from tiny_run import (
-    CPU,
-    FORWARD,
-    GRADIENT,
-    LOGPROB,
-    LORA,
-    RUN_GAP,
-    RUNS,
-    finished,
-    metrics_of,
-    run_tiny,
-    run_warm,
-    tiny_model,
-    trainer_logprobs,
-)
-from tolerance import assert_near, near, tolerance
 from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -44,10 +18,10 @@ from selfplay.colocation import start as engine_start
 from selfplay.colocation import weight_sync as sync
 from selfplay.colocation.start import merged_folder
 from selfplay.config import LoraConfig
-from selfplay.config.settings import SettingsError
 from selfplay.distributed import init_world
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.hf import HFEngine
+from selfplay.errors import SettingsError
 from selfplay.learner.batch import pack
 from selfplay.learner.learner import reference_logprobs
 from selfplay.learner.objective import Part
@@ -65,6 +39,32 @@ from selfplay.model.lora import (
 )
 from selfplay.model.policy import export, load_model
 from selfplay.partners.checkpoints import find_source
+from tests.helpers.processes import two_ranks
+from tests.helpers.run_folders import evaluated
+from tests.helpers.small_updates import (
+    assert_same,
+    config_of,
+    group_samples,
+    learner_of,
+    settings_of,
+    some_samples,
+)
+from tests.helpers.tiny_run import (
+    CPU,
+    FORWARD,
+    GRADIENT,
+    LOGPROB,
+    LORA,
+    RUN_GAP,
+    RUNS,
+    finished,
+    metrics_of,
+    run_tiny,
+    run_warm,
+    tiny_model,
+    trainer_logprobs,
+)
+from tests.helpers.tolerance import assert_near, near, tolerance
 
 SMALL = LoraConfig(rank=4, alpha=8)
 

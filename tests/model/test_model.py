@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tolerance import tolerance
 from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
@@ -15,10 +14,11 @@ from transformers import (
 )
 
 from selfplay.config import ScratchConfig
-from selfplay.config.settings import SettingsError
+from selfplay.errors import SettingsError
 from selfplay.model.attention import attention_backend, packed_kwargs
 from selfplay.model.policy import export, load_model, policy_logprobs, scratch_model
 from selfplay.model.row import PackedRow
+from tests.helpers.tolerance import tolerance
 
 VOCAB = 61
 SHAPE = ScratchConfig(

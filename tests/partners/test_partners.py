@@ -8,36 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from chat_families import tokenizer_of
-from scripted_engine import WaveEngine
-from small_games import (
-    LIMITS,
-    SAMPLING,
-    Proposes,
-    ProposesInAStream,
-    boards,
-    config_of,
-    games_of,
-)
-from tiny_run import (
-    RUN_GAP,
-    RUNS,
-    finished,
-    metrics_of,
-    run_tiny,
-    run_warm,
-    same_weights,
-    tiny_model,
-)
 
 from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import export_atomically
 from selfplay.config.player_spec import parse_shares, parse_spec
-from selfplay.config.settings import SettingsError, dump
+from selfplay.config.settings import dump
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.router import EngineRouter, Frozen
+from selfplay.errors import SettingsError
 from selfplay.evaluation.drift_monitor import check_validation
 from selfplay.metrics.step import game_measures, tally
 from selfplay.partners import policy_pool
@@ -52,6 +32,27 @@ from selfplay.rollout.seating import (
     evaluation_games,
     read_spec,
     scripted_partner,
+)
+from tests.helpers.chat_families import tokenizer_of
+from tests.helpers.scripted_engine import WaveEngine
+from tests.helpers.small_games import (
+    LIMITS,
+    SAMPLING,
+    Proposes,
+    ProposesInAStream,
+    boards,
+    config_of,
+    games_of,
+)
+from tests.helpers.tiny_run import (
+    RUN_GAP,
+    RUNS,
+    finished,
+    metrics_of,
+    run_tiny,
+    run_warm,
+    same_weights,
+    tiny_model,
 )
 
 

@@ -14,14 +14,14 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
-from processes import HANG_S, own_output
-from run_folders import untrained_run
-from tiny_run import TINY
 
 import eval as evaluation
 import train
 from selfplay.config import Config
 from selfplay.model.hub import FETCHED, NOT_FETCHED
+from tests.helpers.processes import HANG_S, own_output
+from tests.helpers.run_folders import untrained_run
+from tests.helpers.tiny_run import TINY
 
 ROOT = Path(__file__).resolve().parents[2]
 HUGE = "1" + "0" * 13

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from family_models import random_folder
-from tiny_run import run_tiny, write_tiny
 from transformers import AutoConfig, AutoTokenizer
 
 from selfplay.chat.rendering import make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config import Config, load_config
-from selfplay.config.settings import SettingsError
 from selfplay.distributed import init_world
 from selfplay.engines.hf import HFEngine
+from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
 from selfplay.model.policy import load_model
 from selfplay.preflight.model import StartCheck, check_model, num_words, text_ids
 from selfplay.setup import make_learner
+from tests.helpers.family_models import random_folder
+from tests.helpers.tiny_run import run_tiny, write_tiny
 
 TOKENS = 300
 

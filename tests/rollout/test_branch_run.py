@@ -5,11 +5,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import HANG_S, TESTS, start
-from tiny_run import RUN_GAP, RUN_STEP, RUNS, begin_warm, finished, metrics_of, run_warm, write_tiny
-from tolerance import near
 
 from bench.branch_variance import noise_and_signal
+from tests.helpers.processes import HANG_S, TESTS, start
+from tests.helpers.tiny_run import (
+    RUN_GAP,
+    RUN_STEP,
+    RUNS,
+    begin_warm,
+    finished,
+    metrics_of,
+    run_warm,
+    write_tiny,
+)
+from tests.helpers.tolerance import near
 
 BRANCHES = RUNS["branches"]
 

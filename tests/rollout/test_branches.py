@@ -5,9 +5,6 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from dialop_boards import BEST, BRIEF, SMALL, WORST
-from scripted_engine import StreamEngine, WaveEngine
-from small_games import LIMITS, SAMPLING, Lines, policies, tokens
 
 from dialop.game import Game
 from dialop.matching.game import MatchingGame
@@ -26,6 +23,9 @@ from selfplay.rollout.branches import branching_of, siblings_of
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Branching, Episode, GameSetup
 from selfplay.rollout.players import Move, Player, ScriptedPartner
+from tests.helpers.dialop_boards import BEST, BRIEF, SMALL, WORST
+from tests.helpers.scripted_engine import StreamEngine, WaveEngine
+from tests.helpers.small_games import LIMITS, SAMPLING, Lines, policies, tokens
 
 MESSAGE = "[message] BLEU Ava 3"
 DECISIONS = Branching("decisions", most=1, drawn=frozenset(), siblings=3, continuations=1)

@@ -4,14 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import three_rooms
-from small_games import games_of, play_one
-from three_rooms import CLERK, Instance, ThreeRooms
 
 from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
-from selfplay.config.settings import SettingsError, dump
+from selfplay.config.settings import dump
 from selfplay.credit.advantages import assign_advantages, reward_samples
+from selfplay.errors import SettingsError
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, Limits, limits_of
 from selfplay.rollout.seating import (
@@ -23,13 +21,16 @@ from selfplay.rollout.seating import (
     scripted_partner,
     teacher_games,
 )
+from tests.helpers import three_rooms
+from tests.helpers.small_games import games_of, play_one
+from tests.helpers.three_rooms import CLERK, Instance, ThreeRooms
 
 RIGHT = [(0, "[message] 1"), (1, "[message] 2"), (CLERK, "[tool] 1 2"), (CLERK, "[answer] 3")]
 
 
 def config_of(*overrides: str) -> Config:
     small = ["model.scratch={}", "rollout.max_game_tokens=1000", "warm_start.teachers=[clerk]"]
-    return load_config(None, ["game.name=three_rooms", *small, *overrides])
+    return load_config(None, ["game.name=tests.helpers.three_rooms", *small, *overrides])
 
 
 def play(
@@ -217,7 +218,7 @@ def test_a_games_own_options_are_settings(tmp_path: Path) -> None:
         ("game.options.max_valu=3", "nearest is game.options.max_value"),
         ("game.options.cost=much", "game.options.cost must be a finite number"),
         ("game.options.brief=true", "must be given as game.brief"),
-        ("game.size=3", "game.size is no setting of three_rooms"),
+        ("game.size=3", "game.size is no setting of"),
         ("game.max_value=3", "nearest is game.options.max_value"),
         ("game.messages=false", "game.messages is no setting"),
         ("game.name=three_room", "must be one of"),

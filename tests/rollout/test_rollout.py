@@ -8,9 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dialop_boards import BEST, BRIEF, SMALL, WORST
-from scripted_engine import CUT, StreamEngine, WaveEngine
-from small_games import (
+
+from dialop.matching.game import MatchingGame
+from selfplay.chat.rendering import Rendering
+from selfplay.chat.transcript import Span
+from selfplay.config import Config
+from selfplay.engines.base import Completion, Request
+from selfplay.rollout.driver import first_turns, play_games, play_scripted
+from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
+from selfplay.rollout.seating import teacher_games
+from tests.helpers.dialop_boards import BEST, BRIEF, SMALL, WORST
+from tests.helpers.scripted_engine import CUT, StreamEngine, WaveEngine
+from tests.helpers.small_games import (
     LIMITS,
     SAMPLING,
     Lines,
@@ -23,15 +32,6 @@ from small_games import (
     texts_of,
     tokens,
 )
-
-from dialop.matching.game import MatchingGame
-from selfplay.chat.rendering import Rendering
-from selfplay.chat.transcript import Span
-from selfplay.config import Config
-from selfplay.engines.base import Completion, Request
-from selfplay.rollout.driver import first_turns, play_games, play_scripted
-from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
-from selfplay.rollout.seating import teacher_games
 
 MESSAGE = "[message] BLEU Ava 3"
 

@@ -5,11 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from chat_server import Answer, chat_server
-from dialop_boards import FULL, SMALL
-from run_folders import evaluated
-from small_games import Lines
-from tiny_run import run_warm
 
 import eval as door
 from dialop.matching.game import MatchingGame
@@ -17,6 +12,11 @@ from dialop.matching.store import write_instances
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import GameSetup, Limits
 from selfplay.rollout.text_players import PersonPlayer
+from tests.helpers.chat_server import Answer, chat_server
+from tests.helpers.dialop_boards import FULL, SMALL
+from tests.helpers.run_folders import evaluated
+from tests.helpers.small_games import Lines
+from tests.helpers.tiny_run import run_warm
 
 
 @pytest.fixture(scope="module")

@@ -5,26 +5,26 @@ from itertools import compress, pairwise
 
 import pytest
 import torch
-from chat_families import ANEW, tokenizer_of
-from dialop_boards import BEST, SMALL
-from scripted_engine import WaveEngine
-from tiny_run import CPU, tiny_model, trainer_logprobs
 
 from dialop.logged import Rules
 from dialop.matching.game import MatchingGame
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.thinking import CLOSE, think
 from selfplay.config import load_config
-from selfplay.config.settings import SettingsError
 from selfplay.credit.advantages import assign_advantages, reward_samples
 from selfplay.credit.sample import Sample
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Sampling
+from selfplay.errors import SettingsError
 from selfplay.learner.batch import pack
 from selfplay.preflight.run import check_run, read_rendering
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.rollout.players import PolicyPlayer
+from tests.helpers.chat_families import ANEW, tokenizer_of
+from tests.helpers.dialop_boards import BEST, SMALL
+from tests.helpers.scripted_engine import WaveEngine
+from tests.helpers.tiny_run import CPU, tiny_model, trainer_logprobs
 
 BRIEF = Rules(brief=True, private_reasoning=True)
 THOUGHTS = ["Ava is best at BLEU", "I may skip it", "that is 12", "as good as mine"]

@@ -3,9 +3,10 @@
 import time
 from pathlib import Path
 
-import processes
 import pytest
-from tiny_run import begin_warm, metrics_of, write_tiny
+
+from tests.helpers import processes
+from tests.helpers.tiny_run import begin_warm, metrics_of, write_tiny
 
 SCRIPT = processes.TESTS / "helpers" / "failing_ranks.py"
 SETTINGS = ("steps=2", "eval.every=2", "eval.final_games=4")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tiny_run import begin_warm, write_tiny
+
+from tests.helpers.tiny_run import begin_warm, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 500

@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
-from tiny_run import metrics_of, run_warm
 
 import train
+from tests.helpers.tiny_run import metrics_of, run_warm
 
 pytestmark = pytest.mark.slow
 STANDARD_ERRORS = 2.0  # with five seeds, chance alone gives this once in 17 tests

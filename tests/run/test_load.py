@@ -9,13 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from collab_tasks import LETTER, NUMBER
-from dialop_boards import BEST, SMALL, WORST
-from mediation_games import SMALL as CALENDARS
-from planning_cities import HAND as CITY
-from scripted_engine import StreamEngine, WaveEngine
-from shared_work import slow_except
-from small_games import SAMPLING, boards, config_of, games_of
 
 from dialop.collab import grading, numbers
 from dialop.collab.game import CollabGame
@@ -43,6 +36,13 @@ from selfplay.evaluation.word_drift import count_words
 from selfplay.partners.judge import read_mark
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Limits
+from tests.helpers.collab_tasks import LETTER, NUMBER
+from tests.helpers.dialop_boards import BEST, SMALL, WORST
+from tests.helpers.mediation_games import SMALL as CALENDARS
+from tests.helpers.planning_cities import HAND as CITY
+from tests.helpers.scripted_engine import StreamEngine, WaveEngine
+from tests.helpers.shared_work import slow_except
+from tests.helpers.small_games import SAMPLING, boards, config_of, games_of
 
 # What the parsers look for, and what has broken other parsers.
 PIECES = (

@@ -5,18 +5,18 @@ from itertools import compress
 from pathlib import Path
 
 import pytest
-from dialop_boards import record_of, write_records
 
 from dialop.demonstrations import NEW_GAME
 from dialop.matching.generate import MatchingRecipe, generate_instance
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, load_config
-from selfplay.config.settings import SettingsError
 from selfplay.data.instances import imitated_people
+from selfplay.errors import SettingsError
 from selfplay.evaluation.question import find_games, imitated_boards
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.partners.checkpoints import Source
 from selfplay.warm_start import TeacherSettings, people_samples, teacher_samples
+from tests.helpers.dialop_boards import record_of, write_records
 
 BOARDS = [generate_instance(MatchingRecipe(keep="all"), seed=3, index=i) for i in range(8)]
 

@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import processes
+from tests.helpers import processes
 
 SAY = """
-import processes, sys
+import sys
+from tests.helpers import processes
 for n in range(4000):
     processes.say(f"rank {sys.argv[1]}", n=n, more="x" * 30)
 """
@@ -19,7 +20,7 @@ def test_lines_of_ranks_that_write_at_once_stay_complete() -> None:
     """Unbuffered, as under torchrun: a line and its end must go out in one write."""
     reading, writing = os.pipe()
     command = [sys.executable, "-u", "-c", SAY]
-    folder = Path(processes.__file__).parent
+    folder = Path(processes.__file__).parents[2]
     ranks = [
         subprocess.Popen([*command, str(rank)], stdout=writing, cwd=folder) for rank in range(4)
     ]

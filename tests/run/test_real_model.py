@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from real_models import check_two_steps, two_steps
 
 import train
+from tests.helpers.real_models import check_two_steps, two_steps
 
 
 @pytest.mark.slow

@@ -4,8 +4,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from shared_work import slow_except
-from tiny_run import (
+
+import train
+from selfplay.partners.checkpoints import find_source
+from tests.helpers.shared_work import slow_except
+from tests.helpers.tiny_run import (
     RUN_GAP,
     RUNS,
     assert_same_run,
@@ -16,9 +19,6 @@ from tiny_run import (
     run_warm,
     same_weights,
 )
-
-import train
-from selfplay.partners.checkpoints import find_source
 
 
 @pytest.fixture(scope="module")

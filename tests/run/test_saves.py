@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import own_output
-from test_atomic import largest_file
-from tiny_run import RUNS, assert_same_run, finished, metrics_of, run_tiny, write_tiny
 
 import train
 from selfplay.checkpoint import checkpoints, set_damaged_aside
-from selfplay.config.settings import SettingsError
+from selfplay.errors import SettingsError
 from selfplay.setup import repair_folder
+from tests.helpers.processes import own_output
+from tests.helpers.tiny_run import RUNS, assert_same_run, finished, metrics_of, run_tiny, write_tiny
+from tests.run.test_atomic import largest_file
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = "state/__0_0.distcp"

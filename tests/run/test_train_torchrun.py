@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from processes import HANG_S
-from tiny_run import (
+
+from tests.helpers.processes import HANG_S
+from tests.helpers.tiny_run import (
     RUN_GAP,
     RUN_STEP,
     begin_warm,
@@ -22,7 +23,7 @@ from tiny_run import (
     weights_of,
     write_tiny,
 )
-from tolerance import near
+from tests.helpers.tolerance import near
 
 ROOT = Path(__file__).resolve().parents[2]
 # Three instances over two ranks are uneven, and so are their micro-batches; the KL term and the

@@ -8,18 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from chat_families import tokenizer_of
-from shared_work import slow_except
-from tiny_run import same_weights, weights_of
 
 import selfplay.setup
 from selfplay import warm_start
 from selfplay.chat.rendering import make_rendering
 from selfplay.checkpoint import checkpoints
 from selfplay.config import Config, ScratchConfig, load_config
-from selfplay.config.settings import SettingsError
 from selfplay.credit.sample import Sample
 from selfplay.distributed import init_world
+from selfplay.errors import SettingsError
 from selfplay.model.policy import export, scratch_model
 from selfplay.setup import first_weights, make_tokenizer, repair_folder
 from selfplay.warm_start import (
@@ -29,6 +26,9 @@ from selfplay.warm_start import (
     teacher_samples,
     warm_start_batches,
 )
+from tests.helpers.chat_families import tokenizer_of
+from tests.helpers.shared_work import slow_except
+from tests.helpers.tiny_run import same_weights, weights_of
 
 BASE = (
     "model.scratch={tokenizer_games: 20}",

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import tiny
 
 from selfplay.colocation import weight_sync as sync
 from selfplay.engines.sglang.engine import SGLangEngine
+from tests.sglang import tiny
 
 HERE = pathlib.Path(__file__).resolve().parent
 REASON = "the real engine on CPU is not installed here: make test-sglang"

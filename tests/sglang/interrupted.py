@@ -13,11 +13,11 @@ import sys
 from typing import Any
 
 import psutil
-from processes import say
 
 import train
 from selfplay.engines.sglang.requests import Asker
 from selfplay.rollout import driver
+from tests.helpers.processes import say
 
 STEP, NUM_ENDED = 1, 3  # the version of the weights, and how many of that step's games have ended
 

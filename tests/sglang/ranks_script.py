@@ -11,10 +11,8 @@ import pathlib
 import sys
 from typing import Any
 
-import tiny
 import torch
 import torch.distributed as dist
-from processes import say
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
@@ -22,6 +20,8 @@ from transformers import PreTrainedModel
 from selfplay.colocation import weight_sync as sync
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
+from tests.helpers.processes import say
+from tests.sglang import tiny
 
 PROMPT, PLAIN = list(range(10, 50)), Sampling(1.0, (tiny.STOP,))
 

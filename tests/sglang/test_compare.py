@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import tiny
 import torch
 
 from selfplay.colocation import weight_sync as sync
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
+from tests.sglang import tiny
 
 SETTINGS = {"dtype": "bfloat16"}  # as on a GPU, so that the comparison includes a cast
 

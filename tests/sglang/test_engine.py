@@ -7,10 +7,7 @@ import pathlib
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from engine_layout import engine_layout
-from rare_tokens import rare_draws
 from safetensors.torch import load_file
 
 from selfplay.colocation import weight_sync as sync
@@ -26,6 +23,9 @@ from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.metrics.ending import Ending
 from selfplay.model.lora import add_adapters
 from selfplay.setup import make_learner
+from tests.helpers.engine_layout import engine_layout
+from tests.helpers.rare_tokens import rare_draws
+from tests.sglang import tiny
 
 PROMPT = list(range(10, 50))
 PLAIN = Sampling(1.0, (tiny.STOP,))

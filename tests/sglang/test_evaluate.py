@@ -8,9 +8,9 @@ import shutil
 from typing import Any
 
 import pytest
-from tiny_run import finished
 
 import eval as evaluation
+from tests.helpers.tiny_run import finished
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import processes
 import pytest
-import tiny
+
+from tests.helpers import processes
+from tests.sglang import tiny
 
 if TYPE_CHECKING:
     import psutil

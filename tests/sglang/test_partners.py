@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pathlib
 
-import processes
-from chat_server import Answer, chat_server
-from tiny_run import begin_warm, metrics_of, write_tiny
+from tests.helpers import processes
+from tests.helpers.chat_server import Answer, chat_server
+from tests.helpers.tiny_run import begin_warm, metrics_of, write_tiny
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"

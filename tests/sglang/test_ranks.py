@@ -6,12 +6,13 @@ import pathlib
 from dataclasses import dataclass
 from typing import Any
 
-import processes
 import pytest
-import tiny
 import torch
-from engine_layout import engine_layout
 from safetensors.torch import load_file
+
+from tests.helpers import processes
+from tests.helpers.engine_layout import engine_layout
+from tests.sglang import tiny
 
 HERE = pathlib.Path(__file__).resolve().parent
 

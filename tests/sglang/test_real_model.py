@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pathlib
 
-import processes
-from real_models import check_two_steps, two_steps
+from tests.helpers import processes
+from tests.helpers.real_models import check_two_steps, two_steps
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"

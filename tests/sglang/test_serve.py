@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import processes
 import pytest
-from tiny_run import finished
 
 import eval as evaluation
-from selfplay.serve import __main__ as serve
+from selfplay.apps.serve import __main__ as serve
+from tests.helpers import processes
+from tests.helpers.tiny_run import finished
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"
@@ -41,7 +41,7 @@ def partner(run: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     words = (str(run), "--port", str(port), "--name", "tiny", "engine.max_cache_tokens=16384")
     with log.open("w") as output:
         server = processes.start(
-            ROOT / "selfplay/serve/__main__.py", *words, path=(STAND_INS,), output=output
+            ROOT / "selfplay/apps/serve/__main__.py", *words, path=(STAND_INS,), output=output
         )
         try:
             for _ in range(480):
@@ -80,7 +80,7 @@ def test_a_person_plays_with_the_served_policy(
 ) -> None:
     """Two whole games through the page's addresses, a script's moves in the person's seat."""
     out = tmp_path / "played.jsonl"
-    command = [sys.executable, "-m", "selfplay.play", "--checkpoint", str(run), "--port", "0"]
+    command = [sys.executable, "-m", "selfplay.apps.play", "--checkpoint", str(run), "--port", "0"]
     command += ["--partner", partner, "--out", str(out), "endpoint.max_new_tokens=24"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as program:
         try:

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import tiny
 import torch
 
 from selfplay.colocation import weight_sync as sync
 from selfplay.engines.base import Ask, Completion, Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
+from tests.sglang import tiny
 
 SETTINGS = {"sessions": True}
 

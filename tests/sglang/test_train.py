@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import processes
 import pytest
 import torch
-from tiny_run import begin_warm, metrics_of, write_tiny
 from transformers import AutoModelForCausalLM
+
+from tests.helpers import processes
+from tests.helpers.tiny_run import begin_warm, metrics_of, write_tiny
 
 if TYPE_CHECKING:
     import psutil

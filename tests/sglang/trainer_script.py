@@ -13,12 +13,12 @@ import subprocess
 import sys
 import time
 
-import tiny
 import torch
-from processes import say
 
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
+from tests.helpers.processes import say
+from tests.sglang import tiny
 
 REQUEST, SAMPLING = Request(list(range(10, 30)), 4, 0), Sampling(1.0, (tiny.STOP,))
 

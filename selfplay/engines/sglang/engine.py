@@ -25,11 +25,12 @@ from typing import Any
 import torch
 
 from selfplay.distributed import gather_flat
-from selfplay.engines.base import Ask, Completion, EngineFault, Request, Sampling
+from selfplay.engines.base import Ask, Completion, Request, Sampling
 from selfplay.engines.sglang import compare, launch, processes, weights
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.requests import Asker, Bursts, Places, Served
 from selfplay.engines.sglang.sessions import Sessions
+from selfplay.errors import EngineFault
 
 TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
 FLUSH_TIMEOUT_S = 60.0  # longest wait for the scheduler to become idle before a flush

@@ -15,9 +15,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from selfplay.engines.base import EngineFault
 from selfplay.engines.sglang import processes
 from selfplay.engines.sglang.launch import Started
+from selfplay.errors import EngineFault
 
 T = TypeVar("T")
 

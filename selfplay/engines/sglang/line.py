@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from selfplay.engines.base import EngineFault
+from selfplay.errors import EngineFault
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from selfplay.engines.base import EngineFault
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.line import Answer, Line
 from selfplay.engines.sglang.sessions import Room, Sessions
+from selfplay.errors import EngineFault
 
 
 @dataclass(slots=True)

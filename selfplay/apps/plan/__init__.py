@@ -1,0 +1,1 @@
+"""What a run would do and need, without starting it: settings, first prompt, memory by phase."""

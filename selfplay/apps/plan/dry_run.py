@@ -1,0 +1,147 @@
+"""`train.py --dry-run`: the resolved settings, the first prompt and memory by phase, without a run.
+
+Reads the model's config and tokenizer, never its weights. Writes no files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from transformers import PretrainedConfig
+
+from selfplay.apps.plan.memory import Demand, Shape, estimate, gpu_gib, remedy, shape_of, why_not
+from selfplay.chat.rendering import Rendering, make_rendering
+from selfplay.config import Config, DataConfig, GameConfig, LoraConfig
+from selfplay.config.settings import dump
+from selfplay.data.instances import HELD_OUT, evaluation_instances
+from selfplay.errors import SettingsError
+from selfplay.learner.optimizer import matrices_inside
+from selfplay.model.policy import empty_model
+from selfplay.preflight.model import no_room
+from selfplay.preflight.run import described_model, read_rendering
+from selfplay.rollout.players import opening_ids
+from selfplay.warm_start import scratch_tokenizer
+
+_MOST_RANKS = 8  # GPUs of one host
+_MOST_GB = 10_000  # of one GPU
+
+
+def dry_run(config: Config, *, gpu_gb: float | None) -> None:
+    """Print the settings, first prompt and memory of a run. `gpu_gb` is the nominal size of a GPU
+    in GB; None takes this machine's GPU, if there is one.
+
+    A scratch model's tokenizer is trained as the run would train it. If prompts or memory do not
+    fit, raises SettingsError with the settings that would make them fit.
+    """
+    if gpu_gb is not None and not 1 <= gpu_gb <= _MOST_GB:
+        raise SettingsError(f"--gpu must be from 1 to {_MOST_GB} GB, got {gpu_gb:g}")
+    print(dump(config), flush=True)
+    if config.model.path is None:
+        # One process: 500 instances are made faster than further processes start.
+        alone = replace(config, data=replace(config.data, processes=1))
+        rendering = make_rendering(
+            scratch_tokenizer(alone), template_kwargs=config.model.chat_template
+        )
+    else:
+        rendering = read_rendering(config.model, config.game, seed=config.seed)
+    print(first_prompt(config.game, config.data, rendering))
+    described = described_model(config.model)
+    problem = no_room(
+        described, rendering, game=config.game, rollout=config.rollout, data=config.data
+    )
+    if problem is not None:
+        raise SettingsError(problem)
+    shape = model_shape(described, config.model.lora)
+    total = _gib(gpu_gb)
+    demand = Demand.of(config, shape, total=total or 0.0)
+    of_them = "" if shape.trained == shape.parameters else f", {shape.trained:,} of them trained"
+    print(f"{described.model_type}: {shape.parameters:,} weights{of_them}, {demand.ranks} GPU(s)")
+    if total is None:
+        print("no GPU here: give --gpu GB for its memory, as in --gpu 80")
+        return
+    print(estimate(demand).table())
+    why = why_not(demand)
+    if why is not None:
+        raise SettingsError(f"{why}; {advice(demand, described)}")
+    print("it fits")
+
+
+def first_prompt(game: GameConfig, data: DataConfig, rendering: Rendering) -> str:
+    """The text and the number of tokens of the first held-out game's first prompt, then its ids."""
+    (instance,) = evaluation_instances(HELD_OUT, num=1, game=game, data=data)
+    new_game = game.kit.new_game(instance, game.rules())
+    seat = new_game.seat_to_move
+    assert seat is not None
+    ids = opening_ids(rendering, new_game.prompt(seat))
+    return (
+        f"first prompt, {len(ids)} tokens (seat {seat} of instance {instance.key}):\n"
+        f"{rendering.spelt(ids)}\ntokens: {' '.join(map(str, ids))}"
+    )
+
+
+def model_shape(described: PretrainedConfig, lora: LoraConfig | None) -> Shape:
+    """The shape of the model; with adapters only they are trained."""
+    skeleton = empty_model(described, dtype=torch.float32)
+    base = sum(parameter.numel() for parameter in skeleton.parameters())
+    adapters = 0
+    if lora is not None:
+        adapters = sum(
+            lora.rank * (module.in_features + module.out_features)
+            for name, module in skeleton.named_modules()
+            if isinstance(module, torch.nn.Linear) and name.rpartition(".")[2] in lora.targets
+        )
+    matrices = sum(parameter.numel() for parameter in matrices_inside(skeleton))
+    return shape_of(described.get_text_config(), base=base, adapters=adapters, matrices=matrices)
+
+
+def _gib(gpu_gb: float | None) -> float | None:
+    """The memory of one GPU in GiB; None without a GPU."""
+    if gpu_gb is not None:
+        return gpu_gib(gpu_gb)
+    if not torch.cuda.is_available():
+        return None
+    return torch.cuda.get_device_properties(0).total_memory / 2**30
+
+
+def advice(demand: Demand, described: PretrainedConfig) -> str:
+    """What makes the run fit: overrides, bf16, Muon in the warm start, more GPUs, adapters."""
+    words = remedy(demand)
+    if words:
+        return f"it fits with {' '.join(words)}"
+    choices = []
+    lower = [] if demand.dtype == "bfloat16" else ["model.dtype=bfloat16"]
+    if lower:
+        cure = _cure(replace(demand, dtype="bfloat16"))
+        if cure is not None:
+            choices.append(" ".join([*lower, *cure]))
+    if demand.imitates and not demand.muon:
+        cure = _cure(replace(demand, muon=True))
+        if cure is not None:
+            words = ["warm_start.optimizer=muon", *cure]
+            choices.append(f"{' '.join(words)} (with a larger warm_start.lr)")
+    more = demand.ranks * 2
+    while more <= _MOST_RANKS:
+        cure = _cure(replace(demand, ranks=more))
+        if cure is not None:
+            choices.append(f"{more} such GPUs{' and ' if cure else ''}{' '.join(cure)}")
+            break
+        more *= 2
+    if demand.adaptable and not demand.shape.adapters:
+        adapted = replace(
+            demand,
+            shape=model_shape(described, LoraConfig()),
+            optim=replace(demand.optim, master_dtype="bfloat16"),
+            dtype="bfloat16",
+        )
+        cure = _cure(adapted)
+        if cure is not None:
+            words = ["model.lora.rank=16", *lower, "optim.master_dtype=bfloat16", *cure]
+            choices.append(f"adapters: {' '.join(words)}")
+    return f"it fits with {', or with '.join(choices)}" if choices else "use a smaller model"
+
+
+def _cure(demand: Demand) -> list[str] | None:
+    """Overrides with which the run fits, [] if it fits as it is; None if no override helps."""
+    words = remedy(demand)
+    return words if words or why_not(demand) is None else None

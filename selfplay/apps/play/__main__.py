@@ -1,0 +1,238 @@
+"""Play against a trained policy, a script or a chat model, on a local page or in the terminal.
+
+    python -m selfplay.apps.play --checkpoint runs/tiny
+    python -m selfplay.apps.play --checkpoint runs/tiny --partner scripted:honest
+    python -m selfplay.apps.play --checkpoint runs/tiny --partner endpoint:MODEL@http://127.0.0.1:8000/v1
+    python -m selfplay.apps.play --checkpoint runs/tiny --terminal
+
+The page is for this machine alone: the printed address holds a token of this start. Finished games
+go to RUN/played.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from itertools import count
+from pathlib import Path
+
+import uvicorn
+
+from selfplay.apps.play.games import (
+    Opponent,
+    Session,
+    ending_text,
+    keep_game,
+    result_of,
+    seats_for_a_person,
+)
+from selfplay.apps.play.server import make_app
+from selfplay.apps.play.table import SeatedPerson, Table
+from selfplay.colocation.start import load_engine
+from selfplay.config import Config
+from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, PERSON, SCRIPTED, SELF, Spec
+from selfplay.distributed import World
+from selfplay.errors import RunEnds, SettingsError
+from selfplay.evaluation.evaluate import check_room
+from selfplay.evaluation.question import ITSELF, find_config, find_games, find_partner
+from selfplay.partners.checkpoints import Source, find_source
+from selfplay.partners.partners import Partners
+from selfplay.preflight.run import (
+    Words,
+    check_endpoint,
+    check_folder,
+    check_machine,
+    read_rendering,
+    refused,
+)
+from selfplay.rollout.seating import scripted_partner
+from selfplay.rollout.text_players import PersonPlayer
+from selfplay.setup import open_world
+
+PROGRAM = "selfplay.apps.play"
+GAMES_FILE = "played.jsonl"
+NUM_GAMES = 64  # instances of the held-out stream, which are played in turn
+POLICY = "the policy"
+
+
+def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = Words(
+        prog=f"python -m {PROGRAM}",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--checkpoint", type=Path, required=True, help="a run, a Hugging Face folder or name")
+    add("--partner", default=SELF, help="who plays the other seat (default: the policy)")
+    add("--games", default="generated", help="'generated', a .parquet or recorded .jsonl")
+    add("--num", type=int, help=f"instances (default: {NUM_GAMES}, or all of the file)")
+    add("--seat", type=int, help="your seat (default: each in turn)")
+    add("--port", type=int, default=8765, help="of the page; 0 takes a free one")
+    add("--terminal", action="store_true", help="play in the terminal, without a page")
+    add(
+        "--out", type=Path, help=f"the .jsonl file that keeps the games (default: RUN/{GAMES_FILE})"
+    )
+    add("--config", type=Path, help="settings file (default: the run's own)")
+    add("overrides", nargs="*", metavar="key=value", help="settings that win over the file's")
+    return parser.parse_intermixed_args(words)
+
+
+def find_opponent(
+    spec: Spec, config: Config, source: Source, *, world: World, cleanup: ExitStack
+) -> Opponent:
+    """The partner with its engine; weights are loaded here. A scripted partner needs none."""
+    if spec.kind == SCRIPTED:
+        return Opponent(
+            spec.text,
+            None,
+            None,
+            lambda names, seat: scripted_partner(spec.argument, names, seat, config.game),
+        )
+    rendering = read_rendering(config.model, config.game, seed=config.seed)
+    partners = Partners([(spec, 1.0)], config, rendering=rendering, world=world)
+    cleanup.callback(partners.close)
+    engine = partners.routed(load_engine(config, source.weights, world, cleanup=cleanup))
+    home = source.weights if source.hub is not None else source.home
+    name = f"{POLICY} of {home.resolve().name}" if spec.kind == SELF else spec.text
+    return Opponent(name, engine, rendering, partners.for_step(0)[0][0].make_player)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 2 for bad arguments, which are found before weights are loaded."""
+    with ExitStack() as cleanup:
+        try:
+            args = read_arguments(words)
+            source = find_source(args.checkpoint)
+            config = find_config(source, args.config, args.overrides)
+            played = args.config or source.settings or source.home
+            # The policy is welcome in every game here: the person takes a seat that it leaves.
+            spec = ITSELF
+            if args.partner != SELF:
+                spec = find_partner(
+                    args.partner, config.game, played=played, overrides=args.overrides
+                )
+            if spec.kind not in (SELF, SCRIPTED, CHECKPOINT, ENDPOINT):
+                raise ValueError(f"--partner must not be {PERSON}: you are the person")
+            if not 0 <= args.port < 65536:
+                raise ValueError(f"--port must be from 0 to 65535, got {args.port}")
+            if args.out is None and source.hub is not None:
+                raise ValueError(
+                    "--out is needed: the weights are on the hub, not in a local folder"
+                )
+            out: Path = args.out or source.home / GAMES_FILE
+            if out.suffix != ".jsonl":
+                raise ValueError(f"--out must end in .jsonl, got {out}")
+            check_folder(out.parent, what="--out")
+            check_machine(config.device, config.engine)
+            check_endpoint(spec, config.endpoint, what="--partner")
+            num = args.num
+            if num is None and args.games == "generated":
+                num = NUM_GAMES
+            games = find_games(
+                args.games, num, game=config.game, data=config.data, eval_settings=config.eval
+            )
+            world = open_world(config)
+            opponent = find_opponent(spec, config, source, world=world, cleanup=cleanup)
+            if opponent.rendering is not None:
+                check_room(
+                    games.instances,
+                    rendering=opponent.rendering,
+                    game=config.game,
+                    rollout=config.rollout,
+                    max_positions=None,
+                )
+            seats = seats_for_a_person(config.game, opponent)
+            if args.seat is not None and args.seat not in seats:
+                raise ValueError(f"--seat must be one of {seats}, got {args.seat}")
+            session = Session(
+                games.instances,
+                opponent,
+                seats=seats if args.seat is None else [args.seat],
+                game=config.game,
+                rollout=config.rollout,
+                seed=config.seed,
+            )
+            sock = None if args.terminal else bound(args.port)
+        except (SettingsError, RunEnds, ValueError, OSError) as error:
+            return refused(PROGRAM, error)
+        if sock is None:
+            return play_here(session, out)
+        return play_on_page(session, out, sock)
+
+
+def bound(port: int) -> socket.socket:
+    """A listening socket on the loopback interface, which no other machine reaches."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(("127.0.0.1", port))
+        sock.listen(64)
+    except OSError as error:
+        sock.close()
+        raise OSError(f"--port {port} cannot be used: {error}; 0 takes a free one") from None
+    return sock
+
+
+def play_here(session: Session, out: Path) -> int:
+    """Play in the terminal until the input ends or Ctrl-C."""
+    name = session.opponent.name
+    for number in count():
+        person = PersonPlayer(name=PERSON, lines_in=sys.stdin, lines_out=sys.stdout)
+        begin = lambda game, seat, rules: print(  # noqa: E731
+            f"\nYou play with {name}.", *([rules] if session.game.brief else []), sep="\n\n"
+        )
+        episode = None
+        with suppress(KeyboardInterrupt):
+            episode = session.play(number, person, begin)
+        if episode is None:
+            print("\nThe game ended without a result.")
+            return 0
+        keep_game(episode, out)
+        print(f"\n{ending_text(episode)}\nkept in {out}", flush=True)
+    return 0
+
+
+def play_on_page(session: Session, out: Path, sock: socket.socket) -> int:
+    """Serve the page until the program is stopped; games run in a thread of their own."""
+    table = Table(session.game.kit.ROLES, session.suggested)
+    token, port = secrets.token_urlsafe(24), sock.getsockname()[1]
+    app = make_app(table, token=token, port=port, opponent=session.opponent.name)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
+    )
+
+    def deal() -> None:
+        for number in count():
+            if not table.wait_for_start():
+                return
+            try:
+                episode = session.play(number, SeatedPerson(table), table.begin)
+                if episode is None:
+                    table.finish({"error": "The game ended without a result and is not kept."})
+                    continue
+                keep_game(episode, out)
+                table.finish(result_of(episode, session.opponent))
+            except Exception as error:  # noqa: BLE001 the page tells it and can start another game
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                print(f"{PROGRAM}: {reason}", file=sys.stderr, flush=True)
+                table.finish({"error": f"The game failed: {reason}"})
+
+    threading.Thread(target=deal, name="games", daemon=True).start()
+    print(
+        f"You play with {session.opponent.name}. Open this address on this machine; Ctrl-C ends it:"
+    )
+    print(f"http://127.0.0.1:{port}/?token={token}", flush=True)
+    with suppress(KeyboardInterrupt):  # Ctrl-C, when the server has stopped
+        server.run(sockets=[sock])
+    table.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

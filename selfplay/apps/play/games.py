@@ -1,0 +1,161 @@
+"""Games between a person and a partner: who sits where, how a game ends, how it is kept.
+
+A finished game is one JSON line: in matching a record of the published form (see
+dialop/matching/recorded.py), in other games what games.jsonl holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dialop.game import Game, Instance
+from dialop.matching.game import MatchingGame
+from dialop.matching.recorded import record_of
+from selfplay.apps.report.games import Texts, drawn_game
+from selfplay.chat.rendering import Rendering
+from selfplay.config import GameConfig, RolloutConfig
+from selfplay.engines.base import Engine, Sampling
+from selfplay.metrics.step import game_record
+from selfplay.rollout.driver import play_games, play_scripted
+from selfplay.rollout.episode import VOID, Episode, GameSetup, limits_of
+from selfplay.rollout.players import Player
+from selfplay.rollout.seating import MakePlayer, policy_player, scripted_partner
+
+
+@dataclass(frozen=True, slots=True)
+class Opponent:
+    """Who plays the other seats. Without `make_player`, which makes a partner's player, the policy
+    plays those that it can have, and a scripted player the rest. `engine` is None for a scripted
+    partner."""
+
+    name: str
+    engine: Engine | None
+    rendering: Rendering | None
+    make_player: MakePlayer | None = None
+
+
+def seats_for_a_person(game: GameConfig, opponent: Opponent) -> list[int]:
+    """The seats that leave the opponent one to play."""
+    kit = game.kit
+    theirs = kit.POLICY_SEATS if opponent.make_player is None else range(len(kit.ROLES))
+    return [s for s in range(len(kit.ROLES)) if any(other != s for other in theirs)]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The games of one start of the program: the instances in turn, the person in `seats` in turn.
+    `seed` is the run's."""
+
+    instances: Sequence[Instance]
+    opponent: Opponent
+    seats: Sequence[int]
+    game: GameConfig
+    rollout: RolloutConfig
+    seed: int
+
+    def play(
+        self, number: int, person: Player, begin: Callable[[Game, int, str], None]
+    ) -> Episode | None:
+        """Play game `number`; None if it ended without a result, because the person left or the
+        partner gave no answer. `begin` is told, before the first move, the game, the person's seat
+        and its rules in words, which a person needs in the brief style too. A second game on an
+        instance has other draws.
+        """
+        instance = self.instances[number % len(self.instances)]
+        own, opponent = self.seats[number % len(self.seats)], self.opponent
+        kit = self.game.kit
+        game = kit.new_game(instance, self.game.rules())
+        names = (self.seed, "with a person", instance.key, number)
+        players = tuple(
+            person if seat == own else self._other(names, seat) for seat in range(len(kit.ROLES))
+        )
+        setup = GameSetup(game=game, players=players, instance=instance.key, index=number)
+        brief = self.game.brief
+        full = kit.new_game(instance, replace(self.game, brief=False).rules()) if brief else game
+        begin(game, own, full.prompt(own).system)
+        limits = limits_of(self.rollout)
+        if opponent.engine is None or opponent.rendering is None:
+            episodes = play_scripted([setup], limits=limits)
+        else:
+            sampling = Sampling(
+                temperature=self.rollout.temperature, stop_ids=opponent.rendering.stop_ids
+            )
+            episodes, _ = play_games([setup], opponent.engine, sampling=sampling, limits=limits)
+        return next((episode for episode in episodes if episode.ended != VOID), None)
+
+    def suggested(self, game: Game, seat: int) -> str:
+        """The move that a scripted player would make in a seat whose move it is; "" where the game
+        has no script for it."""
+        kit = self.game.kit
+        for spec in kit.BASELINES[:1]:
+            with suppress(ValueError):  # a script need not know what to do where people led a game
+                script = kit.make_script(kit.seated(spec)[seat], seed=self.seed)
+                return script.act(game.view(seat))
+        return ""
+
+    def _other(self, names: tuple[object, ...], seat: int) -> Player:
+        kit, opponent = self.game.kit, self.opponent
+        if opponent.make_player is not None:
+            return opponent.make_player(names, seat)
+        if opponent.rendering is None or seat not in kit.POLICY_SEATS:
+            return scripted_partner(kit.BASELINES[0], names, seat, self.game)
+        return policy_player(names, self.rollout, opponent.rendering)
+
+
+def result_of(episode: Episode, opponent: Opponent) -> dict[str, Any]:
+    """A finished game with everything that was hidden, as the page's viewer reads it."""
+    pieces = None if opponent.rendering is None else opponent.rendering.pieces
+    texts = Texts()
+    game = drawn_game(game_record(episode, step=0, pieces=pieces), "played", 0, texts)
+    return {"game": game, "texts": texts.all}
+
+
+def keep_game(episode: Episode, path: Path) -> None:
+    """Append the game to a .jsonl file, which is made if needed."""
+    if isinstance(episode.game, MatchingGame):
+        record = record_of(episode.game.instance, episode.views[0].log)
+        record["players"] = list(episode.players)
+    else:
+        record = game_record(episode, step=0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        # JSON escapes keep the line whole, whatever a message holds.
+        file.write(json.dumps(record) + "\n")
+
+
+def ending_text(episode: Episode) -> str:
+    """How a game ended, for a terminal; in matching with the pooled table."""
+    score = f"{episode.outcome.score_norm:.3f} of the best"
+    ended = "agreed" if episode.outcome.agreed else f"no agreement ({episode.ended})"
+    lines = [f"The game is over: {ended}, {score}."]
+    if isinstance(episode.game, MatchingGame):
+        lines += ["", *_pooled_lines(drawn_game(game_record(episode, step=0), "", 0, Texts()))]
+    return "\n".join(lines)
+
+
+def _pooled_lines(game: dict[str, Any]) -> Sequence[str]:
+    board = game["board"]
+    proposals = [turn["proposal"] for turn in game["turns"] if "proposal" in turn]
+    chosen = {tuple(pair) for pair in proposals[-1]["pairs"]} if proposals else set()
+    best = {
+        tuple(pair) for pair in (proposals[-1] if proposals else {"best": board["best"]})["best"]
+    }
+    width = max(len(name) for name in board["columns"]) + 3
+    first = max(len(name) for name in board["rows"]) + 1
+    lines = ["Both tables together ([ ] the last proposal, * a best assignment):"]
+    lines.append(" " * first + "".join(f"{name:>{width}}" for name in board["columns"]))
+    for r, name in enumerate(board["rows"]):
+        cells = []
+        for p, value in enumerate(board["values"][r]):
+            shown = f"[{value}]" if (r, p) in chosen else f"{value} "
+            cells.append(f"{shown + ('*' if (r, p) in best else ' '):>{width}}")
+        lines.append(f"{name:{first}}" + "".join(cells))
+    if proposals:
+        lines.append(f"The last proposal is worth {proposals[-1]['value']}.")
+    lines.append(f"The best assignment is worth {board['best_value']}.")
+    return [line.rstrip() for line in lines]

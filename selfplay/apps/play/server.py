@@ -1,0 +1,171 @@
+"""The local page on which a person plays: a few addresses on the loopback interface.
+
+Every request needs the token of this start and a Host of this machine; a request that changes
+something also needs the page's own Origin. Bodies and rates are limited. No other site, and no
+other user of the machine who does not know the token, can read or play the game.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from selfplay.apps.play.table import NotNow, Table
+from selfplay.apps.report import page as report
+
+MAX_BODY = 16_384  # bytes
+MAX_TEXT = 4_000  # characters of a move
+MAX_REQUESTS = 120  # in any PER_S seconds
+MAX_MOVES = 20
+PER_S = 10.0
+TOKEN_HEADER = "x-play-token"
+_HERE, _REPORT = Path(__file__).parent, Path(report.__file__).parent
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Refused(Exception):
+    """A request that the server does not answer: an HTTP status and a reason."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Rate:
+    """At most `most` events in any `per_s` seconds."""
+
+    def __init__(self, most: int, per_s: float) -> None:
+        self._most, self._per_s = most, per_s
+        self._times_s: deque[float] = deque()
+
+    def allows(self) -> bool:
+        """Count one event; False if it is one too many."""
+        now_s = time.monotonic()
+        while self._times_s and now_s - self._times_s[0] > self._per_s:
+            self._times_s.popleft()
+        if len(self._times_s) >= self._most:
+            return False
+        self._times_s.append(now_s)
+        return True
+
+
+def make_app(table: Table, *, token: str, port: int, opponent: str) -> Starlette:
+    """The page and its three addresses: `/state`, `/start` and `/move`."""
+    hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
+    requests, moves = Rate(MAX_REQUESTS, PER_S), Rate(MAX_MOVES, PER_S)
+
+    def check(request: Request, given: str, *, changes: bool) -> None:
+        host = request.headers.get("host", "")
+        if host not in hosts:
+            raise Refused(421, "this page is only for 127.0.0.1")
+        if not secrets.compare_digest(given.encode(), token.encode()):
+            raise Refused(403, "the address needs the token that the start printed")
+        if changes and request.headers.get("origin") != f"http://{host}":
+            raise Refused(403, "a move must come from the page itself")
+        if not requests.allows() or (changes and not moves.allows()):
+            raise Refused(429, "too many requests; wait a few seconds")
+
+    async def index(request: Request) -> Response:
+        check(request, request.query_params.get("token", ""), changes=False)
+        return HTMLResponse(play_page(token=token, opponent=opponent))
+
+    async def state(request: Request) -> Response:
+        check(request, request.headers.get(TOKEN_HEADER, ""), changes=False)
+        return JSONResponse(table.state())
+
+    async def start(request: Request) -> Response:
+        check(request, request.headers.get(TOKEN_HEADER, ""), changes=True)
+        table.start()
+        return JSONResponse(table.state())
+
+    async def move(request: Request) -> Response:
+        check(request, request.headers.get(TOKEN_HEADER, ""), changes=True)
+        body = await read_body(request)
+        if body.get("leave") is True:
+            table.leave()
+        else:
+            table.give(move_text(body, table))
+        return JSONResponse(table.state())
+
+    def guarded(
+        handle: Callable[[Request], Awaitable[Response]],
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                response = await handle(request)
+            except Refused as error:
+                response = JSONResponse({"error": str(error)}, status_code=error.status)
+            except NotNow as error:
+                response = JSONResponse({"error": str(error)}, status_code=409)
+            except ValueError as error:
+                response = JSONResponse({"error": str(error)}, status_code=400)
+            response.headers.update(_HEADERS)
+            return response
+
+        return answer
+
+    return Starlette(
+        routes=[
+            Route("/", guarded(index), methods=["GET"]),
+            Route("/state", guarded(state), methods=["GET"]),
+            Route("/start", guarded(start), methods=["POST"]),
+            Route("/move", guarded(move), methods=["POST"]),
+        ]
+    )
+
+
+def play_page(*, token: str, opponent: str) -> str:
+    """The page as text. Its script is the only one that the browser runs."""
+    return report.fill(
+        _HERE / "play.html.j2",
+        scripts=[_REPORT / "game.js", _HERE / "play.js"],
+        styles=[_REPORT / "page.css", _HERE / "play.css"],
+        token=token,
+        opponent=opponent,
+        max_text=MAX_TEXT - 100,  # of a person's words, without a move's tag
+    )
+
+
+async def read_body(request: Request) -> dict[str, Any]:
+    """The JSON object of a request. Raises Refused for one that is too long or no JSON object."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY:
+            raise Refused(413, f"a move has at most {MAX_BODY} bytes")
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise Refused(400, "a move is one JSON object")
+    return value
+
+
+def move_text(body: dict[str, Any], table: Table) -> str:
+    """The move that a request asks for, as the game reads it: {"pairs": [[reviewer, paper], …]} or
+    {"text": the move itself}. Raises ValueError for anything else."""
+    if "pairs" in body:
+        return table.proposal_of(body["pairs"])
+    text = body.get("text")
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError("a move must be pairs or text that is not empty")
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"a move has at most {MAX_TEXT} characters, got {len(text)}")
+    return text.strip()

@@ -1,0 +1,239 @@
+"""The table between a person and a running game: what the person sees, and the move they make.
+
+The game runs in its own thread and waits in `ask`; the page reads `state` and calls `give`. The
+person sees their own prompt, board and the talk of their own rooms, nothing else, until the game is
+over.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dialop.collab.task import CollabView
+from dialop.game import Game
+from dialop.matching.board import MatchingView
+from dialop.matching.proposal import render_proposal
+from dialop.matching.roster import display_names
+from dialop.shown import printable
+from selfplay.apps.play.forms import forms_of, own_move, rooms_of, spoken, tags_of
+from selfplay.apps.report.games import seat_names
+from selfplay.rollout.players import Move, Moving, PartnerPlayer
+
+IDLE, YOURS, THEIRS, OVER = "idle", "yours", "theirs", "over"
+
+
+class NotNow(ValueError):
+    """A request that does not fit the game's moment, such as a move when another seat moves."""
+
+
+class Table:
+    """One person's table. All methods may be called from any thread."""
+
+    def __init__(
+        self, roles: Sequence[str], suggest: Callable[[Game, int], str] = lambda *_: ""
+    ) -> None:
+        """`roles` are those of the game's seats. `suggest` names a move that the person, in a seat
+        whose move it is, could make; "" for none."""
+        self._suggest, self._suggestion = suggest, ""
+        self._lock = threading.Lock()
+        self._moves: queue.Queue[str | None] = queue.Queue()
+        self._starts: queue.Queue[bool] = queue.Queue()
+        self._phase, self._number, self._version = IDLE, 0, 0
+        self._names = seat_names(roles)
+        self._seat = 0
+        self._prompt: dict[str, str] = {}
+        self._view: Any = None
+        self._rooms: list[str] = []
+        self._board: dict[str, Any] | None = None
+        self._forms: list[dict[str, Any]] = []
+        self._talk: list[dict[str, Any]] = []
+        self._given: str | None = None
+        self._refused = False
+        self._num_log = 0
+        self._result: dict[str, Any] | None = None
+
+    def state(self) -> dict[str, Any]:
+        """What the page shows, as plain values; `version` grows with every change."""
+        with self._lock:
+            sent = [] if self._given is None else [self._sent(self._given)]
+            return {
+                "version": self._version,
+                "phase": self._phase,
+                "game": self._number,
+                "seat": self._seat,
+                "names": self._names,
+                "rooms": self._rooms,
+                "prompt": self._prompt,
+                "board": self._board,
+                "forms": self._forms if self._phase == YOURS else [],
+                "suggestion": self._suggestion if self._phase == YOURS else "",
+                "talk": [*self._talk, *sent],
+                "result": self._result,
+            }
+
+    # --- the page's side
+
+    def start(self) -> None:
+        """Ask for the next game. Raises NotNow while one is played."""
+        with self._lock:
+            if self._phase not in (IDLE, OVER):
+                raise NotNow("a game is being played")
+            self._set(THEIRS)
+        self._starts.put(True)
+
+    def give(self, text: str) -> None:
+        """Make a move. Raises NotNow unless it is the person's."""
+        with self._lock:
+            if self._phase != YOURS:
+                raise NotNow("it is not your move")
+            self._given = text
+            self._set(THEIRS)
+        self._moves.put(text)
+
+    def leave(self) -> None:
+        """Give up the game at the person's move. Raises NotNow at another moment."""
+        with self._lock:
+            if self._phase != YOURS:
+                raise NotNow("a game can be left only at your move")
+            self._set(THEIRS)
+        self._moves.put(None)
+
+    def close(self) -> None:
+        """End the game's thread at its next question."""
+        self._starts.put(False)
+        self._moves.put(None)
+
+    def proposal_of(self, pairs: Any) -> str:
+        """A full assignment as a move. Raises ValueError unless `pairs` gives each reviewer and
+        each paper once, by their numbers."""
+        with self._lock:
+            view = self._view
+        if not isinstance(view, MatchingView):
+            raise ValueError("this game has no table to propose on")
+        valid = isinstance(pairs, list) and all(
+            isinstance(pair, list) and len(pair) == 2 and all(type(i) is int for i in pair)
+            for pair in pairs
+        )
+        for side in (0, 1):
+            valid = valid and sorted(pair[side] for pair in pairs) == list(range(view.size))
+        if not valid:
+            raise ValueError("pairs must give each reviewer and each paper once")
+        chosen = tuple((reviewer, paper) for reviewer, paper in pairs)
+        brief = view.options.brief
+        text = render_proposal(chosen, view.reviewers, papers=view.papers, brief=brief)
+        return f"[propose]\n{text}"
+
+    # --- the game's side
+
+    def wait_for_start(self) -> bool:
+        """Wait for the person to ask for a game; False when the table is closed."""
+        return self._starts.get()
+
+    def begin(self, game: Game, seat: int, rules: str) -> None:
+        """Show the seat's first view of a new game, and its rules."""
+        prompt = game.prompt(seat)
+        with self._lock:
+            self._number += 1
+            self._seat, self._given, self._refused, self._num_log = seat, None, False, 0
+            self._talk, self._result = [], None
+            self._prompt = {"system": printable(rules), "user": printable(prompt.user)}
+            self._see(game, "")
+            self._set(THEIRS)
+
+    def ask(self, game: Game, seat: int, observation: str) -> str | None:
+        """Show the game as the seat sees it and wait for the person's move; None if they leave."""
+        suggestion = printable(self._suggest(game, seat))
+        with self._lock:
+            self._see(game, observation)
+            self._suggestion = suggestion
+            self._set(YOURS)
+        return self._moves.get()
+
+    def refuse(self) -> None:
+        """Note that the game refused the person's move; the next question says why."""
+        with self._lock:
+            self._refused = True
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Show how the game ended, with everything that was hidden."""
+        with self._lock:
+            self._result = result
+            self._set(OVER)
+
+    def _set(self, phase: str) -> None:
+        self._phase = phase
+        self._version += 1
+
+    def _sent(self, text: str) -> dict[str, Any]:
+        """A try of the person at a move, as the talk shows it."""
+        tags = tags_of(self._forms) | ({"propose"} if self._board else set())
+        return {"seat": self._seat, **own_move(text, rooms=self._rooms, tags=tags)}
+
+    def _see(self, game: Game, observation: str) -> None:
+        """Take over the seat's view. In matching the talk is the public log with the person's own
+        refused tries; in other games it is the texts that the seat reads and writes."""
+        own = [] if self._given is None else [self._sent(self._given)]
+        view = self._view = game.view(self._seat)
+        self._rooms, self._forms = rooms_of(view), forms_of(game, view)
+        if own and self._refused:
+            own[0]["error"] = printable(observation)
+            observation = ""
+        if isinstance(view, MatchingView):
+            said = [
+                {"seat": a.seat, "kind": a.kind, "text": printable(a.text), "pairs": a.pairs}
+                for a in view.log[self._num_log :]
+            ]
+            self._talk += [*(own if self._refused else []), *said]
+            self._num_log = len(view.log)
+            self._board = drawn_view(view, answer_due=game.answer_due)
+        else:
+            self._board = None
+            if isinstance(view, CollabView):  # whose texts do not name who speaks
+                said = [{"seat": 1 - self._seat, "kind": "", "text": printable(observation)}]
+            else:
+                said = spoken(observation, self._names, rooms=self._rooms)
+            if own and said and "seat" not in said[0]:
+                own[0]["note"] = said.pop(0)["note"]  # a tool's answer, or what a move did
+            self._talk += [*own, *(entry for entry in said if entry.get("note") or entry["text"])]
+        self._given, self._refused = None, False
+
+
+def drawn_view(view: MatchingView, *, answer_due: bool) -> dict[str, Any]:
+    """A seat's own table and what it may do, as plain values."""
+    rows, columns = display_names(view.reviewers, view.papers, brief=True)
+    return {
+        "rows": rows,
+        "columns": columns,
+        "shown": view.displayed,
+        "unknown": view.public_unknown,
+        "answer_due": answer_due and view.to_move == view.seat,
+        "pending": view.pending,
+        "pending_seat": view.pending_seat,
+    }
+
+
+class SeatedPerson(PartnerPlayer):
+    """A player whose moves come from a table."""
+
+    name = "person"
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def move(self, game: Game, seat: int, observation: str) -> Moving:
+        text = self._table.ask(game, seat, observation)
+        if text is None:
+            return Move(text="", complete=False, num_tokens=0, void="the person left")
+        return Move(text=text, complete=True, num_tokens=0)
+        yield  # makes this a generator, though it never requests a completion
+
+    def refused(self) -> None:
+        """The next question shows the error."""
+        self._table.refuse()
+
+    def fork(self, *names: object) -> SeatedPerson:
+        """The same person at the same table."""
+        return self

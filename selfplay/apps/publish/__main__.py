@@ -1,0 +1,142 @@
+"""Write a finished run as a Hugging Face folder with a model card, and push it with --push.
+
+    python -m selfplay.apps.publish runs/tiny ORG/NAME
+    HF_TOKEN=... python -m selfplay.apps.publish runs/tiny ORG/NAME --push --private
+
+The folder is RUN/hub unless --out names another: the weights and tokenizer of RUN/final, README.md
+with its scores beside scripts (and beside people, where `eval.py` has played their games) and
+selfplay.yaml with the settings. Paths of this machine are cut to their last part, and addresses
+of endpoints are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from selfplay.apps.publish.card import card, public_value, read_results
+from selfplay.atomic import atomic_folder
+from selfplay.checkpoint.saving import step_of
+from selfplay.config import load_config
+from selfplay.config.settings import dump
+from selfplay.errors import SettingsError
+from selfplay.metrics.run_folder import IMITATED_BOARDS
+from selfplay.model.hub import FETCHED, SETTINGS
+from selfplay.partners.checkpoints import find_source
+from selfplay.preflight.run import Words, check_folder, refused
+
+
+def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    """Raises ValueError for a mistake."""
+    parser = Words(
+        prog="selfplay.apps.publish",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    add("name", metavar="ORG/NAME", help="the repository on the hub")
+    add("--out", type=Path, help="folder to write (default: RUN/hub)")
+    add("--push", action="store_true", help="upload the folder; needs HF_TOKEN or `hf auth login`")
+    add("--private", action="store_true", help="make a new repository private")
+    args = parser.parse_args(words)
+    try:
+        validate_repo_id(args.name)
+        if "/" not in args.name:
+            raise HFValidationError(f"it has no organisation or user: {args.name!r}")
+    except HFValidationError as error:
+        raise ValueError(f"ORG/NAME must be a hub name such as me/tiny: {error}") from None
+    if args.push and get_token() is None:
+        raise ValueError("--push needs a token: set HF_TOKEN or run `hf auth login`")
+    return args
+
+
+def write_folder(run: Path, name: str, out: Path) -> None:
+    """Write the repository `name` of the finished run into `out`, completely or not at all.
+
+    Raises SettingsError or ValueError for a run that cannot be published.
+    """
+    if not (run / "config.yaml").is_file():
+        raise ValueError(f"RUN must be a run folder with config.yaml, got {run}")
+    weights = find_source(run, what="RUN").weights
+    if weights.name != "final" or not (run / "held_out_after.json").is_file():
+        raise ValueError(f"RUN must be finished, with final/ and held_out_after.json, got {run}")
+    if out.exists() and not (out / SETTINGS).is_file() and any(out.iterdir()):
+        raise ValueError(f"--out must be a new folder or an earlier copy of this, got {out}")
+    config = load_config(run / "config.yaml")
+    if config.game.name.endswith(".py"):
+        raise ValueError(
+            "RUN must be of a game that its readers can import, got game.name "
+            f"{config.game.name}; nearest: a module, such as my_package.my_game"
+        )
+    config = replace(config, out=f"runs/{name.split('/')[1]}")
+    settings = public_value(yaml.safe_load(dump(config)))
+    public = load_config(
+        None, [f"{key}={json.dumps(part, ensure_ascii=False)}" for key, part in settings.items()]
+    )
+    code = (run / "code.txt").read_text(encoding="utf-8").strip()
+    if "started " not in code:
+        raise ValueError(f"{run / 'code.txt'} must hold when the run started, got {code[:80]!r}")
+    text = card(
+        name,
+        public,
+        read_results(run),
+        code=code[code.rindex("started ") :],
+        step=step_of(weights),
+    )
+    with atomic_folder(out) as new:
+        for file in sorted(weights.iterdir()):
+            if any(file.match(pattern) for pattern in FETCHED) and file.name != "progress.json":
+                shutil.copy2(file, new / file.name)
+        if (run / IMITATED_BOARDS).is_file():  # evaluations of the copy must leave them out, too
+            shutil.copy2(run / IMITATED_BOARDS, new / IMITATED_BOARDS)
+        (new / "README.md").write_text(text, encoding="utf-8", errors="backslashreplace")
+        (new / SETTINGS).write_text(dump(public), encoding="utf-8")
+
+
+def push(folder: Path, name: str, *, private: bool) -> str:
+    """Upload the folder; returns the repository's address. Raises OSError if the hub refuses or
+    cannot be reached."""
+    api = HfApi()
+    try:
+        address = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=name, folder_path=folder, commit_message="Upload a selfplay policy"
+        )
+    except Exception as error:
+        raise OSError(f"{name} cannot be uploaded to the hub: {error}") from error
+    return str(address)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 2 for bad arguments, 1 if the hub refuses."""
+    try:
+        args = read_arguments(words)
+        out = args.out or args.run / "hub"
+        check_folder(out, what="--out")
+        write_folder(args.run, args.name, out)
+    except (SettingsError, ValueError, LookupError, OSError) as error:
+        return refused("selfplay.apps.publish", error)
+    print(f"wrote {out}: read {out / 'README.md'} before others do")
+    if not args.push:
+        print(f"to upload it: python -m selfplay.apps.publish {args.run} {args.name} --push")
+        return 0
+    try:
+        print(f"pushed to {push(out, args.name, private=args.private)}")
+    except OSError as error:
+        return refused("selfplay.apps.publish", error, status=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""The model card of a run: what was trained, how it scores beside people and scripts, its games.
+
+Text of players is untrusted: it stands in code blocks or is escaped, so that it cannot act as
+Markdown. Reads the run folder's JSON files; scores are shares of the best possible value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCardData
+
+from dialop.shown import escaped, fenced
+from selfplay.config import Config, GameConfig, RolloutConfig, load_config
+from selfplay.config.player_spec import SELF
+from selfplay.config.settings import difference
+from selfplay.errors import SettingsError
+from selfplay.evaluation.game_text import game_text
+from selfplay.metrics.tables import COLUMNS, show_interval, table
+from selfplay.model.hub import is_hub_name
+from selfplay.rollout.seating import chosen_seats
+
+Rows = Mapping[str, Mapping[str, Any]]
+_GAMES = {
+    "matching": "reviewer–paper matching (DialOp)",
+    "planning": "city planning (DialOp)",
+    "mediation": "mediation (DialOp)",
+    "collab": "collaborative simulation",
+}
+_MALFORMED = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError),
+    yaml.YAMLError,
+)
+_POLICY = ("sampled", "greedy")  # rows of the policy with itself; the others are scripts
+# What a table shows beside the score, of the measures that a row has.
+_SHOWN = ("agreement", "talk_value", "messages", "words", "errors", "honesty")
+# The folders of checkpoint:PATH unless it is ORG/NAME, and the address of endpoint:MODEL@URL.
+_FOLDERS = re.compile(r"(?<=checkpoint:)(?=[/.~])(?:(?:(?!checkpoint:| with )[^/])*/(?!\*|\s|$))+")
+_ADDRESS = re.compile(r"(endpoint:[^@]*@https?://)[^\s*]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a run folder knows of its policy: rows of held-out games before and after self-play, and
+    the evaluations that `eval.py` wrote into it."""
+
+    before: Rows
+    after: Rows
+    evaluations: Sequence[Mapping[str, Any]]
+
+
+def read_results(run: Path) -> Results:
+    """Read the run's result files. Raises SettingsError for a file that cannot be read."""
+    before = run / "held_out_before.json"
+    pages = sorted(run.glob("eval_*/evaluation.json"))
+    return Results(
+        before=_read(before, _POLICY) if before.exists() else {},
+        after=_read(run / "held_out_after.json", _POLICY),
+        evaluations=[_read(path, ("games", "num_games", "rows")) for path in pages],
+    )
+
+
+def _read(path: Path, names: Sequence[str]) -> dict[str, Any]:
+    try:
+        page: dict[str, Any] = json.loads(path.read_bytes())
+        if missing := [name for name in names if name not in page]:
+            raise LookupError(f"no {', '.join(missing)}")
+        for row in page.get("rows", page).values():
+            show_interval(tuple(row["interval"]))
+            row["measures"].items(), row["examples"].items()
+        for word in page.get("overrides", ()):
+            yaml.safe_load(word.partition("=")[2])
+    except _MALFORMED as error:
+        raise SettingsError(f"{path} must hold the games of an evaluation: {error!r}") from None
+    return page
+
+
+def card(name: str, config: Config, results: Results, *, code: str, step: int) -> str:
+    """The Markdown of README.md in the hub's repository `name` (ORG/NAME).
+
+    `code` is the newest paragraph of the run's code.txt, `step` the number of self-play steps.
+    """
+    game = _GAMES.get(config.game.name, config.game.name)
+    base = config.model.path
+    sampled = results.after["sampled"]
+    start = "random weights" if base is None else escaped(Path(base).name)
+    if _on_hub(base):
+        start = f"[{base}](https://huggingface.co/{base})"
+    parts = [
+        f"---\n{_front_matter(name, config.game, config.model.path, sampled).to_yaml()}\n---",
+        f"# {name.split('/')[1]}",
+        f"One policy for {seats_of(config.game, config.rollout)} of {game}, trained from {start} "
+        f"by self-play ({step} steps of {config.algorithm.method}). It talks in the texts of its "
+        "game and is no general chat model.",
+        "## Held-out games",
+        f"{len(sampled['scores'])} instances that training never drew. The score is the share of "
+        "the best possible value, 0 without an agreement, with a bootstrap 95 % interval over "
+        "games. The other numbers are means per game. *sampled* plays as in training, at "
+        f"temperature {config.rollout.temperature:g}.",
+        _table(
+            {f"{row}, before self-play": results.before[row] for row in _POLICY if results.before}
+            | {f"{row}, after": results.after[row] for row in _POLICY}
+            | {f"script {row}": of for row, of in results.after.items() if row not in _POLICY}
+        ),
+    ]
+    for page in results.evaluations:
+        games = escaped(Path(str(page["games"])).name)
+        heading = f"### {page['num_games']} games of {games}, by `eval.py`{_question(page)}"
+        parts += [heading, _table(page["rows"])]
+    parts += [
+        "## Settings",
+        "What differs from the defaults; `selfplay.yaml` in this repository holds all settings.",
+        fenced("\n".join(_settings(config)) or "nothing"),
+        "Code and versions:",
+        fenced(code),
+        "## Play",
+        fenced(
+            f"selfplay-eval --checkpoint {name} --games generated --num 256 --out {name}\n"
+            f"selfplay-serve {name}"
+        ),
+        "## Games to read",
+    ]
+    for label, record in sampled["examples"].items():
+        seats = [{**seat, "player": without_paths(seat["player"])} for seat in record["seats"]]
+        parts += [f"### The {label} game", fenced(game_text({**record, "seats": seats}))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _question(page: Mapping[str, Any]) -> str:
+    """What an evaluation asked beside the policy's play with itself under the run's settings: the
+    partner, other settings, the games' start; "" if nothing."""
+    partner = str(page.get("partner", SELF))
+    told = "" if partner == SELF else f", with {escaped(without_paths(partner))}"
+    words = [escaped(f"--{key}={page[key]}") for key in ("config", "start") if key in page]
+    for word in page.get("overrides", ()):
+        key, _, text = word.partition("=")
+        value = public_value(yaml.safe_load(text))
+        if not isinstance(value, str):
+            value = json.dumps(value, ensure_ascii=False, default=str)
+        words.append(escaped(f"{key}={value}"))
+    return f"{told}, under {' '.join(words)}" if words else told
+
+
+def public_value(value: Any) -> Any:
+    """Settings in which paths are cut to their last part, also in checkpoint:PATH, and addresses
+    of endpoints are left out."""
+    if isinstance(value, Mapping):
+        return {name: public_value(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [public_value(part) for part in value]
+    if isinstance(value, str):
+        return Path(value).name if value.startswith(("/", "~/", "../")) else without_paths(value)
+    return value
+
+
+def without_paths(text: str) -> str:
+    """A partner's name without the folders and addresses of this machine."""
+    return _FOLDERS.sub("", _ADDRESS.sub(r"\1an-endpoint", text))
+
+
+def _front_matter(
+    name: str, game: GameConfig, base: str | None, sampled: Mapping[str, Any]
+) -> ModelCardData:
+    """What the hub's index reads."""
+    mean, low, high = sampled["interval"]
+    return ModelCardData(
+        model_name=name.split("/")[1],
+        base_model=base if _on_hub(base) else None,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["selfplay", "self-play", "grpo", "dialogue", game.name],
+        eval_results=[
+            EvalResult(
+                task_type="text-generation",
+                dataset_type=game.name,
+                dataset_name=f"{len(sampled['scores'])} held-out games of {game.name}",
+                metric_type="score",
+                metric_name=f"share of the best value, 95 % interval [{low:.3f}, {high:.3f}]",
+                metric_value=round(mean, 4),
+            )
+        ],
+    )
+
+
+def seats_of(game: GameConfig, rollout: RolloutConfig) -> str:
+    """The seats that the policy has in the game."""
+    seats, roles = chosen_seats(game, rollout), game.kit.ROLES
+    if seats is None:
+        return "both seats" if len(roles) == 2 else "all seats"
+    return f"the seat of the {' and the '.join(dict.fromkeys(roles[seat] for seat in seats))}"
+
+
+def _on_hub(path: str | None) -> bool:
+    return path is not None and is_hub_name(path)
+
+
+def _table(rows: Rows) -> str:
+    headings = {measure: heading for measure, heading, _ in COLUMNS}
+    shown = [m for m in _SHOWN if any(m in row["measures"] for row in rows.values())]
+    head = ["", "score [95 %]", *(headings[measure] for measure in shown)]
+    cells = [
+        [
+            escaped(without_paths(name)),
+            show_interval(tuple(row["interval"])),
+            *(f"{row['measures'][m]:.3f}" if m in row["measures"] else "-" for m in shown),
+        ]
+        for name, row in rows.items()
+    ]
+    return table(head, cells)
+
+
+def _settings(config: Config) -> list[str]:
+    """The settings that differ from the defaults, as `key=value` words."""
+    default = load_config(None, ["model.path=x"])
+    changed = (re.split(r": | -> ", line, maxsplit=2) for line in difference(default, config))
+    return [f"{key}={value}" for key, _, value in changed if key != "out"]

@@ -1,0 +1,47 @@
+"""Write the page of one run or several.
+
+    python -m selfplay.apps.report runs/tiny
+    python -m selfplay.apps.report runs/a runs/b --out both.html
+
+One run's page is written to its `report.html`, that of several to ./report.html.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from selfplay.apps.report.page import REPORT, write_report
+from selfplay.apps.report.run_files import read_run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m selfplay.apps.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
+    parser.add_argument("--out", type=Path, help="the .html file to write")
+    args = parser.parse_args(arguments)
+    out: Path = args.out or (args.runs[0] / REPORT if len(args.runs) == 1 else Path(REPORT))
+    try:
+        if out.suffix != ".html":
+            raise ValueError(f"--out must end in .html, got {out}")
+        runs = [read_run(folder) for folder in args.runs]
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_report(runs, out)
+    except (ValueError, OSError) as error:
+        print(f"selfplay.apps.report: {error}", file=sys.stderr)
+        return 2
+    for run in runs:
+        for problem in run.problems:
+            print(f"selfplay.apps.report: {run.folder}: {problem}", file=sys.stderr)
+    print(out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

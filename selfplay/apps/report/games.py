@@ -1,0 +1,189 @@
+"""The games of runs as the viewer of the page reads them: plain, compact, bounded.
+
+A game is what `selfplay/metrics/step.py` records. Texts that many games share (rules) are kept
+once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from dialop.kit import games, load_kit
+from dialop.shown import on_one_line, printable
+from dialop.tags import THINK_END, drop_reasoning
+from selfplay.apps.report.boards import draw_matching, proposal_values
+from selfplay.apps.report.run_files import RunFiles
+
+MAX_BYTES = 12_000_000  # of the viewer's data as JSON
+TRAINING = "training"
+SHOWN_ROWS = ("sampled", "policy")  # rows of an evaluation whose games are shown, by their start
+_KEPT = ("episode", "step", "score_norm", "agreed", "ended", "facts", "rewards", "seat_scores")
+
+
+class Texts:
+    """The distinct long texts of a page. `number` gives a text's place in `all`; `keep` forgets all
+    but the first."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+        self._places: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        if text not in self._places:
+            self._places[text] = len(self.all)
+            self.all.append(printable(text))
+        return self._places[text]
+
+    def keep(self, num: int) -> None:
+        del self.all[num:]
+        self._places = {text: place for text, place in self._places.items() if place < num}
+
+
+def viewer_data(runs: Sequence[RunFiles]) -> dict[str, Any]:
+    """The games of all runs: {"texts", "runs", "games", "num_left_out"}.
+
+    Held-out games come first, then those of evaluations, then those of training. Games beyond
+    MAX_BYTES are left out and counted; one that cannot be read is named in its run's problems.
+    """
+    texts, games, size, num_left_out = Texts(), [], 0, 0
+    for record, source, number in _in_order(runs):
+        num_texts = len(texts.all)
+        try:
+            game = drawn_game(record, source, number, texts)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            name = on_one_line(str(record.get("instance")))
+            runs[number].problems.append(f"{source} game {name:.80}: {error!r}")
+            texts.keep(num_texts)
+            continue
+        own = len(json.dumps([game, texts.all[num_texts:]]))
+        if size + own > MAX_BYTES:
+            num_left_out += 1
+            texts.keep(num_texts)
+        else:
+            size += own
+            games.append(game)
+    _pair_up(games)
+    return {
+        "texts": texts.all,
+        "runs": [run.name for run in runs],
+        "games": games,
+        "num_left_out": num_left_out,
+    }
+
+
+def _in_order(runs: Sequence[RunFiles]) -> Iterator[tuple[dict[str, Any], str, int]]:
+    """Each record with its source and the number of its run."""
+    for number, run in enumerate(runs):
+        # Games after self-play come first: they are what a reader opens the page for.
+        for row in sorted(run.rows, key=lambda row: row.source == "before"):
+            if row.name.startswith(SHOWN_ROWS):
+                held_out = row.source in ("before", "after")
+                source = row.source if held_out else f"{row.source}: {row.name}"
+                yield from ((record, source, number) for record in row.games)
+    for number, run in enumerate(runs):
+        yield from ((record, TRAINING, number) for record in run.games)
+
+
+def drawn_game(record: Mapping[str, Any], source: str, run: int, texts: Texts) -> dict[str, Any]:
+    """One record of a game for the viewer. Private thoughts are split from the move's own text."""
+    state, picture = record.get("state") or {}, {}
+    name = state.get("game")
+    try:
+        if name == "matching":
+            picture = draw_matching(state, record["turns"])
+        elif name in ("mediation", "planning"):
+            picture = {"turns": proposal_values(name, state, record["turns"])}
+    except (LookupError, TypeError, ValueError):
+        picture = {}  # a record of another version: its texts are shown
+    roles = load_kit(name).ROLES if name in games() else ()
+    called = seat_names(roles) if len(set(roles)) > 1 else [None] * len(record["seats"])
+    extras = picture.pop("turns", [{}] * len(record["turns"]))
+    reasons = bool(state.get("options", {}).get("private_reasoning"))
+    tags = tuple(sorted({turn["action"] for turn in record["turns"] if turn.get("action")}))
+    tags = tuple(picture.pop("tags", tags)) if reasons else ()
+    branches = {branch["turn"]: _branch(branch) for branch in record.get("branches", ())}
+    turns = [
+        _turn(turn, tags, {**extra, **({"branch": branches[i]} if i in branches else {})})
+        for i, (turn, extra) in enumerate(zip(record["turns"], extras, strict=True))
+    ]
+    stated = [cell for extra in extras for cell in extra.get("stated", ())]
+    return {
+        "run": run,
+        "source": source,
+        "instance": on_one_line(str(record["instance"])),
+        **{name: record[name] for name in _KEPT if name in record},
+        "seats": [
+            {
+                "player": on_one_line(str(seat["player"])),
+                **({"role": role} if role else {}),
+                "system": texts.number(seat["system"]),
+                "user": texts.number(seat["user"]),
+            }
+            for seat, role in zip(record["seats"], called, strict=True)
+        ],
+        "turns": turns,
+        "num_errors": sum(bool(turn["error"]) for turn in record["turns"]),
+        "num_false": sum(not true for *_, true in stated),
+        **({"board": picture} if picture else {}),
+    }
+
+
+def seat_names(roles: Sequence[str]) -> list[str]:
+    """What to call each seat: its role, with its number where others have the same."""
+    num = Counter(roles)
+    return [f"{role} {seat}" if num[role] > 1 else role for seat, role in enumerate(roles)]
+
+
+def _turn(
+    turn: Mapping[str, Any], tags: tuple[str, ...], extra: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`tags` are those of a game that allows private text before a move's tag, else ()."""
+    whole = printable(turn["text"])
+    text = drop_reasoning(whole, tags) if tags or THINK_END in whole else whole
+    thought = whole[: len(whole) - len(text)].strip()
+    tokens = [[printable(piece), nats] for piece, nats in turn.get("tokens", ())]
+    named = {name: on_one_line(turn[name]) for name in ("action", "error_kind") if turn.get(name)}
+    return {
+        "seat": turn["seat"],
+        **named,
+        "text": text.strip(),
+        **({"thought": thought} if thought else {}),
+        **({"error": printable(turn["error"])} if turn["error"] else {}),
+        **({"tokens": tokens} if tokens else {}),
+        "read": [printable(text) for text in turn["observations"]],
+        **extra,
+    }
+
+
+def _branch(branch: Mapping[str, Any]) -> dict[str, Any]:
+    """The siblings of a turn; the first is the turn that the game took."""
+    return {
+        "siblings": [
+            {**sibling, "text": printable(sibling["text"])} for sibling in branch["siblings"]
+        ]
+    }
+
+
+def _pair_up(games: Sequence[dict[str, Any]]) -> None:
+    """Give each held-out game after self-play the place of its twin before, and the change of its
+    score; and each twin the place of its game."""
+    before = {(g["run"], g["instance"]): i for i, g in enumerate(games) if g["source"] == "before"}
+    for place, game in enumerate(games):
+        twin = before.get((game["run"], game["instance"]))
+        if game["source"] == "after" and twin is not None:
+            game["twin"], games[twin]["twin"] = twin, place
+            with suppress(KeyError, TypeError):  # a score that is no finite number is absent
+                game["change"] = game["score_norm"] - games[twin]["score_norm"]
+
+
+def safe_json(value: Any) -> str:
+    """JSON that can stand in a script element of a page: no `<`, `>`, `&` and no line separators of
+    JavaScript, whatever the texts hold."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text

@@ -1,0 +1,405 @@
+"""Writes the page of one run or several: one HTML file that needs no network and runs no script but
+its own.
+
+All texts of games are data in a JSON block that the page's script shows as text; everything else
+goes through jinja2 with escaping on.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from selfplay.apps.report.charts import (
+    COLOURS,
+    Chart,
+    Level,
+    Line,
+    area_chart,
+    line_chart,
+    smoothed,
+)
+from selfplay.apps.report.games import safe_json, viewer_data
+from selfplay.apps.report.run_files import STAGES, Row, RunFiles, read_run, told_apart
+from selfplay.atomic import write_atomically
+from selfplay.metrics.tables import columns_of, paired_change, show_interval
+
+REPORT = "report.html"
+_HERE = Path(__file__).parent
+_POLICY_ROWS = ("sampled", "greedy", "policy")  # how the rows of a policy begin
+# The curves of one run: title, the metrics with their names, and a note.
+_CURVES = (
+    ("Talk", (("messages", "messages a game"), ("statements", "values stated a game")), ""),
+    (
+        "Agreement and honesty",
+        (("agreement", "agreement"), ("optimal", "optimal"), ("honesty", "honesty")),
+        "shares of games; honesty: share of stated values that are true",
+    ),
+    ("Entropy", (("entropy", "entropy"),), "nats a token"),
+    (
+        "Distance",
+        (("kl_reference", "KL to the reference"), ("mismatch_kl", "KL engine to trainer")),
+        "nats a token",
+    ),
+    ("Groups without signal", (("zero_variance_groups", "zero-variance groups"),), "share"),
+    (
+        "A fixed partner",
+        (("eval_score", "by itself"), ("eval_drift_score", "with the drift monitor's partner")),
+        "score on validation games",
+    ),
+    ("Speed", (("tokens_per_s", "tokens a second"),), "of the engine"),
+)
+# The curves of several runs, one line a run.
+_COMPARED = (
+    ("messages", "Messages a game"),
+    ("honesty", "Honesty"),
+    ("errors", "Refused moves a game"),
+    ("entropy", "Entropy, nats a token"),
+    ("kl_reference", "KL to the reference, nats a token"),
+    ("step_s", "Seconds a step"),
+)
+
+
+def write_report(runs: Sequence[RunFiles], out: Path) -> None:
+    """Write the page of these runs to `out`, the complete file or none of it."""
+    write_atomically(out, page_html(runs))
+
+
+def refresh_report(folder: Path, *, rank: int) -> None:
+    """Write `report.html` into a run's folder; only rank 0 does. A page that cannot be written is
+    one line on stderr and never ends the run."""
+    if rank:
+        return
+    try:
+        write_report([read_run(folder)], folder / REPORT)
+    except Exception as error:  # noqa: BLE001 a page is worth less than the run
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        print(f"{folder / REPORT} could not be written: {reason}", file=sys.stderr, flush=True)
+
+
+def page_html(runs: Sequence[RunFiles]) -> str:
+    """The page as text. Raises ValueError for no runs."""
+    if not runs:
+        raise ValueError("a report needs at least one run")
+    runs = told_apart(runs)
+    charts = run_charts(runs[0]) if len(runs) == 1 else compared_charts(runs)
+    games = viewer_data(runs)
+    return fill(
+        _HERE / "page.html.j2",
+        scripts=[_HERE / "game.js", _HERE / "page.js"],
+        styles=[_HERE / "page.css"],
+        title=" · ".join(run.name for run in runs),
+        runs=runs,
+        tiles=[(run, list(tiles(run))) for run in runs],
+        charts=charts,
+        svg=Markup,
+        table=scores_table(runs),
+        errors=errors_table(runs),
+        times=[(run.name, times_table(run)) for run in runs],
+        crossplay=[table for run in runs for table in crossplay_tables(run)],
+        settings=settings_table(runs),
+        num_games=len(games["games"]),
+        num_left_out=games["num_left_out"],
+        data=Markup(safe_json({**games, "charts": [hover_data(chart) for chart in charts]})),
+    )
+
+
+def fill(template: Path, *, scripts: Sequence[Path], styles: Sequence[Path], **values: Any) -> str:
+    """A template with its scripts and styles inside, and `script_hash` for the policy that lets a
+    browser run no other script."""
+    script, style = (
+        "\n".join(path.read_text("utf-8") for path in paths) for paths in (scripts, styles)
+    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.from_string(template.read_text("utf-8")).render(
+        script=Markup(script),
+        style=Markup(style),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        **values,
+    )
+
+
+def hover_data(chart: Chart) -> dict[str, Any]:
+    return {"box": chart.box, "x": chart.x, "y": chart.y, "lines": chart.lines}
+
+
+def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
+    """The numbers at the top of the page: (name, value, explanation)."""
+    before, after = run.row("before", "sampled"), run.row("after", "sampled")
+    if before and after:
+        change = paired_change(before.scores, after.scores)
+        yield (
+            "score on held-out games",
+            f"{before.interval[0]:.3f} → {after.interval[0]:.3f}",
+            f"change {change[0]:+.3f} [{change[1]:+.3f}, {change[2]:+.3f}]"
+            if change
+            else show_interval(after.interval),
+        )
+        for measure, name, meaning in (
+            ("talk_value", "talk value", "score beyond the better solo plan"),
+            ("messages", "messages a game", "before → after"),
+            ("errors", "refused moves a game", "before → after"),
+        ):
+            if measure in before.measures and measure in after.measures:
+                old, new = before.measures[measure], after.measures[measure]
+                yield name, f"{old:.2f} → {new:.2f}", meaning
+    elif before:
+        yield "score before self-play", f"{before.interval[0]:.3f}", show_interval(before.interval)
+    evaluated = [step for step in run.steps if step.get("eval_score") is not None]
+    if evaluated and not after:
+        last = evaluated[-1]
+        yield "score on validation games", f"{last['eval_score']:.3f}", f"at step {last['step']}"
+    if run.steps:
+        seconds = sum(step.get("step_s") or 0.0 for step in run.steps)
+        spent = f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+        yield "steps", str(run.steps[-1]["step"]), f"{spent} of self-play"
+
+
+# --- curves -------------------------------------------------------------------------------------
+
+
+def points_of(run: RunFiles, metric: str) -> list[tuple[float, float]]:
+    """(step, value) of each step that has the metric."""
+    return [(step["step"], step[metric]) for step in run.steps if step.get(metric) is not None]
+
+
+def score_lines(run: RunFiles, colour: str, *, name: str = "") -> Iterator[Line]:
+    """The score on validation games with its interval, and in training behind it. Step 0 is the
+    score of the held-out games before self-play."""
+    band = [
+        (s["step"], s["eval_score_low"], s["eval_score_high"])
+        for s in run.steps
+        if s.get("eval_score_low") is not None and s.get("eval_score_high") is not None
+    ]
+    training, evaluated = points_of(run, "score"), points_of(run, "eval_score")
+    if evaluated and (before := run.row("before", "sampled")):
+        mean, low, high = before.interval
+        evaluated.insert(0, (0, mean))
+        band.insert(0, (0, low, high))
+    if evaluated:
+        yield Line(name or "validation games", evaluated, colour, band)
+    if not name or not evaluated:
+        shown = COLOURS[1] if evaluated and not name else colour
+        yield Line(name or "training games", smoothed(training), shown, faint=training)
+
+
+def reference_levels(run: RunFiles) -> list[Level]:
+    """People and scripted players on the same kind of instances."""
+    levels: dict[str, Level] = {}
+    for row in run.rows:
+        if not _is_policy(row) and row.name not in levels:
+            colour = COLOURS[(2 + len(levels)) % len(COLOURS)]
+            levels[row.name] = Level(row.name, row.interval, colour)
+    return list(levels.values())
+
+
+def run_charts(run: RunFiles) -> list[Chart]:
+    """The charts of one run; those without data are left out."""
+    note = "share of the best value, 95 % intervals; dashed: other players"
+    charts = [
+        line_chart("Score", list(score_lines(run, COLOURS[0])), reference_levels(run), note=note)
+    ]
+    for title, metrics, note in _CURVES:
+        if title == "A fixed partner" and not points_of(run, "eval_drift_score"):
+            continue
+        charts.append(
+            line_chart(
+                title,
+                [
+                    Line(name, smoothed(points), colour, faint=points)
+                    for (metric, name), colour in zip(metrics, COLOURS, strict=False)
+                    if (points := points_of(run, metric))
+                ],
+                note=note,
+            )
+        )
+    kinds = sorted({name for step in run.steps for name in step if name.startswith("errors_")})
+    every = [
+        Line(
+            kind.removeprefix("errors_").replace("_", " "),
+            smoothed(points := [(step["step"], step.get(kind) or 0.0) for step in run.steps]),
+            COLOURS[i % len(COLOURS)],
+            told=points,
+            dashed=i >= len(COLOURS),
+        )
+        for i, kind in enumerate(kinds)
+    ]
+    charts.insert(3, line_chart("Errors by kind", every, note="refused moves a game"))
+    stages = [(name, seconds) for name, seconds in mean_seconds(run).items() if name != "step"]
+    areas = [
+        Line(
+            stage.replace("_", " "),
+            smoothed(points := [(s["step"], s.get(f"{stage}_s") or 0.0) for s in run.steps]),
+            COLOURS[i % len(COLOURS)],
+            told=points,
+        )
+        for i, (stage, seconds) in enumerate(sorted(stages, key=lambda item: -item[1])[:7])
+        if seconds
+    ]
+    charts.append(area_chart("Time of a step", areas, note="seconds by stage"))
+    return [chart for chart in charts if chart]
+
+
+def compared_charts(runs: Sequence[RunFiles]) -> list[Chart]:
+    """The charts of several runs, one line a run; beside the score, the players that all of them
+    were compared with on the same games."""
+    levels = [reference_levels(run) for run in runs]
+    shared = [one for one in levels[0] if all(one in other for other in levels)]
+    colours = [COLOURS[i % len(COLOURS)] for i in range(len(runs))]
+    scores = [
+        line
+        for run, c in zip(runs, colours, strict=True)
+        for line in score_lines(run, c, name=run.name)
+    ]
+    note = "validation games where there are any; dashed: other players"
+    charts = [line_chart("Score", scores, shared, note=note)]
+    for metric, title in _COMPARED:
+        lines = [
+            Line(run.name, smoothed(points), colour, faint=points)
+            for run, colour in zip(runs, colours, strict=True)
+            if (points := points_of(run, metric))
+        ]
+        charts.append(line_chart(title, lines))
+    return [chart for chart in charts if chart]
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
+    """All evaluations: intervals, and means per game. `low` and `high` are the ends of the scale
+    that the bars of the intervals share."""
+    rows = [(run, row) for run in runs for row in run.rows if not _repeated(run, row)]
+    columns = columns_of(row.measures for _, row in rows)
+    low = min((row.interval[1] for _, row in rows), default=0.0)
+    high = max((row.interval[2] for _, row in rows), default=1.0)
+    width = max(high - low, 1e-9)
+
+    def line(run: RunFiles, row: Row) -> dict[str, Any]:
+        mean, start, end = ((value - low) / width * 100 for value in row.interval)
+        return {
+            "run": run.name,
+            "source": row.source if _is_policy(row) or row.source not in STAGES else "held-out",
+            "name": row.name,
+            "policy": _is_policy(row),
+            "score": show_interval(row.interval),
+            "bar": f"left:{start:.1f}%;width:{max(end - start, 0.8):.1f}%",
+            "dot": f"left:{mean:.1f}%",
+            "cells": [
+                f"{row.measures[m]:.3f}" if m in row.measures else "–" for m, _, _ in columns
+            ],
+            "num": len(row.scores),
+        }
+
+    return {"columns": columns, "rows": [line(run, row) for run, row in rows]}
+
+
+def _is_policy(row: Row) -> bool:
+    return row.name.startswith(_POLICY_ROWS)
+
+
+def _repeated(run: RunFiles, row: Row) -> bool:
+    """Whether a scripted row before self-play stands after it as well: the same games."""
+    after = run.row("after", row.name)
+    return row.source == "before" and not _is_policy(row) and after is not None
+
+
+def errors_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
+    """Refused moves per game by kind, of each evaluation that had any."""
+    prefix = "errors_"
+    rows = [
+        (run, row, {k: v for k, v in row.measures.items() if k.startswith(prefix)})
+        for run in runs
+        for row in run.rows
+    ]
+    kinds = sorted({kind for _, _, errors in rows for kind in errors})
+    return {
+        "kinds": [kind.removeprefix(prefix).replace("_", " ") for kind in kinds],
+        "rows": [
+            (run.name, row.source, row.name, [f"{errors.get(k, 0):.3f}" for k in kinds])
+            for run, row, errors in rows
+            if any(errors.values())
+        ],
+    }
+
+
+def mean_seconds(run: RunFiles) -> dict[str, float]:
+    """Mean seconds a step of each stage, the full step as "step"."""
+    names = {name for step in run.steps for name in step if name.endswith("_s")}
+    stages = sorted(names - {"tokens_per_s", "engine_s"})
+    return {
+        name.removesuffix("_s"): sum(step.get(name) or 0.0 for step in run.steps) / len(run.steps)
+        for name in stages
+    }
+
+
+def times_table(run: RunFiles) -> list[tuple[str, str, str, str]]:
+    """(stage, mean seconds, share of the step, width of its bar), the longest stage first."""
+    seconds = mean_seconds(run)
+    step = seconds.pop("step", 0.0)
+    if not step:
+        return []
+    ranked = sorted(seconds.items(), key=lambda item: -item[1])
+    return [
+        (name.replace("_", " "), f"{s:.3f}", f"{s / step:.1%}", f"width:{100 * s / step:.1f}%")
+        for name, s in [*ranked, ("other", max(0.0, step - sum(seconds.values())))]
+    ]
+
+
+def crossplay_tables(run: RunFiles) -> Iterator[dict[str, Any]]:
+    """The matrices of a run; one that cannot be read is named in the run's problems."""
+    for folder, page in run.crossplay.items():
+        try:
+            yield crossplay_table(page)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            run.problems.append(f"{folder}/evaluation.json: {error!r}")
+
+
+def crossplay_table(page: dict[str, Any]) -> dict[str, Any]:
+    """The matrix of an evaluation: each row's player in seat 0, then in seat 1."""
+    matrix = page["matrix"]
+    cells = {
+        (cell["seat_0"], cell["seat_1"]): page["rows"][cell["row"]]["interval"]
+        for cell in matrix["cells"]
+    }
+    means = [interval[0] for interval in cells.values()]
+    low, high = min(means, default=0.0), max(means, default=1.0)
+
+    def cell(one: str, other: str) -> dict[str, str] | None:
+        if (one, other) not in cells:
+            return None
+        mean, start, end = cells[one, other]
+        heat = (mean - low) / max(high - low, 1e-9)
+        return {
+            "mean": f"{mean:.3f}",
+            "interval": f"[{start:.3f}, {end:.3f}]",
+            "heat": f"--heat:{100 * heat:.0f}%",
+        }
+
+    return {
+        "columns": matrix["columns"],
+        "games": page.get("games", ""),
+        "rows": [
+            (row, seat, [cell(*((row, c) if seat == 0 else (c, row))) for c in matrix["columns"]])
+            for row in matrix["rows"]
+            for seat in (0, 1)
+        ],
+    }
+
+
+def settings_table(runs: Sequence[RunFiles]) -> list[tuple[str, str, list[str], bool]]:
+    """(key, default, the runs' values, whether they differ) of settings that differ from the
+    default in any run."""
+    given = [{key: value for key, _, value in run.settings} for run in runs]
+    defaults = {key: default for run in runs for key, default, _ in run.settings}
+    return [
+        (key, default, values := [own.get(key, default) for own in given], len(set(values)) > 1)
+        for key, default in defaults.items()
+    ]

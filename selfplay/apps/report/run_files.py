@@ -1,0 +1,228 @@
+"""Reads a run folder for its page: settings, steps, evaluations, cross-play, games.
+
+A file that is missing or half written leaves its part of the page empty; a file that cannot be read
+is named in `problems`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dialop.shown import on_one_line
+from selfplay.config import Config
+from selfplay.config.settings import dump, load
+from selfplay.errors import SettingsError
+
+MAX_TRAINING_GAMES = 240  # games of games.jsonl that a page holds, evenly spread over the file
+STAGES = ("before", "after")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One pair of players on a set of instances. `interval` is (mean, low, high) of the score."""
+
+    source: str
+    name: str
+    interval: tuple[float, float, float]
+    scores: tuple[float, ...]
+    measures: dict[str, float]
+    games: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """What a run folder holds. `settings` are (key, default, value) where the two differ."""
+
+    name: str
+    folder: Path
+    game: str
+    settings: list[tuple[str, str, str]]
+    steps: list[dict[str, Any]]
+    rows: list[Row]
+    crossplay: dict[str, dict[str, Any]]  # by folder
+    games: list[dict[str, Any]]
+    problems: list[str] = field(default_factory=list)
+
+    def row(self, source: str, name: str) -> Row | None:
+        return next((r for r in self.rows if (r.source, r.name) == (source, name)), None)
+
+
+def read_run(folder: Path) -> RunFiles:
+    """Read the folder of a run. Raises ValueError for a folder that holds no run."""
+    if not (folder / "config.yaml").is_file():
+        near = [p.name for p in sorted(folder.parent.glob("*")) if (p / "config.yaml").is_file()]
+        hint = f"; runs beside it: {', '.join(near[:8])}" if near else ""
+        raise ValueError(f"a run is a folder with config.yaml, got {folder}{hint}")
+    problems: list[str] = []
+    config = _config(folder / "config.yaml", problems)
+    return RunFiles(
+        name=folder.resolve().name,
+        folder=folder,
+        game=config.game.name if config else "",
+        settings=changed_settings(config) if config else [],
+        steps=list(_steps(folder, problems)),
+        rows=list(_rows(folder, problems)),
+        crossplay={
+            path.parent.name: page
+            for path in sorted(folder.glob("crossplay*/evaluation.json"))
+            if {"rows", "matrix"} <= (page := _json(path, problems)).keys()
+        },
+        games=list(_spread(folder / "games.jsonl", problems)),
+        problems=problems,
+    )
+
+
+def told_apart(runs: Sequence[RunFiles]) -> list[RunFiles]:
+    """The runs, with as many parent folders before a name as tell it from those of the others."""
+    paths = {run.folder.resolve().parts for run in runs}
+
+    def name(own: tuple[str, ...]) -> str:
+        ends = ({path[-num:] for path in paths - {own}} for num in range(1, len(own)))
+        num = next((i for i, other in enumerate(ends, start=1) if own[-i:] not in other), len(own))
+        return "/".join(own[-num:])
+
+    return [replace(run, name=name(run.folder.resolve().parts)) for run in runs]
+
+
+def changed_settings(config: Config) -> list[tuple[str, str, str]]:
+    """(dotted key, default, value) of each setting that differs from its default."""
+    return [
+        (name, _shown(default), _shown(given))
+        for name, default, given in _changed(config, Config(), "")
+    ]
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    return yaml.safe_dump(value, default_flow_style=True, width=1e9).split("\n")[0]
+
+
+def _changed(given: Any, default: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
+    """A section that is absent by default is compared with the defaults of its kind, and named
+    itself where it holds just those."""
+    if is_dataclass(given) and not isinstance(given, type):
+        home = default if type(default) is type(given) else type(given)()
+        parts = [
+            part
+            for entry in fields(given)
+            for part in _changed(
+                getattr(given, entry.name), getattr(home, entry.name), f"{name}.{entry.name}"
+            )
+        ]
+        own_game = name == ".game.options"
+        yield from parts or (
+            [(name[1:], None, "with its defaults")] if default is None and not own_game else []
+        )
+    elif given != default:
+        yield name[1:], yaml.safe_load(dump(default)), yaml.safe_load(dump(given))
+
+
+def _config(path: Path, problems: list[str]) -> Config | None:
+    try:
+        return load(Config, path)
+    except SettingsError as error:
+        problems.append(on_one_line(str(error)))
+        return None
+
+
+def _json(path: Path, problems: list[str]) -> dict[str, Any]:
+    shown = path.name if path.name != "evaluation.json" else f"{path.parent.name}/{path.name}"
+    try:
+        value = json.loads(path.read_bytes(), parse_constant=_no_number)
+        if isinstance(value, dict):
+            return value
+        problems.append(f"{shown} must hold one JSON object")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, RecursionError) as error:
+        problems.append(f"{shown}: {error}")
+    return {}
+
+
+def _no_number(_: str) -> None:
+    """NaN and infinity are read as null."""
+
+
+def _steps(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """The numbers of each step."""
+    for line in _lines(folder / "metrics.jsonl", problems):
+        numbers = {name: n for name, n in line.items() if isinstance(n, int | float)}
+        if "step" in numbers:
+            yield numbers
+        else:
+            problems.append(f"metrics.jsonl: step must be a number, got {line.get('step')!r:.80}")
+
+
+def _lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """The complete JSON lines of a file. The last line may be half written, as the run goes on."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            yield from _line(line, f"{path.name} line {number}", problems)
+
+
+def _line(line: bytes, where: str, problems: list[str]) -> Iterator[dict[str, Any]]:
+    if not line.endswith(b"\n"):
+        return
+    try:
+        value = json.loads(line, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        problems.append(f"{where}: {error}")
+        return
+    if isinstance(value, dict):
+        yield value
+
+
+def _spread(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """At most MAX_TRAINING_GAMES lines of a file, evenly spread, the last one included."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        num = sum(1 for _ in file)
+        kept = {round((i + 1) * num / MAX_TRAINING_GAMES) - 1 for i in range(MAX_TRAINING_GAMES)}
+        file.seek(0)
+        for number, line in enumerate(file):
+            if num <= MAX_TRAINING_GAMES or number in kept:
+                yield from _line(line, f"{path.name} line {number + 1}", problems)
+
+
+def _rows(folder: Path, problems: list[str]) -> Iterator[Row]:
+    """The rows of the held-out games before and after, then of every `eval_*` folder."""
+    for stage in STAGES:
+        yield from _parsed(stage, _json(folder / f"held_out_{stage}.json", problems), problems)
+    for path in sorted(folder.glob("eval_*/evaluation.json")):
+        rows = _json(path, problems).get("rows", {})
+        if isinstance(rows, dict):
+            yield from _parsed(path.parent.name, rows, problems)
+        else:
+            problems.append(
+                f"{path.parent.name}/{path.name}: rows must be an object, got {rows!r:.80}"
+            )
+
+
+def _parsed(source: str, rows: Mapping[str, Any], problems: list[str]) -> Iterator[Row]:
+    for name, row in rows.items():
+        try:
+            mean, low, high = map(float, row["interval"])
+            examples = row.get("examples", {}).values()
+            games = {g["instance"]: g for g in (*row.get("games", ()), *examples)}
+            if not row["scores"]:
+                raise ValueError("no scores")
+            yield Row(
+                source,
+                name,
+                (mean, low, high),
+                tuple(map(float, row["scores"])),
+                {key: float(value) for key, value in row["measures"].items()},
+                tuple(games.values()),
+            )
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            problems.append(f"{source} {name}: {error!r}")

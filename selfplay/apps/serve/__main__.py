@@ -1,0 +1,113 @@
+"""Serve a trained policy behind SGLang's OpenAI-compatible server, on this machine's loopback.
+
+    python -m selfplay.apps.serve runs/tiny --port 30000
+
+It prints the `eval.py` command that plays against it, with the model's name and the URL.
+Takes a run, a part of a run, a Hugging Face folder or name. key=value words change its settings;
+engine.mem_fraction, engine.tp_size, engine.attention, engine.max_cache_tokens, model.dtype and
+device are read. Ctrl-C ends the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from selfplay.config import Config, load_config
+from selfplay.engines.sglang.launch import child_environment, pick_attention_backend
+from selfplay.engines.sglang.server import HOST, server_command
+from selfplay.errors import SettingsError
+from selfplay.model.policy import described_in
+from selfplay.partners.checkpoints import ONE_PROCESS, Source, find_source, model_words
+from selfplay.preflight.run import Words, check_machine, refused
+
+
+def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    """Raises ValueError for a mistake."""
+    parser = Words(
+        prog="selfplay.apps.serve",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("policy", type=Path, metavar="RUN", help="a run folder, or a Hugging Face folder or name")
+    add("--port", type=int, default=30_000, help="port on 127.0.0.1 (default 30000)")
+    add("--name", help="the model's name in requests (default: the folder's name)")
+    add("overrides", nargs="*", metavar="key=value", help="settings that win over the run's")
+    args = parser.parse_intermixed_args(words)
+    if not 1024 <= args.port < 65536:
+        raise ValueError(f"--port must be from 1024 to 65535, got {args.port}; nearest: 30000")
+    return args
+
+
+def settings_of(source: Source, overrides: Sequence[str]) -> Config:
+    """The run's settings with SGLang as engine; the defaults for weights outside a run."""
+    words = [*ONE_PROCESS, *model_words(source), *overrides, "engine.kind=sglang"]
+    return load_config(source.settings, words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Become the server. Returns only for bad arguments, with the exit status 2."""
+    try:
+        args = read_arguments(words)
+        source = find_source(args.policy, what="RUN")
+        config = settings_of(source, args.overrides)
+        name = args.name or (args.policy if source.hub else source.home.resolve()).name
+        if re.search(r"[@\s]", name):
+            near = re.sub(r"[@\s]+", "_", name)
+            raise ValueError(f"--name must have no @ and no blanks, got {name!r}; nearest: {near}")
+        if importlib.util.find_spec("sglang") is None:
+            raise ValueError(
+                "SGLang must be installed to serve: pip install -r requirements-gpu.txt"
+            )
+        check_machine(config.device, config.engine)
+        if described_in(source.weights) != source.weights:
+            raise ValueError(
+                f"RUN must be a full model to serve, got adapters: {source.weights}; nearest: the "
+                "final/ of their run, which holds them merged"
+            )
+    except (SettingsError, ValueError, OSError) as error:
+        return refused("selfplay.apps.serve", error)
+    device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
+    engine = config.engine
+    command = server_command(
+        source.weights,
+        name=name,
+        port=args.port,
+        device=device,
+        dtype=config.model.dtype,
+        attention_backend=pick_attention_backend(device)
+        if engine.attention == "auto"
+        else engine.attention,
+        tp_size=engine.tp_size,
+        mem_fraction=engine.mem_fraction,
+        max_cache_tokens=engine.max_cache_tokens or None,
+        context_length=None,
+    )
+    needs = [f"endpoint.max_new_tokens={config.rollout.max_new_tokens}"]
+    if config.model.chat_template:
+        body = json.dumps({"chat_template_kwargs": config.model.chat_template})
+        needs.append(f"endpoint.body={shlex.quote(body)}")
+    partner = shlex.quote(f"endpoint:{name}@http://{HOST}:{args.port}/v1")
+    print(f"weights: {source.weights}")
+    print(
+        "play against it, once it is up: python eval.py --checkpoint RUN --games generated "
+        f"--partner {partner} {' '.join(needs)}",
+        flush=True,
+    )
+    with child_environment(device, engine.tp_size):
+        os.execv(command[0], command)  # never returns
+    raise AssertionError
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,510 @@
+"""Playing against a person: what the page may ask, what the person sees, how games are kept."""
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from dialop.cli import main as dialop
+from dialop.matching.board import MatchingInstance
+from dialop.matching.game import MatchingGame
+from dialop.matching.recorded import (
+    instance_from_record,
+    moves_from_record,
+    read_recorded,
+    record_of,
+)
+from dialop.matching.store import read_instances
+from selfplay.apps.play.__main__ import bound, main, play_here, play_on_page
+from selfplay.apps.play.forms import forms_of, own_move, spoken, tags_of
+from selfplay.apps.play.games import Opponent, Session, keep_game, result_of, seats_for_a_person
+from selfplay.apps.play.server import MAX_BODY, MAX_MOVES, MAX_TEXT, TOKEN_HEADER, make_app
+from selfplay.apps.play.table import NotNow, SeatedPerson, Table
+from selfplay.apps.report.games import seat_names
+from selfplay.config import Config, load_config
+from selfplay.rollout.players import ScriptedPartner
+from selfplay.rollout.seating import scripted_partner
+from tests.helpers.dialop_boards import BEST, FULL, SCALED, SMALL, WORST
+from tests.helpers.run_folders import settings
+from tests.helpers.tiny_run import finished
+
+TOKEN = "the-token"
+EVIL = "</script><script>alert(1)</script>\x1b[2J\u202e"
+
+
+def honest(config: Config) -> Opponent:
+    def sit(names: tuple[object, ...], seat: int) -> ScriptedPartner:
+        return scripted_partner(config.game.kit.BASELINES[0], names, seat, config.game)
+
+    return Opponent("scripted:honest", None, None, sit)
+
+
+def session(config: Config, instance: Any, opponent: Opponent, seat: int = 0) -> Session:
+    return Session([instance], opponent, [seat], config.game, config.rollout, config.seed)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return settings(tmp_path / "run", "game.size=2", "game.scale=false", "game.max_value=10")
+
+
+class Running:
+    """A game and its server in threads, as the page's program runs them, with a client."""
+
+    def __init__(self, config: Config, instance: Any, *, seat: int = 0) -> None:
+        self.session = session(config, instance, honest(config), seat)
+        self.table = Table(config.game.kit.ROLES, self.session.suggested)
+        self.episodes: list[Any] = []
+        self.thread = threading.Thread(target=self._play)
+        socket = bound(0)
+        self.port = socket.getsockname()[1]
+        self.here = f"http://127.0.0.1:{self.port}"
+        app = make_app(self.table, token=TOKEN, port=self.port, opponent="scripted:honest")
+        self.server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        self.serving = threading.Thread(target=self.server.run, kwargs={"sockets": [socket]})
+        self.client = httpx.Client(base_url=self.here, timeout=120, trust_env=False)
+        self.thread.start()
+        self.serving.start()
+
+    def _play(self) -> None:
+        if self.table.wait_for_start():
+            episode = self.session.play(0, SeatedPerson(self.table), self.table.begin)
+            self.episodes.append(episode)
+            result = {} if episode is None else result_of(episode, self.session.opponent)
+            self.table.finish(result)
+
+    def post(self, path: str, body: Any, **headers: str) -> Any:
+        given = {TOKEN_HEADER: TOKEN, "origin": self.here, **headers}
+        content = body if isinstance(body, str | bytes) else json.dumps(body)
+        return self.client.post(path, content=content, headers=given)
+
+    def state(self) -> dict[str, Any]:
+        return self.client.get("/state", headers={TOKEN_HEADER: TOKEN}).json()
+
+    def wait(self, phase: str) -> dict[str, Any]:
+        for _ in range(500):
+            if self.table.state()["phase"] == phase:
+                return self.state()
+            threading.Event().wait(0.01)
+        raise AssertionError(f"never {phase}: {self.table.state()}")
+
+    def close(self) -> None:
+        self.table.close()
+        self.client.close()
+        self.server.should_exit = True
+        for thread in (self.thread, self.serving):
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def running(config: Config) -> Iterator[Running]:
+    game = Running(config, SMALL)
+    yield game
+    game.close()
+
+
+def test_a_whole_game_and_what_it_shows(running: Running) -> None:
+    assert running.post("/start", {}).status_code == 200
+    state = running.wait("yours")
+    # Seat 0 sees the diagonal alone, and nothing of the other table.
+    assert state["board"]["shown"] == [[3, None], [None, 9]] and state["result"] is None
+    assert "7" not in json.dumps(state["board"]["shown"])
+    assert running.post("/move", {"text": f"[message] {EVIL}"}).status_code == 200
+    for _ in range(6):
+        state = running.wait("yours")
+        if state["board"]["answer_due"]:
+            break
+        assert running.post("/move", {"text": "[message] go on"}).status_code == 200
+    assert state["talk"][0]["text"].startswith("</script>") and "\x1b" not in json.dumps(state)
+    assert running.post("/move", {"text": "[message] hm"}).status_code == 200, "refused by the game"
+    state = running.wait("yours")
+    assert "answer the proposal" in state["talk"][-1]["error"]
+    assert running.post("/move", {"text": "[accept]"}).status_code == 200
+    game = running.wait("over")["result"]["game"]
+    assert game["board"]["values"] == [[3, 7], [1, 9]] and game["agreed"]
+    assert game["seats"][0]["player"] == "person" and game["num_errors"] == 1
+
+
+def test_a_proposal_is_a_full_assignment_or_none(running: Running) -> None:
+    running.post("/start", {})
+    running.wait("yours")
+    for pairs in (
+        [],
+        [[0, 0]],
+        [[0, 0], [0, 1]],
+        [[0, 0], [1, 2]],
+        [[0, 0], [True, 1]],
+        "x",
+        [[0]],
+    ):
+        answer = running.post("/move", {"pairs": pairs})
+        assert answer.status_code == 400 and "once" in answer.json()["error"]
+    assert running.state()["phase"] == "yours" and running.state()["talk"] == []
+    assert running.post("/move", {"pairs": [[1, 0], [0, 1]]}).status_code == 200
+    while (state := running.state())["phase"] == "theirs":
+        threading.Event().wait(0.2)
+    # An honest partner accepts or rejects it; either way the game took it as it was built.
+    if state["phase"] == "over":
+        proposed = state["result"]["game"]["turns"][0]["proposal"]["pairs"]
+    else:
+        proposed = state["talk"][0]["pairs"]
+    assert proposed == [[0, 1], [1, 0]]
+
+
+def test_only_the_page_of_this_start_is_answered(running: Running) -> None:
+    client = running.client
+    here = running.here
+    good = {TOKEN_HEADER: TOKEN, "origin": here}
+    assert client.get("/", params={"token": TOKEN}).status_code == 200
+    assert client.get("/").status_code == client.get("/state").status_code == 403
+    for headers, status in (
+        ({**good, TOKEN_HEADER: "the-tokem"}, 403),
+        ({**good, TOKEN_HEADER: "tokén"}, 403),
+        ({TOKEN_HEADER: TOKEN}, 403),
+        ({**good, "origin": "http://evil.example"}, 403),
+        ({**good, "origin": "null"}, 403),
+        ({**good, "origin": f"{here}0"}, 403),
+        ({**good, "host": "evil.example"}, 421),
+        ({**good, "host": f"evil.example:{running.port}"}, 421),
+    ):
+        sent = {name: value.encode() for name, value in headers.items()}
+        answer = client.post("/start", content="{}", headers=sent)
+        assert answer.status_code == status, headers
+    assert running.table.state()["phase"] == "idle"
+    assert client.get("/nothing").status_code == 404 and client.put("/start").status_code == 405
+    page = client.get("/", params={"token": TOKEN})
+    assert page.headers["x-frame-options"] == "DENY" and page.headers["cache-control"] == "no-store"
+    assert "default-src 'none'" in page.text and "unsafe-eval" not in page.text
+
+
+def test_sizes_and_rates_are_limited(running: Running) -> None:
+    running.post("/start", {})
+    running.wait("yours")
+    assert running.post("/move", {"text": "x" * (MAX_TEXT + 1)}).status_code == 400
+    assert running.post("/move", {"text": "x" * MAX_BODY}).status_code == 413
+    for body in ("no json", "[1]", "[" * 5000, b"\xff", {}, {"text": " "}, {"text": 1}):
+        assert running.post("/move", body).status_code == 400
+    statuses = [running.post("/move", {}).status_code for _ in range(MAX_MOVES)]
+    assert statuses[-1] == 429 and running.state()["phase"] == "yours"
+
+
+def test_a_person_who_leaves_ends_the_game_without_a_result(running: Running) -> None:
+    assert running.post("/move", {"text": "[message] hi"}).status_code == 409
+    running.post("/start", {})
+    running.wait("yours")
+    assert running.post("/start", {}).status_code == 409
+    assert running.post("/move", {"leave": True}).status_code == 200
+    assert running.wait("over")["result"] == {} and running.episodes == [None]
+    with pytest.raises(NotNow):
+        running.table.leave()
+
+
+@pytest.mark.parametrize("board", [SMALL, SCALED])
+def test_a_kept_game_is_an_instance_and_a_recording(
+    board: MatchingInstance, config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Replayed by the command, read as an instance, and continued from any of its moves."""
+    first = board.first_seat
+    game = MatchingGame(board, FULL)
+    for seat, text in (
+        (first, f"[message] {EVIL}"),
+        (1 - first, WORST),
+        (first, "[reject]"),
+        (first, BEST),
+        (1 - first, "[accept]"),
+    ):
+        assert game.step(seat, text).error is None
+    log = game.view(0).log
+    record = json.loads(json.dumps(record_of(board, log)))
+    path = tmp_path / "played.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    assert dialop(["replay", str(path)]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert line["agrees"] and line["norm"] == 1.0 and line["score"] == 12
+    (again,) = read_instances(path)
+    same = ("size", "table", "masks", "scales", "first_seat", "best", "max_value", "reviewers")
+    assert all(getattr(again, name) == getattr(board, name) for name in same)
+    assert tuple(moves_from_record(record)) == log
+    (recorded,) = read_recorded(path)
+    assert recorded.begun(3, uniform=0.0).opening == log[:3]
+    assert instance_from_record(record, key="k").unknown == board.unknown
+
+
+def test_games_with_names_of_their_own_are_kept(tmp_path: Path) -> None:
+    papers = ("Alpha: one", "Beta: two")
+    board = replace(SMALL, reviewers=("Zoë Ray", "Max Poe"), papers=papers)
+    game = MatchingGame(board, FULL)
+    assert game.step(0, "[propose]\nAlpha: Zoë Ray\nBeta: Max Poe").error is None
+    assert game.step(1, "[accept]").error is None
+    record = record_of(board, game.view(0).log)
+    assert tuple(moves_from_record(record)) == game.view(0).log
+    with pytest.raises(ValueError, match="reviewers"):
+        moves_from_record({**record, "reviewers": [1, 2]})
+
+
+class Talker(io.StringIO):
+    """A person at the terminal: tells all they see, accepts a proposal, leaves after one game."""
+
+    def __init__(self, screen: io.StringIO) -> None:
+        super().__init__()
+        self._screen, self._read = screen, 0
+
+    def readline(self, size: int | None = -1) -> str:
+        shown = self._screen.getvalue()
+        new, self._read = shown[self._read :], len(shown)
+        if "kept in" in new:
+            return ""
+        return (
+            "[accept]\n"
+            if "Partner: [propose]" in new
+            else "[message] Ava BLEU 3, Daniel Electra 9\n"
+        )
+
+
+def test_the_terminal_plays_the_same_game(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen, out = io.StringIO(), tmp_path / "games.jsonl"
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setattr("sys.stdin", Talker(screen))
+    assert play_here(session(config, SMALL, honest(config)), out) == 0
+    assert dialop(["replay", str(out)]) == 0
+    monkeypatch.undo()
+    said = screen.getvalue()
+    assert "Both tables together" in said and "The best assignment is worth 12." in said
+    (record,) = [json.loads(line) for line in out.read_text().splitlines()]
+    assert record["players"] == ["person", "scripted:honest"] and record["proposal_reward"] == 12
+
+
+def test_ctrl_c_ends_the_terminal_without_a_game(
+    config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Interrupted(io.StringIO):
+        def readline(self, size: int = -1, /) -> str:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "games.jsonl"
+    monkeypatch.setattr("sys.stdin", Interrupted())
+    assert play_here(session(config, SMALL, honest(config)), out) == 0
+    assert "The game ended without a result." in capsys.readouterr().out and not out.exists()
+
+
+def test_a_game_of_another_kind_is_kept_whole(tmp_path: Path) -> None:
+    config = settings(tmp_path / "run", "game.name=collab", "rollout.partners=[scripted:user]")
+    opponent = Opponent("policy", None, None)
+    assert seats_for_a_person(config.game, opponent) == [0], (
+        "the policy can have only the other seat"
+    )
+    (task,) = config.game.kit.generate(config.game.rules(), seed=0, start=0, num=1)
+    sit = lambda names, seat: scripted_partner("ask", names, seat, config.game)  # noqa: E731
+    table = Table(("user", "assistant"))
+    for _ in range(100):
+        table._moves.put("[message] It is 3.")
+    games = session(config, task, Opponent("scripted:ask", None, None, sit))
+    episode = games.play(0, SeatedPerson(table), table.begin)
+    state = table.state()
+    assert state["board"] is None and any("text" in turn for turn in state["talk"])
+    keep_game(episode, tmp_path / "played.jsonl")
+    (line,) = (tmp_path / "played.jsonl").read_text().splitlines()
+    kept = json.loads(line)
+    assert kept["state"]["game"] == "collab" and kept["seats"][0]["player"] == "person"
+
+
+@contextmanager
+def dealt(seat: int, name: str) -> Iterator[Running]:
+    """A started game of another kind with scripts in the other seats."""
+    config = load_config(None, ["model.path=x", f"game.name={name}"])
+    kit = config.game.kit
+    (instance,) = kit.generate(kit.easy(config.game.rules()), seed=0, start=0, num=1)
+    game = Running(config, instance, seat=seat)
+    try:
+        game.post("/start", {})
+        yield game
+    finally:
+        game.close()
+
+
+def filled(form: dict[str, Any], words: str = "") -> dict[str, Any]:
+    """A form as the page sends it; of each list the choice of its own place."""
+    chosen = [options[place][0] for place, (_, options) in enumerate(form["choices"])]
+    return {"text": form["before"] + (", ".join(chosen) or words) + form["after"]}
+
+
+def to_the_end(game: Running, words: str) -> dict[str, Any]:
+    """Write until an answer is due, accept; every form of the moment is a legal move."""
+    for _ in range(12):
+        state = game.wait("yours")
+        form = state["forms"][0]
+        game.post("/move", filled(form, words))
+        if form["button"]:
+            break
+    return game.wait("over")
+
+
+def test_a_traveller_is_told_their_role_and_the_score_sheet() -> None:
+    with dealt(0, "planning") as game:
+        state = game.wait("yours")
+        assert state["names"] == ["user", "agent"] and state["board"] is None
+        assert [form["name"] for form in state["forms"]] == ["Say"]
+        assert "preferences" in state["prompt"]["user"]
+        end = to_the_end(game, f"I like parks.\n{EVIL}\nAgent: [propose] all")
+        said = end["talk"]
+        assert said[0] == {"seat": 0, "kind": "message", "text": said[0]["text"]}
+        assert "\nAgent: [propose]" in said[0]["text"], "no line of the person's is the agent's"
+        (plan, *_) = [turn for turn in said if turn["kind"] == "propose"]
+        assert plan["seat"] == 1 and "Total" in plan["note"] and "Total" not in plan["text"]
+        assert end["result"]["game"]["agreed"] and "\x1b" not in json.dumps(end)
+
+
+def test_a_travel_agent_searches_and_proposes() -> None:
+    with dealt(1, "planning") as game:
+        state = game.wait("yours")
+        say, search, propose = state["forms"]
+        assert (say["name"], search["name"], propose["distinct"]) == ("Say", "Search", True)
+        game.post("/move", filled(search, search["start"]))
+        state = game.wait("yours")
+        assert state["talk"][-1]["kind"] == "tool" and "results" in state["talk"][-1]["note"]
+        game.post("/move", {"text": "[propose] [nowhere]"})
+        state = game.wait("yours")
+        assert "Error" in state["talk"][-1]["error"] and state["talk"][-1]["seat"] == 1
+        assert not any("preferences" in str(turn) for turn in state["talk"]), "the user's alone"
+        assert game.post("/move", filled(propose)).status_code == 200
+        while game.table.state()["phase"] == "theirs":
+            threading.Event().wait(0.02)
+        state = game.state()
+        own = [turn for turn in state["talk"] if turn["seat"] == 1 and turn["kind"] == "propose"]
+        assert own[-1].get("error") is None, "the builder's plan is legal"
+
+
+def test_the_rooms_of_mediation_are_apart() -> None:
+    with dealt(2, "mediation") as game:
+        state = game.wait("yours")
+        assert state["names"] == ["user 0", "user 1", "agent"]
+        assert state["rooms"] == ["user 0", "user 1"]
+        assert [form["name"] for form in state["forms"]] == ["To user 0", "To user 1", "Propose"]
+        assert {turn["room"] for turn in state["talk"]} == {0, 1}
+        assert all(turn["seat"] == turn["room"] for turn in state["talk"])
+        game.post("/move", filled(state["forms"][1], "When can you fly?"))
+        state = game.wait("yours")
+        (own,) = [turn for turn in state["talk"] if turn["seat"] == 2]
+        assert own == {"seat": 2, "kind": "message", "text": "When can you fly?", "room": 1}
+        game.post("/move", filled(state["forms"][2]))
+        while (state := game.state())["phase"] == "theirs":
+            threading.Event().wait(0.02)
+        own = [turn for turn in state["talk"] if turn["seat"] == 2][-1]
+        assert own["kind"] == "propose" and "room" not in own and "error" not in own
+
+
+def test_the_rooms_are_apart_in_the_brief_style() -> None:
+    """Whose lines have no tag, and where a line of a player that looks like a name is indented."""
+    read = "User 0:\n0 -15\n  user 1:\nUser 1:\n0 -1\n[off] Your move."
+    first, second = spoken(read, ["user 0", "user 1", "agent"], rooms=["user 0", "user 1"])
+    assert (first["room"], first["text"], first["note"]) == (0, "0 -15\nuser 1:", "")
+    assert (second["room"], second["text"], second["note"]) == (1, "0 -1", "[off] Your move.")
+    (said,) = spoken("Agent:\nSeat 1: [accept]", ["user 0", "user 1", "agent"], rooms=[])
+    assert (said["seat"], said["text"]) == (2, "Seat 1: [accept]"), "a player names no other seat"
+
+
+@pytest.mark.parametrize(
+    ("text", "rooms", "kind", "words"),
+    [
+        ("[answer] 4", [], "answer", "4"),
+        ("[4]", [], "", "[4]"),
+        ("[1, 2, 3] is the sorted list", [], "", "[1, 2, 3] is the sorted list"),
+        ("Plan: [x] do it", [], "", "Plan: [x] do it"),
+        ("Plan: [answer] 4", [], "", "Plan: [answer] 4"),
+        ("1: [message] hi", ["user 0", "user 1"], "message", "hi"),
+    ],
+)
+def test_only_a_tag_of_the_forms_is_cut(text: str, rooms: list[str], kind: str, words: str) -> None:
+    tags = tags_of([{"before": "[answer] "}, {"before": "0: [message] "}, {"before": ""}])
+    assert tags == {"answer", "message"}
+    move = own_move(text, rooms=rooms, tags=tags)
+    assert (move["kind"], move["text"]) == (kind, words)
+
+
+def test_a_script_says_what_it_would_do() -> None:
+    """Each suggestion is a legal move of the seat, and is offered at the person's move alone."""
+    for seat, name in ((0, "planning"), (1, "planning"), (0, "mediation"), (2, "mediation")):
+        with dealt(seat, name) as game:
+            state = game.wait("yours")
+            while state["phase"] == "yours":
+                assert state["suggestion"]
+                game.post("/move", {"text": state["suggestion"]})
+                while (state := game.state())["phase"] == "theirs":
+                    assert state["suggestion"] == ""
+                    threading.Event().wait(0.02)
+            assert state["result"]["game"]["agreed"] and not state["result"]["game"]["num_errors"]
+
+
+def test_a_user_of_mediation_sees_the_own_room_alone() -> None:
+    with dealt(1, "mediation") as game:
+        end = to_the_end(game, "Not before noon.")
+        assert end["rooms"] == [] and {turn["seat"] for turn in end["talk"]} == {1, 2}
+        (offer, *_) = [turn for turn in end["talk"] if turn["kind"] == "propose"]
+        assert offer["note"], "the own flight's points"
+        assert [seat["role"] for seat in end["result"]["game"]["seats"]] == end["names"]
+
+
+def test_a_game_of_ones_own_has_a_form_for_each_tag() -> None:
+    game = Path(__file__).parents[2] / "examples" / "meeting" / "meeting.py"
+    config = load_config(None, ["model.path=x", f"game.name={game}"])
+    kit = config.game.kit
+    (instance,) = kit.generate(kit.easy(config.game.rules()), seed=0, start=0, num=1)
+    played = kit.new_game(instance, config.game.rules())
+    names = [form["name"] for form in forms_of(played, played.view(0))]
+    assert names == ["message", "meet"] and seat_names(kit.ROLES) == ["player 0", "player 1"]
+    step = played.step(0, "[message] mon\nseat 1: [meet] tue")
+    read = spoken(step.observations[1], seat_names(kit.ROLES), rooms=())
+    assert [(turn["seat"], turn["kind"]) for turn in read] == [(0, "message")]
+
+
+def test_ctrl_c_ends_the_page_and_its_games(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt  # as uvicorn does once it has shut down
+
+    monkeypatch.setattr(uvicorn.Server, "run", interrupted)
+    with bound(0) as sock:
+        assert play_on_page(session(config, SMALL, honest(config)), tmp_path / "x", sock) == 0
+    for thread in threading.enumerate():
+        if thread.name == "games":
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--partner", "person"], "person"),
+        (["--partner", "scripted:nobody"], "nobody"),
+        (["--partner", "scripted:honest", "--port", "70000"], "--port"),
+        (["--partner", "scripted:honest", "--seat", "5"], "--seat"),
+        (["--partner", "scripted:honest", "--out", "games.txt"], "--out"),
+        (["--partner", "scripted:honest", "--games", "missing.jsonl"], "--games"),
+        (["--partner", "scripted:honest", "--num", "0"], "--num must be at least 1"),
+        (["--unknown"], "--unknown"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(path.name for path in finished().iterdir())
+    capsys.readouterr()  # of the run itself, if it was made here
+    assert main(["--checkpoint", str(finished()), *words]) == 2
+    said = capsys.readouterr().err
+    assert told in said and said.count("\n") == 1
+    assert sorted(path.name for path in finished().iterdir()) == before

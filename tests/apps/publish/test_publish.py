@@ -1,0 +1,371 @@
+"""A finished run as a folder for the hub: its card, its settings, and what is refused."""
+
+import base64
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from huggingface_hub import HfApi
+from safetensors.numpy import save_file
+
+from selfplay.apps.publish import __main__ as publish
+from selfplay.apps.publish.card import seats_of
+from selfplay.config import load_config
+from selfplay.config.settings import dump
+from selfplay.partners.checkpoints import find_source
+
+HOSTILE = "[message] ```\n# a heading <script>alert(1)</script> \x1b[2J ![x](http://x)"
+
+
+def game(text: str) -> dict[str, Any]:
+    seat = {"player": "self", "system": "", "user": "A: 3"}
+    turn = {"seat": 0, "text": text, "error": None, "observations": [], "trained": True}
+    return {
+        "step": 9,
+        "instance": "held_out:0",
+        "episode": 0,
+        "score_norm": 0.5,
+        "agreed": True,
+        "ended": "agreed",
+        "seats": [seat, seat | {"user": "B: 4"}],
+        "turns": [turn],
+        "facts": {},
+    }
+
+
+def row(mean: float, text: str = "[message] hi") -> dict[str, Any]:
+    return {
+        "name": "x",
+        "scores": [mean] * 4,
+        "interval": [mean, mean - 0.1, mean + 0.1],
+        "measures": {"agreement": 1.0, "messages": 2.0, "errors": 0.25},
+        "games": [],
+        "examples": {label: game(text) for label in ("best", "typical", "worst")},
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run as far as its files go."""
+    run = tmp_path / "a_run"
+    (run / "final").mkdir(parents=True)
+    words = [f"out={run}", f"data.train={tmp_path}/secret/boards.parquet", "steps=9"]
+    words.append(f"rollout.partners=[self, checkpoint:{tmp_path}/secret/other*0.5]")
+    config = load_config(None, ["model.path=Qwen/Qwen2.5-0.5B-Instruct", *words])
+    (run / "config.yaml").write_text(dump(config))
+    (run / "imitated_boards.json").write_text('["abc"]')
+    (run / "code.txt").write_text("started 1\ncommit a\n\nstarted 2\ncommit b\ntorch 2\n")
+    save_file({"weight": np.zeros(1)}, run / "final" / "model.safetensors")
+    files = {"config.json": "{}", "tokenizer.json": "{}"}
+    for name, text in (files | {"progress.json": '{"step": 7}', "notes.pt": "x"}).items():
+        (run / "final" / name).write_text(text)
+    before = {"sampled": row(0.5), "greedy": row(0.52), "honest": row(0.9)}
+    after = {"sampled": row(0.8, HOSTILE), "greedy": row(0.82), "honest": row(0.9)}
+    (run / "held_out_before.json").write_text(json.dumps(before))
+    (run / "held_out_after.json").write_text(json.dumps(after))
+    people = row(0.87) | {"measures": {"agreement": 1.0}, "examples": {}}  # as eval.py writes them
+    page = {"games": "/x/optimization.jsonl", "num_games": 4, "rows": {"people": people}}
+    (run / "eval_optimization").mkdir()
+    (run / "eval_optimization" / "evaluation.json").write_text(json.dumps(page))
+    return run
+
+
+def change_settings(run: Path, *words: str) -> None:
+    (run / "config.yaml").write_text(dump(load_config(run / "config.yaml", words)))
+
+
+def test_the_folder_holds_a_policy_its_settings_and_a_card(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert publish.main([str(run), "me/pair"]) == 0
+    assert publish.main([str(run), "me/pair"]) == 0, "an earlier copy is replaced"
+    out = run / "hub"
+    assert sorted(path.name for path in out.iterdir()) == [
+        *("README.md", "config.json", "imitated_boards.json", "manifest.json"),
+        *("model.safetensors", "selfplay.yaml", "tokenizer.json"),
+    ]
+    text = "".join((out / name).read_text() for name in ("README.md", "selfplay.yaml"))
+    assert str(tmp_path) not in text and "boards.parquet" in text
+    assert load_config(out / "selfplay.yaml").rollout.partners == ("self", "checkpoint:other*0.5")
+    assert load_config(out / "selfplay.yaml").out == "runs/pair"
+    source = find_source(out)
+    assert (source.weights, source.settings) == (out, out / "selfplay.yaml")
+    assert "--push" in capsys.readouterr().out
+
+
+def test_the_card_has_the_scores_beside_scripts_and_people(run: Path) -> None:
+    assert publish.main([str(run), "me/pair"]) == 0
+    text = (run / "hub" / "README.md").read_text()
+    head = yaml.safe_load(text.split("---\n")[1])
+    assert head["base_model"] == "Qwen/Qwen2.5-0.5B-Instruct" and "selfplay" in head["tags"]
+    metric = head["model-index"][0]["results"][0]["metrics"][0]
+    assert metric["value"] == 0.8 and "[0.700, 0.900]" in metric["name"]
+    assert "One policy for both seats of reviewer–paper matching (DialOp)" in text
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if "|" in line}
+    assert "0.500 [0.400, 0.600]" in rows["sampled, before self-play"]
+    assert "0.800 [0.700, 0.900]" in rows["sampled, after"]
+    assert "0.900 [0.800, 1.000]" in rows["script honest"]
+    assert "0.870 [0.770, 0.970]" in rows["people"]
+    assert not any(name.startswith("honest") for name in rows), "each script has one row"
+    assert "(7 steps of grpo)" in text and "commit b" in text and "commit a" not in text
+    assert "data.train=boards.parquet" in text and "steps=9" in text
+
+
+def test_the_card_tells_what_an_evaluation_asked(run: Path) -> None:
+    def add(name: str, **facts: Any) -> None:
+        page = {"games": "generated", "num_games": 4, "rows": {"policy": row(0.9)}, **facts}
+        (run / f"eval_{name}").mkdir()
+        (run / f"eval_{name}" / "evaluation.json").write_text(json.dumps(page))
+
+    words = ["game.p_observed=1.0", "data={train: /home/jane/boards.parquet}"]
+    add("a", partner="self")
+    add("b", partner="scripted:honest")
+    add("c", partner="self", overrides=words)
+    add("d", partner="checkpoint:/home/jane/other", overrides=words[:1])
+    add("e", partner="self", start="0.5", config="other.yaml")
+    assert publish.main([str(run), "me/pair"]) == 0
+    text = (run / "hub" / "README.md").read_text()
+    assert "jane" not in text
+    a, b, c, d, e = (line for line in text.splitlines() if "games of generated, by" in line)
+    assert a == "### 4 games of generated, by `eval.py`"
+    assert b.endswith("by `eval.py`, with scripted:honest")
+    assert re.search(r", under game\.p\\?_observed=1\.0 data=.*boards\.parquet", c)
+    assert re.search(r", with checkpoint:other, under game\.p\\?_observed=1\.0$", d)
+    assert re.search(r", under \\?-\\?-config=other\.yaml \\?-\\?-start=0\.5$", e)
+
+
+@pytest.mark.parametrize(
+    ("path", "start"),
+    [
+        ("null model.scratch={max_positions: 4096}", "trained from random weights"),
+        ("models/SmolLM2-135M.Q4_1.gguf", r"trained from SmolLM2-135M.Q4\_1.gguf"),
+        ("/data/jane/Qwen2.5-0.5B", "trained from Qwen2.5-0.5B by"),
+        ("Qwen/Qwen2.5-0.5B", "trained from [Qwen/Qwen2.5-0.5B](https://huggingface.co/Qwen"),
+    ],
+)
+def test_the_card_names_what_training_began_from(path: str, start: str, run: Path) -> None:
+    change_settings(run, *f"model.path={path}".split(" ", 1))
+    assert publish.main([str(run), "me/pair"]) == 0
+    text = (run / "hub" / "README.md").read_text()
+    assert start in text and "jane" not in text
+    assert ("base_model:" in text) == path.startswith("Qwen")
+
+
+def test_no_folder_and_no_address_of_this_machine_is_published(run: Path) -> None:
+    partners = [f"checkpoint:{p}*0.5" for p in ("/jane/a", "../../jane/b", "~/jane/c/", "me/tiny")]
+    address = "endpoint:small@http://10.1.2.3:8000/v1"
+    change_settings(run, f"rollout.partners=[{', '.join(partners)}, {address}*0.5]")
+    rows = {f"policy with {name}": row(0.5) for name in ("checkpoint:/jane/x/d", address)}
+    page = {"games": "generated", "num_games": 4, "rows": rows}
+    (run / "eval_generated_checkpoint_jane_x_d").mkdir()
+    (run / "eval_generated_checkpoint_jane_x_d" / "evaluation.json").write_text(json.dumps(page))
+    assert publish.main([str(run), "me/pair"]) == 0
+    text = "".join((run / "hub" / name).read_text() for name in ("README.md", "selfplay.yaml"))
+    assert "jane" not in text and "10.1.2.3" not in text
+    assert "| policy with checkpoint:d " in text and "| policy with endpoint:small@" in text
+    assert load_config(run / "hub" / "selfplay.yaml").rollout.partners == (
+        *("checkpoint:a*0.5", "checkpoint:b*0.5", "checkpoint:c/*0.5", "checkpoint:me/tiny*0.5"),
+        "endpoint:small@http://an-endpoint*0.5",
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "seats"),
+    [
+        (["game.name=mediation"], "all seats"),
+        (["game.name=mediation", "rollout.policy_seats=[agent]"], "the seat of the agent"),
+        (["game.name=collab", "rollout.partners=[scripted:user]"], "the seat of the assistant"),
+    ],
+)
+def test_the_card_names_the_seats_of_the_policy(words: list[str], seats: str) -> None:
+    config = load_config(None, ["model.path=x", *words])
+    assert seats_of(config.game, config.rollout) == seats
+
+
+def test_what_a_model_wrote_stays_text(run: Path) -> None:
+    """Every line of a player is inside a code block that nothing in it can close."""
+    assert publish.main([str(run), "me/pair"]) == 0
+    text = (run / "hub" / "README.md").read_text()
+    assert "\x1b" not in text
+    outside, fence = [], ""
+    for line in text.splitlines():
+        mark = re.match(r"`{3,}", line)
+        if not fence and mark:
+            fence = mark.group()
+        elif fence:
+            fence = "" if line == fence else fence
+        else:
+            outside.append(line)
+    assert not fence and "<script>" in text
+    assert not any("<script>" in line or "a heading" in line for line in outside)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("{run} tiny", "ORG/NAME must be a hub name"),
+        ("{run} a/b/c", "ORG/NAME must be a hub name"),
+        ("{run} me/..", "ORG/NAME must be a hub name"),
+        ("{run} me/pair --push", "--push needs a token"),
+        ("{run}/final me/pair", "RUN must be a run folder with config.yaml"),
+        ("{run} me/pair --out {run}/final", "--out must be a new folder"),
+        ("{run} me/pair --pull", "unrecognized arguments: --pull"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(
+    words: str,
+    said: str,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(publish, "get_token", lambda: None)
+    before = sorted(run.rglob("*"))
+    assert publish.main(words.format(run=run).split()) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert sorted(run.rglob("*")) == before
+
+
+def test_a_game_in_a_file_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    game = Path(__file__).parents[2] / "examples" / "meeting" / "meeting.py"
+    (run / "config.yaml").write_text(f"game: {{name: {game}}}\nmodel: {{path: x}}\n")
+    assert publish.main([str(run), "me/pair"]) == 2
+    error = capsys.readouterr().err
+    assert f"got game.name {game}; nearest: a module" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("code.txt", "", "code.txt must hold when the run started, got ''"),
+        ("eval_x/evaluation.json", '{"rows": {}}', "evaluation.json must hold the games of an"),
+        ("eval_x/evaluation.json", '{"rows": {}}', "no games, num_games"),
+        (
+            "eval_x/evaluation.json",
+            '{"games": "a", "num_games": 1, "rows": {}, "overrides": ["a={"]}',
+            "evaluation.json must hold the games of an",
+        ),
+        ("held_out_before.json", '{"sampled": {}}', "held_out_before.json must hold the games of"),
+        ("held_out_before.json", '{"sampled": {}}', "no greedy"),
+    ],
+)
+def test_an_odd_file_is_named(
+    file: str, text: str, said: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / file).parent.mkdir(exist_ok=True)
+    (run / file).write_text(text)
+    assert publish.main([str(run), "me/pair"]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_an_unfinished_run_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "held_out_after.json").write_text('{"sampled": {"interval": "wide"}}')
+    assert publish.main([str(run), "me/pair"]) == 2
+    assert "held_out_after.json must hold" in capsys.readouterr().err
+    (run / "held_out_after.json").unlink()
+    assert publish.main([str(run), "me/pair"]) == 2
+    assert "RUN must be finished" in capsys.readouterr().err
+    assert not (run / "hub").exists()
+
+
+class Hub:
+    """The hub's answers to the real client, on this machine; `commits` are the files it was given,
+    `refuses` makes it refuse a commit."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.commits: list[dict[str, bytes]] = []
+        self.tokens: set[str | None] = set()
+        self.refuses = False
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                hub.tokens.add(self.headers["Authorization"])
+                status, value = hub.answer(self.path, body)
+                told = json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(told)))
+                self.end_headers()
+                self.wfile.write(told)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def answer(self, path: str, body: bytes) -> tuple[int, Any]:
+        lines = [json.loads(line) for line in body.splitlines()] if body else []
+        self.asked.append((path, lines[0] if lines else None))
+        match path:
+            case "/api/repos/create":
+                return 200, {"url": f"{self.url}/me/pair"}
+            case "/api/validate-yaml":
+                return 200, {"errors": [], "warnings": []}
+            case "/api/models/me/pair/preupload/main":
+                names = [file["path"] for file in lines[0]["files"]]
+                return 200, {
+                    "files": [
+                        {"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names
+                    ]
+                }
+            case "/api/models/me/pair/commit/main" if not self.refuses:
+                files = [line["value"] for line in lines if line["key"] == "file"]
+                given = {f["path"]: base64.b64decode(f["content"]) for f in files}
+                self.commits.append(given)
+                return 200, {"commitUrl": f"{self.url}/me/pair/commit/1", "commitOid": "1"}
+        return 403, {"error": "no"}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    hub = Hub()
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(publish, "HfApi", lambda: HfApi(endpoint=hub.url))
+    threading.Thread(target=hub.server.serve_forever, daemon=True).start()
+    yield hub
+    hub.server.shutdown()
+    hub.server.server_close()
+
+
+def test_a_push_creates_the_repository_and_uploads_the_folder(
+    run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert publish.main([str(run), "me/pair", "--push", "--private"]) == 0
+    path, asked = hub.asked[0]
+    assert path == "/api/repos/create" and asked["name"] == "pair"
+    assert asked["visibility"] == "private"
+    (files,) = hub.commits
+    assert files == {path.name: path.read_bytes() for path in (run / "hub").iterdir()}
+    out = capsys.readouterr()
+    assert f"pushed to {hub.url}/me/pair" in out.out and "hf_secret" not in out.out + out.err
+    assert hub.tokens == {"Bearer hf_secret"}
+    hub.refuses = True
+    assert publish.main([str(run), "me/pair", "--push"]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("selfplay.apps.publish: ") and "403" in error
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(
+    run: Path,
+    hub: Hub,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(publish, "HfApi", lambda: HfApi(endpoint="http://127.0.0.1:9"))
+    assert publish.main([str(run), "me/pair", "--push"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("selfplay.apps.publish: ") and error.count("\n") == 1

@@ -1,0 +1,192 @@
+"""The page of a run in a real browser: filters, keys, tables, and texts that stay texts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from selfplay.apps.report.page import write_report
+from selfplay.apps.report.run_files import read_run
+from tests.helpers.browser import open_page
+from tests.helpers.run_folders import make_run, write_lines
+from tests.helpers.tiny_run import RUNS, finished
+
+pytestmark = pytest.mark.slow
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31mred\u202e"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a run with one hostile game, the worst of its training games."""
+    folder = make_run(tmp_path_factory.mktemp("pages") / "run", num_games=12)
+    games = read_run(folder).games
+    games[0] |= {"score_norm": -1.0, "instance": EVIL}
+    games[0]["turns"][0] |= {"text": f"[message] {EVIL}", "error": EVIL, "error_kind": EVIL}
+    games[0]["seats"][0] |= {"player": EVIL, "user": EVIL}
+    write_lines(folder / "games.jsonl", games)
+    write_report([read_run(folder)], folder / "report.html")
+    return (folder / "report.html").as_uri()
+
+
+def scores(page: Page) -> list[float]:
+    return [float(text) for text in page.locator("#list li > b").all_inner_texts()]
+
+
+def test_filters_and_orders(address: str) -> None:
+    with open_page(address) as page:
+        expect(page.locator("#source")).to_have_value("after")
+        assert scores(page) == sorted(scores(page)) and len(scores(page)) == 12
+        page.select_option("#order", "best")
+        assert scores(page) == sorted(scores(page), reverse=True)
+        page.select_option("#order", "changed")
+        texts = page.locator("#list li em.up, #list li em.down").all_inner_texts()
+        changes = [abs(float(text)) for text in texts]
+        assert changes and changes == sorted(changes, reverse=True)
+        page.select_option("#source", "training")
+        assert scores(page) == []  # training games have no twin
+        expect(page.locator("#game")).to_contain_text("No game fits")
+        page.select_option("#order", "worst")
+        page.select_option("#show", "errors")
+        num_errors = len(scores(page))
+        page.select_option("#show", "all")
+        assert 0 < num_errors <= len(scores(page)) == 12
+        page.fill("#search", "onerror=alert")
+        assert scores(page) == [-1.0]
+
+
+def test_keys(address: str) -> None:
+    with open_page(address) as page:
+        current = page.locator("#list li[aria-current=true]")
+        expect(current).to_have_count(1)
+        places = [li.get_attribute("data-place") for li in page.locator("#list li").all()]
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        expect(current).to_have_attribute("data-place", str(places[2]))
+        page.keyboard.press("k")
+        expect(current).to_have_attribute("data-place", str(places[1]))
+        page.keyboard.press("b")
+        expect(page.locator("#game h3")).to_have_text("before self-play")
+        page.keyboard.press("b")
+        expect(page.locator("#game h3")).to_have_text("after self-play")
+        page.keyboard.press("f")
+        expect(page.locator("#show")).to_have_value("errors")
+        page.keyboard.press("o")
+        expect(page.locator("#order")).to_have_value("best")
+        page.keyboard.press("t")
+        expect(page.locator("#game")).to_have_class("heatmap")
+        page.keyboard.press("/")
+        page.keyboard.type("jj")
+        expect(page.locator("#search")).to_have_value("jj")
+        page.keyboard.press("Escape")
+        expect(page.locator("#search")).not_to_be_focused()
+
+
+def test_a_proposal_is_drawn_on_the_table(address: str) -> None:
+    with open_page(address) as page:
+        page.select_option("#source", "before")
+        expect(page.locator(".pool .cell.chosen")).to_have_count(3)
+        expect(page.locator(".pool .cell.best")).to_have_count(3)
+        lost = [text.replace("−", "-") for text in page.locator(".pool .lost").all_inner_texts()]
+        shown = page.locator(".choices button[aria-pressed=true]").inner_text()
+        value = float(shown.split(": ")[1].split(" ")[0])
+        best = float(page.locator(".panel .who small", has_text="best").inner_text().split()[1])
+        # The worst game before self-play: its losses are the whole way to the best.
+        assert lost and best - value == -sum(float(text) for text in lost)
+        assert page.locator(".view").count() == 2
+
+
+def test_hostile_texts_stay_texts(address: str) -> None:
+    with open_page(address) as page:
+        page.select_option("#source", "training")
+        expect(page.locator("#list li b").first).to_have_text("-1.000")
+        shown = page.locator("#game").inner_text()
+        assert "<script>alert(1)</script>" in shown and "onerror=alert(2)" in shown
+        assert "\x1b" not in shown and "\u202e" not in shown and "·[31mred·" in shown
+        assert page.locator("img").count() == 0 and page.locator("script").count() == 2
+
+
+def test_themes_and_a_phone(address: str) -> None:
+    look = "getComputedStyle(document.body).backgroundColor"
+    with open_page(address, color_scheme="dark") as page:
+        dark = page.evaluate(look)
+        page.click("#theme")
+        assert page.evaluate(look) != dark
+    phone = {"width": 390, "height": 800}
+    with open_page(address, viewport=phone, color_scheme="light") as page:
+        assert page.evaluate(look) != dark
+        # Nothing but a table's own frame scrolls sideways.
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_branch_points_and_tokens(tmp_path: Path) -> None:
+    write_report([read_run(finished(*RUNS["branches"]))], tmp_path / "branches.html")
+    with open_page((tmp_path / "branches.html").as_uri()) as page:
+        page.select_option("#source", "training")
+        page.select_option("#show", "branches")
+        expect(page.locator(".branch").first).to_contain_text("3 turns tried here")
+        assert page.locator(".branch").first.locator(".val").count() == 3
+        page.locator(".token").first.hover()
+        expect(page.locator("#tip")).to_contain_text("nats")
+        page.locator(".plot").first.hover()
+        expect(page.locator("#tip")).to_contain_text("step")
+
+
+def test_several_runs(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, num_games=2) for name in ("one", "two")]
+    write_report([read_run(run) for run in runs], tmp_path / "both.html")
+    with open_page((tmp_path / "both.html").as_uri()) as page:
+        names = page.locator("#source option").all_inner_texts()
+        assert {"one: after", "two: before", "two: training"} <= set(names)
+        expect(page.locator("#source")).to_have_value("one: after")
+        page.select_option("#source", "two: after")
+        expect(page.locator("#game h3")).to_contain_text("two: after")
+
+
+def bare(folder: Path, **fields: Any) -> dict[str, Any]:
+    """A record of a run without the game's own picture and with these turns and fields."""
+    turn = {"seat": 0, "action": "message", "error": None, "observations": ["", ""]}
+    turns = [turn | given for given in fields.pop("turns", [{"text": "hi"}])]
+    return read_run(folder).games[0] | {"state": {}, "turns": turns} | fields
+
+
+def drawn(folder: Path, *records: dict[str, Any]) -> str:
+    """The address of a page of these training games alone."""
+    for stage in ("before", "after"):
+        (folder / f"held_out_{stage}.json").unlink()
+    write_lines(folder / "games.jsonl", records)
+    write_report([read_run(folder)], folder / "report.html")
+    return (folder / "report.html").as_uri()
+
+
+def test_only_the_tag_of_a_move_is_cut(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_games=1)
+    said = ["[4]", "[1, 2] is the list", "Plan: [x] do it", "[message] hi", "0: [ Message ] you"]
+    record = bare(folder, turns=[{"text": text} for text in said])
+    with open_page(drawn(folder, record)) as page:
+        shown = page.locator(".turn .text").all_inner_texts()
+        assert shown == [*said[:3], "hi", "you"]
+
+
+def test_the_tokens_of_a_thought_and_of_a_long_turn(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_games=1)
+    pieces = [("Say hi", -9.0), ("</think>", -0.1), ("[message]", -0.2), (" Say hi", -0.3)]
+    thought = {"text": "".join(piece for piece, _ in pieces), "tokens": pieces}
+    words = [("[message]", -0.1), *((f" w{i}", -1.0) for i in range(499))]
+    long = {"text": "".join(piece for piece, _ in words), "tokens": words[:400]}
+    with open_page(drawn(folder, bare(folder, turns=[thought, long]))) as page:
+        page.locator(".thought .token").first.hover()
+        expect(page.locator("#tip")).to_contain_text("-9.000 nats")
+        page.locator(".turn .text .token").first.hover()
+        expect(page.locator("#tip")).to_contain_text("-0.300 nats")
+        text = page.locator(".turn .text").nth(1)
+        assert text.locator(".token").count() == 399
+        assert text.inner_text() == " ".join(f"w{i}" for i in range(499))
+
+
+def test_a_fact_that_is_no_number_hides_nothing(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_games=1)
+    record = bare(folder, facts={"ratio": None}, rewards=[None, 1.0])
+    with open_page(drawn(folder, record)) as page:
+        expect(page.locator("#game .facts")).to_contain_text("ratio: –")
+        expect(page.locator(".turn .text")).to_have_text("hi")

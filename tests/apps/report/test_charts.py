@@ -1,0 +1,69 @@
+"""Figures of several runs: what is drawn, and what is left out."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+import pytest
+
+from selfplay.apps.report.charts import COLOURS, Line, curves_svg, line_chart, smoothed
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def rows(*values: float | None) -> list[dict[str, Any]]:
+    return [{"step": 10 * i, "score": v} for i, v in enumerate(values)]
+
+
+def texts_of(svg: str) -> list[str | None]:
+    return [element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+
+
+def test_labels_legend_and_escapes() -> None:
+    runs = {"talk <1>": rows(0.84, 0.96), "control": rows(0.8, 0.8)}
+    texts = texts_of(curves_svg(runs, y="score", title="Talk & score"))
+    assert {"Talk & score", "step", "score", "talk <1>", "control"} <= set(texts)
+
+
+def test_runs_of_one_kind_share_a_colour_and_an_entry() -> None:
+    runs = {name: rows(0.0, 1.0) for name in ("a, seed 0", "a, seed 1", "b, seed 0")}
+    alike = {name: name[0] for name in runs}
+    svg = curves_svg(runs, y="score", title="t", alike=alike)
+    assert [texts_of(svg).count(entry) for entry in ("a", "b", "a, seed 0")] == [1, 1, 0]
+    assert COLOURS[1] in svg and COLOURS[2] not in svg
+
+
+def test_the_axis_holds_the_interval_of_a_value() -> None:
+    points = [{"step": step, "score": 0.5, "score_low": 0.1, "score_high": 0.9} for step in (0, 1)]
+    bare = [{"step": step, "score": 0.5} for step in (0, 1)]
+    drawn, plain = (texts_of(curves_svg({"a": p}, y="score", title="t")) for p in (points, bare))
+    assert {"0.1", "0.9"} <= set(drawn) and not {"0.1", "0.9"} & set(plain)
+
+
+def test_missing_and_non_finite_values_are_left_out() -> None:
+    runs = {"a": [*rows(0.1, None, float("nan"), 0.4), {"step": 50}], "empty": rows(None)}
+    svg = curves_svg(runs, y="score", title="t")
+    assert "empty" not in svg
+    assert svg == curves_svg(
+        {"a": [rows(0.1)[0], {"step": 30, "score": 0.4}]}, y="score", title="t"
+    )
+    with pytest.raises(ValueError, match="needs rows with 'entropy'"):
+        curves_svg(runs, y="entropy", title="t")
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.0, 1e-6, 250000.0])
+def test_one_flat_point_still_draws(value: float) -> None:
+    svg = curves_svg({"a": rows(value)}, y="score", title="t")
+    assert re.search(r"<use [^>]*fill: " + COLOURS[0], svg) or "<use" in svg
+
+
+def test_the_values_under_the_pointer_are_those_of_the_steps() -> None:
+    points = [(float(step), 10.0 if step == 9 else 2.34567e-7) for step in range(20)]
+    thick = smoothed(points)
+    for line in (Line("a", thick, "red", faint=points), Line("a", thick, "red", told=points)):
+        chart = line_chart("t", [line])
+        assert chart is not None
+        told = chart.lines[0]["points"]
+        assert told[9] == [9.0, 10.0] and told[0] == [0.0, 2.3457e-7] and len(told) == 20

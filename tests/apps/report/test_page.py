@@ -1,0 +1,353 @@
+"""The page of a run: what it holds, that no text of a game becomes markup, that it needs nobody."""
+
+import base64
+import hashlib
+import json
+import random
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dialop.matching.generate import MatchingRecipe
+from dialop.matching.kit import generate
+from dialop.matching.solve import best_pairs
+from selfplay.apps.report import games, page
+from selfplay.apps.report.__main__ import main
+from selfplay.apps.report.boards import draw_matching, drawn_proposal
+from selfplay.apps.report.charts import smoothed
+from selfplay.apps.report.games import Texts, drawn_game, safe_json, seat_names, viewer_data
+from selfplay.apps.report.page import page_html, refresh_report, scores_table
+from selfplay.apps.report.run_files import MAX_TRAINING_GAMES, changed_settings, read_run
+from selfplay.config import load_config
+from selfplay.evaluation.evaluate import evaluate_scripted
+from selfplay.metrics.tables import paired_change
+from tests.helpers.run_folders import make_run, write_lines
+from tests.helpers.tiny_run import RUNS, run_warm
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e"
+
+
+class Parts(HTMLParser):
+    """The elements of a page with their attributes, and the text of each script."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self._in_script = False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._in_script = tag == "script"
+        if self._in_script:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_script = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_script:
+            self.scripts[-1] += data
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("report") / "run")
+
+
+def data_of(html: str) -> dict[str, Any]:
+    return json.loads(Parts(html).scripts[0])
+
+
+def test_losses_add_up_to_what_the_proposal_loses() -> None:
+    rng = random.Random(0)
+    for instance in generate(MatchingRecipe(size=4), seed=0, num=20):
+        reviewers = rng.sample(range(4), 4)
+        pairs = tuple(sorted(zip(reviewers, range(4), strict=True)))
+        drawn = drawn_proposal(instance, pairs)
+        assert sum(drawn["lost"]) == instance.best - instance.value(pairs)
+        assert sum(instance.table[r][p] for r, p in drawn["best"]) == instance.best
+        best = drawn_proposal(instance, best_pairs(instance.table))
+        assert best["lost"] == [0, 0, 0, 0] and best["share"] == 1
+
+
+def test_a_best_proposal_among_several_loses_nothing(run: Path) -> None:
+    instance = read_run(run).games[0]["state"]["instance"]
+    flat = {**instance, "table": [[25] * 3] * 3, "best": 75}
+    turns = [{"error": None}]
+    for order in ((0, 1, 2), (2, 0, 1)):
+        pairs = sorted([r, p] for p, r in enumerate(order))
+        action = {"seat": 0, "kind": "propose", "text": "", "pairs": pairs}
+        drawn = draw_matching({"instance": flat, "play": {"log": [action]}}, turns)
+        assert drawn["turns"][0]["proposal"]["lost"] == [0, 0, 0]
+
+
+def test_no_text_of_a_game_becomes_markup(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / EVIL[:20].replace("/", "_"), num_games=3)
+    games = read_run(folder).games
+    games[0]["turns"][0]["text"] = f"[message] {EVIL}"
+    games[0]["turns"][0]["error"] = EVIL
+    games[0]["seats"][0] |= {"player": EVIL, "user": EVIL, "system": EVIL}
+    games[0]["instance"] = EVIL
+    write_lines(folder / "games.jsonl", games)
+    html = page_html([read_run(folder)])
+    parts = Parts(html)
+    assert len(parts.scripts) == 2 and "\x1b" not in html and "\u202e" not in html
+    assert not any(
+        tag == "img" or any(a.startswith("on") for a in attrs) for tag, attrs in parts.elements
+    )
+    (shown,) = (g for g in data_of(html)["games"] if "alert" in g["instance"])
+    assert shown["turns"][0]["text"] == f"[message] {EVIL}".replace("\x1b", "·").replace(
+        "\u202e", "·"
+    )
+    assert json.loads(safe_json({"a": EVIL})) == {"a": EVIL} and "<" not in safe_json(EVIL)
+
+
+def test_the_page_loads_nothing_and_runs_only_its_own_script(run: Path) -> None:
+    parts = Parts(page_html([read_run(run)]))
+    for _, attributes in parts.elements:
+        for name in ("src", "href", "xlink:href", "action"):
+            assert (attributes.get(name) or "#").startswith("#")
+    policy = next(a["content"] for t, a in parts.elements if t == "meta" and "http-equiv" in a)
+    digest = base64.b64encode(hashlib.sha256(parts.scripts[1].encode()).digest()).decode()
+    assert policy and policy.startswith("default-src 'none'") and "http" not in policy
+    assert f"script-src 'sha256-{digest}'" in policy
+
+
+def test_what_the_page_shows_of_a_run(run: Path) -> None:
+    files = read_run(run)
+    before, after = files.row("before", "sampled"), files.row("after", "sampled")
+    assert before and after
+    change = paired_change(before.scores, after.scores)
+    assert change and change[0] == pytest.approx(after.interval[0] - before.interval[0])
+    html = page_html([files])
+    assert f"{before.interval[0]:.3f} → {after.interval[0]:.3f}" in html
+    assert "<code>game.size</code>" in html and "<code>seed</code>" not in html
+    names = [(row["source"], row["name"]) for row in scores_table([files])["rows"]]
+    # The scripted row of both stages stands once.
+    assert names == [("before", "sampled"), ("after", "sampled"), ("held-out", "random")]
+    score = data_of(html)["charts"][0]["lines"][0]
+    assert [point[0] for point in score["points"]] == [0, 4, 8, 12]
+    assert score["band"][1] == pytest.approx([4, 0.775, 0.975])
+
+
+def test_the_viewer_pairs_the_games_before_and_after(run: Path) -> None:
+    games = viewer_data([read_run(run)])["games"]
+    after = [game for game in games if game["source"] == "after"]
+    assert len(after) == 12
+    for game in after:
+        twin = games[game["twin"]]
+        assert (twin["source"], twin["instance"]) == ("before", game["instance"])
+        assert game["change"] == game["score_norm"] - twin["score_norm"]
+        assert game["board"]["best_value"] == game["facts"]["best"]
+    assert any(game["num_errors"] for game in games if game["source"] == "training")
+
+
+def test_a_turn_shows_its_thoughts_apart_and_its_statements(run: Path) -> None:
+    record = read_run(run).games[0]
+    own = record["state"]["instance"]["table"][0][0]
+    log = record["state"]["play"]["log"]
+    record["state"]["play"]["log"] = [
+        {"seat": 0, "kind": "message", "text": f"Ava BLEU {own + 900}", "pairs": None},
+        *log[:0],
+    ]
+    record["turns"] = [
+        {
+            "seat": 0,
+            "text": f"Lie.</think>[message] Ava BLEU {own + 900}",
+            "action": "message",
+            "error": None,
+            "observations": ["", "x"],
+            "tokens": [["Lie.", -0.5]],
+        }
+    ]
+    game = drawn_game(record, "training", 0, Texts())
+    (turn,) = game["turns"]
+    assert turn["thought"] == "Lie.</think>" and turn["text"] == f"[message] Ava BLEU {own + 900}"
+    assert turn["stated"] == [[0, 0, own + 900, False]] and game["num_false"] == 1
+    assert turn["tokens"] == [["Lie.", -0.5]] and turn["read"] == ["", "x"]
+
+
+def test_a_game_without_a_picture_keeps_its_talk(run: Path) -> None:
+    """A game of another kind, with three seats, and one of an older version."""
+    record = read_run(run).games[0]
+    seats = [{"player": f"p{i}", "system": "rules", "user": f"view {i}"} for i in range(3)]
+    turn = {
+        "seat": 2,
+        "text": "0: [message] hi",
+        "error": None,
+        "observations": ["2: hi", "", ""],
+        "trained": True,
+    }
+    for state in ({"game": "other", "x": 1}, {"game": "matching", "instance": {}}, None):
+        shown = drawn_game(
+            {**record, "seats": seats, "turns": [turn], "state": state}, "training", 0, Texts()
+        )
+        assert "board" not in shown and len(shown["seats"]) == 3
+        assert shown["turns"][0]["text"] == "0: [message] hi"
+
+
+def test_a_run_that_is_being_written_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_games=2)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 13, "sco')
+    (folder / "held_out_after.json").write_text("{")
+    with (folder / "games.jsonl").open("a") as file:
+        file.write("nonsense\n")
+    files = read_run(folder)
+    assert len(files.steps) == 12 and not files.row("after", "sampled")
+    assert [problem.split(":")[0] for problem in files.problems] == [
+        "held_out_after.json",
+        "games.jsonl line 3",
+    ]
+    assert "held_out_after.json" in page_html([files])
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        ("config.yaml", "\udcff", "config.yaml: cannot be read"),
+        ("metrics.jsonl", '{"step": null, "score": 1.0}\n', "step must be a number, got None"),
+        ("games.jsonl", '{"instance": "i7", "step": 1}\n', "training game i7: KeyError"),
+        ("eval_x/evaluation.json", "[1]", "eval_x/evaluation.json must hold one JSON object"),
+        ("eval_x/evaluation.json", "{", "eval_x/evaluation.json: Expecting"),
+        ("eval_x/evaluation.json", '{"rows": null}', "eval_x/evaluation.json: rows must be"),
+        ("held_out_after.json", '{"sampled": {"interval": [1, 1, 1], "scores": []}}', "no scores"),
+        (
+            "crossplay/evaluation.json",
+            '{"rows": {}, "matrix": {"cells": [{"seat_0": "a", "seat_1": "a", "row": "a"}]}}',
+            "crossplay/evaluation.json: KeyError('a')",
+        ),
+    ],
+)
+def test_an_odd_file_costs_only_itself(
+    file: str, text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run(tmp_path / "run", num_games=2)
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / file).write_bytes(text.encode(errors="surrogateescape"))
+    assert main([str(folder)]) == 0
+    said = capsys.readouterr().err
+    assert told in said and said.count("\n") == 1
+    assert data_of((folder / "report.html").read_text())["games"]
+
+
+def test_a_metric_that_is_no_number_is_left_out(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_games=2)
+    write_lines(folder / "metrics.jsonl", [{"step": 1, "score": "high", "entropy": 1.0}])
+    assert read_run(folder).steps == [{"step": 1, "entropy": 1.0}]
+
+
+def test_the_limit_of_a_page_counts_the_texts_of_its_games(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = read_run(run)
+    whole = viewer_data([files])
+    for record in files.games:
+        record["seats"][0] |= {"user": f"{record['instance']} {'x' * 200_000}"}
+    monkeypatch.setattr(games, "MAX_BYTES", len(json.dumps(whole)) + 450_000)
+    data = viewer_data([files])
+    assert data["num_left_out"] == len(files.games) - 2
+    assert sum("xxx" in text for text in data["texts"]) == 2
+    assert len(json.dumps(data)) <= games.MAX_BYTES + 1000
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    paths = ("a/s1/tiny", "a/s2/tiny", "b/s2/tiny", "a/other")
+    runs = [read_run(make_run(tmp_path / path, num_games=2)) for path in paths]
+    data = data_of(page_html(runs))
+    assert data["runs"] == ["s1/tiny", "a/s2/tiny", "b/s2/tiny", "other"]
+    assert data_of(page_html([runs[0], runs[0]]))["runs"] == ["tiny", "tiny"]
+
+
+def test_a_page_holds_a_bounded_number_of_games(tmp_path: Path, run: Path) -> None:
+    folder = make_run(tmp_path / "run", num_games=2)
+    game = read_run(run).games[0]
+    write_lines(folder / "games.jsonl", [{**game, "step": i} for i in range(1, 1001)])
+    steps = [record["step"] for record in read_run(folder).games]
+    assert len(steps) == MAX_TRAINING_GAMES and steps[-1] == 1000 and len(set(steps)) == len(steps)
+    assert max(b - a for a, b in pairwise(steps)) <= 5
+
+
+def test_a_page_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "run", num_games=2)
+    monkeypatch.setattr(page, "page_html", lambda runs: 1 / 0)
+    refresh_report(folder, rank=1)
+    assert capsys.readouterr().err == ""
+    refresh_report(folder, rank=0)
+    said = capsys.readouterr().err
+    assert (
+        said.count("\n") == 1
+        and "ZeroDivisionError" in said
+        and not (folder / "report.html").exists()
+    )
+
+
+def test_several_runs_in_one_page(
+    tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = make_run(tmp_path / "other", "seed=3", num_games=2)
+    assert main([str(run), str(other), "--out", str(tmp_path / "both.html")]) == 0
+    data = data_of((tmp_path / "both.html").read_text())
+    assert data["runs"] == ["run", "other"] and {game["run"] for game in data["games"]} == {0, 1}
+    assert [line["name"] for line in data["charts"][0]["lines"]] == ["run", "other"]
+    assert main([str(tmp_path / "nothing")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "other" in said and not (tmp_path / "nothing").exists()
+
+
+def test_a_finished_run_has_its_page(tmp_path: Path) -> None:
+    folder = run_warm(tmp_path / "run", *RUNS["branches"], "steps=1", page=True)
+    data = data_of((folder / "report.html").read_text())
+    turns = [turn for game in data["games"] for turn in game["turns"]]
+    branches = [turn["branch"] for turn in turns if "branch" in turn]
+    assert branches and all(len(point["siblings"]) == 3 for point in branches)
+    # The tokens are those of the policy: their texts make up the turn, each with a log-prob.
+    for turn in turns:
+        if "tokens" in turn:
+            assert turn["text"] in "".join(piece for piece, _ in turn["tokens"])
+            assert all(nats <= 0 for _, nats in turn["tokens"])
+    assert sum("tokens" in turn for turn in turns) > len(turns) / 2
+
+
+def test_settings_are_those_that_differ(tmp_path: Path) -> None:
+    """A section that is absent by default shows what differs from its own defaults, or itself."""
+    words = ["steps=7", "model.scratch.width=32", "model.lora={}", "rollout.max_game_tokens=512"]
+    shown = changed_settings(load_config(None, words))
+    assert shown == [
+        ("steps", "100", "7"),
+        ("model.scratch.width", "96", "32"),
+        ("model.lora", "none", "with its defaults"),
+        ("rollout.max_game_tokens", "4096", "512"),
+    ]
+
+
+def test_a_thick_line_is_the_mean_of_a_window() -> None:
+    points = [(float(step), float(step**2 % 7)) for step in range(300)]
+    for place, (step, mean) in enumerate(smoothed(points)):
+        window = [y for _, y in points[max(0, place - 7) : place + 8]]
+        assert step == place and mean == pytest.approx(sum(window) / len(window))
+
+
+@pytest.mark.parametrize("name", ["planning", "mediation"])
+def test_a_proposal_shows_what_it_is_worth(name: str) -> None:
+    """The agreed proposal's points are the game's score; seats are called by their roles."""
+    config = load_config(None, ["model.path=x", f"game.name={name}"])
+    kit = config.game.kit
+    instances = kit.generate(config.game.rules(), seed=5, start=0, num=4)
+    row = evaluate_scripted(
+        instances, spec=kit.BASELINES[0], game=config.game, rollout=config.rollout
+    )
+    for record in row.games:
+        record = json.loads(json.dumps(record))
+        game = drawn_game(record, "training", 0, Texts())
+        worth = [turn["worth"] for turn in game["turns"] if "worth" in turn]
+        assert game["agreed"] and worth[-1][1] == pytest.approx(record["score_norm"], abs=1e-4)
+        assert len(worth) == sum(turn.get("action") == "propose" for turn in game["turns"])
+        assert [seat["role"] for seat in game["seats"]] == seat_names(kit.ROLES)

@@ -1,0 +1,49 @@
+"""What the command that serves a policy prints and refuses, without SGLang."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfplay.apps.serve import __main__ as serve
+from tests.helpers.run_folders import SETTINGS, untrained_run
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that the program would become."""
+    commands: list[list[str]] = []
+
+    def become(_: str, command: list[str]) -> None:
+        commands.append(command)
+        raise InterruptedError
+
+    monkeypatch.setattr(serve.os, "execv", become)
+    monkeypatch.setattr(serve.importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(serve, "check_machine", lambda *_: None)
+    return commands
+
+
+@pytest.mark.parametrize(("name", "near"), [("my run", "my_run"), ("run@x", "run_x")])
+def test_a_name_that_no_partner_can_have_is_refused(
+    name: str, near: str, started: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = untrained_run(tmp_path / name, SETTINGS)
+    for words in ([str(run)], [str(run), "--name", name]):
+        assert serve.main(words) == 2
+        said = capsys.readouterr().err
+        assert f"--name must have no @ and no blanks, got {name!r}; nearest: {near}" in said
+    assert not started
+
+
+def test_the_printed_partner_is_one_word(
+    started: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = untrained_run(tmp_path / "run", SETTINGS)
+    with pytest.raises(InterruptedError):
+        serve.main([str(run), "--name", "it's"])
+    assert "it's" in started[0]
+    (line,) = re.findall("python eval.py .*", capsys.readouterr().out)
+    assert "endpoint:it's@http://127.0.0.1:30000/v1" in shlex.split(line)

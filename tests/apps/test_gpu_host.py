@@ -1,0 +1,128 @@
+"""`make gpu` and `make train`: what a host lacks, before anything is installed."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from selfplay.apps import gpu_host
+
+ROOT = Path(__file__).resolve().parents[2]
+H100 = "580.95.05, NVIDIA H100 80GB HBM3, 81559, 9.0"
+
+
+def tool(folder: Path, name: str, said: str) -> None:
+    """A command of this name that prints this text."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n/bin/cat <<'END'\n{said}\nEND\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host whose only tools are in this folder."""
+    for name in ("nvidia-smi", "nvcc", "g++"):
+        tool(tmp_path, name, {"nvidia-smi": H100, "nvcc": "Cuda, release 13.0, V13"}.get(name, ""))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    monkeypatch.setattr(gpu_host, "MIN_DISK_GB", 0)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(gpu_host.sysconfig, "get_path", lambda name: str(tmp_path))
+    return tmp_path
+
+
+def missing() -> dict[str, str]:
+    return {each.what: str(each) for each in gpu_host.findings() if each.cure}
+
+
+def test_a_ready_host_lacks_nothing(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tool(host, "nvidia-smi", f"{H100}\n{H100}")
+    assert gpu_host.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8 and all(line.startswith("ok ") for line in lines)
+    assert sum("H100 80GB HBM3, 80 GiB, capability 9.0" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "what", "line"),
+    [
+        ("550.54.15, NVIDIA H100, 81559, 9.0", "driver", "550.54.15: CUDA 13 needs driver 580"),
+        ("580.1, Tesla V100, 32768, 7.0", "GPU", "capability 7.0: needs compute capability 8.0"),
+        ("No devices were found", "driver", "lists no GPU: it says: 'No devices were found'"),
+    ],
+)
+def test_an_old_or_absent_gpu_is_one_line(host: Path, said: str, what: str, line: str) -> None:
+    tool(host, "nvidia-smi", said)
+    assert list(missing()) == [what] and line in missing()[what]
+
+
+def test_an_old_or_absent_toolkit_is_one_line(
+    host: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool(host, "nvcc", "Cuda compilation tools, release 12.4, V12.4.131")
+    assert "nvcc 12.4" in missing()["CUDA"] and "13 or newer" in missing()["CUDA"]
+    monkeypatch.setenv("PATH", str(host))
+    (host / "nvcc").unlink()
+    (host / "g++").unlink()
+    (host / "nvidia-smi").unlink()
+    (host / "Python.h").unlink()
+    assert list(missing()) == ["driver", "CUDA", "compiler", "Python"]
+    assert gpu_host.main([]) == 1
+    said = capsys.readouterr()
+    assert said.err == "not ready for GPU runs: driver, CUDA, compiler, Python\n"
+    assert all(len(line) < 200 for line in said.out.splitlines())
+    (host / "cuda" / "bin").mkdir(parents=True)
+    tool(host / "cuda" / "bin", "nvcc", "release 13.1,")
+    assert "CUDA" not in missing()
+
+
+CONFIGS = {path.name: path for path in (ROOT / "configs").glob("*.yaml")}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_which_shipped_settings_want_a_gpu(name: str) -> None:
+    """The reader without YAML agrees with the loader."""
+    from selfplay.config import load_config
+
+    config = load_config(CONFIGS[name])
+    wanted = config.engine.kind == "sglang" or config.device == "cuda"
+    assert gpu_host.wants_gpu(CONFIGS[name], []) == wanted
+    assert not gpu_host.wants_gpu(CONFIGS[name], ["seed=1", "engine.kind=hf"])
+    assert gpu_host.wants_gpu(CONFIGS[name], ["engine.kind=sglang", "seed=1"])
+
+
+def test_a_base_is_read_too(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("# kind: sglang\nbase: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("engine:\n  kind: hf\nbase: a.yaml\n")
+    assert not gpu_host.wants_gpu(tmp_path / "a.yaml", [])
+    (tmp_path / "b.yaml").write_text("engine:\n  kind: sglang\n")
+    assert gpu_host.wants_gpu(tmp_path / "a.yaml", [])
+    assert not gpu_host.wants_gpu(tmp_path / "none.yaml", [])
+
+
+def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = ["make", f"--file={ROOT / 'Makefile'}", f"PYTHON={sys.executable}", *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_make_train_says_one_sentence_and_installs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("torch>=2\n")
+    config = CONFIGS["qwen2.5_0.5b.yaml"]
+    done = make(tmp_path, "train", f"CONFIG={config}")
+    first, *rest = done.stderr.splitlines()
+    assert done.returncode == 2 and "run `make gpu` on a host with a GPU" in first
+    assert all(line.startswith("make") and "***" in line for line in rest)  # make[1] under make
+    assert [path.name for path in tmp_path.iterdir()] == ["requirements.txt"]
+
+
+def test_make_gpu_stops_before_it_installs(host: Path, tmp_path: Path) -> None:
+    tool(host, "nvidia-smi", "No devices were found")
+    (tmp_path / "requirements.txt").touch()
+    before = set(tmp_path.iterdir())
+    done = make(tmp_path, "gpu")
+    assert done.returncode == 2 and "not ready for GPU runs: driver" in done.stderr
+    assert set(tmp_path.iterdir()) == before

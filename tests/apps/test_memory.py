@@ -1,0 +1,262 @@
+"""Memory by phase: near what was measured, refused where it cannot fit, with settings that fit."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import train
+from bench.shapes import SHAPES, qwen2_config
+from selfplay.apps.plan.dry_run import advice, model_shape
+from selfplay.apps.plan.memory import (
+    GIB,
+    Demand,
+    activations,
+    cache_tokens,
+    estimate,
+    gpu_gib,
+    remedy,
+    why_not,
+)
+from selfplay.chat.rendering import make_rendering
+from selfplay.config import Config, OptimConfig, load_config
+from selfplay.learner.optimizer import make_optimizer
+from selfplay.warm_start import scratch_tokenizer
+from tests.helpers.run_folders import untrained_run
+from tests.helpers.tiny_run import TINY, tiny_model
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+H100, H200 = gpu_gib(80), gpu_gib(141)
+
+
+def demand_of(size: str, config: Config, *, total: float = H200) -> Demand:
+    """The demand of a Qwen2.5 model with these settings."""
+    return Demand.of(config, model_shape(qwen2_config(size), config.model.lora), total=total)
+
+
+# GiB of a pass of so many tokens before there are moments, measured on one H200 (docs/gpu.md).
+MEASURED = [
+    ("0.5B", 16_384, "none", True, 19.0),
+    ("0.5B", 32_768, "none", True, 34.0),
+    ("0.5B", 32_768, "none", False, 46.5),
+    ("7B", 16_384, "none", True, 113.1),
+    ("7B", 16_384, "full", True, 65.1),
+]
+
+
+@pytest.mark.parametrize(("size", "tokens", "checkpointing", "liger", "gib"), MEASURED)
+def test_a_pass_is_estimated_near_what_was_measured(
+    size: str, tokens: int, checkpointing: str, liger: bool, gib: float
+) -> None:
+    config = load_config(
+        None,
+        [
+            *("model.path=x", "model.dtype=bfloat16", f"optim.tokens_per_microbatch={tokens}"),
+            *(f"parallel.checkpointing={checkpointing}", f"model.liger={str(liger).lower()}"),
+        ],
+    )
+    update = estimate(demand_of(size, config)).phases["update"]
+    # One micro-batch: gradients come as the copy of the weights and the activations go.
+    forward = sum(update[part] for part in ("copies in the compute dtype", "activations", "logits"))
+    backward = sum(
+        update[part]
+        for part in ("gradients", "activations", "logits", "gradients of the root above the pass")
+    )
+    passed = update["weights"] + max(forward, backward if checkpointing == "full" else 0.0)
+    assert 0.95 * gib < passed < 1.2 * gib
+
+
+FITTING = [
+    ("qwen2.5_0.5b", "0.5B", 1, H100),
+    ("qwen2.5_1.5b", "1.5B", 1, H100),
+    ("qwen2.5_7b_lora", "7B", 1, H100),
+    ("qwen2.5_7b_1gpu", "7B", 1, H200),
+    ("qwen2.5_7b", "7B", 2, H200),
+    ("qwen2.5_7b", "7B", 8, H200),
+]
+
+
+@pytest.mark.parametrize(("name", "size", "ranks", "total"), FITTING)
+def test_shipped_configs_fit_where_they_say(name: str, size: str, ranks: int, total: float) -> None:
+    config = load_config(CONFIGS / f"{name}.yaml")
+    assert why_not(replace(demand_of(size, config, total=total), ranks=ranks)) is None
+
+
+def test_what_does_not_fit_gets_settings_with_which_it_fits() -> None:
+    def asked(*words: str, total: float = H200) -> Demand:
+        config = load_config(CONFIGS / "qwen2.5_7b.yaml", words)
+        return replace(demand_of("7B", config, total=total), ranks=1)
+
+    assert why_not(asked()) is not None
+    words = remedy(asked())
+    assert words
+    assert why_not(asked(*words)) is None
+    for word in words:  # none of them is needless
+        assert why_not(asked(*(w for w in words if w != word))) is not None
+    assert remedy(asked(total=H100)) == []
+
+
+# Settings of a 7B model, the GiB of its GPU, and what the advice holds.
+ADVISED = [
+    (("model.dtype=float32",), 110, "model.dtype=bfloat16 parallel.checkpointing="),
+    (("model.dtype=float32",), 40, "model.lora.rank=16 model.dtype=bfloat16"),
+    (("model.dtype=bfloat16", "rollout.partners=[self,pool]"), 45, "4 such GPUs"),
+    (("model.dtype=bfloat16", "parallel.tp=2"), 45, "4 such GPUs"),
+    (("model.dtype=bfloat16", "algorithm={kl: 0.1, reference_every: 5}"), 80, "2 such GPUs"),
+]
+
+
+@pytest.mark.parametrize(("words", "total", "told"), ADVISED)
+def test_the_settings_take_what_is_advised(words: tuple[str, ...], total: int, told: str) -> None:
+    given = ["model.path=x", "engine.kind=sglang", "rollout.max_game_tokens=1024", *words]
+    text = advice(demand_of("7B", load_config(None, given), total=total), qwen2_config("7B"))
+    assert told in text
+    for choice in text.split(", or with "):
+        load_config(None, [*given, *(word for word in choice.split() if "=" in word)])
+
+
+def test_a_warm_start_that_fits_only_with_muon_is_told_so() -> None:
+    """It trains all weights, also before adapters: 8 bytes of moments a weight, with Muon 4."""
+    described = qwen2_config("7B")
+    words = ["warm_start.num_games=8", "warm_start.teachers=[honest]"]
+    for more, fits in ((), False), (("warm_start.optimizer=muon",), True):
+        config = load_config(CONFIGS / "qwen2.5_7b_lora.yaml", [*words, *more])
+        demand = demand_of("7B", config, total=H100)
+        assert (why_not(demand) is None) == fits
+        if not fits:
+            assert "it fits with warm_start.optimizer=muon " in advice(demand, described)
+
+
+def test_copies_of_the_weights_are_counted() -> None:
+    """One data-parallel rank keeps the weights in bf16 through a pass if the masters are fp32, and
+    those of a reference beside them. The hf engine has its own copy in fp32."""
+    words = ["model.path=x", "model.dtype=bfloat16", "engine.kind=sglang", "algorithm.kl=0.03"]
+    config = load_config(None, words)
+    alone = estimate(demand_of("1.5B", config)).phases
+    shared = estimate(replace(demand_of("1.5B", config), ranks=2)).phases
+    lower = load_config(None, [*words, "optim.master_dtype=bfloat16"])
+    same = estimate(demand_of("1.5B", lower)).phases
+    bf16 = 2 * demand_of("1.5B", config).shape.base / GIB
+    assert alone["play"]["sync check"] == pytest.approx(bf16)
+    assert alone["update"]["copies in the compute dtype"] == pytest.approx(2 * bf16)
+    for phases in (shared, same):
+        assert phases["play"]["sync check"] == 0
+        assert phases["update"]["copies in the compute dtype"] == 0
+    own = load_config(None, [*words, "engine.kind=hf"])
+    assert estimate(demand_of("1.5B", own)).phases["play"]["engine's weights"] == pytest.approx(
+        2 * bf16
+    )
+
+
+def test_a_cache_too_small_for_the_games_is_refused() -> None:
+    config = load_config(CONFIGS / "qwen2.5_7b_lora.yaml", ["engine.mem_fraction=0.2"])
+    demand = demand_of("7B", config, total=H100)
+    assert cache_tokens(demand) < 32_768
+    why = why_not(demand)
+    assert why is not None and why.startswith("engine.mem_fraction must leave a cache of")
+
+
+def test_tensor_parallel_divides_all_but_the_hidden_states_between_the_blocks() -> None:
+    """8 of 12 bytes per unit of the width; of a layer that is computed again only its input stays:
+    28 inputs of 3,584 in bf16, and the one layer that is being computed."""
+    for checkpointing, kept in ("none", 8 * 28 * 3584), ("full", 2 * 28 * 3584):
+        words = ["model.path=x", "model.dtype=bfloat16", f"parallel.checkpointing={checkpointing}"]
+        one, two, four = (
+            activations(demand_of("7B", load_config(None, [*words, f"parallel.tp={tp}"])), 1000)
+            for tp in (1, 2, 4)
+        )
+        if checkpointing == "full":
+            kept += 8 * 3584
+        assert (2 * two - one) * GIB == pytest.approx(1000 * kept)
+        assert one - two == pytest.approx(2 * (two - four))
+
+
+def test_static_memory_is_the_exact_sum_of_bytes() -> None:
+    """The table of docs/gpu.md: 113.5 GiB of masters, gradients and moments in fp32, 85.1 with
+    bf16 masters, for 7.62 billion weights."""
+    for dtype, gib in (("float32", 113.5), ("bfloat16", 85.1)):
+        words = ["model.path=x", "model.dtype=bfloat16", f"optim.master_dtype={dtype}"]
+        config = load_config(None, words)
+        update = estimate(demand_of("7B", config)).phases["update"]
+        static = sum(update[part] for part in ("weights", "gradients", "moments"))
+        assert static == pytest.approx(gib, abs=0.1)
+    assert set(SHAPES) >= {"0.5B", "1.5B", "7B"}
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_the_warm_start_is_estimated_with_the_moments_that_its_optimizer_holds(kind: str) -> None:
+    """Also with adapters and a KL, which it does not have: it trains the model's own weights."""
+    model = tiny_model()
+    optimizer = make_optimizer(model, OptimConfig(), kind=kind)
+    sum(p.sum() for p in model.parameters()).backward()
+    optimizer.step()
+    held = [v for state in optimizer.state.values() for v in state.values() if v.ndim]
+    words = ["model.path=x", "warm_start.num_games=8", f"warm_start.optimizer={kind}"]
+    beside = ["model.lora.rank=4", "algorithm.kl=0.1", "engine.kind=sglang"]
+    for more in ([], beside):
+        config = load_config(None, [*words, *more])
+        shape = model_shape(model.config, config.model.lora)
+        parts = estimate(Demand.of(config, shape, total=H100)).phases["imitation"]
+        num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        assert parts["moments"] * GIB == sum(v.numel() * v.element_size() for v in held)
+        assert parts["weights"] * GIB == parts["gradients"] * GIB == num_bytes
+        assert not {"reference", "critic", "engine asleep"} & set(parts)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    return untrained_run(tmp_path / "untrained", TINY) / "final"
+
+
+def test_a_dry_run_prints_settings_prompt_and_memory_and_makes_nothing(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--config", str(tmp_path / "tiny.yaml"), f"out={tmp_path / 'run'}"]
+    words += [f"model.path={model}", "model.scratch=null", "engine.kind=sglang", "--dry-run"]
+    before = sorted(tmp_path.rglob("*"))
+    assert train.main([*words, "--gpu", "80"]) == 0
+    shown = capsys.readouterr().out
+    assert sorted(tmp_path.rglob("*")) == before
+    assert f"path: {model}" in shown and "max_game_tokens: 160" in shown
+    config = load_config(tmp_path / "tiny.yaml", [])
+    ids = [int(word) for word in shown.partition("\ntokens: ")[2].splitlines()[0].split()]
+    rendering = make_rendering(scratch_tokenizer(config))
+    assert f"first prompt, {len(ids)} tokens" in shown
+    assert rendering.spelt(ids) in shown and "<|im_start|>user" in shown
+    for phase in ("imitation", "play", "update", "push"):
+        assert f"\n  {phase} " in shown
+    assert shown.rstrip().endswith("it fits")
+
+
+def test_a_dry_run_of_a_scratch_model_counts_the_runs_own_tokens_and_refuses_a_prompt_too_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    words = ["game.brief=false", "model.scratch.max_positions=4096", f"out={tmp_path / 'run'}"]
+    command = ["--dry-run", "--config", str(tmp_path / "tiny.yaml"), *words]
+    assert train.main([*command, "rollout.max_game_tokens=4000"]) == 0
+    shown = capsys.readouterr().out
+    config = load_config(tmp_path / "tiny.yaml", words)
+    ids = [int(word) for word in shown.partition("\ntokens: ")[2].splitlines()[0].split()]
+    assert f"first prompt, {len(ids)} tokens" in shown
+    assert make_rendering(scratch_tokenizer(config)).spelt(ids) in shown
+    assert train.main([*command, f"rollout.max_game_tokens={len(ids)}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "rollout.max_game_tokens must be above the longest prompt" in line
+
+
+def test_a_dry_run_refuses_what_does_not_fit_in_one_line(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--config", str(tmp_path / "tiny.yaml"), f"out={tmp_path / 'run'}"]
+    words += [f"model.path={model}", "model.scratch=null", "engine.kind=sglang"]
+    words.append("rollout.max_game_tokens=192")
+    assert train.main([*words, "--dry-run", "--gpu", "2"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "GiB of a GPU with 2" in line or "engine.mem_fraction" in line
+    between = ["model.scratch=null", "--dry-run", *words, "--gpu", "2"]
+    assert train.main(between) == 2
+    assert capsys.readouterr().err.splitlines() == [line]
+    assert train.main([*words, "--gpu", "80"]) == 2
+    assert "--gpu needs --dry-run" in capsys.readouterr().err

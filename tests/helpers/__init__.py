@@ -1,0 +1,1 @@
+"""What the tests share: small games, models, runs, engines and processes."""
