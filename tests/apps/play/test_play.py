@@ -459,7 +459,7 @@ def test_a_user_of_mediation_sees_the_own_room_alone() -> None:
 
 
 def test_a_game_of_ones_own_has_a_form_for_each_tag() -> None:
-    game = Path(__file__).parents[2] / "examples" / "meeting" / "meeting.py"
+    game = Path(__file__).parents[3] / "examples" / "meeting" / "meeting.py"
     config = load_config(None, ["model.path=x", f"game.name={game}"])
     kit = config.game.kit
     (instance,) = kit.generate(kit.easy(config.game.rules()), seed=0, start=0, num=1)

@@ -17,7 +17,7 @@ from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.tiny_run import finished
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 EVIL = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\x1b[31mred"
 
 

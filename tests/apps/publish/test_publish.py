@@ -235,7 +235,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(
 
 
 def test_a_game_in_a_file_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    game = Path(__file__).parents[2] / "examples" / "meeting" / "meeting.py"
+    game = Path(__file__).parents[3] / "examples" / "meeting" / "meeting.py"
     (run / "config.yaml").write_text(f"game: {{name: {game}}}\nmodel: {{path: x}}\n")
     assert publish.main([str(run), "me/pair"]) == 2
     error = capsys.readouterr().err
