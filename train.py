@@ -28,7 +28,6 @@ from selfplay.apps.plan.dry_run import dry_run
 from selfplay.apps.report.page import refresh_report
 from selfplay.atomic import REFUSALS
 from selfplay.checkpoint import finish, save_checkpoint
-from selfplay.colocation.handover import sleep_engine
 from selfplay.config import Config, load_config
 from selfplay.credit.advantages import compute_advantages, reward_samples
 from selfplay.credit.dynamic_sampling import Played, play_full
@@ -52,6 +51,7 @@ from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import check_players, self_play_games
 from selfplay.setup import Run, open_world, set_up, trainer_state
 from selfplay.warm_start import auxiliary_imitation
+from selfplay.weight_sync.handover import sleep_engine
 
 
 def train(config: Config, world: World, cleanup: ExitStack) -> None:

@@ -14,13 +14,13 @@ from functools import partial
 
 import torch
 
-from selfplay.colocation.handover import sync_weights
-from selfplay.colocation.weight_sync import Pushed
 from selfplay.config import Config
 from selfplay.distributed import World, barrier
 from selfplay.engines.base import Engine
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.learner.learner import Learner
+from selfplay.weight_sync.handover import sync_weights
+from selfplay.weight_sync.push import Pushed
 
 GIB = 2**30
 

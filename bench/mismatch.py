@@ -21,7 +21,6 @@ from pathlib import Path
 import torch
 
 from bench.imitation_loss import Examined, clean_games
-from selfplay.colocation.start import load_engine
 from selfplay.config import load_config
 from selfplay.credit.sample import Sample, trained_stretches
 from selfplay.distributed import close_world, init_world
@@ -30,6 +29,7 @@ from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.learner.batch import micro_batches, split
 from selfplay.learner.mismatch import mismatch_values
 from selfplay.model.policy import DTYPES, load_model, policy_logprobs
+from selfplay.weight_sync.start import load_engine
 
 BUDGET = 65_536  # packed tokens per forward pass
 VARIANTS = [f"engine.server_args={{enable_fp32_lm_head: {value}}}" for value in ("false", "true")]

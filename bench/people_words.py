@@ -33,7 +33,6 @@ from transformers import PreTrainedModel
 from bench.rows import keep, show
 from dialop.kit import Played
 from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.colocation.start import load_engine
 from selfplay.config import Config, load_config
 from selfplay.credit.advantages import imitation_samples
 from selfplay.credit.sample import Sample, trained_stretches
@@ -50,6 +49,7 @@ from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import teacher_games
 from selfplay.setup import first_weights, make_tokenizer, open_world
 from selfplay.warm_start import TeacherSettings, people_samples
+from selfplay.weight_sync.start import load_engine
 
 SOURCES = ("none", "scripted", "people", "both")
 SETTINGS = (

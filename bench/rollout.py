@@ -48,8 +48,6 @@ from bench.rows import keep, need_sglang
 from bench.shapes import SHAPES, qwen2_config, random_model
 from bench.talks import GROUP, TURNS, Watched, talks
 from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.colocation.start import load_engine
-from selfplay.colocation.weight_sync import push
 from selfplay.config import Config, load_config
 from selfplay.credit.sample import Sample
 from selfplay.data.stream import TrainStream
@@ -65,6 +63,8 @@ from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
 from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seating import self_play_games
 from selfplay.setup import make_tokenizer
+from selfplay.weight_sync.push import push
+from selfplay.weight_sync.start import load_engine
 
 PROFILES_PER_S = 50
 ENDED = (1, 20, 60, 80, 95, 100)  # percent of the turns

@@ -47,7 +47,7 @@ STAGES: dict[str, tuple[int, str, str, int]] = {
     "evaluation before": (LOOP, "selfplay.setup", "held_out_at_start", 1),
     "play": (LOOP, "train", "play_full", 3),
     "update": (LOOP, "train", "update_policy", 3),
-    "push": (LOOP, "selfplay.colocation.restarts", "Restarts.push", 3),
+    "push": (LOOP, "selfplay.weight_sync.supervisor", "Restarts.push", 3),
     "snapshot": (LOOP, "selfplay.partners.partners", "export_atomically", 1),
     "evaluation": (LOOP, "train", "validation", 1),
     "log": (LOOP, "selfplay.metrics.step_log", "Journal.step", 3),

@@ -19,7 +19,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 from dialop.matching import texts
-from selfplay.colocation.start import load_engine
 from selfplay.config import load_config
 from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.distributed import close_world
@@ -29,6 +28,7 @@ from selfplay.model.hub import local_folder
 from selfplay.preflight.run import read_rendering
 from selfplay.rollout.episode import Episode
 from selfplay.setup import open_world
+from selfplay.weight_sync.start import load_engine
 
 _GOAL = """\
 You and a partner assign {size} reviewers to {size} papers, one reviewer to each paper. Every pair \

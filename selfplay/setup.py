@@ -27,11 +27,6 @@ from selfplay.checkpoint import (
     resume,
     set_damaged_aside,
 )
-from selfplay.colocation.handover import sleep_or_end
-from selfplay.colocation.offload import Offload
-from selfplay.colocation.restarts import FolderRestarts, Restarts
-from selfplay.colocation.start import load_engine
-from selfplay.colocation.sync_check import SyncCheck
 from selfplay.config import Config, ModelConfig, OptimConfig
 from selfplay.config.player_spec import parse_shares
 from selfplay.data.stream import TrainStream
@@ -63,6 +58,11 @@ from selfplay.warm_start import (
     tokenizer_folder,
     warm_start,
 )
+from selfplay.weight_sync.handover import sleep_or_end
+from selfplay.weight_sync.offload import Offload
+from selfplay.weight_sync.start import load_engine
+from selfplay.weight_sync.supervisor import FolderRestarts, Restarts
+from selfplay.weight_sync.sync_check import SyncCheck
 
 LEAST_ADAPTER_LR = 5e-6  # a lower rate with adapters prints a warning
 

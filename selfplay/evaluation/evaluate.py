@@ -14,7 +14,6 @@ from typing import Any
 
 from dialop.game import Instance
 from selfplay.chat.rendering import Rendering
-from selfplay.colocation.restarts import FolderRestarts, Restarts
 from selfplay.config import Config, DataConfig, EvalConfig, GameConfig, RolloutConfig
 from selfplay.distributed import World, gather_objects
 from selfplay.engines.base import Engine, Sampling
@@ -25,6 +24,7 @@ from selfplay.rollout.driver import FinishedGames, play_games, play_scripted
 from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seating import SELF_PLAY, Partner, evaluation_games, scripted_games
+from selfplay.weight_sync.supervisor import FolderRestarts, Restarts
 
 NUM_SHOWN = 32  # games that an evaluation keeps in full: those of the first instances
 

@@ -15,12 +15,12 @@ from itertools import groupby
 from typing import Any
 
 from selfplay.chat.rendering import Rendering
-from selfplay.colocation.start import load_engine
 from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.distributed import World
 from selfplay.evaluation.evaluate import Evaluation, EvaluationContext, evaluate, evaluate_scripted
 from selfplay.evaluation.question import ITSELF, Match, Question
 from selfplay.partners.partners import Partners
+from selfplay.weight_sync.start import load_engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from selfplay.colocation import weight_sync as sync
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.weight_sync import weight_sync as sync
 from tests.gpu import small
 from tests.helpers import processes
 from tests.helpers.engine_layout import expected_hashes, held_hashes

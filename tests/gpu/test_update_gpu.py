@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from selfplay.colocation.handover import SPARE_BYTES, make_room
-from selfplay.colocation.offload import HostStore
 from selfplay.config import ScratchConfig
 from selfplay.model.attention import (
     _flash,
@@ -27,6 +25,8 @@ from selfplay.model.attention import (
 from selfplay.model.logprob import token_logprobs
 from selfplay.model.policy import policy_logprobs, scratch_model
 from selfplay.model.row import PackedRow
+from selfplay.weight_sync.handover import SPARE_BYTES, make_room
+from selfplay.weight_sync.offload import HostStore
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "helpers" / "mesh_worker.py"

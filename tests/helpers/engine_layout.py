@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfplay.colocation.weight_sync import cast_full_tensor, named_weights
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.weight_sync.push import cast_full_tensor, named_weights
 
 
 def engine_layout(

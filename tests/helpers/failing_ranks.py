@@ -29,7 +29,7 @@ def engine_fails() -> None:
         },
     }
     FaultyHF.faults = Faults(plans[int(os.environ["RANK"])])
-    import selfplay.colocation.start as start
+    import selfplay.weight_sync.start as start
 
     start.HFEngine = FaultyHF  # type: ignore[misc]
 

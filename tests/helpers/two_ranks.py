@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import PreTrainedModel
 
 from selfplay.checkpoint import resume, save_checkpoint
-from selfplay.colocation import weight_sync as sync
 from selfplay.config import (
     AlgorithmConfig,
     CriticConfig,
@@ -50,6 +49,7 @@ from selfplay.learner.optimizer_step import optimizer_step
 from selfplay.learner.ppo import estimate_values, with_values
 from selfplay.model.lora import Adapters, full_weights, is_adapter
 from selfplay.model.policy import export, load_model, load_sharded
+from selfplay.weight_sync import weight_sync as sync
 from tests.credit.test_dynamic_sampling import METHODS, has_variance, place_games
 from tests.credit.test_dynamic_sampling import config_of as resampling
 from tests.helpers import mesh_worker

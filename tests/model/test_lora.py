@@ -14,9 +14,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import eval as door
 from selfplay.checkpoint import saving
-from selfplay.colocation import start as engine_start
-from selfplay.colocation import weight_sync as sync
-from selfplay.colocation.start import merged_folder
 from selfplay.config import LoraConfig
 from selfplay.distributed import init_world
 from selfplay.engines.base import Request, Sampling
@@ -39,6 +36,9 @@ from selfplay.model.lora import (
 )
 from selfplay.model.policy import export, load_model
 from selfplay.partners.checkpoints import find_source
+from selfplay.weight_sync import start as engine_start
+from selfplay.weight_sync import weight_sync as sync
+from selfplay.weight_sync.start import merged_folder
 from tests.helpers.processes import two_ranks
 from tests.helpers.run_folders import evaluated
 from tests.helpers.small_updates import (

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from selfplay.colocation import weight_sync as sync
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.weight_sync import weight_sync as sync
 from tests.sglang import tiny
 
 HERE = pathlib.Path(__file__).resolve().parent

@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
-from selfplay.colocation import weight_sync as sync
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.weight_sync import weight_sync as sync
 from tests.helpers.processes import say
 from tests.sglang import tiny
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from selfplay.colocation import weight_sync as sync
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.weight_sync import weight_sync as sync
 from tests.sglang import tiny
 
 SETTINGS = {"dtype": "bfloat16"}  # as on a GPU, so that the comparison includes a cast

@@ -10,11 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from selfplay.colocation import weight_sync as sync
-from selfplay.colocation.noise_floor import FIRST
-from selfplay.colocation.offload import Offload
-from selfplay.colocation.restarts import Restarts
-from selfplay.colocation.sync_check import SyncCheck
 from selfplay.config import LoraConfig, ParallelConfig, load_config
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
@@ -23,6 +18,11 @@ from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.metrics.ending import Ending
 from selfplay.model.lora import add_adapters
 from selfplay.setup import make_learner
+from selfplay.weight_sync import weight_sync as sync
+from selfplay.weight_sync.noise_floor import FIRST
+from selfplay.weight_sync.offload import Offload
+from selfplay.weight_sync.supervisor import Restarts
+from selfplay.weight_sync.sync_check import SyncCheck
 from tests.helpers.engine_layout import engine_layout
 from tests.helpers.rare_tokens import rare_draws
 from tests.sglang import tiny

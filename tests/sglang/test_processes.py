@@ -11,13 +11,13 @@ import psutil
 import pytest
 import torch
 
-from selfplay.colocation import weight_sync as sync
-from selfplay.colocation.noise_floor import FIRST, MORE
 from selfplay.engines.base import Ask, Completion, Request, Sampling
 from selfplay.engines.sglang import weights as sglang_push
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.errors import EngineFault
 from selfplay.model.lora import plain_weights
+from selfplay.weight_sync import weight_sync as sync
+from selfplay.weight_sync.noise_floor import FIRST, MORE
 from tests.sglang import tiny
 
 SETTINGS = {"processes": 2}

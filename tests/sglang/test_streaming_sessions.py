@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from selfplay.colocation import weight_sync as sync
 from selfplay.engines.base import Ask, Completion, Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.weight_sync import weight_sync as sync
 from tests.sglang import tiny
 
 SETTINGS = {"sessions": True}

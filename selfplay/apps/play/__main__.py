@@ -33,7 +33,6 @@ from selfplay.apps.play.games import (
 )
 from selfplay.apps.play.server import make_app
 from selfplay.apps.play.table import SeatedPerson, Table
-from selfplay.colocation.start import load_engine
 from selfplay.config import Config
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, PERSON, SCRIPTED, SELF, Spec
 from selfplay.distributed import World
@@ -53,6 +52,7 @@ from selfplay.preflight.run import (
 from selfplay.rollout.seating import scripted_partner
 from selfplay.rollout.text_players import PersonPlayer
 from selfplay.setup import open_world
+from selfplay.weight_sync.start import load_engine
 
 PROGRAM = "selfplay.apps.play"
 GAMES_FILE = "played.jsonl"

@@ -339,7 +339,7 @@ class SGLangEngine:
     ) -> None:
         """Generate with these weights (Hugging Face names, all of them) from the next request on.
 
-        Takes full tensors; `selfplay.colocation.weight_sync.push` gathers sharded ones, one bucket
+        Takes full tensors; `selfplay.weight_sync.push.push` gathers sharded ones, one bucket
         at a time.
         """
         named = dict(named_tensors)

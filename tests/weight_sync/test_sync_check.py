@@ -16,8 +16,14 @@ from transformers import PreTrainedModel
 
 import train
 from selfplay.checkpoint import checkpoints
-from selfplay.colocation import handover as hand_over
-from selfplay.colocation.noise_floor import (
+from selfplay.config import ParallelConfig
+from selfplay.credit.sample import Sample
+from selfplay.learner.learner import Learner
+from selfplay.learner.mismatch import EngineDisagrees
+from selfplay.learner.policy_update import update_policy
+from selfplay.metrics.ending import Ending
+from selfplay.weight_sync import handover as hand_over
+from selfplay.weight_sync.noise_floor import (
     FACTOR,
     FEWEST,
     FIRST,
@@ -26,15 +32,9 @@ from selfplay.colocation.noise_floor import (
     NoiseFloor,
     turn_mismatch,
 )
-from selfplay.colocation.offload import Offload
-from selfplay.colocation.restarts import Restarts
-from selfplay.colocation.sync_check import SyncCheck, Turn
-from selfplay.config import ParallelConfig
-from selfplay.credit.sample import Sample
-from selfplay.learner.learner import Learner
-from selfplay.learner.mismatch import EngineDisagrees
-from selfplay.learner.policy_update import update_policy
-from selfplay.metrics.ending import Ending
+from selfplay.weight_sync.offload import Offload
+from selfplay.weight_sync.supervisor import Restarts
+from selfplay.weight_sync.sync_check import SyncCheck, Turn
 from tests.helpers.small_updates import config_of, learner_of, settings_of, some_samples
 from tests.helpers.tiny_run import (
     VOCAB,
@@ -202,7 +202,7 @@ def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothi
         if mended:
             check._engine = Scorer(learner.model)  # type: ignore[assignment]
 
-    monkeypatch.setattr("selfplay.colocation.sync_check.deliver_again", push_again)
+    monkeypatch.setattr("selfplay.weight_sync.sync_check.deliver_again", push_again)
     check.before_update(spoken(learner.model, check.num_turns, seed=1))
     metrics = check.after_push(version=7)
     assert metrics["num_suspected"] == 1.0 and pushes == [7]

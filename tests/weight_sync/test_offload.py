@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from selfplay.colocation.offload import HostStore, Offload
 from selfplay.config import OptimConfig, ParallelConfig
 from selfplay.distributed import init_world
 from selfplay.learner.learner import Learner
 from selfplay.learner.optimizer import make_optimizer
+from selfplay.weight_sync.offload import HostStore, Offload
 from tests.helpers.tiny_run import CPU, tiny_model
 
 

@@ -21,10 +21,6 @@ from typing import Any, Protocol
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from selfplay.colocation.faults import EnginesFailed
-from selfplay.colocation.handover import deliver_again, warn
-from selfplay.colocation.noise_floor import FEWEST, FIRST, MORE, NoiseFloor, turn_mismatch
-from selfplay.colocation.restarts import Restarts
 from selfplay.config import EngineConfig
 from selfplay.credit.sample import Sample
 from selfplay.distributed import gather_objects
@@ -34,6 +30,10 @@ from selfplay.learner.batch import is_filler, micro_batches, split
 from selfplay.learner.learner import Learner, batch_logprobs, even_out
 from selfplay.learner.mismatch import EngineDisagrees
 from selfplay.metrics.ending import Ending
+from selfplay.weight_sync.faults import EnginesFailed
+from selfplay.weight_sync.handover import deliver_again, warn
+from selfplay.weight_sync.noise_floor import FEWEST, FIRST, MORE, NoiseFloor, turn_mismatch
+from selfplay.weight_sync.supervisor import Restarts
 
 # A turn: all ids up to its end, and a mask that is 1 where the policy sampled the id in this turn.
 Turn = tuple[Sequence[int], Sequence[int]]

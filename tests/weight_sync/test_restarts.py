@@ -12,10 +12,6 @@ import eval as evaluation
 import train
 from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import checkpoints
-from selfplay.colocation import handover
-from selfplay.colocation.faults import EngineLost
-from selfplay.colocation.offload import Offload
-from selfplay.colocation.restarts import MAX_FAILURES, Restarts
 from selfplay.config import ParallelConfig
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Request, Sampling
@@ -23,6 +19,10 @@ from selfplay.errors import EngineFault
 from selfplay.learner.mismatch import EngineDisagrees
 from selfplay.rollout.driver import FinishedGames, play_games
 from selfplay.rollout.episode import Episode
+from selfplay.weight_sync import handover
+from selfplay.weight_sync.faults import EngineLost
+from selfplay.weight_sync.offload import Offload
+from selfplay.weight_sync.supervisor import MAX_FAILURES, Restarts
 from tests.helpers.faulty_engine import (
     DEATH,
     KINDS,
@@ -267,7 +267,7 @@ def test_what_is_offloaded_is_onloaded_before_a_save_that_ends_the_run(
 
 def evaluate_with(faults: Faults, out: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Play a finished run's greedy games with these faults."""
-    monkeypatch.setattr("selfplay.colocation.start.HFEngine", FaultyHF)
+    monkeypatch.setattr("selfplay.weight_sync.start.HFEngine", FaultyHF)
     monkeypatch.setattr(FaultyHF, "faults", faults)
     run = str(finished(*QUICK))
     words = ["--checkpoint", run, "--games", "generated", "--temperature", "0", "--out", str(out)]
@@ -307,7 +307,7 @@ def test_an_engine_that_does_not_start_is_one_line(
     def start(*_: Any, **__: Any) -> None:
         raise RuntimeError("Rank 0 scheduler died during initialization (exit code: -9).")
 
-    monkeypatch.setattr("selfplay.colocation.start.SGLangEngine", start)
+    monkeypatch.setattr("selfplay.weight_sync.start.SGLangEngine", start)
     monkeypatch.setattr("selfplay.preflight.run.check_machine", lambda *_: None)
     monkeypatch.setattr("eval.check_machine", lambda *_: None)
     if program == "train.py":

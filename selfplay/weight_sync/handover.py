@@ -14,15 +14,15 @@ from collections.abc import Sequence
 
 import torch
 
-from selfplay.colocation.faults import agreed
-from selfplay.colocation.offload import Offload
-from selfplay.colocation.weight_sync import Pushed, compare, named_weights, push
 from selfplay.config import EngineConfig
 from selfplay.distributed import World, all_reduce_sum, barrier
 from selfplay.engines.base import Engine
 from selfplay.errors import EngineFault
 from selfplay.learner.learner import Learner
 from selfplay.learner.mismatch import EngineDisagrees
+from selfplay.weight_sync.faults import agreed
+from selfplay.weight_sync.offload import Offload
+from selfplay.weight_sync.push import Pushed, compare, named_weights, push
 
 # Memory that must be free beside an engine's weights and cache: its workspace and a push's buckets.
 SPARE_BYTES = 6 * 2**30

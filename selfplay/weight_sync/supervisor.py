@@ -14,14 +14,14 @@ from typing import TypeVar
 
 import torch
 
-from selfplay.colocation.faults import EngineLost, EnginesFailed, agreed
-from selfplay.colocation.handover import sleep_engine, sync_and_wake
-from selfplay.colocation.offload import Offload
 from selfplay.config import EngineConfig
 from selfplay.distributed import World
 from selfplay.engines.base import Engine
 from selfplay.errors import EngineFault
 from selfplay.learner.learner import Learner
+from selfplay.weight_sync.faults import EngineLost, EnginesFailed, agreed
+from selfplay.weight_sync.handover import sleep_engine, sync_and_wake
+from selfplay.weight_sync.offload import Offload
 
 T = TypeVar("T")
 MAX_FAILURES = 3  # in a row; the last of them ends the run

@@ -11,13 +11,13 @@ import torch
 from transformers import AutoTokenizer
 
 from selfplay.checkpoint import export_once
-from selfplay.colocation.faults import EngineLost
 from selfplay.config import Config, OptimConfig
 from selfplay.distributed import World, barrier
 from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.model.policy import DTYPES, described_in, load_model
+from selfplay.weight_sync.faults import EngineLost
 
 
 def load_engine(
