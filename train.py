@@ -3,9 +3,8 @@
     python train.py --config configs/tiny.yaml [key=value ...]
     torchrun --nproc-per-node 2 train.py --config configs/tiny.yaml
 
-One step, top to bottom: take instances, play groups, rewards, log-probs, advantages, update, push
-weights, sync check, evaluate, log, save. Starting again in the same run folder goes on where the
-last checkpoint ended.
+One step: play games, turn them into advantages, update the policy, push its weights into the engine
+(`selfplay/step.py`). Starting again in the same run folder goes on where the last checkpoint ended.
 """
 
 from __future__ import annotations
@@ -14,10 +13,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
 
@@ -27,31 +24,28 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from selfplay.apps.plan.dry_run import dry_run
 from selfplay.apps.report.page import refresh_report
 from selfplay.atomic import REFUSALS
-from selfplay.checkpoint import finish, save_checkpoint
+from selfplay.checkpoint import finish
 from selfplay.config import Config, load_config
-from selfplay.credit.advantages import compute_advantages, reward_samples
-from selfplay.credit.dynamic_sampling import Played, play_full
 from selfplay.data.instances import check_files
-from selfplay.distributed import World, close_world, gather_objects
-from selfplay.engines.base import Sampling
-from selfplay.errors import RunEnds, SettingsError
+from selfplay.distributed import World, close_world
+from selfplay.errors import Ending, RunEnds, SettingsError
 from selfplay.evaluation.drift_monitor import check_validation
-from selfplay.evaluation.held_out import held_out, validation
-from selfplay.learner.batch import balance_tokens
-from selfplay.learner.policy_update import update_policy, update_reference
-from selfplay.learner.recompute import recompute_logprobs
-from selfplay.metrics.ending import save_on_end
-from selfplay.metrics.step import step_metrics
-from selfplay.metrics.step_log import Stopwatch
-from selfplay.partners.judge import judge_interactivity
+from selfplay.evaluation.held_out import held_out
 from selfplay.partners.partners import check_partners
 from selfplay.preflight.run import Words, check_run, help_of, refused
-from selfplay.rollout.driver import FinishedGames, first_turns, play_games
-from selfplay.rollout.episode import limits_of
-from selfplay.rollout.seating import check_players, self_play_games
-from selfplay.setup import Run, open_world, set_up, trainer_state
-from selfplay.warm_start import auxiliary_imitation
-from selfplay.weight_sync.handover import sleep_engine
+from selfplay.rollout.seating import check_players
+from selfplay.setup import open_world, set_up
+from selfplay.step import (
+    credit,
+    evaluate,
+    measure,
+    play,
+    push,
+    save_and_sleep,
+    save_learner,
+    trainer_state,
+    update,
+)
 
 
 def train(config: Config, world: World, cleanup: ExitStack) -> None:
@@ -67,15 +61,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     - The ratio's denominator is the engine's own log-prob of each sampled token.
     - The KL term is off by default.
     """
-    run = set_up(config, world, cleanup)
-    learner, engine, offload, timed = run.learner, run.engine, run.offload, Stopwatch()
-    ending, sync_check, baselines = run.ending, run.sync_check, run.baselines
-
-    def save(step: int, state: dict[str, Any]) -> None:
-        sleep_engine(engine, offload, world)  # also onloads the offloaded tensors
-        keep = config.keep_checkpoints
-        save_checkpoint(run.folder, learner, run.tokenizer, step=step, state=state, keep=keep)
-
+    run, ending = set_up(config, world, cleanup), Ending()
     if run.first_step >= config.steps and not world.rank:
         print(
             f"{run.folder} has made {run.first_step} steps, and steps is {config.steps}: nothing "
@@ -83,102 +69,35 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
             flush=True,
         )
     for step in range(run.first_step, config.steps):
-        # If a check ends the run before the update, this saves the state before the step.
-        save_before = partial(save, step, trainer_state(run, baselines))
-        with timed("play"), save_on_end(save_before, step):
-            episodes, rollout_stats = play_full(
-                partial(play_places, run, step),
-                num_instances=config.rollout.instances,
-                algorithm=config.algorithm,
-                reward=config.reward,
-                world=world,
-            )
-            sync_check.before_update(first_turns(episodes, sync_check.num_turns))
-        # The largest mismatch of engine and trainer log-probs that this update accepts.
-        settings = replace(run.update_settings, max_mismatch=sync_check.bound)
-        with timed("credit"):
-            samples, credit_stats = reward_samples(
-                episodes, algorithm=config.algorithm, reward=config.reward
-            )
-            spreads = gather_objects(run.stream.by_origin(credit_stats.reward_stds), world)
-            run.stream.remember(spreads)  # for prioritized replay
-            samples = balance_tokens(samples, world)
-            auxiliary = auxiliary_imitation(run.teachers, run.rendering, step=step, world=world)
-        with timed("sleep"):
-            sleep_engine(engine, offload, world)
-        with timed("logprobs"), save_on_end(save_before, step):
-            samples, metrics = recompute_logprobs(learner, samples, settings=settings)
-        with timed("advantages"):
-            samples, baselines = compute_advantages(
-                samples, baselines, algorithm=config.algorithm, world=world
-            )
-        with timed("update"), save_on_end(save_before, step):
-            updated, skipped = update_policy(
-                learner, samples, auxiliary, step=step, settings=settings
-            )
-            metrics |= updated
-            metrics |= update_reference(learner, metrics, step=step, algorithm=config.algorithm)
-        # The weights are updated: from here on a run ends only after the step is logged and saved.
-        with timed("push"), ending.deferred():
-            run.restarts.push(step + 1)
-        with timed("sync_check"):
-            metrics |= sync_check.after_push(version=step + 1)
-        metrics |= run.partners.finish_step(step + 1, episodes, learner, run.tokenizer)
-        metrics = step_metrics(episodes, rollout_stats, credit_stats, metrics, world)
-        metrics["num_engine_restarts"] = run.restarts.take_num()
-        with ending.deferred():
-            run.watches.check(step + 1, metrics, skipped=skipped)
-        evaluated = config.eval.every and (step + 1) % config.eval.every == 0
-        if evaluated and not ending.error:
-            with timed("eval"), ending.deferred():
-                measured = validation(run.evaluation)
-                metrics |= run.drift_monitor.measure(step + 1, measured)
-                run.drift_monitor.check()
-        run.journal.step(step + 1, metrics, episodes, timed)
-        if evaluated:
-            with timed("report"):
-                refresh_report(run.folder, rank=world.rank)
-        ends = ending.error is not None
-        if (step + 1) % config.save_every == 0 or step + 1 == config.steps or ends:
-            with timed("save"), ending.deferred():
-                save(step + 1, trainer_state(run, baselines))
-                if not ends:
-                    run.restarts.push(step + 1)
-        ending.raise_deferred(step + 1)
+        with ending.before_update(partial(save_and_sleep, run, step, trainer_state(run)), step):
+            rollout = play(run, step)
+            batch = credit(run, rollout)
+            learnt, skipped = update(run, batch, step)
+        # The weights have changed; the engine sleeps until the push.
+        num_done = step + 1
+        saves = num_done % config.save_every == 0 or num_done == config.steps
+        checkpoint = save_learner(run, num_done) if saves else None
+        metrics = measure(run, num_done, rollout, batch, learnt)
+        evaluates = config.eval.every > 0 and num_done % config.eval.every == 0
+        with ending.after_update():
+            metrics |= push(run, num_done)
+            run.watches.check(num_done, metrics, skipped=skipped)
+            if evaluates:
+                metrics |= evaluate(run, num_done)
+        run.journal.step(num_done, metrics, rollout.episodes, run.timed)
+        if evaluates:
+            refresh_report(run.folder, rank=world.rank)
+        if checkpoint is not None:
+            checkpoint.finish(trainer_state(run), keep=config.keep_checkpoints)
+        elif ending.error is not None:
+            save_and_sleep(run, num_done, trainer_state(run))
+        ending.raise_kept(num_done)
 
     run.journal.close()
     held_out("after", run.evaluation, folder=run.folder)
     refresh_report(run.folder, rank=world.rank)
-    sleep_engine(engine, offload, world)
-    finish(run.folder, learner, run.tokenizer, step=max(run.first_step, config.steps))
-
-
-def play_places(run: Run, step: int, places: Sequence[int]) -> Played:
-    """Play the games at these places of a step's batch. Every rank must call.
-
-    If an engine fails, it is restarted and the unfinished games are played again from the start.
-    """
-    config, rendering = run.config, run.rendering
-    instances, partners = run.stream.step(step, places), run.partners.for_step(step)
-    finished = FinishedGames()
-    sampling = Sampling(temperature=config.rollout.temperature, stop_ids=rendering.stop_ids)
-    limits = limits_of(config.rollout)
-
-    def attempt() -> Played:
-        setups = self_play_games(
-            instances,
-            partners,
-            step=step,
-            game=config.game,
-            rollout=config.rollout,
-            seed=config.seed,
-            rendering=rendering,
-        )
-        return play_games(
-            setups, run.router, sampling=sampling, limits=limits, version=step, finished=finished
-        )
-
-    return judge_interactivity(run.restarts.retry(attempt), run.judge)
+    run.engine.sleep()
+    finish(run.folder, run.learner, run.tokenizer, step=max(run.first_step, config.steps))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

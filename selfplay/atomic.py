@@ -23,6 +23,7 @@ from selfplay.distributed import World, gather_objects, on_first_rank
 MANIFEST = "manifest.json"
 # Hidden names beside a folder: the one being filled or deleted, and the one being replaced.
 PARTIAL, OLD = ".partial-", ".old-"
+UNFINISHED = ".unfinished-"  # complete, but without what its writer adds last
 # What a file system answers when it takes no more: full, over a quota, too large, broken, locked,
 # a file that this user may not write, a folder in a file's place, a file in a folder's.
 REFUSALS = (
@@ -107,7 +108,7 @@ def clear_leftovers(places: Iterable[Path]) -> None:
     No other process may write there.
     """
     for place in places:
-        for partial in place.glob(f"{PARTIAL}*"):
+        for partial in (*place.glob(f"{PARTIAL}*"), *place.glob(f"{UNFINISHED}*")):
             shutil.rmtree(partial)
         for old in place.glob(f"{OLD}*"):
             folder = old.with_name(old.name.removeprefix(OLD))

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -31,7 +29,6 @@ from selfplay.config import Config, ModelConfig, OptimConfig
 from selfplay.config.player_spec import parse_shares
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, barrier, gather_objects, init_world, on_first_rank
-from selfplay.engines.base import Engine
 from selfplay.engines.endpoint import Endpoint
 from selfplay.engines.hf import HFEngine
 from selfplay.errors import SettingsError
@@ -41,9 +38,8 @@ from selfplay.evaluation.held_out import held_out_at_start
 from selfplay.learner.critic import make_critic
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.optimizer import make_optimizer
-from selfplay.metrics.ending import Ending
 from selfplay.metrics.run_folder import hold_run, open_run
-from selfplay.metrics.step_log import Journal
+from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.metrics.watches import Watches
 from selfplay.model.hub import local_folder
 from selfplay.model.lora import Adapters
@@ -58,10 +54,9 @@ from selfplay.warm_start import (
     tokenizer_folder,
     warm_start,
 )
-from selfplay.weight_sync.handover import sleep_or_end
 from selfplay.weight_sync.offload import Offload
 from selfplay.weight_sync.start import load_engine
-from selfplay.weight_sync.supervisor import FolderRestarts, Restarts
+from selfplay.weight_sync.supervisor import EngineSupervisor, PolicyEngine, sleep_or_close
 from selfplay.weight_sync.sync_check import SyncCheck
 
 LEAST_ADAPTER_LR = 5e-6  # a lower rate with adapters prints a warning
@@ -83,9 +78,8 @@ def open_world(config: Config) -> World:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The parts of a run. `engine` generates with the policy's weights and is None on ranks that
-    share another rank's engine; `router` adds the partners' engines. `baselines` are the moving
-    averages of the method ema after `first_step` finished steps."""
+    """The parts of a run. `baselines` are the moving averages of the method ema after the steps
+    that are finished, `timed` has the seconds of the step's stages."""
 
     config: Config
     folder: Path
@@ -95,19 +89,16 @@ class Run:
     rendering: Rendering
     learner: Learner
     update_settings: UpdateSettings
-    engine: Engine | None
-    router: Engine | None
+    engine: PolicyEngine
     partners: Partners
     judge: Endpoint | None
     teachers: TeacherSettings
-    offload: Offload
-    restarts: Restarts
     evaluation: EvaluationContext
     drift_monitor: DriftMonitor
     watches: Watches
-    ending: Ending
     sync_check: SyncCheck
     journal: Journal
+    timed: Stopwatch
     first_step: int
     baselines: dict[str, float]
 
@@ -148,37 +139,37 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     if not shares_policy:
         # The engine starts before the learner because its memory is a share of the free memory.
         engine = load_engine(config, weights, world, cleanup=cleanup)
-        start_check.sample(engine, FolderRestarts(engine, world).retry)
-        sleep_or_end(engine)
+        start_check.sample(engine, EngineSupervisor(engine, world).retry)
+        sleep_or_close(engine)
     learner = make_learner(config, weights, world)
     if shares_policy:
         engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
     start_check.compare(learner, engine, weights)
-    router = partners.routed(engine)
-    offload = Offload(learner, config.parallel)
-    restarts = Restarts(learner, engine, offload, config=config.engine)
+    policy_engine = PolicyEngine(
+        learner,
+        engine,
+        Offload(learner, config.parallel),
+        config=config.engine,
+        router=partners.routed(engine),
+    )
     evaluation = EvaluationContext.of(
-        config, router, rendering, world, partner=partners.held_out_partner(), restarts=restarts
+        config, policy_engine, rendering, world, partner=partners.held_out_partner()
     )
     judge = make_judge(config.reward, config.endpoint, world, cleanup=cleanup)
     first_step, state = resume(folder, learner)
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
     partners.restore(state.get("partners", {}), learner, tokenizer)
-    stream.restore(state.get("prioritized_replay", []))
     watches = Watches(config.watch, rank=world.rank)
     watches.restore(state.get("watches", {}))
-    ending = Ending()
     sync_check = SyncCheck(
         learner,
-        engine,
-        restarts,
-        ending,
+        policy_engine,
         config=config.engine,
         token_budget=config.optim.tokens_per_microbatch,
         offloaded=config.parallel.offload_parameters,
     )
     sync_check.restore(state.get("sync_check", {}))
-    restarts.push(first_step)
+    policy_engine.push_weights(first_step)
     held_out_at_start(first_step, config.steps, evaluation, folder=folder)
     drift_monitor.start(state.get("drift_monitor", {}), first_step, evaluation)
     journal = Journal(
@@ -199,34 +190,19 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         rendering=rendering,
         learner=learner,
         update_settings=UpdateSettings.of(config),
-        engine=engine,
-        router=router,
+        engine=policy_engine,
         partners=partners,
         judge=judge,
         teachers=TeacherSettings.of(config),
-        offload=offload,
-        restarts=restarts,
         evaluation=evaluation,
         drift_monitor=drift_monitor,
         watches=watches,
-        ending=ending,
         sync_check=sync_check,
         journal=journal,
+        timed=Stopwatch(),
         first_step=first_step,
         baselines=state.get("baselines", {}),
     )
-
-
-def trainer_state(run: Run, baselines: Mapping[str, float]) -> dict[str, Any]:
-    """The state, beside the learner's, that a checkpoint must hold to resume; plain values."""
-    return {
-        "baselines": dict(baselines),
-        "prioritized_replay": run.stream.state(),
-        "partners": run.partners.state(),
-        "drift_monitor": run.drift_monitor.state(),
-        "watches": run.watches.state(),
-        "sync_check": run.sync_check.state(),
-    }
 
 
 def check_shared(folder: Path, world: World) -> None:
@@ -237,11 +213,11 @@ def check_shared(folder: Path, world: World) -> None:
     started = folder / "code.txt"
     barrier(world)
     seen = gather_objects(started.read_text("utf-8") if started.exists() else "", world)
-    strangers = [rank for rank, text in enumerate(seen) if text != seen[0]]
-    if strangers:
+    ranks_without = [rank for rank, text in enumerate(seen) if text != seen[0]]
+    if ranks_without:
         raise SettingsError(
             f"out must be a folder on storage that all hosts share, got {folder}: ranks "
-            f"{strangers} do not see what rank 0 wrote there"
+            f"{ranks_without} do not see what rank 0 wrote there"
         )
 
 

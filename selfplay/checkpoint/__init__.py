@@ -4,6 +4,8 @@ This room speaks of states, folders and their damage. It never sees games or tex
 """
 
 from selfplay.checkpoint.saving import (
+    OpenCheckpoint,
+    begin_checkpoint,
     checkpoints,
     export_atomically,
     export_once,
@@ -16,6 +18,8 @@ from selfplay.checkpoint.saving import (
 )
 
 __all__ = [
+    "OpenCheckpoint",
+    "begin_checkpoint",
     "checkpoints",
     "export_atomically",
     "export_once",

@@ -1,10 +1,10 @@
 """Saves the state of a run, resumes it, exports the policy.
 
-A checkpoint folder `checkpoints/step_N` holds `state/` (model, optimizer, critic and a moving
-reference, sharded like the run and readable on any mesh), `hf/` (a Hugging Face folder) and
-`progress.json`. With adapters `state/` and `hf/` hold the adapters alone: `hf/` is in peft's format
-and names the folder of the base weights. A folder gets its final name only when it is complete
-(`atomic.py`); one that is damaged is never resumed from.
+A checkpoint folder `checkpoints/step_N` holds `state/` (model, optimizer and critic, sharded like
+the run and readable on any mesh), `hf/` (a Hugging Face folder) and `progress.json`. With adapters
+`state/` and `hf/` hold the adapters alone: `hf/` is in peft's format and names the folder of the
+base weights. A folder gets its final name only when it is complete; one that is damaged is never
+resumed from.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,72 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from selfplay.atomic import atomic_folder_on_ranks, damage, discard
+from selfplay.atomic import UNFINISHED, atomic_folder_on_ranks, damage, discard, write_atomically
 from selfplay.distributed import World, broadcast_object, on_first_rank
 from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
 from selfplay.model.lora import export_adapters, is_adapter
 from selfplay.model.policy import export
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCheckpoint:
+    """A checkpoint whose learner is on disk, at `path`, and whose trainer state is still to come.
+    Only `finish` gives it the name under which a run resumes."""
+
+    run: Path
+    path: Path
+    step: int
+    learner: Learner
+
+    def finish(self, state: Mapping[str, Any], *, keep: int) -> Path:
+        """Add the trainer state that the next step needs in addition to the learner: plain JSON
+        values, the same on every rank. Then delete all but the newest `keep` checkpoints. Every
+        rank must call."""
+        world, final = self.learner.world, self.path.with_name(f"step_{self.step:06d}")
+        progress = {
+            "step": self.step,
+            "kl": self.learner.kl,
+            "ranks": world.world_size,
+            "state": state,
+        }
+
+        def name() -> None:
+            write_atomically(self.path / "progress.json", json.dumps(progress))
+            discard(final)  # of the same step, so of the same state
+            self.path.rename(final)
+            keep_newest(self.run, keep)
+
+        on_first_rank(name, world)
+        return final
+
+
+def begin_checkpoint(
+    folder: Path,
+    learner: Learner,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    step: int,
+    policy: bool = True,
+) -> OpenCheckpoint:
+    """Write the learner after `step` finished steps; its tensors must not be offloaded. Every rank
+    must call.
+
+    Without `policy` there is no `hf/`, and only `resume` can read the checkpoint.
+    """
+    world, path = learner.world, folder / "checkpoints" / f"{UNFINISHED}step_{step:06d}"
+    with atomic_folder_on_ranks(path, world) as partial_folder:
+        with _without_no_dist_warning():
+            dcp.save(
+                learner_state(learner),
+                checkpoint_id=partial_folder / "state",
+                no_dist=world.mesh is None,
+            )
+        if policy and learner.adapters is None:
+            export(learner.model, tokenizer, partial_folder / "hf", world=world)
+        elif policy:
+            _export_adapters(learner, tokenizer, partial_folder / "hf")
+    return OpenCheckpoint(folder, path, step, learner)
 
 
 def save_checkpoint(
@@ -50,29 +110,9 @@ def save_checkpoint(
     state: Mapping[str, Any],
     policy: bool = True,
 ) -> Path:
-    """Save the run after `step` finished steps and delete all but the newest `keep` checkpoints.
-    Every rank must call.
-
-    `state` is the trainer state that the next step needs in addition to the learner: plain JSON
-    values, the same on every rank. Without `policy` there is no `hf/`, and only `resume` can read
-    the checkpoint.
-    """
-    world = learner.world
-    final = folder / "checkpoints" / f"step_{step:06d}"
-    with atomic_folder_on_ranks(final, world) as place:
-        with _without_no_dist_warning():
-            dcp.save(
-                learner_state(learner), checkpoint_id=place / "state", no_dist=world.mesh is None
-            )
-        if policy and learner.adapters is None:
-            export(learner.model, tokenizer, place / "hf", world=world)
-        elif policy:
-            _export_adapters(learner, tokenizer, place / "hf")
-        if world.rank == 0:
-            progress = {"step": step, "kl": learner.kl, "ranks": world.world_size, "state": state}
-            (place / "progress.json").write_text(json.dumps(progress))
-    on_first_rank(partial(keep_newest, folder, keep), world)
-    return final
+    """`begin_checkpoint` and its `finish` in one."""
+    opened = begin_checkpoint(folder, learner, tokenizer, step=step, policy=policy)
+    return opened.finish(state, keep=keep)
 
 
 def keep_newest(folder: Path, keep: int) -> None:

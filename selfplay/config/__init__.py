@@ -36,7 +36,6 @@ from selfplay.config.play import (
     GameConfig,
     RewardConfig,
     RolloutConfig,
-    StageConfig,
 )
 from selfplay.config.player_spec import POOL, parse_shares
 from selfplay.config.settings import key, load, section
@@ -63,7 +62,6 @@ __all__ = [
     "RewardConfig",
     "RolloutConfig",
     "ScratchConfig",
-    "StageConfig",
     "TrackConfig",
     "WarmStartConfig",
     "WatchConfig",
@@ -144,8 +142,6 @@ class Config:
             raise ValueError(f"reward.kind collab needs game.name collab, got {self.game.name}")
         if self.game.name == "collab" and not self.game.messages:
             raise ValueError("game.messages must be true in collab, got false")
-        if self.game.name != "matching" and self.data.curriculum:
-            raise ValueError(f"data.curriculum needs game.name matching, got {self.game.name}")
         if self.game.name != "matching" and self.game.demonstrations:
             raise ValueError(
                 f"game.demonstrations must be 0 with game.name {self.game.name}, got "
@@ -161,12 +157,6 @@ class Config:
             raise ValueError(
                 f"rollout.max_game_tokens must be at most model.scratch.max_positions "
                 f"{scratch.max_positions}, got {self.rollout.max_game_tokens}"
-            )
-        larger = [s.size for s in self.data.curriculum if (s.size or 0) > self.game.size]
-        if larger:
-            raise ValueError(
-                f"data.curriculum sizes must be at most game.size {self.game.size}, got "
-                f"{larger[0]}: token limits and the tokenizer are made for game.size"
             )
 
     def _check_method(self) -> None:
@@ -209,12 +199,6 @@ class Config:
                 "algorithm.resample must be 0 with rollout.branch.turns all, got "
                 f"{self.algorithm.resample}: it replaces groups of games, and these are groups of "
                 "turns; nearest: decisions"
-            )
-        if self.data.prioritized_replay and size < 2:
-            raise ValueError(
-                f"data.prioritized_replay must be 0 with rollout.group_size {size}, got "
-                f"{self.data.prioritized_replay}: it ranks instances by the standard deviation of "
-                "their games' rewards"
             )
         if self.algorithm.resample and not in_groups:
             raise ValueError(

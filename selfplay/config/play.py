@@ -113,34 +113,6 @@ def options_type(name: str) -> type:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageConfig:
-    """One curriculum stage: values that replace those of `game` for newly drawn instances."""
-
-    until_step: int = key(0, "the stage ends before this self-play step", within=(1, 10_000_000))
-    size: int | None = key(None, "board size; null uses game.size", within=(2, 8))
-    p_observed: float | None = key(
-        None, "probability that a seat sees a cell; null uses game.p_observed", within=(0.01, 1.0)
-    )
-    keep: str | None = key(
-        None,
-        "which instances are kept; null uses game.keep",
-        choices=("both", "exactly_one", "all"),
-    )
-    share: float = key(
-        1.0,
-        "share of the batch drawn with the stage's values; the rest is drawn with those of `game`",
-        within=(0.0, 1.0),
-    )
-
-    def check(self) -> None:
-        if not self.until_step:
-            raise ValueError(
-                "data.curriculum: each stage needs until_step, got none; as in "
-                "[{until_step: 40, size: 2}]"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartConfig:
     """Where games on recorded boards start: at the beginning or after recorded moves."""
 
@@ -178,39 +150,11 @@ class DataConfig:
         "warm start and evaluations, and prefetch those of the next training step",
         within=(1, 512),
     )
-    curriculum: tuple[StageConfig, ...] = key(
-        (),
-        "stages of easier instances, such as [{until_step: 40, size: 2}]; later steps use the "
-        "values of `game`",
-    )
-    prioritized_replay: float = key(
-        0.0,
-        "share of a batch drawn from earlier instances; an instance's chance is proportional "
-        "to the standard deviation of its group's rewards",
-        formerly="data.edge",
-        within=(0.0, 1.0),
-    )
-    replay_memory: int = key(
-        64,
-        "instances that prioritized replay remembers",
-        formerly="data.edge_memory",
-        within=(1, 1_000_000),
-    )
 
     def check(self) -> None:
-        ends = [stage.until_step for stage in self.curriculum]
-        if ends != sorted(set(ends)):
-            raise ValueError(
-                f"data.curriculum must rise in until_step from stage to stage, got {ends}"
-            )
         if self.start.entries != 0 and not self.train.endswith(".jsonl"):
             raise ValueError(
                 f"data.start needs data.train to be a .jsonl of recorded games, got {self.train}"
-            )
-        if self.curriculum and self.train != "generated":
-            raise ValueError(
-                f"data.curriculum needs data.train generated, got {self.train}: the boards of a "
-                "file are fixed"
             )
 
 

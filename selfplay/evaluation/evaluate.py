@@ -7,7 +7,6 @@ files.
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +15,15 @@ from dialop.game import Instance
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, DataConfig, EvalConfig, GameConfig, RolloutConfig
 from selfplay.distributed import World, gather_objects
-from selfplay.engines.base import Engine, Sampling
+from selfplay.engines.base import Sampling
 from selfplay.metrics.console import progress
 from selfplay.metrics.step import Pieces, add_up, game_measures, game_record, tally
 from selfplay.metrics.tables import bootstrap_interval
-from selfplay.rollout.driver import FinishedGames, play_games, play_scripted
+from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seating import SELF_PLAY, Partner, evaluation_games, scripted_games
-from selfplay.weight_sync.supervisor import FolderRestarts, Restarts
+from selfplay.weight_sync.supervisor import EngineSupervisor
 
 NUM_SHOWN = 32  # games that an evaluation keeps in full: those of the first instances
 
@@ -53,30 +52,26 @@ class Evaluation:
 @dataclass(frozen=True, slots=True)
 class EvaluationContext:
     """What held-out games need: the engine, the ranks that share the games, the settings, the
-    policy's partner. `max_batch` is the engine's largest batch, in games. `restarts` restarts a
-    failed engine; None restarts it with the weights of its folder."""
+    policy's partner."""
 
-    engine: Engine | None
+    engine: EngineSupervisor
     rendering: Rendering
     world: World
     game: GameConfig
     rollout: RolloutConfig
     eval: EvalConfig
     data: DataConfig
-    max_batch: int
     partner: Partner = SELF_PLAY
-    restarts: Restarts | FolderRestarts | None = None
 
     @classmethod
     def of(
         cls,
         config: Config,
-        engine: Engine | None,
+        engine: EngineSupervisor,
         rendering: Rendering,
         world: World,
         *,
         partner: Partner = SELF_PLAY,
-        restarts: Restarts | None = None,
     ) -> EvaluationContext:
         return cls(
             engine,
@@ -86,9 +81,7 @@ class EvaluationContext:
             config.rollout,
             config.eval,
             config.data,
-            config.engine.max_batch,
             partner,
-            restarts,
         )
 
 
@@ -148,50 +141,36 @@ def play_instances(
         stop_ids=context.rendering.stop_ids,
     )
     engine, partner, world = context.engine, context.partner, context.world
-    share = world.replica.share(len(instances))
-    # A wave engine takes at most max_batch prompts at once, so playing max_batch games at a time
-    # costs little.
-    in_waves = engine is not None and not engine.streaming
-    at_once = context.max_batch if in_waves else max(1, len(share))
-    at_once = 1 if partner.alone else at_once
-    finished: defaultdict[int, FinishedGames] = defaultdict(
-        FinishedGames
-    )  # by the first place of a batch
+    numbers = world.replica.share(len(instances))
+    at_once = 1 if partner.alone else len(instances)
     # A person plays at the terminal, where a progress bar would disturb the game.
     bar_rank = int(partner.alone) or world.rank
-
-    def attempt() -> PlayedGames:
-        setups = evaluation_games(
-            instances,
-            partner=partner,
-            game=context.game,
-            rollout=context.rollout,
-            rendering=context.rendering,
-            seat=seat,
-        )
-        games: dict[int, Episode] = {}
-        num_void = 0
-        for start in range(0, len(share), at_once):
-            places = share[start : start + at_once]
-            episodes, stats = play_games(
-                [setups[place] for place in places],
-                engine,
+    games: dict[int, Episode] = {}
+    num_void = 0
+    setups = evaluation_games(
+        instances,
+        partner=partner,
+        game=context.game,
+        rollout=context.rollout,
+        rendering=context.rendering,
+        seat=seat,
+    )
+    with progress(len(numbers), "evaluation", rank=bar_rank) as bar:
+        for start in range(0, len(instances), at_once):
+            batch = numbers[start : start + at_once]
+            episodes, stats = engine.play(
+                [setups[number] for number in batch],
                 sampling=sampling,
                 limits=limits_of(context.rollout),
                 on_end=bar.update,
-                finished=finished[start],
             )
-            kept = [place for number, place in enumerate(places) if number not in stats.void]
-            games.update(zip(kept, episodes, strict=True))
+            ended = [number for index, number in enumerate(batch) if index not in stats.void]
+            games.update(zip(ended, episodes, strict=True))
             num_void += len(stats.void)
             if partner.alone and episodes:
                 score = episodes[0].score
                 print(f"\nThe game is over ({episodes[0].ended}): {score:.3f} of the best.\n")
-        return PlayedGames(games, num_void)
-
-    with progress(len(share), "evaluation", rank=bar_rank) as bar:
-        restarts = context.restarts or FolderRestarts(engine, world)
-        return restarts.retry(attempt)
+    return PlayedGames(games, num_void)
 
 
 def evaluate_scripted(

@@ -21,6 +21,7 @@ from selfplay.evaluation.evaluate import Evaluation, EvaluationContext, evaluate
 from selfplay.evaluation.question import ITSELF, Match, Question
 from selfplay.partners.partners import Partners
 from selfplay.weight_sync.start import load_engine
+from selfplay.weight_sync.supervisor import EngineSupervisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def play_matches(
                 ) as partners:
                     context = EvaluationContext.of(
                         config,
-                        partners.routed(engine),
+                        EngineSupervisor(engine, world, router=partners.routed(engine)),
                         rendering,
                         world,
                         partner=partners.for_step(0)[0][0],

@@ -16,7 +16,6 @@ from dataclasses import replace
 from dialop.collab.task import NAMES
 from selfplay.config import EndpointConfig, RewardConfig
 from selfplay.config.player_spec import parse_spec
-from selfplay.credit.dynamic_sampling import Played
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World
 from selfplay.engines.base import Message, Request
@@ -54,15 +53,14 @@ def make_judge(
     return judge
 
 
-def judge_interactivity(played: Played, judge: Endpoint | None) -> Played:
+def judge_interactivity(episodes: list[Episode], judge: Endpoint | None) -> list[Episode]:
     """The games with the judge's marks, including the continuations of branch points.
 
     Each outcome's facts get `judged` (1.0 or 0.0) and, if the judge gave a mark, `interactivity`.
     All requests are sent at once.
     """
     if judge is None:
-        return played
-    episodes, stats = played
+        return episodes
     answers = {
         id(game): judge.submit(_question(game))
         for episode in episodes
@@ -87,7 +85,7 @@ def judge_interactivity(played: Played, judge: Endpoint | None) -> Played:
         )
         return replace(game, outcome=replace(game.outcome, facts=facts), branches=branches)
 
-    return [with_mark(episode) for episode in episodes], stats
+    return [with_mark(episode) for episode in episodes]
 
 
 def read_mark(text: str) -> float | None:

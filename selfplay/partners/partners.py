@@ -37,6 +37,7 @@ from selfplay.rollout.seating import SELF_PLAY, Partner, chosen_seats, scripted_
 from selfplay.rollout.text_players import EndpointPlayer, PersonPlayer
 
 POLICY = PolicyPlayer.name
+POOL_SEED = "past self"  # an older word for the policy pool; it keeps the draws of old runs
 
 
 class Partners:
@@ -192,7 +193,7 @@ class Partners:
         return Partner(spec.text, sit)
 
     def _pool_partner(self, step: int) -> Partner:
-        seed = named_seed(self._config.seed, "past self", step)  # the same on all ranks
+        seed = named_seed(self._config.seed, POOL_SEED, step)  # the same on all ranks
         member = pick(self._members, [1.0] * len(self._members), seed)
         folder = policy_pool.snapshot_folder(self._folder, member)
         if self._plays and POOL not in self._frozen:

@@ -218,7 +218,7 @@ class StartCheck:
         retry: Callable[[Callable[[], Sampled]], Sampled] = lambda ask: ask(),
     ) -> None:
         """Sample a few tokens after the text with rank 0's engine, which must be awake. `retry`
-        repeats the request if it fails (`restarts.FolderRestarts.retry`). Every rank must call."""
+        repeats the request if it fails (`EngineSupervisor.retry`). Every rank must call."""
 
         def ask() -> Sampled:
             if self.world.rank != 0 or engine is None:

@@ -41,13 +41,22 @@ class RolloutStats:
     engine_s: float
     void: tuple[int, ...] = ()
 
+    def __add__(self, other: RolloutStats) -> RolloutStats:
+        """The statistics of two rollouts, one after the other."""
+        return RolloutStats(
+            self.num_prompt_tokens + other.num_prompt_tokens,
+            self.num_generated_tokens + other.num_generated_tokens,
+            self.engine_s + other.engine_s,
+            self.void + other.void,
+        )
+
 
 @dataclass(slots=True)
 class FinishedGames:
     """The games of a rollout that have ended, by their place in `setups`, and the engine's seconds.
 
-    After an EngineFault, call `play_games` again with the same record and new setups. It plays only
-    the unfinished games, from their start.
+    After an EngineFault, call `play_games` again with the same record. It plays only the unfinished
+    games, from their start.
     """
 
     games: dict[int, _FinishedGame] = field(default_factory=dict)
@@ -90,11 +99,10 @@ def play_games(
         return [], RolloutStats(0, 0, 0.0)
     finished = FinishedGames() if finished is None else finished
     rollout = _Rollout(finished, version, on_end)
-    games = {
-        place: named(setup, _playing(setup, limits))
-        for place, setup in enumerate(setups)
-        if place not in finished.games
+    unfinished = {
+        place: setup.fresh() for place, setup in enumerate(setups) if place not in finished.games
     }
+    games = {place: named(setup, _playing(setup, limits)) for place, setup in unfinished.items()}
     drive = _drive_stream if engine.streaming else _drive_waves
     if games:
         with engine.rollout():

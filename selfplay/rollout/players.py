@@ -56,7 +56,8 @@ class Player(Protocol):
         ...
 
     def fork(self, *names: object) -> Player:
-        """An independent copy; `names` are added to the names of its random draws."""
+        """An independent copy; `names` are added to the names of its random draws. Without names
+        it draws what the original draws."""
         ...
 
 
@@ -203,8 +204,7 @@ class ScriptedPartner(PartnerPlayer):
         yield  # makes this a generator, though it never requests a completion
 
     def fork(self, *names: object) -> ScriptedPartner:
-        seed = named_seed(self._script.seed, *names)
-        return ScriptedPartner(self._script.reseeded(seed), name=self.name)
+        return ScriptedPartner(_reseeded(self._script, names), name=self.name)
 
 
 class Teacher:
@@ -240,5 +240,10 @@ class Teacher:
         twin = copy.copy(self)
         twin._talk = self._talk.fork()
         twin.transcript = twin._talk.transcript
-        twin._script = self._script.reseeded(named_seed(self._script.seed, *names))
+        twin._script = _reseeded(self._script, names)
         return twin
+
+
+def _reseeded(script: Script, names: tuple[object, ...]) -> Script:
+    """The script with a seed of its own for these names; itself without names."""
+    return script.reseeded(named_seed(script.seed, *names)) if names else script

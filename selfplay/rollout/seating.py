@@ -38,6 +38,7 @@ class Partner:
 
 
 SELF_PLAY = Partner(SELF)
+PARTNER_SEED = "guests"  # an older word for partners; it keeps the draws of old runs
 
 
 def self_play_games(
@@ -81,7 +82,7 @@ def _choose_partners(
     share of them, rounded up or down, and on average exactly its share."""
     if not instances:
         return []
-    offset = named_seed(seed, "guests", step, instances[0].key) / 2**63
+    offset = named_seed(seed, PARTNER_SEED, step, instances[0].key) / 2**63
     points = [(place + offset) / len(instances) for place in range(len(instances))]
     return [_partner_at(partners, point) for point in points]
 

@@ -17,7 +17,7 @@ from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.model.policy import DTYPES, described_in, load_model
-from selfplay.weight_sync.faults import EngineLost
+from selfplay.weight_sync.supervisor import EngineLost
 
 
 def load_engine(

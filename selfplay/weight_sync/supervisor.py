@@ -1,143 +1,311 @@
-"""Restarts engines that fail, with the trainer's current weights.
+"""The supervisor of the policy's engine: games are played and weights pushed through it.
 
-A failed engine is killed and started again; then all engines sleep and get the weights as in every
-step. Its work is repeated: a push is sent again, and unfinished games are played again from their
-start with the same named seeds. The other ranks wait meanwhile.
+Engine and trainer take turns on the GPU, so only the larger of the two has to fit:
+
+    play → sleep → update → push weights (wake weights, push, compare, wake cache) → play
+
+An engine that fails is killed and started again, and its work is repeated: unfinished games are
+played again from their start with the same named seeds, a push is sent again. Every rank must call
+each method, because the ranks meet in collectives and learn of a failure at the same point.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 
 from selfplay.config import EngineConfig
-from selfplay.distributed import World
-from selfplay.engines.base import Engine
-from selfplay.errors import EngineFault
+from selfplay.distributed import World, all_reduce_sum, barrier, gather_objects
+from selfplay.engines.base import Engine, Sampling
+from selfplay.errors import EngineFault, RunEnds
 from selfplay.learner.learner import Learner
-from selfplay.weight_sync.faults import EngineLost, EnginesFailed, agreed
-from selfplay.weight_sync.handover import sleep_engine, sync_and_wake
+from selfplay.learner.mismatch import EngineDisagrees
+from selfplay.rollout.driver import FinishedGames, RolloutStats, play_games
+from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.weight_sync.offload import Offload
+from selfplay.weight_sync.push import compare, named_weights, push
 
 T = TypeVar("T")
 MAX_FAILURES = 3  # in a row; the last of them ends the run
+# Memory that must be free beside an engine's weights and cache: its workspace and a push's buckets.
+SPARE_BYTES = 6 * 2**30
 
 
-class Restarts:
-    """Restarts this run's engines when they fail. Every rank must call each method. `engine` is
-    None on a rank that shares another rank's."""
+class EngineLost(RunEnds):
+    """An engine failed too often in a row; every rank raises it at the same point."""
+
+
+class EnginesFailed(RuntimeError):
+    """Engines of these ranks failed, for these causes; every rank raises it at the same point."""
+
+    def __init__(self, causes: Mapping[int, str]) -> None:
+        super().__init__("; ".join(f"rank {rank}: {cause}" for rank, cause in causes.items()))
+        self.causes = dict(causes)
+
+
+class EngineSupervisor:
+    """Supervises an engine that keeps the weights of its folder.
+
+    `engine` is None on a rank that shares another rank's. `router` adds the partners' engines to it
+    (`Partners.routed`); without one all requests go to `engine`.
+    """
 
     def __init__(
-        self, learner: Learner, engine: Engine | None, offload: Offload, *, config: EngineConfig
+        self, engine: Engine | None, world: World, *, router: Engine | None = None
     ) -> None:
-        self._learner, self._engine = learner, engine
-        self._offload, self._config = offload, config
+        self.engine, self.router = engine, engine if router is None else router
+        self._world = world
+        self._num_restarts = 0
+
+    def play(
+        self,
+        setups: Sequence[GameSetup],
+        *,
+        sampling: Sampling,
+        limits: Limits,
+        version: int | None = None,
+        on_end: Callable[[], object] | None = None,
+    ) -> tuple[list[Episode], RolloutStats]:
+        """Play all games to their end, as `play_games` does. Games that have ended when an engine
+        fails are not played again. Raises EngineLost after the last failure in a row."""
+        finished = FinishedGames()
+
+        def attempt() -> tuple[list[Episode], RolloutStats]:
+            return play_games(
+                setups,
+                self.router,
+                sampling=sampling,
+                limits=limits,
+                version=version,
+                on_end=on_end,
+                finished=finished,
+            )
+
+        return self.retry(attempt)
+
+    def retry(self, attempt: Callable[[], T]) -> T:
+        """The result of `attempt`, which uses this rank's engine and no collective. If an engine
+        fails, it is restarted, and every rank repeats the attempt."""
+        for number in range(1, MAX_FAILURES + 1):
+            try:
+                with raise_on_all_ranks(self._world):
+                    return attempt()
+            except EnginesFailed as failed:
+                self._recover(failed, number)
+        raise AssertionError("_recover raises after the last failure")
+
+    def take_num_restarts(self) -> float:
+        """Restarts of all ranks' engines since the last call."""
+        num, self._num_restarts = self._num_restarts, 0
+        return float(num)
+
+    def _recover(self, failed: EnginesFailed, number: int) -> None:
+        """Make the engines ready for the next attempt after the `number`-th failure in a row."""
+        self._restart(failed, number)
+        _check_not_last(failed, number)
+
+    def _restart(self, failed: EnginesFailed, number: int) -> None:
+        """Print what failed and restart this rank's engine if it failed. After the last failure in
+        a row the engine is closed instead, which frees memory that saving may need."""
+        world, last = self._world, number == MAX_FAILURES
+        if world.rank == 0:
+            end = "" if last else ": it is restarted"
+            text = f"engine failure {number} of {MAX_FAILURES} in a row, {failed}{end}"
+            print(text, file=sys.stderr, flush=True)
+        self._num_restarts += 0 if last else len(failed.causes)
+        if self.engine is None or world.rank not in failed.causes:
+            return
+        if last:
+            self.engine.close()
+            return
+        if world.device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()  # the engine's memory is a share of the free memory
+        try:
+            self.engine.restart()
+        except EngineFault as error:  # the next call fails and counts as the next failure
+            print(f"engine restart: {error}", file=sys.stderr, flush=True)
+
+
+class PolicyEngine(EngineSupervisor):
+    """Supervises the engine of the policy in training: it sleeps during the update and then gets
+    the learner's weights."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        engine: Engine | None,
+        offload: Offload,
+        *,
+        config: EngineConfig,
+        router: Engine | None = None,
+    ) -> None:
+        super().__init__(engine, learner.world, router=router)
+        self._learner, self._offload, self._config = learner, offload, config
         self._version = 0  # of the last push
-        self._num = 0
 
-    def push(self, version: int) -> None:
-        """`sync_and_wake` with this version of the weights; a failed engine is restarted first.
+    def sleep(self) -> None:
+        """Put the engine to sleep, then onload what was offloaded, for an update or a save."""
+        sleep_or_close(self.engine)
+        barrier(self._world)
+        self._offload.onload()
 
-        Raises EngineLost after the last failure in a row, with every engine asleep and nothing
-        offloaded, and EngineDisagrees as `sync_and_wake` does.
+    def push_weights(self, version: int) -> None:
+        """Wake the engine with the learner's weights as `version`, equal bit for bit.
+
+        A failed engine is restarted first. Raises EngineLost after the last failure in a row, with
+        every engine asleep and nothing offloaded, and EngineDisagrees if the engine's weights still
+        differ after two pushes.
         """
         self._version = version
         for number in range(1, MAX_FAILURES + 1):
             try:
-                sync_and_wake(
-                    self._learner, self._engine, self._offload, version=version, config=self._config
-                )
+                return self._wake_with_weights(version)
             except EnginesFailed as failed:
-                self._restart_failed(failed, number)
-            else:
-                return
+                self._restart_asleep(failed, number)
+        raise AssertionError("_restart_asleep raises after the last failure")
 
-    def retry(self, attempt: Callable[[], T]) -> T:
-        """Return the result of `attempt`, which uses this rank's engine and no collective.
+    def push_again(self, version: int) -> None:
+        """Push and compare all weights; raises EngineDisagrees on every rank if any differs."""
+        self._push(version)
+        different = self._num_different([name for name, _ in named_weights(self._learner.model)])
+        if different:
+            raise EngineDisagrees(
+                f"weight sync failed: after two pushes of version {version} {different} elements "
+                "of the engine's weights differ from the trainer's"
+            )
 
-        If an engine fails, it is restarted with the weights of the last push, and every rank
-        repeats the attempt. An attempt that keeps its finished games
-        (`rollout.driver.FinishedGames`) does not play them again. Raises like `push`.
+    def warn(self, message: str) -> None:
+        """Print a warning about the weight sync on rank 0."""
+        if self._world.rank == 0:
+            print(f"weight sync: {message}", file=sys.stderr, flush=True)
+
+    def _wake_with_weights(self, version: int) -> None:
+        """Wake the weights, push and compare, then wake the cache: also after a disagreement, so
+        that the engine is awake and the offload complete."""
+        disagreement: EngineDisagrees | None = None
+        self._offload.offload_state()
+        self._wake("weights")
+        try:
+            self._push_and_compare(version)
+        except EngineDisagrees as error:
+            disagreement = error
+        self._offload.offload_parameters()
+        self._wake("kv_cache")
+        if disagreement is not None:
+            raise disagreement
+
+    def _wake(self, what: str) -> None:
+        make_room(self._world.device, self._config.mem_fraction)
+        with raise_on_all_ranks(self._world):
+            if self.engine is not None:
+                self.engine.wake(what)
+
+    def _push_and_compare(self, version: int) -> None:
+        """Push and compare two parameters bit for bit; on a difference push again and compare all.
+
+        `version` selects the two. One is a matrix, which detects every missed push: an AdamW step
+        at 1e-6 moves 1 in 100 elements of size 0.02 to the next bf16 number. The other is each
+        parameter in turn. Correctly pushed weights are equal bit for bit, so there are no false
+        alarms.
         """
+        self._push(version)
+        shapes = {name: weight.base.shape for name, weight in named_weights(self._learner.model)}
+        matrices = [name for name, shape in shapes.items() if len(shape) > 1]
+        selected = {matrices[version % len(matrices)], [*shapes][version % len(shapes)]}
+        if self._num_different(sorted(selected)):
+            self.warn("the engine's weights differ from the trainer's: they are pushed again")
+            self.push_again(version)
 
-        def recover(failed: EnginesFailed, number: int) -> None:
-            self._restart_failed(failed, number)
-            self.push(self._version)
+    def _push(self, version: int) -> None:
+        with raise_on_all_ranks(self._world):
+            push(
+                self._learner.model,
+                self.engine,
+                version=version,
+                group=self._world.replica.group,
+                dtype=push_dtype(self._learner, self._config),
+            )
 
-        return _retry(attempt, recover, self._learner.world)
+    def _num_different(self, names: Sequence[str]) -> int:
+        """The number of elements of these parameters whose bits differ between the learner and any
+        rank's engine."""
+        with raise_on_all_ranks(self._world):
+            compared = compare(
+                self._learner.model,
+                self.engine,
+                names,
+                group=self._world.replica.group,
+                dtype=push_dtype(self._learner, self._config),
+            )
+        return int(all_reduce_sum([float(compared.num_different)], self._world)[0])
 
-    def take_num(self) -> float:
-        """Restarts of all ranks' engines since the last call."""
-        num, self._num = self._num, 0
-        return float(num)
+    def _recover(self, failed: EnginesFailed, number: int) -> None:
+        """A restarted engine gets the weights of the last push."""
+        self._restart_asleep(failed, number)
+        self.push_weights(self._version)
 
-    def _restart_failed(self, failed: EnginesFailed, number: int) -> None:
-        """Restart the failed engines after the `number`-th failure in a row; all engines sleep and
-        nothing is offloaded afterwards. Raises EngineLost after the last one."""
-        world = self._learner.world
-        self._num += _restart(self._engine, failed, number, world)
-        sleep_engine(self._engine, self._offload, world)
+    def _restart_asleep(self, failed: EnginesFailed, number: int) -> None:
+        """Restart the failed engines; all engines sleep and nothing is offloaded afterwards."""
+        self._restart(failed, number)
+        self.sleep()
         _check_not_last(failed, number)
 
 
-class FolderRestarts:
-    """Restarts failed engines that keep the weights of their folders. Every rank must call."""
+@contextmanager
+def raise_on_all_ranks(world: World) -> Iterator[None]:
+    """Raise EnginesFailed on every rank if this block raises an EngineFault on any rank.
 
-    def __init__(self, engine: Engine | None, world: World) -> None:
-        self._engine, self._world = engine, world
+    Every rank must enter it. A rank keeps its fault until the end of the block: if it left a
+    collective with an error of its own, the other ranks would wait for it.
+    """
+    fault: EngineFault | None = None
+    try:
+        yield
+    except EngineFault as error:
+        fault = error
+    leads = world.replica.leads  # the other ranks of a replica only repeat their leader's fault
+    messages = gather_objects(str(fault) if fault is not None and leads else None, world)
+    causes = {rank: cause for rank, cause in enumerate(messages) if cause is not None}
+    if causes:
+        raise EnginesFailed(causes) from fault
 
-    def retry(self, attempt: Callable[[], T]) -> T:
-        """As `Restarts.retry`; a restarted engine reads its folder again."""
 
-        def recover(failed: EnginesFailed, number: int) -> None:
-            _restart(self._engine, failed, number, self._world)
-            _check_not_last(failed, number)
-
-        return _retry(attempt, recover, self._world)
-
-
-def _retry(
-    attempt: Callable[[], T], recover: Callable[[EnginesFailed, int], None], world: World
-) -> T:
-    """Attempt until no rank's engine fails; `recover` raises after the last failure in a row."""
-    for number in range(1, MAX_FAILURES + 1):
+def sleep_or_close(engine: Engine | None) -> None:
+    """Put the engine to sleep. If that fails, close it, which frees its memory too; the next push
+    restarts it."""
+    if engine is not None:
         try:
-            with agreed(world):
-                answer = attempt()
-        except EnginesFailed as failed:
-            recover(failed, number)
-        else:
-            return answer
-    raise AssertionError("recover raises after the last attempt")
+            engine.sleep()
+        except EngineFault as fault:
+            print(f"engine ended instead of put to sleep: {fault}", file=sys.stderr, flush=True)
+            engine.close()
 
 
-def _restart(engine: Engine | None, failed: EnginesFailed, number: int, world: World) -> int:
-    """Print what failed and restart this rank's engine if it failed; returns the number of restarts
-    on all ranks. After the last failure in a row the engine is closed instead."""
-    last = number == MAX_FAILURES
-    if world.rank == 0:
-        end = "" if last else ": it is restarted"
-        text = f"engine failure {number} of {MAX_FAILURES} in a row, {failed}{end}"
-        print(text, file=sys.stderr, flush=True)
-    if engine is not None and world.rank in failed.causes:
-        if last:
-            engine.close()  # frees its memory, which saving may need
-        else:
-            if world.device.type == "cuda":
-                gc.collect()
-                torch.cuda.empty_cache()  # the engine's memory is a share of the free memory
-            try:
-                engine.restart()
-            except EngineFault as error:  # the next call fails and counts as the next failure
-                print(f"engine restart: {error}", file=sys.stderr, flush=True)
-    return 0 if last else len(failed.causes)
+def push_dtype(learner: Learner, config: EngineConfig) -> torch.dtype:
+    """The dtype of the engine's weights: fp32 for the hf engine, the compute dtype for SGLang."""
+    return torch.float32 if config.kind == "hf" else learner.compute_dtype
+
+
+def make_room(device: torch.device, mem_fraction: float) -> None:
+    """Empty the trainer's allocator cache if the engine needs the memory to wake.
+
+    `mem_fraction` is the engine's share of the GPU. Keeping the allocator's cache saves the next
+    update its allocations, and the engine wakes several times faster if no memory was freed just
+    before (docs/gpu.md).
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        if free < mem_fraction * total + SPARE_BYTES:
+            torch.cuda.empty_cache()
 
 
 def _check_not_last(failed: EnginesFailed, number: int) -> None:
     """Raise EngineLost after the last failure in a row."""
     if number == MAX_FAILURES:
-        raise EngineLost(f"an engine failed {number} times in a row, last {failed}")
+        raise EngineLost(f"an engine failed {number} times in a row; last error, {failed}")

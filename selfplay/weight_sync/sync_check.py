@@ -1,18 +1,47 @@
 """The sync check: compares engine and trainer log-probs of the policy's turns after each push.
 
-`handover.deliver` compares the weights of each push bit for bit. This check finds what equal
-weights cannot show: a stale cache, a wrong kernel, a wrong buffer. It scores a few turns of each
-engine. If they are suspicious (`noise_floor` defines this and its error rate), it scores more,
-other turns. If these are suspicious too, it pushes again, compares all weights and scores a third
-set. The run ends only if that set is suspicious and its mismatch is above `engine.max_mismatch`.
+The supervisor compares the weights of each push bit for bit. This check finds what equal weights
+cannot show: a stale cache, a wrong kernel, a wrong buffer. It scores a few turns of each engine. If
+they are suspicious, it scores more, other turns. If these are suspicious too, it pushes again,
+compares all weights and scores a third set. The run ends only if that set is suspicious and its
+mismatch is above `engine.max_mismatch`.
 
-Log-prob mismatches in nats a token. Knows no games.
+**What is compared.** Engine and trainer score the same sampled turns after their true prefixes. A
+turn's mismatch is the mean of |engine - trainer| over the tokens that the policy sampled, in nats.
+In bf16 the difference of a token is noise with a heavy tail, larger for improbable tokens. No bound
+in nats fits all models: a healthy run's mismatch lies anywhere from 1e-6 (fp32) to 0.03 (bf16).
+
+**The noise floor** is the mismatches of the latest `WINDOW_TURNS` turns that were scored with equal
+weights. It is first measured after the first push and before any step, and every healthy comparison
+refines it. Checkpoints hold it, so a resumed run has the bounds of an uninterrupted one.
+
+**The test.** n new turns of one engine are suspicious if at least three quarters of them each lie
+above `FACTOR` times the largest mismatch of the floor. A NaN lies above everything.
+
+**How often the test is wrong.** With equal weights, new turns and the floor's are draws from one
+distribution, so every order of their mismatches is equally likely, whatever the distribution and
+its tail. If at least m of n new turns lie above all N of the floor, then the m largest of the N + n
+are new, which has a probability of at most C(n, m) / C(N + n, m). FACTOR only lowers it.
+
+| comparison | n | m | N = 32 | N = 64 |
+|---|---|---|---|---|
+| first, each step | 4 | 3 | 5.6e-4 | 8.0e-5 |
+| second, other turns | 16 | 12 | 2.6e-8 | 2.8e-11 |
+
+The first comparison costs little and only decides whether the second is made. The second alone
+bounds the rate at which equal weights are suspected: below 2.6e-8 a step and engine, below 1e-5 a
+step with up to 380 engines. A run ends only after a third comparison, which follows a new push.
+
+**Limits.** The noise changes with the policy. The floor adapts over WINDOW_TURNS turns, and FACTOR
+covers the change of a step. Noise that grows by more than FACTOR in one step is suspected although
+the weights are equal. The weights are then compared bit for bit, and the floor is measured again.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import compress
@@ -29,11 +58,15 @@ from selfplay.errors import EngineFault
 from selfplay.learner.batch import is_filler, micro_batches, split
 from selfplay.learner.learner import Learner, batch_logprobs, even_out
 from selfplay.learner.mismatch import EngineDisagrees
-from selfplay.metrics.ending import Ending
-from selfplay.weight_sync.faults import EnginesFailed
-from selfplay.weight_sync.handover import deliver_again, warn
-from selfplay.weight_sync.noise_floor import FEWEST, FIRST, MORE, NoiseFloor, turn_mismatch
-from selfplay.weight_sync.supervisor import Restarts
+from selfplay.weight_sync.supervisor import EnginesFailed, PolicyEngine
+
+WINDOW_TURNS = 64
+MIN_TURNS = 32  # turns that the noise floor needs before use
+FIRST_TURNS, RECHECK_TURNS = (
+    4,
+    16,
+)  # turns of each engine in the first comparison, in each later one
+FACTOR = 2.0
 
 # A turn: all ids up to its end, and a mask that is 1 where the policy sampled the id in this turn.
 Turn = tuple[Sequence[int], Sequence[int]]
@@ -57,19 +90,16 @@ class SyncCheck:
     def __init__(
         self,
         learner: Learner,
-        engine: Engine | None,
-        restarts: Restarts,
-        ending: Ending,
+        engine: PolicyEngine,
         *,
         config: EngineConfig,
         token_budget: int,
         offloaded: bool,
     ) -> None:
-        self._restarts, self._ending = restarts, ending
         self._learner, self._engine, self._config = learner, engine, config
         self._token_budget, self._off = token_budget, config.kind == "hf" or offloaded
         self._num_processes = config.processes
-        self.num_turns = (FIRST + MORE + MORE) * self._num_processes
+        self.num_turns = (FIRST_TURNS + RECHECK_TURNS + RECHECK_TURNS) * self._num_processes
         self._floor = NoiseFloor()
         self._turns: Sequence[Turn] = ()
         self._healthy = False  # whether a comparison after a push was
@@ -88,34 +118,35 @@ class SyncCheck:
         self._floor.add(state.get("floor", []))
         self._healthy = bool(state.get("healthy", False))
 
-    def before_update(self, turns: Sequence[Turn]) -> None:
-        """Keep a step's turns before the update. The first call of a run measures the noise
+    def keep_turns(self, turns: Sequence[Turn]) -> None:
+        """Keep a step's turns, before the update. The first call of a run measures the noise
         floor."""
         self._turns = turns
         if not self._off and not self._floor.mismatches:
-            self._add_to_floor(self._mismatches(turns[:FEWEST]))
+            self._add_to_floor(self._mismatches(turns[:MIN_TURNS]))
 
     def after_push(self, *, version: int) -> dict[str, float]:
-        """Compare after the push of `version`; `ending` keeps an error that must end the run.
+        """Compare after the push of `version`. Raises EngineDisagrees for a mismatch that stays.
 
         An engine that fails to score is left out; the next rollout restarts it.
         """
-        if self._off or self._ending.error is not None:
+        if self._off:
             return {}
         turns, num = self._turns, self._num_processes
-        first = self._mismatches(turns[: FIRST * num])
+        first = self._mismatches(turns[: FIRST_TURNS * num])
         if not first:
             return {}
         of_all = [mismatch for of_engine in first.values() for mismatch in of_engine]
         metrics = {"sync_check_mismatch": sum(of_all) / len(of_all)}
         suspected = self._floor.suspects(first, fewest=1)
-        second = self._mismatches(turns[FIRST * num :][: MORE * num]) if suspected else {}
-        if self._floor.suspects(second, fewest=MORE):
-            with self._ending.deferred():
-                try:
-                    self._push_again(turns[-MORE * num :], version)
-                except EnginesFailed:
-                    self._restarts.push(version)
+        second = (
+            self._mismatches(turns[FIRST_TURNS * num :][: RECHECK_TURNS * num]) if suspected else {}
+        )
+        if self._floor.suspects(second, fewest=RECHECK_TURNS):
+            try:
+                self._push_again(turns[-RECHECK_TURNS * num :], version)
+            except EnginesFailed:
+                self._engine.push_weights(version)
             return metrics | {"num_suspected": 1.0}
         self._add_to_floor(first)
         self._add_to_floor(second)
@@ -124,10 +155,10 @@ class SyncCheck:
 
     def _push_again(self, turns: Sequence[Turn], version: int) -> None:
         """Push and compare again. Raises EngineDisagrees if the mismatch stays."""
-        warn("log-prob mismatch above the noise floor: weights are pushed again", self._learner)
-        deliver_again(self._learner, self._engine, version=version, config=self._config)
+        self._engine.warn("log-prob mismatch above the noise floor: weights are pushed again")
+        self._engine.push_again(version)
         third = self._mismatches(turns)
-        if not self._floor.suspects(third, fewest=MORE):
+        if not self._floor.suspects(third, fewest=RECHECK_TURNS):
             self._add_to_floor(third)
             return
         worst = max(sum(of_engine) / len(of_engine) for of_engine in third.values())
@@ -138,7 +169,7 @@ class SyncCheck:
                 f"a token, above engine.max_mismatch, {bound:g}, and above the noise floor, whose "
                 f"largest turn has {self._floor.largest:.4f}"
             )
-        warn(f"the noise floor has risen to {worst:.4f} nats a token", self._learner)
+        self._engine.warn(f"the noise floor has risen to {worst:.4f} nats a token")
         self._floor.forget()
         self._add_to_floor(third)
 
@@ -151,13 +182,13 @@ class SyncCheck:
         ranks' engines. Equal on every rank. Engine and trainer score at the same time."""
         world = self._learner.world
         samples = [
-            Sample(f"{world.rank}/{place}", list(ids), [0, *mask[1:]], [], [])
-            for place, (ids, mask) in enumerate(turns)
+            Sample(f"{world.rank}/{number}", list(ids), [0, *mask[1:]], [], [])
+            for number, (ids, mask) in enumerate(turns)
         ]
         await_scores = None
         with self._without_failed():
-            if self._engine is not None:
-                scorer: ScoringEngine = self._engine  # type: ignore[assignment]
+            if self._engine.engine is not None:
+                scorer: ScoringEngine = self._engine.engine  # type: ignore[assignment]
                 await_scores = scorer.begin_scoring([sample.ids for sample in samples])
         by_trainer = self._trainer_logprobs(samples)
         by_engine: dict[str, list[float]] = {}
@@ -165,12 +196,12 @@ class SyncCheck:
             if await_scores is not None:
                 for sample, logprobs in zip(samples, await_scores(), strict=True):
                     by_engine[sample.name] = list(compress(logprobs, sample.mask[1:]))
-        parts = gather_objects((by_engine, by_trainer), world)
-        trainers = {name: logprobs for _, part in parts for name, logprobs in part.items()}
+        of_ranks = gather_objects((by_engine, by_trainer), world)
+        trainers = {name: logprobs for _, scored in of_ranks for name, logprobs in scored.items()}
         mismatches: dict[int, list[float]] = defaultdict(list)
-        for rank, (part, _) in enumerate(parts):
-            for place, (name, logprobs) in enumerate(part.items()):
-                process = rank * self._num_processes + place % self._num_processes
+        for rank, (scored, _) in enumerate(of_ranks):
+            for number, (name, logprobs) in enumerate(scored.items()):
+                process = rank * self._num_processes + number % self._num_processes
                 mismatches[process].append(turn_mismatch(logprobs, trainers[name]))
         return mismatches
 
@@ -186,18 +217,79 @@ class SyncCheck:
         """The trainer's log-probs of the masked tokens at temperature 1, by sample name, for this
         data-parallel rank's share of all ranks' samples."""
         learner, world = self._learner, self._learner.world
-        everyone = [sample for part in gather_objects(samples, world) for sample in part]
-        share = everyone[world.dp_rank :: world.dp_size]
-        by_name: dict[str, list[float]] = {sample.name: [] for sample in share}
-        plan = even_out(split(share, budget=self._token_budget), world)
-        for batch in micro_batches(share, plan, device=world.device):
+        everyone = [sample for of_rank in gather_objects(samples, world) for sample in of_rank]
+        own = everyone[world.dp_rank :: world.dp_size]
+        by_name: dict[str, list[float]] = {sample.name: [] for sample in own}
+        plan = even_out(split(own, budget=self._token_budget), world)
+        for batch in micro_batches(own, plan, device=world.device):
             with torch.no_grad():
                 logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
             if not is_filler(batch):
-                for place, logprob in zip(
+                for index, logprob in zip(
                     batch.sample_M.tolist(), logprobs_M.tolist(), strict=True
                 ):
-                    by_name[batch.names[place]].append(logprob)
+                    by_name[batch.names[index]].append(logprob)
         if isinstance(learner.model, FSDPModule):
             learner.model.reshard()  # no backward pass follows to free the gathered copy
         return by_name
+
+
+def turn_mismatch(engine_T: Sequence[float], trainer_T: Sequence[float]) -> float:
+    """Mean |difference| of the two log-probs of a turn's tokens, in nats; infinite for a NaN.
+
+    Raises ValueError unless both have equally many log-probs, at least one.
+    """
+    if not engine_T or len(engine_T) != len(trainer_T):
+        raise ValueError(
+            f"a turn's mismatch needs equally many log-probs, at least 1, got {len(engine_T)} "
+            f"from the engine and {len(trainer_T)} from the trainer"
+        )
+    mean = sum(abs(e - t) for e, t in zip(engine_T, trainer_T, strict=True)) / len(engine_T)
+    return math.inf if math.isnan(mean) else mean
+
+
+class NoiseFloor:
+    """Mismatches, in nats, of turns that engine and trainer scored with equal weights."""
+
+    def __init__(self) -> None:
+        self._mismatches: deque[float] = deque(maxlen=WINDOW_TURNS)
+
+    @property
+    def mismatches(self) -> list[float]:
+        """The mismatches of the latest turns, oldest first."""
+        return list(self._mismatches)
+
+    @property
+    def known(self) -> bool:
+        return len(self._mismatches) >= MIN_TURNS
+
+    @property
+    def largest(self) -> float:
+        return max(self._mismatches, default=math.inf)
+
+    @property
+    def bound(self) -> float:
+        """An upper bound for the mean over many turns with equal weights; 0 before enough turns."""
+        return FACTOR * self.largest if self.known else 0.0
+
+    def add(self, mismatches: Sequence[float]) -> None:
+        """Add mismatches of turns scored with equal weights; infinite ones are left out."""
+        self._mismatches.extend(filter(math.isfinite, mismatches))
+
+    def forget(self) -> None:
+        """Drop all turns, after the noise has changed."""
+        self._mismatches.clear()
+
+    def suspects(self, mismatches: Mapping[int, Sequence[float]], *, fewest: int) -> bool:
+        """Whether the turns of any engine are suspicious.
+
+        `mismatches` has each engine's by the rank that leads it. An engine with fewer than `fewest`
+        turns is never suspicious, and no engine is before the floor has enough turns.
+        """
+        return self.known and any(
+            len(of_engine) >= fewest and 4 * self._num_above(of_engine) >= 3 * len(of_engine)
+            for of_engine in mismatches.values()
+        )
+
+    def _num_above(self, mismatches: Sequence[float]) -> int:
+        return sum(mismatch > FACTOR * self.largest for mismatch in mismatches)

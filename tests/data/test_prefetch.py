@@ -15,7 +15,6 @@ from selfplay.data.stream import TrainStream
 from tests.helpers.processes import seconds_until_gone
 
 ROOT = Path(__file__).resolve().parents[2]
-STAGES = "data.curriculum=[{until_step: 2, size: 2, share: 0.5}]"
 
 
 def config_of(*overrides: str) -> Config:
@@ -25,30 +24,17 @@ def config_of(*overrides: str) -> Config:
 
 @pytest.fixture
 def stream() -> Iterator[TrainStream]:
-    drawing = TrainStream(config_of("data.processes=2", "algorithm.resample=3", STAGES))
+    drawing = TrainStream(config_of("data.processes=2", "algorithm.resample=3"))
     yield drawing
     drawing.close()
 
 
 def test_prefetched_instances_equal_those_generated_in_process(stream: TrainStream) -> None:
     """Batches in order, extra places of a step, a jump as after a resume, other ranks' places."""
-    in_process = TrainStream(config_of("algorithm.resample=3", STAGES))
+    in_process = TrainStream(config_of("algorithm.resample=3"))
     calls = [(0, range(4)), (1, range(4)), (1, range(4, 7)), (2, range(4)), (9, range(4))]
     for step, places in [*calls, (10, range(2)), (11, range(2, 4))]:
         assert stream.step(step, places) == in_process.step(step, places)
-
-
-def test_replayed_instances_are_prefetched_too() -> None:
-    replay = ["data.prioritized_replay=0.5", "data.replay_memory=4"]
-    streams = [TrainStream(config_of(*replay, f"data.processes={num}")) for num in (1, 2)]
-    for step in range(3):
-        one, two = (stream.step(step, range(4)) for stream in streams)
-        assert one == two
-        for stream, instances in zip(streams, (one, two), strict=True):
-            stds = {instance.key: 0.1 * n for n, instance in enumerate(instances)}
-            stream.remember([stream.by_origin(stds)])
-    assert streams[0].priorities == streams[1].priorities != {}
-    streams[1].close()
 
 
 def test_a_worker_that_fails_or_is_killed_stops_the_run(capfd: pytest.CaptureFixture[str]) -> None:

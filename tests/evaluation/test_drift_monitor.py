@@ -27,6 +27,7 @@ from selfplay.evaluation.drift_monitor import (
 from selfplay.evaluation.held_out import EvaluationContext, validation
 from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
 from selfplay.rollout.seating import Partner
+from selfplay.weight_sync.supervisor import EngineSupervisor
 from tests.helpers.chat_families import tokenizer_of
 from tests.helpers.dialop_boards import BEST, SMALL, WORST
 from tests.helpers.scripted_engine import WaveEngine
@@ -126,7 +127,8 @@ def monitor_in(folder: Path, *overrides: str) -> tuple[DriftMonitor, EvaluationC
         )
         return FrozenPlayer(player, name="warm_start")
 
-    context = EvaluationContext.of(config, router, rendering, init_world(device="cpu"))
+    world = init_world(device="cpu")
+    context = EvaluationContext.of(config, EngineSupervisor(router, world), rendering, world)
     drift_monitor = DriftMonitor(config.eval.drift_monitor, Partner("warm_start", sit))
     return drift_monitor, context, policy
 

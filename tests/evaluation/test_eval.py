@@ -24,6 +24,7 @@ from selfplay.evaluation.question import find_config, find_games, report_folder
 from selfplay.evaluation.report import Report, fenced, markdown, rows_json, table_text
 from selfplay.partners.checkpoints import Source, find_source
 from selfplay.setup import make_learner, make_tokenizer
+from selfplay.weight_sync.supervisor import EngineSupervisor
 from tests.helpers.dialop_boards import SMALL, human_games, record_of
 from tests.helpers.family_models import random_folder
 from tests.helpers.run_folders import evaluated, untrained_run
@@ -55,7 +56,7 @@ def test_it_measures_what_the_run_measured(run: Path, tmp_path: Path) -> None:
     rendering = make_rendering(tokenizer, template_kwargs={})
     learner = make_learner(config, run / "final", world)
     engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
-    context = EvaluationContext.of(config, engine, rendering, world)
+    context = EvaluationContext.of(config, EngineSupervisor(engine, world), rendering, world)
     held_out("after", context, folder=tmp_path)
     saved = json.loads((tmp_path / "held_out_after.json").read_text(encoding="utf-8"))
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from selfplay.distributed import barrier, init_world, shard
 from selfplay.engines.base import Request
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.weight_sync import weight_sync as sync
+from selfplay.weight_sync import push as sync
 from tests.gpu import small
 from tests.helpers.engine_layout import expected_hashes, held_hashes
 from tests.helpers.processes import say

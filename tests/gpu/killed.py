@@ -16,21 +16,22 @@ import torch
 
 import train
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.weight_sync import supervisor
 from tests.helpers.processes import say
 from tests.sglang import interrupted
 
 
 def hold_memory() -> None:
-    play, held = train.play_games, []
+    play, held = supervisor.play_games, []
 
-    def played(*words: Any, **named: Any) -> Any:
-        if not held:
+    def played(*words: Any, version: int | None, **named: Any) -> Any:
+        if version is not None and not held:
             num_bytes = torch.cuda.mem_get_info()[1] // 5
             held.append(torch.empty(num_bytes, dtype=torch.uint8, device="cuda"))
             say("held", bytes=num_bytes)
-        return play(*words, **named)
+        return play(*words, version=version, **named)
 
-    train.play_games = played
+    supervisor.play_games = played
 
 
 def kill_in_push() -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.weight_sync import weight_sync as sync
+from selfplay.weight_sync import push as sync
 from tests.gpu import small
 from tests.helpers import processes
 from tests.helpers.engine_layout import expected_hashes, held_hashes

@@ -25,8 +25,8 @@ from selfplay.model.attention import (
 from selfplay.model.logprob import token_logprobs
 from selfplay.model.policy import policy_logprobs, scratch_model
 from selfplay.model.row import PackedRow
-from selfplay.weight_sync.handover import SPARE_BYTES, make_room
 from selfplay.weight_sync.offload import HostStore
+from selfplay.weight_sync.supervisor import SPARE_BYTES, make_room
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "helpers" / "mesh_worker.py"

@@ -11,6 +11,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import record
 
 import train
+from selfplay.weight_sync import supervisor
 from tests.helpers.faulty_engine import Faults, FaultyHF
 from tests.helpers.processes import say
 
@@ -36,9 +37,9 @@ def engine_fails() -> None:
 
 def fails_in_play(how: str) -> None:
     """Rank 1 raises, or is killed, in the second step's games; rank 0 waits for it."""
-    play = train.play_games
+    play = supervisor.play_games
 
-    def played(*words: Any, version: int, **named: Any) -> Any:
+    def played(*words: Any, version: int | None, **named: Any) -> Any:
         if os.environ["RANK"] == "1" and version == 1:
             print("the last line of rank 1", file=sys.stderr, flush=True)
             say("failing", pid=os.getpid())
@@ -47,7 +48,7 @@ def fails_in_play(how: str) -> None:
             raise OSError("a bug in rank 1")
         return play(*words, version=version, **named)
 
-    train.play_games = played
+    supervisor.play_games = played
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def run_tiny(folder: Path, *overrides: str, page: bool = False) -> int:
 # A run under these settings may begin from a warm start that was made without them.
 LATER = (
     *("steps=", "save_every=", "log_games_every=", "keep_checkpoints=", "eval.", "policy_pool."),
-    *("critic", "algorithm", "reward", "endpoint.", "data.curriculum", "data.prioritized_replay"),
+    *("critic", "algorithm", "reward", "endpoint."),
     *("data.start", "data.train", "engine.", "model.lora", "model.dtype", "optim.master_dtype"),
     *("rollout.partners", "rollout.instances", "rollout.group_size", "rollout.branch"),
     *("rollout.max_turns", "warm_start.auxiliary_", "optim.lr=", "optim.schedule="),
@@ -157,9 +157,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     # The reference moves after the third step; the checkpoint is the fourth's.
     "kl in the loss": (*MOVING, "algorithm.kl_in=loss"),
     "kl in the reward": (*MOVING, "algorithm.kl_in=reward", "algorithm.kl_estimator=k1"),
-    "baselines and drawn instances": (
-        *("algorithm=ema", "data.prioritized_replay=0.5", "optim.schedule=constant"),
-        "data.curriculum=[{until_step: 2, share: 0.5, p_observed: 0.9, keep: all}]",
+    "baselines": (
+        *("algorithm=ema", "optim.schedule=constant"),
         *("reward={kind: regret, error_penalty: 0.1}", "algorithm.error_credit=turn"),
     ),
     "critic's head": (*PPO_RUN, "critic.kind=shared_head"),

@@ -11,7 +11,6 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,7 +26,6 @@ from selfplay.config import (
     RewardConfig,
 )
 from selfplay.credit.advantages import compute_advantages, reward_samples
-from selfplay.credit.dynamic_sampling import play_full
 from selfplay.credit.sample import Sample
 from selfplay.distributed import (
     World,
@@ -49,10 +47,8 @@ from selfplay.learner.optimizer_step import optimizer_step
 from selfplay.learner.ppo import estimate_values, with_values
 from selfplay.model.lora import Adapters, full_weights, is_adapter
 from selfplay.model.policy import export, load_model, load_sharded
-from selfplay.weight_sync import weight_sync as sync
-from tests.credit.test_dynamic_sampling import METHODS, has_variance, place_games
-from tests.credit.test_dynamic_sampling import config_of as resampling
-from tests.helpers import mesh_worker
+from selfplay.weight_sync import push as sync
+from tests.helpers import mesh_worker, resampling
 from tests.helpers.small_updates import config_of, settings_of, some_samples
 from tests.helpers.tiny_run import CPU, tiny_model, trainer_logprobs
 from tests.learner.test_ppo import PPO, rewarded
@@ -309,22 +305,14 @@ def moved(kind: str, world: World, meshes: Sequence[World], folder: Path) -> dic
 
 
 def filled_up(world: World) -> list[dict[str, object]]:
-    """For each rank the places it played and, for each method, its samples' advantages."""
-    asked: list[list[int]] = []
-    config = resampling(20)
-    episodes, _ = play_full(
-        partial(place_games, has_variance, asked),
-        num_instances=config.rollout.instances,
-        algorithm=config.algorithm,
-        reward=config.reward,
-        world=world,
-    )
-    told: dict[str, object] = {"asked": asked}
-    for method in METHODS:
+    """For each rank the instances it played and, for each method, its samples' advantages."""
+    rounds, rollout = resampling.play_rounds(resampling.has_variance, resample=20, world=world)
+    told: dict[str, object] = {"asked": rounds}
+    for method in resampling.METHODS:
         algorithm = AlgorithmConfig(method=method)
-        samples, _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
+        samples, _ = reward_samples(rollout.episodes, algorithm=algorithm, reward=RewardConfig())
         mine = balance_tokens(samples, world)
-        config = resampling(0, f"algorithm={method}")
+        config = resampling.config_of(0, f"algorithm={method}")
         found, baselines = compute_advantages(
             mine, {"seat 0": 0.25}, algorithm=config.algorithm, world=world
         )

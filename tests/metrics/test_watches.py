@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import train
+from selfplay import step as step_verbs
 from selfplay.checkpoint import checkpoints
 from selfplay.config import WatchConfig
 from selfplay.credit.sample import Sample
@@ -108,7 +108,7 @@ def test_a_restored_watch_goes_on_where_it_was() -> None:
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
     """Steps, from 1, in which one sample's advantages are not numbers."""
     steps: set[int] = set()
-    real, num = train.update_policy, [0]
+    real, num = step_verbs.update_policy, [0]
 
     def update(
         learner: Any, samples: Sequence[Sample], *words: Any, step: int, **named: Any
@@ -120,7 +120,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
             samples = [replace(first, advantages=nan), *samples[1:]]
         return real(learner, samples, *words, step=step, **named)
 
-    monkeypatch.setattr(train, "update_policy", update)
+    monkeypatch.setattr(step_verbs, "update_policy", update)
     return steps
 
 

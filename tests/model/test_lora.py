@@ -36,8 +36,8 @@ from selfplay.model.lora import (
 )
 from selfplay.model.policy import export, load_model
 from selfplay.partners.checkpoints import find_source
+from selfplay.weight_sync import push as sync
 from selfplay.weight_sync import start as engine_start
-from selfplay.weight_sync import weight_sync as sync
 from selfplay.weight_sync.start import merged_folder
 from tests.helpers.processes import two_ranks
 from tests.helpers.run_folders import evaluated

@@ -215,7 +215,7 @@ TRAIN: list[tuple[str, str]] = [
     ),
     ("eval={every: 2, human_words: none.jsonl}", "eval.human_words"),
     (
-        "--config run.yaml data.curriculum=[{until_step: 40, size: 3}]",
+        "--config run.yaml rollout.partners=[self, pool*2]",
         "unknown argument '40,'; quote values that contain blanks",
     ),
     ("device=cuda", "device"),

@@ -40,10 +40,10 @@ EXACT = (
     *("score", "agreement", "errors", "words", "num_games", "num_groups", "zero_variance_groups"),
     *("num_trained_tokens", "num_generated_tokens"),
 )
-# A run that keeps all kinds of state: baselines, a pool with ratings, instances, a reference.
+# A run that keeps all kinds of state: baselines, a pool with ratings, a reference.
 MESHES = (
     *("save_every=1", "keep_checkpoints=9", "optim.schedule=constant", "rollout.instances=6"),
-    *("rollout.partners=[self,pool*2]", "policy_pool.every=1", "data.prioritized_replay=0.5"),
+    *("rollout.partners=[self,pool*2]", "policy_pool.every=1"),
     *("algorithm={method: ema, kl: 0.1}", "optim.tokens_per_microbatch=256"),
 )
 
@@ -195,7 +195,7 @@ def test_a_run_goes_on_over_two_ranks_over_one_and_over_two_that_divide_layers(
             assert mine[name] == near(yours[name], RUN_STEP), name
         assert_alike(state_after(changed, step), state_after(same, step))
         state = state_after(changed, step)["state"]
-        assert state["baselines"] and state["prioritized_replay"]
+        assert state["baselines"]
         assert state["partners"]["pool"] == list(range(step + 1)) and state["partners"]["ratings"]
         before, ours, theirs = (
             weights_after(run, number)

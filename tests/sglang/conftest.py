@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.weight_sync import weight_sync as sync
+from selfplay.weight_sync import push as sync
 from tests.sglang import tiny
 
 HERE = pathlib.Path(__file__).resolve().parent

@@ -15,15 +15,17 @@ from typing import Any
 import psutil
 
 import train
+from selfplay import step as step_verbs
 from selfplay.engines.sglang.requests import Asker
 from selfplay.rollout import driver
+from selfplay.weight_sync import supervisor
 from tests.helpers.processes import say
 
 STEP, NUM_ENDED = 1, 3  # the version of the weights, and how many of that step's games have ended
 
 
 def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
-    ask, play = Asker.ask, train.play_games
+    ask, play = Asker.ask, supervisor.play_games
     games: list[driver.FinishedGames] = []  # of each rollout
 
     async def asked(self: Asker, *words: Any, version: int, **named: Any) -> Any:
@@ -35,6 +37,8 @@ def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
         return await ask(self, *words, version=version, **named)
 
     def played(setups: Any, engine: Any, *, finished: driver.FinishedGames, **named: Any) -> Any:
+        if named["version"] is None:  # an evaluation
+            return play(setups, engine, finished=finished, **named)
         if finished.games or finished.engine_s:
             say("played again", games=len(setups) - len(finished.games))
         else:
@@ -42,12 +46,12 @@ def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
         return play(setups, engine, finished=finished, **named)
 
     Asker.ask = asked  # type: ignore[method-assign]
-    train.play_games = played
+    supervisor.play_games = played
 
 
 def tell_updates(number: signal.Signals | None = None) -> None:
     """Say when an update begins; in the first one this signal goes to the scheduler."""
-    update = train.update_policy
+    update = step_verbs.update_policy
 
     def updated(*words: Any, step: int, **named: Any) -> Any:
         if step == 0 and number is not None:
@@ -56,7 +60,7 @@ def tell_updates(number: signal.Signals | None = None) -> None:
         say("update", step=step)
         return update(*words, step=step, **named)
 
-    train.update_policy = updated
+    step_verbs.update_policy = updated
 
 
 def title(pid: int) -> str:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.weight_sync import weight_sync as sync
+from selfplay.weight_sync import push as sync
 from tests.helpers.processes import say
 from tests.sglang import tiny
 

@@ -9,7 +9,7 @@ import torch
 
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.weight_sync import weight_sync as sync
+from selfplay.weight_sync import push as sync
 from tests.sglang import tiny
 
 SETTINGS = {"dtype": "bfloat16"}  # as on a GPU, so that the comparison includes a cast

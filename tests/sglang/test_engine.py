@@ -15,14 +15,12 @@ from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.sglang import weights as sglang_push
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.metrics.ending import Ending
 from selfplay.model.lora import add_adapters
 from selfplay.setup import make_learner
-from selfplay.weight_sync import weight_sync as sync
-from selfplay.weight_sync.noise_floor import FIRST
+from selfplay.weight_sync import push as sync
 from selfplay.weight_sync.offload import Offload
-from selfplay.weight_sync.supervisor import Restarts
-from selfplay.weight_sync.sync_check import SyncCheck
+from selfplay.weight_sync.supervisor import PolicyEngine
+from selfplay.weight_sync.sync_check import FIRST_TURNS, SyncCheck
 from tests.helpers.engine_layout import engine_layout
 from tests.helpers.rare_tokens import rare_draws
 from tests.sglang import tiny
@@ -215,21 +213,18 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
         for prompt, completion in zip(prompts, answers, strict=True)
     ]
     offload = Offload(learner, ParallelConfig())
-    restarts, ending = Restarts(learner, engine, offload, config=config.engine), Ending()
     check = SyncCheck(
         learner,
-        engine,
-        restarts,
-        ending,
+        PolicyEngine(learner, engine, offload, config=config.engine),
         config=config.engine,
         token_budget=config.optim.tokens_per_microbatch,
         offloaded=False,
     )
-    check.before_update(turns)
+    check.keep_turns(turns)
     served = engine.served.num_requests
     metrics = check.after_push(version=engine.version)
     assert metrics["num_suspected"] == 0.0 and metrics["sync_check_mismatch"] < 1e-5
-    assert engine.served.num_requests - served == FIRST
+    assert engine.served.num_requests - served == FIRST_TURNS
     held = {name: value.clone() for name, value in policy.named_parameters()}
     if wrong == "all are 2 % too large":
         engine.update_weights(((n, 1.02 * v) for n, v in held.items()), engine.version + 1)
@@ -240,7 +235,6 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
             partly = {**moved, wrong: held[wrong]}
             engine.update_weights(partly.items(), engine.version + 1)
     assert check.after_push(version=engine.version)["num_suspected"] == 1.0
-    ending.raise_deferred(1)
     metrics = check.after_push(version=engine.version)
     assert metrics["num_suspected"] == 0.0 and metrics["sync_check_mismatch"] < 1e-5
 

@@ -16,8 +16,8 @@ from selfplay.engines.sglang import weights as sglang_push
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.errors import EngineFault
 from selfplay.model.lora import plain_weights
-from selfplay.weight_sync import weight_sync as sync
-from selfplay.weight_sync.noise_floor import FIRST, MORE
+from selfplay.weight_sync import push as sync
+from selfplay.weight_sync.sync_check import FIRST_TURNS, RECHECK_TURNS
 from tests.sglang import tiny
 
 SETTINGS = {"processes": 2}
@@ -104,7 +104,9 @@ def test_a_push_reaches_every_process_and_a_process_without_it_is_found(
     ]
     send(payloads, load_format="flattened_bucket", flush_cache=True, weight_version=None)()
     assert wrong_elements(moved, engine) == right.numel()  # of the second process alone
-    texts = [[*PROMPTS[0], *range(n + 10, n + 20)] for n in range(2 * (FIRST + MORE))]
+    texts = [
+        [*PROMPTS[0], *range(n + 10, n + 20)] for n in range(2 * (FIRST_TURNS + RECHECK_TURNS))
+    ]
     scores = engine.begin_scoring(texts)()
     wrong = [
         max(
@@ -114,7 +116,7 @@ def test_a_push_reaches_every_process_and_a_process_without_it_is_found(
         > 1e-3
         for text, score in zip(texts, scores, strict=True)
     ]
-    assert wrong == [False, True] * (FIRST + MORE)
+    assert wrong == [False, True] * (FIRST_TURNS + RECHECK_TURNS)
 
 
 def test_a_killed_process_is_a_fault_and_a_restart_starts_all(

@@ -11,7 +11,7 @@ import torch
 
 from selfplay.engines.base import Ask, Completion, Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.weight_sync import weight_sync as sync
+from selfplay.weight_sync import push as sync
 from tests.sglang import tiny
 
 SETTINGS = {"sessions": True}

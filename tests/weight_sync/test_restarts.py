@@ -9,20 +9,17 @@ from typing import Any
 import pytest
 
 import eval as evaluation
-import train
+from selfplay import step as step_verbs
 from selfplay.chat.rendering import Rendering
-from selfplay.checkpoint import checkpoints
+from selfplay.checkpoint import begin_checkpoint, checkpoints
 from selfplay.config import ParallelConfig
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.errors import EngineFault
 from selfplay.learner.mismatch import EngineDisagrees
-from selfplay.rollout.driver import FinishedGames, play_games
 from selfplay.rollout.episode import Episode
-from selfplay.weight_sync import handover
-from selfplay.weight_sync.faults import EngineLost
 from selfplay.weight_sync.offload import Offload
-from selfplay.weight_sync.supervisor import MAX_FAILURES, Restarts
+from selfplay.weight_sync.supervisor import MAX_FAILURES, EngineLost, PolicyEngine
 from tests.helpers.faulty_engine import (
     DEATH,
     KINDS,
@@ -78,12 +75,12 @@ def facts(episode: Episode) -> Any:
     return episode.index, episode.turns, episode.outcome, episode.ended, transcripts
 
 
-def restarts_of(engine: Any) -> Restarts:
+def supervised(engine: Any) -> PolicyEngine:
     learner = learner_of(tiny_model())
     offload = Offload(learner, ParallelConfig())
-    restarts = Restarts(learner, engine, offload, config=config_of().engine)
-    restarts.push(3)
-    return restarts
+    supervisor = PolicyEngine(learner, engine, offload, config=config_of().engine)
+    supervisor.push_weights(3)
+    return supervisor
 
 
 # A stream is answered one by one, and its loop's time-out is the loop's own test.
@@ -97,36 +94,37 @@ def test_a_failed_rollout_ends_as_one_without_a_fault(
 ) -> None:
     """The games that ended before the fault are not asked again; the others are, from their
     start."""
-    texts = prepared(*GAMES)
-
-    def play(engine: Any, done: FinishedGames) -> Any:
-        setups = hand_setups(rendering, len(GAMES))
-        return play_games(
-            setups, engine, sampling=SAMPLING, limits=LIMITS, version=3, finished=done
-        )
-
+    texts, setups = prepared(*GAMES), hand_setups(rendering, len(GAMES))
+    how: Any = {"sampling": SAMPLING, "limits": LIMITS, "version": 3}
     sound = engine_of(rendering, texts)
     sound.faults = Faults({})
-    wanted, wanted_stats = play(sound, FinishedGames())
+    wanted, wanted_stats = supervised(sound).play(setups, **how)
 
     engine = engine_of(rendering, texts)
     engine.faults = Faults({("generate", number): kind})
-    restarts, done, ended = restarts_of(engine), FinishedGames(), []
+    supervisor, num_ended, asked = supervised(engine), [0], list[int]()
 
-    def attempt() -> Any:
-        ended.append(set(done.games))
+    def ended() -> None:
+        num_ended[0] += 1
+
+    restart = engine.restart
+
+    def restarted() -> None:
+        asked.append(num_ended[0])
         engine.asked.clear()
-        return play(engine, done)
+        restart()
 
-    episodes, stats = restarts.retry(attempt)
+    engine.restart = restarted
+    episodes, stats = supervisor.play(setups, **how, on_end=ended)
     assert [facts(episode) for episode in episodes] == [facts(episode) for episode in wanted]
     assert stats.num_generated_tokens == wanted_stats.num_generated_tokens
     assert stats.num_prompt_tokens == wanted_stats.num_prompt_tokens
-    assert engine.faults.num_restarts == 1 and restarts.take_num() == 1
-    assert len(ended) == 2 and 0 < len(ended[1]) < len(GAMES)
-    asked_again = {named_seed("hand", index, 0, 0) for index in set(range(4)) - ended[1]}
-    all_first = {named_seed("hand", index, 0, 0) for index in range(4)}
-    assert {request.seed for request in engine.asked} & all_first == asked_again
+    assert engine.faults.num_restarts == 1 and supervisor.take_num_restarts() == 1
+    [ended_before] = asked
+    assert 0 < ended_before < len(GAMES) == num_ended[0]
+    all_first = {named_seed("hand", index, 0, 0) for index in range(len(GAMES))}
+    asked_again = {request.seed for request in engine.asked} & all_first
+    assert len(asked_again) == len(GAMES) - ended_before
 
 
 def test_a_silent_engine_is_given_up_after_the_time_out() -> None:
@@ -136,13 +134,13 @@ def test_a_silent_engine_is_given_up_after_the_time_out() -> None:
 
 def test_a_partners_engine_is_not_restarted(rendering: Rendering) -> None:
     """Its error is no fault of the policy's engine."""
-    restarts = restarts_of(Wave(rendering, {}))
+    supervisor = supervised(Wave(rendering, {}))
 
     def attempt() -> None:
         raise RuntimeError("a completion of the engine of checkpoint:x")
 
     with pytest.raises(RuntimeError, match="checkpoint:x"):
-        restarts.retry(attempt)
+        supervisor.retry(attempt)
 
 
 @pytest.mark.parametrize("method", ["restart", "push"])
@@ -151,11 +149,11 @@ def test_an_engine_that_does_not_come_back_is_lost_after_three_failures(
 ) -> None:
     engine = Wave(rendering, {})
     engine.faults = Faults({})
-    restarts = restarts_of(engine)
+    supervisor = supervised(engine)
     engine.faults = Faults({("generate", 1): "dies"} | {(method, n): "dies" for n in range(1, 9)})
     engine.update_weights = lambda *_: engine.faults.call("push")  # type: ignore[method-assign]
     with pytest.raises(EngineLost, match=f"failed {MAX_FAILURES} times in a row"):
-        restarts.retry(lambda: engine.generate([], SAMPLING))
+        supervisor.retry(lambda: engine.generate([], SAMPLING))
     assert engine.faults.num_restarts <= MAX_FAILURES
     assert capsys.readouterr().err.count("engine failure") == 1 + MAX_FAILURES
 
@@ -246,16 +244,16 @@ def test_what_is_offloaded_is_onloaded_before_a_save_that_ends_the_run(
     def noted(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given, **named: (done.append(name), work(*given, **named))[1]
 
-    def deliver(*given: Any, **named: Any) -> None:
+    def compared(engine: PolicyEngine, version: int) -> None:
         if faulty.faults.num_restarts:
             raise EngineDisagrees("weight sync failed")
-        delivered(*given, **named)
+        push_and_compare(engine, version)
 
-    delivered = handover.deliver
-    monkeypatch.setattr(handover, "deliver", deliver)
+    push_and_compare = PolicyEngine._push_and_compare
+    monkeypatch.setattr(PolicyEngine, "_push_and_compare", compared)
     monkeypatch.setattr(Offload, "onload", noted("onload", Offload.onload))
     monkeypatch.setattr(Offload, "offload_state", noted("offload", Offload.offload_state))
-    monkeypatch.setattr(train, "save_checkpoint", noted("save", train.save_checkpoint))
+    monkeypatch.setattr(step_verbs, "begin_checkpoint", noted("save", begin_checkpoint))
     begin_warm(tmp_path / "run", *QUICK)
     faulty.faults = Faults({("generate", 12): "dies"})
     assert run_tiny(tmp_path / "run", *QUICK) == 1

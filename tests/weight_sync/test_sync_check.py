@@ -14,27 +14,27 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import train
+from selfplay import step as step_verbs
 from selfplay.checkpoint import checkpoints
 from selfplay.config import ParallelConfig
 from selfplay.credit.sample import Sample
 from selfplay.learner.learner import Learner
 from selfplay.learner.mismatch import EngineDisagrees
 from selfplay.learner.policy_update import update_policy
-from selfplay.metrics.ending import Ending
-from selfplay.weight_sync import handover as hand_over
-from selfplay.weight_sync.noise_floor import (
+from selfplay.weight_sync import supervisor
+from selfplay.weight_sync.offload import Offload
+from selfplay.weight_sync.supervisor import PolicyEngine
+from selfplay.weight_sync.sync_check import (
     FACTOR,
-    FEWEST,
-    FIRST,
-    KEPT,
-    MORE,
+    FIRST_TURNS,
+    MIN_TURNS,
+    RECHECK_TURNS,
+    WINDOW_TURNS,
     NoiseFloor,
+    SyncCheck,
+    Turn,
     turn_mismatch,
 )
-from selfplay.weight_sync.offload import Offload
-from selfplay.weight_sync.supervisor import Restarts
-from selfplay.weight_sync.sync_check import SyncCheck, Turn
 from tests.helpers.small_updates import config_of, learner_of, settings_of, some_samples
 from tests.helpers.tiny_run import (
     VOCAB,
@@ -63,13 +63,15 @@ def test_ten_thousand_healthy_steps_are_never_suspected() -> None:
     nats, on 8 turns of 64 tokens scored without context, where every token is improbable, would
     fire in more than one step of a hundred."""
     rng, floor = np.random.default_rng(0), NoiseFloor()
-    floor.add(noisy_gaps(rng, FEWEST).tolist())
+    floor.add(noisy_gaps(rng, MIN_TURNS).tolist())
     num_first = num_second = 0
-    for gaps in noisy_gaps(rng, 10_000 * (FIRST + MORE)).reshape(10_000, -1).tolist():
-        num_first += floor.suspects({0: gaps[:FIRST]}, fewest=1)
-        num_second += floor.suspects({0: gaps[FIRST:]}, fewest=MORE)
-        floor.add(gaps[:FIRST])
-    rate = math.comb(FIRST, 3) / math.comb(KEPT + FIRST, 3)
+    for gaps in (
+        noisy_gaps(rng, 10_000 * (FIRST_TURNS + RECHECK_TURNS)).reshape(10_000, -1).tolist()
+    ):
+        num_first += floor.suspects({0: gaps[:FIRST_TURNS]}, fewest=1)
+        num_second += floor.suspects({0: gaps[FIRST_TURNS:]}, fewest=RECHECK_TURNS)
+        floor.add(gaps[:FIRST_TURNS])
+    rate = math.comb(FIRST_TURNS, 3) / math.comb(WINDOW_TURNS + FIRST_TURNS, 3)
     assert num_first <= 10_000 * rate + 5 * math.sqrt(10_000 * rate)
     assert num_second == 0
     old = 0.01 * rng.exponential(4.0, (10_000, 512)) * rng.standard_t(3, (10_000, 512))
@@ -80,28 +82,30 @@ def test_the_stated_rate_is_that_of_exchangeable_draws() -> None:
     """Three of four above all of 32: C(4, 3) / C(36, 3) = 5.6e-4, whatever the distribution; this
     one has no mean. FACTOR only lowers the rate. Within 5 standard errors of 100,000 draws."""
     total = 100_000
-    draws = np.random.default_rng(1).standard_cauchy((total, FEWEST + FIRST)).__abs__()
-    above = draws[:, FEWEST:] > draws[:, :FEWEST].max(1, keepdims=True)
+    draws = np.random.default_rng(1).standard_cauchy((total, MIN_TURNS + FIRST_TURNS)).__abs__()
+    above = draws[:, MIN_TURNS:] > draws[:, :MIN_TURNS].max(1, keepdims=True)
     measured = (above.sum(1) >= 3).mean()
-    rate = math.comb(FIRST, 3) / math.comb(FEWEST + FIRST, 3)
+    rate = math.comb(FIRST_TURNS, 3) / math.comb(MIN_TURNS + FIRST_TURNS, 3)
     assert abs(measured - rate) < 5 * math.sqrt(rate / total)
-    farther = draws[:, FEWEST:] > FACTOR * draws[:, :FEWEST].max(1, keepdims=True)
+    farther = draws[:, MIN_TURNS:] > FACTOR * draws[:, :MIN_TURNS].max(1, keepdims=True)
     assert (farther.sum(1) >= 3).mean() < measured
-    assert math.comb(MORE, 12) / math.comb(FEWEST + MORE, 12) < 3e-8
+    assert math.comb(RECHECK_TURNS, 12) / math.comb(MIN_TURNS + RECHECK_TURNS, 12) < 3e-8
 
 
 def test_a_floor_suspects_nothing_before_it_is_known_or_after_forget() -> None:
-    floor, wild = NoiseFloor(), {0: [9.0] * MORE}
-    floor.add([0.01] * (FEWEST - 1))
+    floor, wild = NoiseFloor(), {0: [9.0] * RECHECK_TURNS}
+    floor.add([0.01] * (MIN_TURNS - 1))
     assert not floor.suspects(wild, fewest=1)
     floor.add([0.02])
-    assert floor.suspects(wild, fewest=MORE)
-    assert not floor.suspects({0: wild[0][1:]}, fewest=MORE)
-    assert not floor.suspects({0: [0.02 * FACTOR] * MORE}, fewest=MORE)
-    quiet = [0.01] * MORE
-    assert floor.suspects({0: quiet, 3: [math.inf] * MORE}, fewest=MORE)  # one engine of two
-    assert floor.suspects({0: quiet[:4] + [1.0] * 12}, fewest=MORE)
-    assert not floor.suspects({0: quiet[:5] + [1.0] * 11}, fewest=MORE)
+    assert floor.suspects(wild, fewest=RECHECK_TURNS)
+    assert not floor.suspects({0: wild[0][1:]}, fewest=RECHECK_TURNS)
+    assert not floor.suspects({0: [0.02 * FACTOR] * RECHECK_TURNS}, fewest=RECHECK_TURNS)
+    quiet = [0.01] * RECHECK_TURNS
+    assert floor.suspects(
+        {0: quiet, 3: [math.inf] * RECHECK_TURNS}, fewest=RECHECK_TURNS
+    )  # one engine of two
+    assert floor.suspects({0: quiet[:4] + [1.0] * 12}, fewest=RECHECK_TURNS)
+    assert not floor.suspects({0: quiet[:5] + [1.0] * 11}, fewest=RECHECK_TURNS)
     floor.forget()
     assert not floor.suspects(wild, fewest=1)
 
@@ -149,40 +153,38 @@ def spoken(model: PreTrainedModel, num: int, *, seed: int) -> list[Turn]:
 
 def checked(
     engine: PreTrainedModel, *, state: Mapping[str, Any] | None = None
-) -> tuple[SyncCheck, Learner, Ending]:
-    """A check whose floor was measured with equal weights or restored from `state`, its learner in
-    bf16, and what it ends the run with."""
+) -> tuple[SyncCheck, Learner]:
+    """A check whose floor was measured with equal weights or restored from `state`, and its learner
+    in bf16."""
     model = tiny_model()
     learner = learner_of(model)
     learner.compute_dtype = torch.bfloat16
     config = config_of("engine.kind=sglang", "model.dtype=bfloat16")
     scorer: Any = Scorer(model)
-    restarts = Restarts(learner, scorer, Offload(learner, ParallelConfig()), config=config.engine)
-    ending = Ending()
+    policy_engine = PolicyEngine(
+        learner, scorer, Offload(learner, ParallelConfig()), config=config.engine
+    )
     check = SyncCheck(
         learner,
-        scorer,
-        restarts,
-        ending,
+        policy_engine,
         config=config.engine,
         token_budget=config.optim.tokens_per_microbatch,
         offloaded=False,
     )
     check.restore(state or {})
-    check.before_update(spoken(model, FEWEST, seed=0))
-    check._engine = Scorer(engine)  # type: ignore[assignment]
-    return check, learner, ending
+    check.keep_turns(spoken(model, MIN_TURNS, seed=0))
+    policy_engine.engine = Scorer(engine)  # type: ignore[assignment]
+    return check, learner
 
 
 @pytest.mark.slow
 def test_equal_weights_in_bf16_are_never_suspected() -> None:
     """20 steps of the model's own turns, packed for the trainer, one at a time for the engine."""
-    check, learner, ending = checked(tiny_model())
+    check, learner = checked(tiny_model())
     for step in range(1, 21):
         assert check.bound == config_of().engine.max_mismatch
-        check.before_update(spoken(learner.model, check.num_turns, seed=step))
+        check.keep_turns(spoken(learner.model, check.num_turns, seed=step))
         assert check.after_push(version=step)["num_suspected"] == 0.0
-    assert ending.error is None
 
 
 @pytest.mark.parametrize("mended", [True, False])
@@ -194,33 +196,31 @@ def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothi
     with torch.no_grad():
         for parameter in large.parameters():
             parameter.mul_(1.02)
-    check, learner, ending = checked(large)
+    check, learner = checked(large)
     pushes: list[int] = []
 
-    def push_again(*_: Any, version: int, **__: Any) -> None:
+    def push_again(policy_engine: PolicyEngine, version: int) -> None:
         pushes.append(version)
         if mended:
-            check._engine = Scorer(learner.model)  # type: ignore[assignment]
+            policy_engine.engine = Scorer(learner.model)  # type: ignore[assignment]
 
-    monkeypatch.setattr("selfplay.weight_sync.sync_check.deliver_again", push_again)
-    check.before_update(spoken(learner.model, check.num_turns, seed=1))
-    metrics = check.after_push(version=7)
-    assert metrics["num_suspected"] == 1.0 and pushes == [7]
-    assert capsys.readouterr().err
+    monkeypatch.setattr(PolicyEngine, "push_again", push_again)
+    check.keep_turns(spoken(learner.model, check.num_turns, seed=1))
     if mended:
-        ending.raise_deferred(7)
+        assert check.after_push(version=7)["num_suspected"] == 1.0
         assert check.after_push(version=8)["num_suspected"] == 0.0
     else:
-        with pytest.raises(EngineDisagrees, match="step 8"):
-            ending.raise_deferred(7)
+        with pytest.raises(EngineDisagrees, match="with equal weights the log-prob mismatch"):
+            check.after_push(version=7)
+    assert pushes == [7] and capsys.readouterr().err
 
 
 def test_noise_that_grows_raises_the_bound_of_the_rollout_after_the_first() -> None:
     """The floor's largest turn is at 0.2 nats; a NaN or a floor without turns raises nothing."""
-    check, learner, _ = checked(tiny_model())
+    check, learner = checked(tiny_model())
     assert check.bound == check._config.max_mismatch == 0.05
     check._floor.add([0.2, math.inf])
-    check.before_update(spoken(learner.model, check.num_turns, seed=0))
+    check.keep_turns(spoken(learner.model, check.num_turns, seed=0))
     assert check.bound == 0.05, "no comparison yet"
     check.after_push(version=1)
     assert check.bound == FACTOR * 0.2
@@ -229,17 +229,17 @@ def test_noise_that_grows_raises_the_bound_of_the_rollout_after_the_first() -> N
 
 def test_a_restored_check_has_the_bounds_of_the_unbroken_one() -> None:
     """It measures no floor anew, and suspects what the first check suspects."""
-    check, learner, _ = checked(tiny_model())
+    check, learner = checked(tiny_model())
     turns = spoken(learner.model, check.num_turns, seed=0)
-    check.before_update(turns)
+    check.keep_turns(turns)
     check.after_push(version=1)
     check._floor.add([0.2])
-    resumed, _, _ = checked(tiny_model(), state=json.loads(json.dumps(check.state())))
+    resumed, _ = checked(tiny_model(), state=json.loads(json.dumps(check.state())))
     assert resumed.state() == check.state() and resumed.bound == check.bound == FACTOR * 0.2
-    resumed.before_update(turns)
+    resumed.keep_turns(turns)
     assert resumed.state() == check.state()
-    unmeasured, _, _ = checked(tiny_model(), state={})
-    assert unmeasured.bound == 0.05 and len(unmeasured.state()["floor"]) == FEWEST
+    unmeasured, _ = checked(tiny_model(), state={})
+    assert unmeasured.bound == 0.05 and len(unmeasured.state()["floor"]) == MIN_TURNS
 
 
 # --- a missed push ----------------------------------------------------------------------------
@@ -254,26 +254,27 @@ def test_one_missed_push_is_made_again_and_two_end_the_run(
 
     model = tiny_model()
     learner, engine = learner_of(model), HFEngine(tiny_model())
-    config = config_of().engine
+    offload = Offload(learner, ParallelConfig())
+    policy_engine = PolicyEngine(learner, engine, offload, config=config_of().engine)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    real, calls = hand_over.sync_weights, [0]
+    real, calls = supervisor.push, [0]
 
     def push(*args: Any, **named: Any) -> Any:
         calls[0] += 1
         return real(*args, **named) if calls[0] > missed else None
 
-    monkeypatch.setattr(hand_over, "sync_weights", push)
+    monkeypatch.setattr(supervisor, "push", push)
     if missed == 1:
-        hand_over.deliver(learner, engine, version=3, config=config)
+        policy_engine.push_weights(3)
         assert capsys.readouterr().err
-        names = [name for name, _ in model.named_parameters()]
-        assert hand_over.num_different(learner, engine, names, config=config) == 0
+        weights = dict(engine.model.named_parameters())
+        assert all(torch.equal(weights[n], p) for n, p in model.named_parameters())
     else:
         with pytest.raises(EngineDisagrees, match="version 3"):
-            hand_over.deliver(learner, engine, version=3, config=config)
+            policy_engine.push_weights(3)
 
 
 # --- what a run leaves behind -------------------------------------------------------------------
@@ -296,29 +297,29 @@ def test_a_run_that_its_checks_end_saves_first_and_goes_on_from_there(
     ends it, and that step is saved. The final weights are those of an uninterrupted run."""
     full, broken, quick = finished(), tmp_path / "run", ("save_every=100", "eval.final_games=1")
     begin_warm(broken, *quick)
-    real_learn, real_deliver = train.update_policy, hand_over.deliver
+    real_learn, real_push = step_verbs.update_policy, PolicyEngine.push_weights
 
     def learn_ended(*args: Any, step: int, **named: Any) -> Any:
         if step == 2:
             raise EngineDisagrees("the rollout")
         return real_learn(*args, step=step, **named)
 
-    def deliver_ended(*args: Any, version: int, **named: Any) -> None:
+    def push_ended(engine: PolicyEngine, version: int) -> None:
         if version == 3:
             raise EngineDisagrees("a push")
-        real_deliver(*args, version=version, **named)
+        real_push(engine, version)
 
-    monkeypatch.setattr(train, "update_policy", learn_ended)
+    monkeypatch.setattr(step_verbs, "update_policy", learn_ended)
     assert run_tiny(broken, *quick) == 1
     assert "step 3" in capsys.readouterr().err
     assert [p.name for p in checkpoints(broken)] == ["step_000002"]
     assert len(metrics_of(broken)) == 2
-    monkeypatch.setattr(train, "update_policy", real_learn)
-    monkeypatch.setattr(hand_over, "deliver", deliver_ended)
+    monkeypatch.setattr(step_verbs, "update_policy", real_learn)
+    monkeypatch.setattr(PolicyEngine, "push_weights", push_ended)
     assert run_tiny(broken, *quick) == 1
     assert "step 4" in capsys.readouterr().err
     assert len(metrics_of(broken)) == 3
-    monkeypatch.setattr(hand_over, "deliver", real_deliver)
+    monkeypatch.setattr(PolicyEngine, "push_weights", real_push)
     assert run_tiny(broken, *quick) == 0
     ends = [(folder / "final" / "model.safetensors").read_bytes() for folder in (full, broken)]
     assert ends[0] == ends[1]
@@ -332,12 +333,12 @@ def test_a_resumed_run_is_bounded_by_the_noise_that_it_had(
     folder = tmp_path / "run"
     quick = ("optim.schedule=constant", "save_every=1", "eval.final_games=1")
     bounds: list[float] = []
-    real_update = train.update_policy
+    real_update = step_verbs.update_policy
 
     def noisy(check: SyncCheck, *, version: int) -> dict[str, float]:
         if version == 1:
             check._healthy = True
-            check._floor.add([0.2] * FEWEST)
+            check._floor.add([0.2] * MIN_TURNS)
         return {}
 
     def update(*args: Any, settings: Any, **named: Any) -> Any:
@@ -345,7 +346,7 @@ def test_a_resumed_run_is_bounded_by_the_noise_that_it_had(
         return real_update(*args, settings=settings, **named)
 
     monkeypatch.setattr(SyncCheck, "after_push", noisy)
-    monkeypatch.setattr(train, "update_policy", update)
+    monkeypatch.setattr(step_verbs, "update_policy", update)
     begin_warm(folder, *quick)
     for steps in (1, 3):
         assert run_tiny(folder, *quick, f"steps={steps}") == 0

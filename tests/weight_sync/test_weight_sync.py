@@ -8,7 +8,7 @@ from torch import nn
 
 from selfplay.distributed import gather_flat
 from selfplay.engines.sglang import weights as sglang_push
-from selfplay.weight_sync import weight_sync as sync
+from selfplay.weight_sync import push as sync
 from tests.helpers.engine_layout import engine_layout
 
 SIZES = {"a": torch.Size([4]), "b": torch.Size([2, 3]), "c": torch.Size([20]), "d": torch.Size([1])}

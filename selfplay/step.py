@@ -1,0 +1,193 @@
+"""One training step, verb by verb: play, credit, update, push, measure, save.
+
+`train.py` calls them in this order. Each opens one room: play `rollout/`, credit `credit/`, update
+`learner/`, push `weight_sync/`. Every rank must call each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint
+from selfplay.credit.advantages import CreditStats, compute_advantages, reward_samples
+from selfplay.credit.sample import Sample
+from selfplay.distributed import all_reduce_sum, barrier
+from selfplay.engines.base import Sampling
+from selfplay.evaluation.held_out import validation
+from selfplay.learner.batch import balance_tokens
+from selfplay.learner.policy_update import update_policy
+from selfplay.learner.recompute import recompute_logprobs
+from selfplay.metrics.step import step_metrics
+from selfplay.partners.judge import judge_interactivity
+from selfplay.rollout.driver import RolloutStats, first_turns
+from selfplay.rollout.episode import Episode, limits_of
+from selfplay.rollout.seating import self_play_games
+from selfplay.setup import Run
+from selfplay.warm_start import auxiliary_imitation
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """This rank's games of a step, and the rollout's tokens and seconds."""
+
+    episodes: list[Episode]
+    stats: RolloutStats
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """This rank's samples of a step with their advantages, and how many groups had variance."""
+
+    samples: list[Sample]
+    stats: CreditStats
+
+
+def play(run: Run, step: int) -> Rollout:
+    """Play `rollout.group_size` games of each of the step's instances.
+
+    With dynamic sampling (`algorithm.resample`; DAPO, arXiv 2503.14476, section 3.2) more instances
+    are played in place of those whose groups have zero variance, until as many groups have variance
+    as the first round has groups. All ranks play the same number of rounds.
+    """
+    num, world = run.config.rollout.instances, run.world
+    with run.timed("play"):
+        rollout = newest = _play_instances(run, step, world.replica.share(num))
+        num_played, limit = num, num + run.config.algorithm.resample
+        num_wanted, num_useful = 0.0, 0.0
+        while num_played < limit:
+            num_groups, num_new = all_reduce_sum(_count_groups(run, newest), world)
+            num_wanted, num_useful = num_wanted or num_groups, num_useful + num_new
+            if num_useful >= num_wanted:
+                break
+            num_missing = math.ceil((num_wanted - num_useful) * num / num_wanted)
+            num_more = min(num_missing, limit - num_played)
+            numbers = [num_played + i for i in world.replica.share(num_more)]
+            newest = _play_instances(run, step, numbers)
+            rollout = Rollout(rollout.episodes + newest.episodes, rollout.stats + newest.stats)
+            num_played += num_more
+        barrier(world)  # so that the wait for the last games is timed as play
+        run.sync_check.keep_turns(first_turns(rollout.episodes, run.sync_check.num_turns))
+    return rollout
+
+
+def _play_instances(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
+    """Play the groups of the step's instances with these numbers."""
+    config = run.config
+    setups = self_play_games(
+        run.stream.step(step, numbers),
+        run.partners.for_step(step),
+        step=step,
+        game=config.game,
+        rollout=config.rollout,
+        seed=config.seed,
+        rendering=run.rendering,
+    )
+    episodes, stats = run.engine.play(
+        setups,
+        sampling=Sampling(config.rollout.temperature, run.rendering.stop_ids),
+        limits=limits_of(config.rollout),
+        version=step,
+    )
+    return Rollout(judge_interactivity(episodes, run.judge), stats)
+
+
+def _count_groups(run: Run, rollout: Rollout) -> list[float]:
+    """The number of this rank's groups, and of those with variance."""
+    config = run.config
+    _, stats = reward_samples(rollout.episodes, algorithm=config.algorithm, reward=config.reward)
+    return [float(stats.num_groups), float(stats.num_groups - stats.num_zero_variance_groups)]
+
+
+def credit(run: Run, rollout: Rollout) -> Batch:
+    """Turn the games into samples with rewards, and rewards into advantages over all ranks' groups.
+
+    Samples move between ranks until all have about as many tokens. Updates `run.baselines`, the
+    moving averages of the method ema.
+    """
+    algorithm = run.config.algorithm
+    with run.timed("credit"):
+        samples, stats = reward_samples(
+            rollout.episodes, algorithm=algorithm, reward=run.config.reward
+        )
+        samples = balance_tokens(samples, run.world)
+        samples, baselines = compute_advantages(
+            samples, run.baselines, algorithm=algorithm, world=run.world
+        )
+        run.baselines.update(baselines)
+    return Batch(samples, stats)
+
+
+def update(run: Run, batch: Batch, step: int) -> tuple[dict[str, float], list[str]]:
+    """Put the engine to sleep, then make the step's optimizer steps.
+
+    Returns metrics, and why optimizer steps were skipped. Raises EngineDisagrees, before any weight
+    changes, if the log-probs of engine and trainer differ by more than noise.
+    """
+    with run.timed("sleep"):
+        run.engine.sleep()
+    with run.timed("update"):
+        auxiliary = auxiliary_imitation(run.teachers, run.rendering, step=step, world=run.world)
+        settings = replace(run.update_settings, max_mismatch=run.sync_check.bound)
+        samples, metrics = recompute_logprobs(run.learner, batch.samples, settings=settings)
+        updated, skipped = update_policy(
+            run.learner, samples, auxiliary, step=step, settings=settings
+        )
+        return metrics | updated, skipped
+
+
+def measure(
+    run: Run, step: int, rollout: Rollout, batch: Batch, learnt: dict[str, float]
+) -> dict[str, float]:
+    """The metrics of step number `step` over all ranks: games, groups, update, partners' ratings.
+
+    Ratings are updated here, and the policy joins the pool when it is due."""
+    episodes = rollout.episodes
+    ratings = run.partners.finish_step(step, episodes, run.learner, run.tokenizer)
+    metrics = step_metrics(episodes, rollout.stats, batch.stats, learnt | ratings, run.world)
+    # Those of the last push and evaluation are among them.
+    return metrics | {"num_engine_restarts": run.engine.take_num_restarts()}
+
+
+def push(run: Run, version: int) -> dict[str, float]:
+    """Push the new weights to the engine and compare their bits, then compare log-probs.
+
+    Raises EngineLost or EngineDisagrees."""
+    with run.timed("push"):
+        run.engine.push_weights(version)
+    with run.timed("sync_check"):
+        return run.sync_check.after_push(version=version)
+
+
+def evaluate(run: Run, step: int) -> dict[str, float]:
+    """Play the validation games after `step` steps. Raises LanguageDrift."""
+    with run.timed("eval"):
+        metrics = validation(run.evaluation)
+        metrics |= run.drift_monitor.measure(step, metrics)
+        run.drift_monitor.check()
+    return metrics
+
+
+def save_learner(run: Run, step: int) -> OpenCheckpoint:
+    """Write the learner after `step` steps, while the engine sleeps; `finish` completes it."""
+    with run.timed("save"):
+        return begin_checkpoint(run.folder, run.learner, run.tokenizer, step=step)
+
+
+def save_and_sleep(run: Run, step: int, state: Mapping[str, Any]) -> None:
+    """Save the run after `step` steps where a check ends it: the engine goes to sleep for good."""
+    run.engine.sleep()
+    save_learner(run, step).finish(state, keep=run.config.keep_checkpoints)
+
+
+def trainer_state(run: Run) -> dict[str, Any]:
+    """The state, beside the learner's, that a checkpoint must hold to resume; plain values."""
+    return {
+        "baselines": dict(run.baselines),
+        "partners": run.partners.state(),
+        "drift_monitor": run.drift_monitor.state(),
+        "watches": run.watches.state(),
+        "sync_check": run.sync_check.state(),
+    }

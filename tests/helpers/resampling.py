@@ -1,0 +1,64 @@
+"""Made-up games for dynamic sampling: which instances have groups with variance is given."""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from selfplay import step
+from selfplay.config import Config, load_config
+from selfplay.distributed import World
+from selfplay.metrics.step_log import Stopwatch
+from selfplay.rollout.driver import RolloutStats
+from selfplay.rollout.episode import Episode
+from selfplay.step import Rollout
+from tests.credit.test_advantages import episode, said
+
+METHODS = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "ema")
+HasVariance = Callable[[int], bool]
+
+
+def has_variance(number: int) -> bool:
+    """Of the first four instances rank 0 plays the even ones, all without variance; rank 1 plays
+    the odd ones, all with variance."""
+    return number in (1, 3) or number >= 5
+
+
+def config_of(resample: int, *more: str) -> Config:
+    words = ["model.scratch={}", "rollout.max_game_tokens=1000", "rollout.instances=4"]
+    return load_config(
+        None, [*words, "rollout.group_size=2", f"algorithm.resample={resample}", *more]
+    )
+
+
+def played_games(has_variance: HasVariance, numbers: Sequence[int]) -> Rollout:
+    """Two games of each instance. Their rewards differ where there is variance, less at later
+    instances."""
+    games: list[Episode] = []
+    for number in numbers:
+        for index in (0, 1):
+            reward = index / (1 + number) if has_variance(number) else 1.0
+            seats = (said(10, num=1 + number), said(20))
+            name = f"board {number}"
+            games.append(episode((reward, reward), index, instance=name, transcripts=seats))
+    return Rollout(games, RolloutStats(10 * len(games), len(games), 0.5))
+
+
+def play_rounds(
+    has_variance: HasVariance, *, resample: int, world: World
+) -> tuple[list[list[int]], Rollout]:
+    """The instances of each round on this rank, and what `play` returns."""
+    rounds: list[list[int]] = []
+
+    def play_instances(_run: Any, _step: int, numbers: Sequence[int]) -> Rollout:
+        rounds.append(list(numbers))
+        return played_games(has_variance, numbers)
+
+    check = SimpleNamespace(num_turns=0, keep_turns=lambda _turns: None)
+    run: Any = SimpleNamespace(
+        config=config_of(resample), world=world, timed=Stopwatch(), sync_check=check
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step, "_play_instances", play_instances)
+        return rounds, step.play(run, 0)
