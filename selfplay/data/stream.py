@@ -44,7 +44,9 @@ class TrainStream:
                 num_resampled=config.algorithm.resample,
             )
         elif config.data.processes > 1:
-            self._prefetcher = Prefetcher(seed=config.seed, processes=config.data.processes)
+            self._prefetcher = Prefetcher(
+                config.game, seed=config.seed, processes=config.data.processes
+            )
         self._recorded: Sequence[Recorded] = ()
         if config.data.start.entries != 0:
             self._recorded = read_recorded(config.game, "data.start", config.data.train)
@@ -59,10 +61,8 @@ class TrainStream:
         origins = [self._origin(step, number) for number in numbers]
         if self._prefetcher is None:
             return [self._instance(origin, step) for origin in origins]
-        game = self._config.game
         later = [self._origin(step + 1, number) for number in numbers if number < batch]
-        by_origin = self._prefetcher.draw(dict.fromkeys(origins, game), dict.fromkeys(later, game))
-        return [by_origin[origin] for origin in origins]
+        return self._prefetcher.draw(origins, later)
 
     def close(self) -> None:
         """End the prefetch workers."""
