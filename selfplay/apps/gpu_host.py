@@ -32,11 +32,11 @@ class Finding:
 
     what: str
     found: str
-    cure: str = ""
+    fix: str = ""
 
     def __str__(self) -> str:
-        return f"{'missing' if self.cure else 'ok':8} {self.what:9} {self.found}" + (
-            f": {self.cure}" if self.cure else ""
+        return f"{'missing' if self.fix else 'ok':8} {self.what:9} {self.found}" + (
+            f": {self.fix}" if self.fix else ""
         )
 
 
@@ -52,8 +52,8 @@ def findings() -> Iterator[Finding]:
 
 def _system() -> Finding:
     found = f"{platform.system()} {platform.machine()}"
-    cure = "" if platform.system() == "Linux" else "SGLang and CUDA need Linux"
-    return Finding("system", found, cure)
+    fix = "" if platform.system() == "Linux" else "SGLang and CUDA need Linux"
+    return Finding("system", found, fix)
 
 
 def _driver_and_gpus() -> Iterator[Finding]:
@@ -68,48 +68,48 @@ def _driver_and_gpus() -> Iterator[Finding]:
     else:
         driver = rows[0][0]
         old = _number(driver) < MIN_DRIVER
-        cure = f"CUDA {MIN_CUDA} needs driver {MIN_DRIVER} or newer; update it" if old else ""
-        yield Finding("driver", driver, cure)
+        fix = f"CUDA {MIN_CUDA} needs driver {MIN_DRIVER} or newer; update it" if old else ""
+        yield Finding("driver", driver, fix)
     for name, memory_mib, capability in (row[1:] for row in rows):
         weak = _number(capability) < MIN_CAPABILITY
-        cure = f"needs compute capability {MIN_CAPABILITY} or newer (Ampere)" if weak else ""
+        fix = f"needs compute capability {MIN_CAPABILITY} or newer (Ampere)" if weak else ""
         found = f"{name}, {_number(memory_mib) / 1024:.0f} GiB, capability {capability}"
-        yield Finding("GPU", found, cure)
+        yield Finding("GPU", found, fix)
 
 
 def _cuda() -> Finding:
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=f"{home}/bin")
     if nvcc is None:
-        cure = f"install the CUDA toolkit {MIN_CUDA} and set CUDA_HOME to its folder"
-        return Finding("CUDA", "no nvcc on PATH or in CUDA_HOME", cure)
+        fix = f"install the CUDA toolkit {MIN_CUDA} and set CUDA_HOME to its folder"
+        return Finding("CUDA", "no nvcc on PATH or in CUDA_HOME", fix)
     release = re.search(r"release (\d+\.\d+)", _output(nvcc, "--version") or "")
     version = release.group(1) if release else "of unknown version"
     old = _number(version) < MIN_CUDA
-    cure = f"install the CUDA toolkit {MIN_CUDA} or newer and set CUDA_HOME" if old else ""
-    return Finding("CUDA", f"nvcc {version} in {Path(nvcc).parent}", cure)
+    fix = f"install the CUDA toolkit {MIN_CUDA} or newer and set CUDA_HOME" if old else ""
+    return Finding("CUDA", f"nvcc {version} in {Path(nvcc).parent}", fix)
 
 
 def _compiler() -> Finding:
     found = shutil.which("g++") or shutil.which("c++")
-    cure = "" if found else "kernels are compiled at their first use; apt-get install g++"
-    return Finding("compiler", found or "no g++", cure)
+    fix = "" if found else "kernels are compiled at their first use; apt-get install g++"
+    return Finding("compiler", found or "no g++", fix)
 
 
 def _python() -> Finding:
     version = platform.python_version()
-    cure = ""
+    fix = ""
     if sys.version_info < MIN_PYTHON:
-        cure = "3.11 or newer is needed; name another with make PYTHON=python3.12 gpu"
+        fix = "3.11 or newer is needed; name another with make PYTHON=python3.12 gpu"
     elif not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        cure = f"no Python.h, which kernels need; apt-get install python{version[:4]}-dev"
-    return Finding("Python", version, cure)
+        fix = f"no Python.h, which kernels need; apt-get install python{version[:4]}-dev"
+    return Finding("Python", version, fix)
 
 
 def _disk(folder: Path) -> Finding:
     free_gb = shutil.disk_usage(folder).free / 1e9
-    cure = f"the packages need {MIN_DISK_GB} GB here" if free_gb < MIN_DISK_GB else ""
-    return Finding("disk", f"{free_gb:.0f} GB free", cure)
+    fix = f"the packages need {MIN_DISK_GB} GB here" if free_gb < MIN_DISK_GB else ""
+    return Finding("disk", f"{free_gb:.0f} GB free", fix)
 
 
 def _output(*words: str) -> str | None:
@@ -162,7 +162,7 @@ def main(words: Sequence[str]) -> int:
         return 1
     found = list(findings())
     print(*found, sep="\n")
-    missing = [finding.what for finding in found if finding.cure]
+    missing = [finding.what for finding in found if finding.fix]
     if missing:
         print(f"not ready for GPU runs: {', '.join(missing)}", file=sys.stderr)
     return 1 if missing else 0

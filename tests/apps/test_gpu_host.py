@@ -35,7 +35,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def missing() -> dict[str, str]:
-    return {each.what: str(each) for each in gpu_host.findings() if each.cure}
+    return {each.what: str(each) for each in gpu_host.findings() if each.fix}
 
 
 def test_a_ready_host_lacks_nothing(host: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,14 +51,14 @@ Point = tuple[float, float]
 @dataclass(frozen=True, slots=True)
 class Line:
     """A curve: (step, value) points in order. `band` holds (step, low, high); `faint` is the noisy
-    curve behind it. The values under the pointer are `told`, else `faint`, else the points."""
+    curve behind it. The values under the pointer are `tooltip`, else `faint`, else the points."""
 
     name: str
     points: Sequence[Point]
     colour: str
     band: Sequence[tuple[float, float, float]] = ()
     faint: Sequence[Point] = ()
-    told: Sequence[Point] = ()
+    tooltip: Sequence[Point] = ()
     dashed: bool = False
 
 
@@ -266,7 +266,7 @@ def _chart(
         {
             "name": line.name,
             "colour": line.colour,
-            "points": [[x, _digits(y)] for x, y in thinned(line.told or line.faint or line.points)],
+            "points": [[x, _digits(y)] for x, y in thinned(line.tooltip or line.faint or line.points)],
             "band": [[x, _digits(low), _digits(high)] for x, low, high in thinned(line.band)],
         }
         for line in lines

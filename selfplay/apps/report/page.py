@@ -226,7 +226,7 @@ def run_charts(run: RunFiles) -> list[Chart]:
             kind.removeprefix("errors_").replace("_", " "),
             smoothed(points := [(step["step"], step.get(kind) or 0.0) for step in run.steps]),
             COLOURS[i % len(COLOURS)],
-            told=points,
+            tooltip=points,
             dashed=i >= len(COLOURS),
         )
         for i, kind in enumerate(kinds)
@@ -238,7 +238,7 @@ def run_charts(run: RunFiles) -> list[Chart]:
             stage.replace("_", " "),
             smoothed(points := [(s["step"], s.get(f"{stage}_s") or 0.0) for s in run.steps]),
             COLOURS[i % len(COLOURS)],
-            told=points,
+            tooltip=points,
         )
         for i, (stage, seconds) in enumerate(sorted(stages, key=lambda item: -item[1])[:7])
         if seconds
