@@ -266,7 +266,9 @@ def _chart(
         {
             "name": line.name,
             "colour": line.colour,
-            "points": [[x, _digits(y)] for x, y in thinned(line.tooltip or line.faint or line.points)],
+            "points": [
+                [x, _digits(y)] for x, y in thinned(line.tooltip or line.faint or line.points)
+            ],
             "band": [[x, _digits(low), _digits(high)] for x, low, high in thinned(line.band)],
         }
         for line in lines

@@ -62,7 +62,7 @@ def test_one_flat_point_still_draws(value: float) -> None:
 def test_the_values_under_the_pointer_are_those_of_the_steps() -> None:
     points = [(float(step), 10.0 if step == 9 else 2.34567e-7) for step in range(20)]
     thick = smoothed(points)
-    for line in (Line("a", thick, "red", faint=points), Line("a", thick, "red", told=points)):
+    for line in (Line("a", thick, "red", faint=points), Line("a", thick, "red", tooltip=points)):
         chart = line_chart("t", [line])
         assert chart is not None
         told = chart.lines[0]["points"]
