@@ -34,11 +34,10 @@ import torch
 
 import train
 from bench.memory import Peaks, copy_ceiling, lone_pushes, nap
-from bench.rows import keep, need_sglang, show
-from bench.shapes import SHAPES, save_random
-from bench.shared_prefix import operations
+from bench.rows import SHAPES, STAGES, keep, need_sglang, show
+from bench.shapes import save_random
 from bench.talks import TURNS, Watched, talks
-from bench.update import matmul_peak
+from bench.update import matmul_peak, operations
 from selfplay import setup
 from selfplay.config import Config, load_config
 from selfplay.credit.dynamic_sampling import Played
@@ -66,7 +65,6 @@ from selfplay.rollout.episode import Episode, Limits
 from selfplay.setup import Run, make_tokenizer
 from train import play_places
 
-STAGES = ("play", "credit", "sleep", "logprobs", "advantages", "update", "push", "sync_check")
 PHASES = {"play": "play", "logprobs": "update", "update": "update", "push": "push"}
 # Games per GPU, for a step of about 10 to 20 s.
 GAMES = {"26M": 512, "0.5B": 512, "1.5B": 256, "7B": 96, "tiny": 4}
@@ -124,7 +122,7 @@ def arguments() -> argparse.Namespace:
     if chosen.mean and chosen.engine == "hf":
         parser.error("--mean needs --engine sglang: the hf engine's games end a turn together")
     if chosen.engine == "sglang":
-        need_sglang("bench.loop", "; --dry-run measures a tiny shape without it")
+        need_sglang("loop", "; --dry-run measures a tiny shape without it")
     chosen.games = chosen.games or GAMES[chosen.shape]
     return chosen
 

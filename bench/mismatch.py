@@ -13,36 +13,51 @@ the engine to the trainer (k3), the largest difference, in nats per token, and t
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from transformers import AutoTokenizer
 
-from bench.imitation_loss import Examined, clean_games
-from selfplay.config import load_config
+from selfplay.chat.rendering import Rendering, make_rendering
+from selfplay.weight_sync.start import load_engine
+from selfplay.config import Config, load_config
+from selfplay.credit.advantages import imitation_samples
 from selfplay.credit.sample import Sample, trained_stretches
+from selfplay.data.instances import HELD_OUT, generated
 from selfplay.distributed import close_world, init_world
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.learner.batch import micro_batches, split
 from selfplay.learner.mismatch import mismatch_values
 from selfplay.model.policy import DTYPES, load_model, policy_logprobs
-from selfplay.weight_sync.start import load_engine
+from selfplay.rollout.driver import play_scripted
+from selfplay.rollout.episode import limits_of
+from selfplay.rollout.seating import teacher_games
 
-BUDGET = 65_536  # packed tokens per forward pass
+BUDGET = 16_384  # packed tokens per forward pass
 VARIANTS = [f"engine.server_args={{enable_fp32_lm_head: {value}}}" for value in ("false", "true")]
 
 
 @torch.no_grad()
-def told(model: torch.nn.Module, samples: Sequence[Sample], device: str) -> str:
-    """The differences between the samples' log-probs and the model's own."""
+def both_logprobs(
+    model: torch.nn.Module, samples: Sequence[Sample], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The model's own log-probs of the trained tokens [M] and the samples', in doubles."""
     pairs = []
-    for batch in micro_batches(samples, split(samples, budget=BUDGET), device=torch.device(device)):
+    for batch in micro_batches(samples, split(samples, budget=BUDGET), device=device):
         own_M, _ = policy_logprobs(model, batch.row, batch.targets_M, temperature=1.0)
         pairs.append((own_M.double(), batch.old_logprobs_M.double()))
     own_M, engine_M = (torch.cat(side) for side in zip(*pairs, strict=True))
+    return own_M, engine_M
+
+
+def told(model: torch.nn.Module, samples: Sequence[Sample], device: torch.device) -> str:
+    """The differences between the samples' log-probs and the model's own."""
+    own_M, engine_M = both_logprobs(model, samples, device)
     values, gap_M = mismatch_values(own_M, engine_M), (own_M - engine_M).abs()
     return (
         f"mean {values['mismatch_mean'].mean():.5f}, KL {values['mismatch_kl'].mean():.1e}, "
@@ -51,18 +66,36 @@ def told(model: torch.nn.Module, samples: Sequence[Sample], device: str) -> str:
     )
 
 
+def clean_games(config: Config, rendering: Rendering, *, num: int) -> list[Sample]:
+    """The teachers' transcripts of held-out games, without slips and detours."""
+    instances = generated(HELD_OUT, game=config.game, seed=config.seed, start=0, num=num)
+    setups = teacher_games(
+        instances,
+        teachers=[re.sub(r",(slip|stray)=[\d.]+", "", t) for t in config.warm_start.teachers],
+        game=config.game,
+        seed=config.seed,
+        rendering=rendering,
+    )
+    return imitation_samples(play_scripted(setups, limits=limits_of(config.rollout)))
+
+
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("weights", type=Path)
     parser.add_argument("--num", type=int, default=64, help="scripted games")
     parser.add_argument("--variants", nargs="+", default=VARIANTS)
     asked = parser.parse_args(words)
     world = init_world()
-    device, path = str(world.device), asked.weights.parent / "config.yaml"
-    examined = Examined.load(asked.weights, device="cpu")
-    config, stop_ids = examined.config, examined.rendering.stop_ids
-    model = load_model(str(asked.weights), device=device, dtype=DTYPES[config.model.dtype]).eval()
-    _, scripted = clean_games(config, examined.rendering, num=asked.num)
+    path = asked.weights.parent / "config.yaml"
+    config = load_config(path)
+    rendering = make_rendering(
+        AutoTokenizer.from_pretrained(asked.weights), template_kwargs=config.model.chat_template
+    )
+    dtype = DTYPES[config.model.dtype]
+    model = load_model(str(asked.weights), device=str(world.device), dtype=dtype).eval()
+    scripted = clean_games(config, rendering, num=asked.num)
     starts = [next(trained_stretches(sample.mask))[0] for sample in scripted]
     requests = [
         Request(s.ids[:start], config.rollout.max_new_tokens, seed)
@@ -73,7 +106,7 @@ def main(words: Sequence[str] | None = None) -> None:
         with ExitStack() as cleanup:
             engine = load_engine(given, asked.weights, world, cleanup=cleanup)
             assert isinstance(engine, SGLangEngine)
-            said = engine.generate(requests, Sampling(1.0, stop_ids))
+            said = engine.generate(requests, Sampling(1.0, rendering.stop_ids))
             scores = engine.begin_scoring([sample.ids for sample in scripted])()
         sampled = [
             Sample(
@@ -89,8 +122,8 @@ def main(words: Sequence[str] | None = None) -> None:
             replace(sample, old_logprobs=[0.0, *score])
             for sample, score in zip(scripted, scores, strict=True)
         ]
-        print(f"{variant}: sampled {told(model, sampled, device)}", flush=True)
-        print(f"{variant}: scored {told(model, scored, device)}", flush=True)
+        print(f"{variant}: sampled {told(model, sampled, world.device)}", flush=True)
+        print(f"{variant}: scored {told(model, scored, world.device)}", flush=True)
     close_world(world)
 
 

@@ -1,6 +1,6 @@
 """Compares TRL's GRPOTrainer with this project's update: same transcripts, same GPU, one run.
 
-Transcripts are those of bench.shared_prefix: groups share a prompt, the parts after it have
+Transcripts are those of bench.update --groups: groups share a prompt, the parts after it have
 geometric lengths, and every second token of a part is sampled. Both take a full optimizer step of
 GRPO: forward, backward, clipping, AdamW, at learning rate 0. TRL gets the transcripts through its
 `rollout_func` (`env_mask` marks the sampled tokens); its padding and scoring of a rollout are not
@@ -49,10 +49,9 @@ from transformers import (
 )
 
 from bench import loop
-from bench.rows import group_arguments, keep
-from bench.shapes import SHAPES, qwen2_config, random_model
-from bench.shared_prefix import transcripts
-from bench.update import memory_gib, restart_peak, synchronize
+from bench.rows import SHAPES, group_arguments, keep
+from bench.shapes import qwen2_config, random_model
+from bench.update import peak_gib, restart_peak, synchronize, transcripts
 from selfplay.config import load_config
 from selfplay.credit.sample import Sample
 from selfplay.data.stream import TrainStream
@@ -65,7 +64,13 @@ from selfplay.setup import make_tokenizer
 
 
 def arguments() -> argparse.Namespace:
-    parser = group_arguments(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["0.5B", "7B"])
+    group_arguments(parser, groups=16)
+    parser.add_argument("--budget", type=int, default=16_384, help="computed tokens of our passes")
+    parser.add_argument("--dry-run", action="store_true", help="run a tiny shape on the CPU")
     parser.add_argument("--batches", nargs="+", type=int, default=[4, 8, 16, 32], help="of TRL")
     parser.add_argument("--steps", type=int, default=2, help="timed steps, after one for warm-up")
     parser.add_argument("--whole", action="store_true", help="whole steps with each one's engine")
@@ -185,7 +190,7 @@ def trl_whole_step(
         "shape": name,
         "seconds": round(seconds, 3),
         "sampled_per_s": round(tokens / seconds),
-        "peak_gib": round(memory_gib(world.device, peak=True), 1),
+        "peak_gib": round(peak_gib(world.device), 1),
         "batch": batch,
     }
 
@@ -317,7 +322,7 @@ def figures(
         "shape": name,
         "seconds": round(seconds, 3),
         "tokens_per_s": round(sum(len(s.ids) for s in samples) / seconds),
-        "peak_gib": round(memory_gib(world.device, peak=True), 1),
+        "peak_gib": round(peak_gib(world.device), 1),
     }
 
 

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.rows import ended
 from dialop.kit import load_kit
 from dialop.matching.pooling import (
     best_plan,
@@ -45,7 +46,6 @@ from dialop.mediation.score import arrival_costs, calendar_costs, price_costs
 from dialop.planning.board import AGENT
 from dialop.planning.scripted import make_scripted
 from selfplay.apps.report.run_files import read_run
-from selfplay.preflight.run import refused
 
 Record = Mapping[str, Any]
 Token = tuple[str, float]  # a piece of text and its log-prob
@@ -67,7 +67,7 @@ def main(words: Sequence[str] | None = None) -> None:
             raise ValueError(f"RUN must be of {', '.join(GAMES)}, got {run.game or 'no game'}")
         logged = (folder / "games.jsonl").read_text(encoding="utf-8").splitlines()
     except (ValueError, OSError) as error:
-        sys.exit(refused("bench.readings", error))
+        sys.exit(ended("readings", error))
     rows = {stage: run.row(stage, "sampled") for stage in ("before", "after")}
     parts = {stage: row.games for stage, row in rows.items() if row}
     if run.game == "matching":

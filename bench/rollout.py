@@ -18,9 +18,7 @@ and turns/s over the whole step, the ratio of the step and of its middle (20 to 
 to the ceiling, the seconds after which 1, 20, 60, 80, 95 and 100 % of the turns had ended, the
 share of prompt tokens that were cached, and the load: CPU seconds per second of each scheduler, of
 the driver (games, rendering) and of the front (SGLang's part of the trainer's process), and the
-GPU's mean utilisation. Last, the mismatch of the engine's log-probs with the model's own. With
-`--profile` the first case also has the busiest scheduler's seconds per 1,000 turns, in the model
-and outside it.
+GPU's mean utilisation. Last, the mismatch of the engine's log-probs with the model's own.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ import argparse
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,8 +41,9 @@ from typing import Any
 import torch
 
 from bench import loop
-from bench.rows import keep, need_sglang
-from bench.shapes import SHAPES, qwen2_config, random_model
+from bench.mismatch import both_logprobs
+from bench.rows import SHAPES, keep, need_sglang
+from bench.shapes import qwen2_config, random_model
 from bench.talks import GROUP, TURNS, Watched, talks
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import Config, load_config
@@ -55,9 +53,7 @@ from selfplay.distributed import World, close_world, init_world
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.errors import EngineFault
-from selfplay.learner.batch import micro_batches, split
 from selfplay.model.hub import local_folder
-from selfplay.model.policy import policy_logprobs
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
 from selfplay.rollout.players import opening_ids
@@ -66,7 +62,6 @@ from selfplay.setup import make_tokenizer
 from selfplay.weight_sync.push import push
 from selfplay.weight_sync.start import load_engine
 
-PROFILES_PER_S = 50
 ENDED = (1, 20, 60, 80, 95, 100)  # percent of the turns
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -87,7 +82,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--mem-fraction", type=float, default=0.6)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--set", nargs="*", default=[], help="settings, key=value")
-    parser.add_argument("--profile", type=Path, help="py-spy's stacks of the busiest scheduler")
     parser.add_argument("--out", type=Path, help="append the JSON lines to this file, too")
     return parser.parse_args()
 
@@ -309,7 +303,7 @@ class Bench:
         limits = LIMITS if mean else limits_of(config.rollout)
         engine.flush_cache("the games")  # as in a step, which begins after a push
         start = time.perf_counter()
-        with busy(engine, watched) as figures, self.profiled(engine) as profile:
+        with busy(engine, watched) as figures:
             episodes, stats = play_games(
                 setups,
                 watched,
@@ -333,7 +327,6 @@ class Bench:
                 (engine.served.num_cached_tokens - served.num_cached_tokens) / prompts, 3
             ),
             **figures,
-            **scheduler_s(profile, len(ends)),
             **self.mismatch(episodes[:8]),
         }
         return row, episodes
@@ -347,50 +340,12 @@ class Bench:
             Sample(str(place), t.ids, t.mask, t.logprobs, [0.0] * len(t.ids))
             for place, t in enumerate(transcripts)
         ]
-        differences = []
-        plan = split(samples, budget=16_384)
-        for batch in micro_batches(samples, plan, device=self.world.device):
-            with torch.no_grad():
-                logprobs_M, _ = policy_logprobs(
-                    self.model, batch.row, batch.targets_M, temperature=1.0
-                )
-            differences.append((logprobs_M.float() - batch.old_logprobs_M).abs())
-        every = torch.cat(differences)
+        own_M, engine_M = both_logprobs(self.model, samples, self.world.device)
+        every = (own_M - engine_M).abs()
         return {
             "mismatch_mean": round(every.mean().item(), 5),
             "mismatch_max": round(every.max().item(), 4),
         }
-
-    @contextmanager
-    def profiled(self, engine: SGLangEngine) -> Iterator[Path | None]:
-        """Record the busiest scheduler's stacks inside the first block, with --profile only."""
-        path, self.options.profile = self.options.profile, None
-        program = shutil.which("py-spy")
-        if path is None or program is None:
-            yield None
-            return
-        pid = max((p.pid or 0 for p in engine._loop.processes), key=cpu_s)
-        words = (
-            f"record --nonblocking -r {PROFILES_PER_S} -d 600 -f raw -o {path} --pid {pid}".split()
-        )
-        with subprocess.Popen([program, *words]) as recorder:
-            yield path
-            recorder.send_signal(2)
-
-
-def scheduler_s(profile: Path | None, turns: int) -> dict[str, float]:
-    """Seconds of the profiled scheduler for each 1,000 turns: in the model and outside it."""
-    if profile is None:
-        return {}
-    inside = outside = 0
-    for line in profile.read_text("utf-8").splitlines():
-        stack, _, count = line.rpartition(" ")
-        if "forward_batch_generation" in stack:
-            inside += int(count)
-        elif "run_event_loop" in stack:
-            outside += int(count)
-    scale = 1000 / PROFILES_PER_S / turns
-    return {"in_model_s": round(inside * scale, 3), "outside_model_s": round(outside * scale, 3)}
 
 
 LIMITS = Limits(TURNS, max_retries=50)
@@ -402,7 +357,7 @@ def sampling_of(rendering: Rendering) -> Sampling:
 
 def main() -> None:
     options = arguments()
-    need_sglang("bench.rollout")
+    need_sglang("rollout")
     world = init_world(1, device="cpu" if options.device == "cpu" else None)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as last:
         bench = Bench(options, Path(folder), world)

@@ -1,4 +1,4 @@
-"""Shared code of the benches: writing rows, and groups of games with one prompt."""
+"""Shared by the benches: model shapes, rows of figures, sizes of groups with one prompt."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.shapes import SHAPES
-from selfplay.preflight.run import refused
+# name: width, layers, heads, key/value heads, MLP width, vocabulary, tied embeddings
+SHAPES = {
+    "0.5B": (896, 24, 14, 2, 4864, 151_936, True),
+    "1.5B": (1536, 28, 12, 2, 8960, 151_936, True),
+    "7B": (3584, 28, 28, 4, 18_944, 152_064, False),
+    "26M": (512, 8, 8, 8, 1408, 8192, True),  # configs/scratch_h200.yaml, with the benches' words
+    "tiny": (64, 2, 4, 2, 128, 8192, True),
+}
+# Of a step, as train.py's loop times them.
+STAGES = ("play", "credit", "sleep", "logprobs", "advantages", "update", "push", "sync_check")
 
 
 def keep(row: Mapping[str, Any], out: Path | None) -> None:
@@ -27,22 +35,23 @@ def show(row: Mapping[str, Any]) -> None:
     print(" | ".join(shown), flush=True)
 
 
+def ended(bench: str, error: object) -> int:
+    """Print the error in one line on stderr; returns the exit status."""
+    print(f"bench.{bench}: {error}", file=sys.stderr)
+    return 2
+
+
 def need_sglang(bench: str, instead: str = "") -> None:
     """End the bench with one line where SGLang is not installed; `instead` says what runs here."""
     if importlib.util.find_spec("sglang") is None:
         missing = "needs SGLang, which is not installed: `pip install -r requirements-gpu.txt`"
-        sys.exit(refused(bench, ModuleNotFoundError(missing + instead)))
+        sys.exit(ended(bench, missing + instead))
 
 
-def group_arguments(doc: str | None) -> argparse.ArgumentParser:
-    """A parser with the sizes of groups of samples that share a prompt."""
-    parser = argparse.ArgumentParser(description=doc.partition("\n")[0] if doc else None)
+def group_arguments(parser: argparse.ArgumentParser, *, groups: int) -> None:
+    """Add the sizes of groups of samples that share a prompt."""
     add = parser.add_argument
-    add("--shapes", nargs="+", choices=SHAPES, default=["0.5B", "7B"])
-    add("--groups", type=int, default=16)
+    add("--groups", type=int, default=groups, help="groups of samples that share a prompt")
     add("--group-size", type=int, default=8)
     add("--prompt", type=int, default=640, help="tokens that a group shares")
     add("--own", type=int, default=320, help="mean tokens after the prompt")
-    add("--budget", type=int, default=16_384, help="computed tokens of our passes")
-    add("--dry-run", action="store_true", help="run a tiny shape on the CPU")
-    return parser

@@ -7,17 +7,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
+from bench.rows import SHAPES
 from selfplay.distributed import World, fill_shards, shard
 from selfplay.model.policy import apply_liger, empty_model
-
-# name: width, layers, heads, key/value heads, MLP width, vocabulary, tied embeddings
-SHAPES = {
-    "0.5B": (896, 24, 14, 2, 4864, 151_936, True),
-    "1.5B": (1536, 28, 12, 2, 8960, 151_936, True),
-    "7B": (3584, 28, 28, 4, 18_944, 152_064, False),
-    "26M": (512, 8, 8, 8, 1408, 8192, True),  # configs/scratch_h200.yaml, with the benches' words
-    "tiny": (64, 2, 4, 2, 128, 8192, True),
-}
 
 
 def qwen2_config(name: str) -> Qwen2Config:

@@ -23,10 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from bench.loop import STAGES
-from bench.shapes import SHAPES
+from bench.rows import SHAPES, STAGES
 
 COLUMNS = (
     "shape | GPUs | mesh | engine up | sleep + wake | push | GiB: asleep, play, update, push | "
@@ -146,6 +143,8 @@ def table_line(row: dict[str, Any]) -> str:
 
 def main() -> None:
     options = arguments()
+    import torch
+
     here = torch.cuda.device_count()
     if not options.dry_run and max(options.gpus) > here:
         sys.exit(f"--gpus must be at most {here}, the GPUs of this host, got {max(options.gpus)}")

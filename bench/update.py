@@ -1,17 +1,20 @@
-"""Measures time and memory of the update: log-probs of packed tokens, backward, optimizer step.
+"""Measures time and memory of the update: log-probs of packed rows, backward, optimizer step.
 
-Uses real Qwen2.5 shapes with random weights, so nothing is downloaded. Utilisation is the
-operations per second of a pass divided by those of a large matmul on this GPU in the same run. Each
-pass counts 6 operations per weight and token (for the head, per trained token) plus causal
-attention; recomputed activations do not count.
+Uses real Qwen2.5 shapes with random weights, so nothing is downloaded. A row holds sequences of one
+length, all trained. With --groups the transcripts of a group share a prompt, the parts after it
+have geometric lengths, and every second token of a part is trained; each case is then measured with
+`optim.share_prefixes` off and on. Utilisation counts 6 operations per weight and computed token
+(for the head, per trained token) plus causal attention, divided by the operations per second of a
+large matmul in the same run; recomputed activations do not count. `launch_s` is the time of a pass
+over one sequence: nearly all of it is the CPU's time to launch a pass's kernels.
 
     python -m bench.update                                    one GPU, every shape
     torchrun --nproc-per-node 4 -m bench.update --tp 2        a 2 x 2 mesh
     python -m bench.update --shapes 0.5B --liger on --profile  where the time of a pass goes
+    python -m bench.update --groups 16 --shapes 0.5B --liger on --checkpointing none
     python -m bench.update --dry-run                          a tiny shape on a CPU
 
 Rank 0 prints one line per case and writes JSON lines to --out. Seconds end in _s.
-Shapes: N packed tokens of S sequences, M trained positions.
 """
 
 from __future__ import annotations
@@ -19,79 +22,99 @@ from __future__ import annotations
 import argparse
 import gc
 import math
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from bench.rows import keep
+from bench.rows import group_arguments, keep, show
 from bench.shapes import SHAPES, random_model
+from selfplay.credit.sample import Sample
 from selfplay.distributed import World, all_reduce_max, clip_grad_norm, close_world, init_world
+from selfplay.learner.batch import MicroBatch, micro_batches, pack, split
 from selfplay.model.attention import attention_backend
-from selfplay.model.logprob import token_logprobs
 from selfplay.model.policy import policy_logprobs
-from selfplay.model.row import PackedRow
 
 GIB = 2**30
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["0.5B", "1.5B", "7B"])
-    parser.add_argument(
-        "--tokens", nargs="+", type=int, default=[16_384, 32_768], help="packed tokens per rank"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seq-len", type=int, default=1536)
-    parser.add_argument("--trained", type=float, default=1.0, help="share of trained tokens")
-    parser.add_argument("--liger", nargs="+", choices=["off", "on"], default=["off", "on"])
-    parser.add_argument(
-        "--checkpointing", nargs="+", default=["none", "full"], help='"none", "full" or "every K"'
-    )
-    parser.add_argument("--master", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--tp", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=5, help="timed steps, after 2 for warm-up")
-    parser.add_argument("--profile", action="store_true", help="print kernels by time on rank 0")
-    parser.add_argument("--out", type=Path, default=None, help="append JSON lines to this file")
-    parser.add_argument("--dry-run", action="store_true", help="run a tiny shape on the CPU")
+    add = parser.add_argument
+    add("--shapes", nargs="+", choices=SHAPES, default=["0.5B", "1.5B", "7B"])
+    add("--tokens", nargs="+", type=int, default=[16_384, 32_768], help="computed tokens of a row")
+    add("--seq-len", type=int, default=1536, help="without --groups")
+    add("--liger", nargs="+", choices=["off", "on"], default=["off", "on"])
+    add("--checkpointing", nargs="+", default=["none", "full"], help='none, full or "every K"')
+    add("--master", choices=["float32", "bfloat16"], default="float32")
+    add("--tp", type=int, default=1)
+    add("--steps", type=int, default=5, help="timed steps, after 2 for warm-up")
+    add("--profile", action="store_true", help="print kernels by time on rank 0")
+    add("--out", type=Path, default=None, help="append JSON lines to this file")
+    add("--dry-run", action="store_true", help="run a tiny shape on the CPU")
+    group_arguments(parser, groups=0)
     chosen = parser.parse_args()
     if chosen.dry_run:
         chosen.shapes, chosen.tokens, chosen.seq_len = ["tiny"], [256, 512], 60
-        chosen.liger, chosen.steps = ["off"], 2
+        chosen.liger, chosen.checkpointing, chosen.steps = ["off"], ["none"], 2
+        chosen.prompt, chosen.own = 64, 32
     return chosen
 
 
-def packed_batch(
-    num_tokens: int, seq_len: int, trained: float, vocab: int, world: World
-) -> tuple[PackedRow, torch.Tensor]:
-    """A row of random sequences of one length, the last one shorter, and the target ids [M]; equal
-    on all ranks of a tp group."""
-    generator = torch.Generator().manual_seed(world.dp_rank)
-    bounds = torch.tensor([*range(0, num_tokens, seq_len), num_tokens], dtype=torch.int32)
-    ids_N = torch.randint(0, vocab, (num_tokens,), generator=generator)
-    positions_N = torch.arange(num_tokens) % seq_len
-    follows_N = positions_N.roll(-1) != 0
-    follows_N[-1] = False
-    places_M = follows_N.nonzero()[:, 0]
-    keep = round(trained * len(places_M))
-    places_M = places_M[torch.randperm(len(places_M), generator=generator)[:keep].sort().values]
-    tensors = (ids_N, positions_N, bounds, places_M, ids_N[places_M + 1])
-    ids_N, positions_N, bounds, places_M, targets_M = (t.to(world.device) for t in tensors)
-    return PackedRow(ids_N, positions_N, bounds, seq_len, places_M), targets_M
+def sequences(num_tokens: int, length: int, vocab: int, world: World) -> list[Sample]:
+    """Random sequences of one length, the last one shorter, trained at every token but the first;
+    equal on all ranks of a tp group."""
+    draws = random.Random(world.dp_rank)
+    bounds = [*range(0, num_tokens, length), num_tokens]
+    return [
+        _sample(f"{start}", [draws.randrange(vocab) for _ in range(end - start)], first=1, every=1)
+        for start, end in pairwise(bounds)
+        if end - start > 1
+    ]
 
 
-def work(name: str, num_tokens: int, seq_len: int, num_trained: int) -> float:
-    """The operations of a forward and backward pass over one rank's tokens."""
+def transcripts(options: argparse.Namespace, vocab: int) -> list[Sample]:
+    """The groups' samples: a shared prompt, then turns of which every second token is trained."""
+    draws = random.Random(0)
+    samples = []
+    for group in range(options.groups):
+        prompt = [draws.randrange(3, vocab) for _ in range(options.prompt)]
+        for one in range(options.group_size):
+            num = min(4 * options.own, 2 + int(draws.expovariate(1.0 / (options.own - 2))))
+            ids = prompt + [draws.randrange(3, vocab) for _ in range(num)]
+            samples.append(_sample(f"{group}.{one}", ids, first=options.prompt + 1, every=2))
+    return samples
+
+
+def _sample(name: str, ids: list[int], *, first: int, every: int) -> Sample:
+    mask = [int(i >= first and (i - first) % every == 0) for i in range(len(ids))]
+    zeros = [0.0] * len(ids)
+    return Sample(name, ids, mask, zeros, zeros)
+
+
+def operations(name: str, batches: Sequence[MicroBatch]) -> float:
+    """The operations of a forward and backward pass over computed tokens."""
     width, layers, heads, kv_heads, mlp_width, vocab, _ = SHAPES[name]
     head = width // heads
     a_layer = width * head * (2 * heads + 2 * kv_heads) + 3 * width * mlp_width
-    lengths = [seq_len] * (num_tokens // seq_len) + [num_tokens % seq_len]
-    # Forward, QK^T and AV: 2 products of 2 L^2 operations per channel, half of them masked. The
-    # backward pass has twice as many.
-    attention = 3 * 2 * sum(n * n for n in lengths) * width * layers
-    return 6.0 * (a_layer * layers * num_tokens + vocab * width * num_trained) + attention
+    total = 0.0
+    for batch in batches:
+        row = batch.row
+        queries = row.cu_seqlens_S1.diff().double()
+        keys = (row.prefixes or row).cu_seqlens_S1.diff().double()
+        pairs = float((queries * (keys - queries) + queries * queries / 2).sum())
+        total += 6.0 * (a_layer * layers * len(row.ids_N) + vocab * width * len(batch.targets_M))
+        # Forward, QK^T and AV: 2 products of 2 operations per channel and pair. The backward pass
+        # has twice as many.
+        total += 12.0 * pairs * width * layers
+    return total
 
 
 def matmul_peak(device: torch.device) -> float:
@@ -119,11 +142,8 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def memory_gib(device: torch.device, *, peak: bool) -> float:
-    if device.type != "cuda":
-        return 0.0
-    used = torch.cuda.max_memory_allocated if peak else torch.cuda.memory_allocated
-    return used(device) / GIB
+def peak_gib(device: torch.device) -> float:
+    return torch.cuda.max_memory_allocated(device) / GIB if device.type == "cuda" else 0.0
 
 
 def restart_peak(device: torch.device) -> None:
@@ -131,22 +151,6 @@ def restart_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-
-
-def logprob_memory(name: str, num_positions: int, device: torch.device) -> float:
-    """Peak GiB of the fused log-prob, forward and backward, without inputs and their gradients."""
-    width, vocab = SHAPES[name][0], SHAPES[name][5]
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    hidden_MD = torch.randn(num_positions, width, device=device, dtype=dtype, requires_grad=True)
-    weight_VD = torch.randn(vocab, width, device=device, dtype=dtype).mul_(0.02).requires_grad_()
-    targets_M = torch.randint(0, vocab, (num_positions,), device=device)
-    hidden_MD.grad, weight_VD.grad = torch.zeros_like(hidden_MD), torch.zeros_like(weight_VD)
-    restart_peak(device)
-    before = memory_gib(device, peak=False)
-    logprobs_M, _ = token_logprobs(hidden_MD, weight_VD, targets_M, temperature=1.0)
-    logprobs_M.sum().backward()
-    synchronize(device)
-    return memory_gib(device, peak=True) - before
 
 
 def profile(function: Callable[[], object], wall_s: float, world: World, *, rows: int = 22) -> None:
@@ -163,7 +167,8 @@ def profile(function: Callable[[], object], wall_s: float, world: World, *, rows
     if world.rank:
         return
     averages = profiler.key_averages()
-    kernels = [e for e in averages if e.self_device_time_total > 0 and not is_cpu_side(e)]
+    on_cpu = torch.autograd.DeviceType.CPU
+    kernels = [e for e in averages if e.self_device_time_total > 0 and e.device_type != on_cpu]
     busy_s = sum(e.self_device_time_total for e in kernels) / 1e6
     num = sum(e.count for e in kernels)
     print(f"a pass takes {wall_s * 1e3:.1f} ms unprofiled; {num} kernels, {busy_s * 1e3:.1f} ms")
@@ -174,84 +179,81 @@ def profile(function: Callable[[], object], wall_s: float, world: World, *, rows
         print(f"  {event.self_cpu_time_total / 1e3:8.2f} ms {event.count:6d} x {event.key[:90]}")
 
 
-def is_cpu_side(event: Any) -> bool:
-    """Whether an event is a call on the CPU and not a kernel on the device."""
-    return bool(event.device_type == torch.autograd.DeviceType.CPU)
-
-
 def measure(
-    name: str, num_tokens: int, options: argparse.Namespace, world: World, *, liger: bool,
-    checkpointing: str, peak_flops: float,
+    name: str, tokens: int, options: argparse.Namespace, world: World, *, liger: bool,
+    checkpointing: str, share: bool, peak_flops: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """The figures of one case: seconds per part, tokens per second, utilisation, peak memory."""
+    """The figures of one case: seconds per part, tokens per second, utilisation, peak memory.
+
+    The rows are one rank's; all ranks have equally many.
+    """
     master = getattr(torch, options.master)
     model = random_model(name, world, master=master, liger=liger, checkpointing=checkpointing)
-    batch = packed_batch(num_tokens, options.seq_len, options.trained, SHAPES[name][5], world)
-    num_trained = len(batch[-1]) * world.dp_size
-    restart_peak(world.device)
+    device, vocab = world.device, SHAPES[name][5]
+    if options.groups:
+        samples = transcripts(options, vocab)
+    else:
+        samples = sequences(tokens, options.seq_len, vocab, world)
+    plan = split(samples, budget=tokens, share=share)
+    batches = list(micro_batches(samples, plan, device=device, share=share))
+    num_trained = sum(len(batch.targets_M) for batch in batches)
+    restart_peak(device)
+    losses: list[float] = []
 
-    def forward() -> torch.Tensor:
-        logprobs_M, _ = policy_logprobs(model, *batch, temperature=1.0)
+    def forward(batch: MicroBatch) -> torch.Tensor:
+        logprobs_M, _ = policy_logprobs(model, batch.row, batch.targets_M, temperature=1.0)
         return logprobs_M.sum() / -num_trained
 
-    first_losses: list[float] = []
-
-    def forward_backward() -> None:
+    def forward_backward(batches: Sequence[MicroBatch]) -> None:
         model.zero_grad(set_to_none=True)
-        loss = forward()
-        loss.backward()
-        if not first_losses:
-            first_losses.append(loss.item())
-
-    with torch.no_grad():
-        forward_s = timed(forward, world.device, num=options.steps)
-    pass_s = timed(forward_backward, world.device, num=options.steps)
-    pass_gib = memory_gib(world.device, peak=True)
-    if options.profile:
-        profile(forward_backward, pass_s, world)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+        total = torch.zeros((), device=device)
+        for batch in batches:
+            loss = forward(batch)
+            (loss / world.dp_size).backward()
+            total += loss.detach()
+        losses.append(total.item())
 
     def step() -> None:
         clip_grad_norm(model, 1.0, world)
         optimizer.step()
 
+    with torch.no_grad():
+        forward_s = timed(lambda: [*map(forward, batches)], device, num=options.steps)
+    pass_s = timed(lambda: forward_backward(batches), device, num=options.steps)
+    peak_pass_gib, loss = peak_gib(device), losses[-1]
+    if options.profile:
+        profile(lambda: forward_backward(batches), pass_s, world)
+    alone = [pack(samples[:1], device=device)]
+    launch_s = timed(lambda: forward_backward(alone), device, num=options.steps)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     step_s: float | None = None
     try:
-        step_s = all_reduce_max(timed(step, world.device, num=options.steps), world)
+        step_s = all_reduce_max(timed(step, device, num=options.steps), world)
     except torch.cuda.OutOfMemoryError:
         step_s = None  # there is no room for the optimizer's state; report the passes only
     pass_s, forward_s = all_reduce_max(pass_s, world), all_reduce_max(forward_s, world)
-    flops = work(name, num_tokens, options.seq_len, len(batch[-1])) * world.dp_size
     # With random weights, the loss starts near the log of the vocabulary size.
-    expected = math.log(SHAPES[name][5])
-    assert abs(first_losses[0] * world.dp_size - expected) < 1.5, (first_losses, expected)
+    assert abs(loss - math.log(vocab)) < 1.5, (loss, math.log(vocab))
+    flops = operations(name, batches) * world.dp_size
     return {
         "shape": name,
         "mesh": f"{world.dp_size}x{world.tp}",
-        "tokens": num_tokens,
+        "tokens": tokens,
         "liger": liger,
         "checkpointing": checkpointing,
+        "share_prefixes": share,
         "master": options.master,
         "forward_s": forward_s,
         "forward_backward_s": pass_s,
         "step_s": step_s,
-        "tokens_per_s": num_tokens * world.dp_size / pass_s,
+        "launch_s": launch_s,
+        "computed_tokens": sum(len(batch.row.ids_N) for batch in batches),
+        "tokens_per_s": sum(len(sample.ids) for sample in samples) * world.dp_size / pass_s,
         "utilisation": flops / pass_s / peak_flops / world.world_size,
-        "peak_pass_gib": pass_gib,
-        "peak_all_gib": memory_gib(world.device, peak=True),
+        "loss": loss,
+        "peak_pass_gib": peak_pass_gib,
+        "peak_all_gib": peak_gib(device),
     }
-
-
-def cases(options: argparse.Namespace) -> list[tuple[bool, str, int, str]]:
-    """All cases, those without liger first: its RoPE patch affects every later model."""
-    chosen = sorted({name == "on" for name in options.liger})
-    return [
-        (liger, name, tokens, checkpointing)
-        for liger in chosen
-        for name in options.shapes
-        for tokens in options.tokens
-        for checkpointing in options.checkpointing
-    ]
 
 
 def main() -> None:
@@ -259,42 +261,32 @@ def main() -> None:
     world = init_world(options.tp, device="cpu" if options.dry_run else None)
     peak_flops = matmul_peak(world.device)
     compute = torch.bfloat16 if world.device.type == "cuda" else torch.float32
-
-    def say(line: str) -> None:
-        if world.rank == 0:
-            print(line, flush=True)
-
-    say(
-        f"torch {torch.__version__}, {world.world_size} x {world.device.type}, "
-        f"attention {attention_backend(world.device, compute)}, "
-        f"matmul {peak_flops / 1e12:.0f} TFLOP/s"
-    )
-    for name in options.shapes:
-        most = max(options.tokens)
-        gib = logprob_memory(name, most, world.device)
-        say(f"fused log-prob, {name}, {most} positions: {gib:.2f} GiB above inputs and gradients")
-    say("shape mesh tokens liger checkpointing | forward fwd+bwd step | tok/s util | GiB pass all")
-    for liger, name, tokens, checkpointing in cases(options):
+    if world.rank == 0:
+        print(
+            f"torch {torch.__version__}, {world.world_size} x {world.device.type}, "
+            f"attention {attention_backend(world.device, compute)}, "
+            f"matmul {peak_flops / 1e12:.0f} TFLOP/s"
+        )
+    # Those without liger first: its RoPE patch affects every later model.
+    on = sorted({name == "on" for name in options.liger})
+    shares = [False, True] if options.groups else [False]
+    for liger, name, tokens, checkpointing, share in product(
+        on, options.shapes, options.tokens, options.checkpointing, shares
+    ):
         restart_peak(world.device)
-        head = f"{name} {world.dp_size}x{world.tp} {tokens} {'on' if liger else 'off'}"
         try:
             row = measure(
                 name, tokens, options, world, liger=liger, checkpointing=checkpointing,
-                peak_flops=peak_flops,
+                share=share, peak_flops=peak_flops,
             )  # fmt: skip
         except torch.cuda.OutOfMemoryError as error:
             if world.world_size > 1:
                 raise  # the other ranks are waiting in a collective
-            say(f"{head} {checkpointing} | out of memory: {str(error)[:80]}")
+            row = {"shape": name, "tokens": tokens, "liger": liger, "checkpointing": checkpointing}
+            show(row | {"share_prefixes": share, "out of memory": str(error)[:80]})
             continue
-        step_s = row["step_s"]
-        step = f"{step_s * 1e3:.1f} ms" if isinstance(step_s, float) else "out of memory"
-        say(
-            f"{head} {checkpointing} | {row['forward_s'] * 1e3:.1f} ms "
-            f"{row['forward_backward_s'] * 1e3:.1f} ms {step} | {row['tokens_per_s']:.0f} "
-            f"{row['utilisation']:.2f} | {row['peak_pass_gib']:.1f} {row['peak_all_gib']:.1f}"
-        )
         if world.rank == 0:
+            show(row)
             keep(row, options.out)
     close_world(world)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -124,19 +124,13 @@ def progress_folder(folder: Path) -> Path:
 
 
 def warm_start(
-    learner: Learner,
-    config: Config,
-    rendering: Rendering,
-    *,
-    folder: Path,
-    after_step: Callable[[int], None] | None = None,
+    learner: Learner, config: Config, rendering: Rendering, *, folder: Path
 ) -> dict[str, float]:
     """Train the learner, in place, to imitate the teachers. Each rank takes its share of a batch.
 
     Writes `warm_start.jsonl` to the run's `folder`. For a restart it keeps the games, and a
-    checkpoint every `warm_start.save_every` optimizer steps, in `progress_folder`. `after_step` is
-    called after each step with the number of finished steps. Returns the metrics averaged over the
-    last LOG_EVERY optimizer steps.
+    checkpoint every `warm_start.save_every` optimizer steps, in `progress_folder`. Returns the
+    metrics averaged over the last LOG_EVERY optimizer steps.
     """
     warm, world, settings = config.warm_start, learner.world, UpdateSettings.of(config)
     teachers = TeacherSettings.of(config)
@@ -162,8 +156,6 @@ def warm_start(
             final_share=0.05,
         )
         recent.append(optimizer_step(learner, [part], lr=lr, settings=settings))
-        if after_step is not None:
-            after_step(step + 1)
         if (step + 1) % LOG_EVERY == 0 or step + 1 == len(batches):
             means = {name: sum(m[name] for m in recent) / len(recent) for name in recent[-1]}
             log.append({"step": step + 1, **means})

@@ -10,10 +10,10 @@ from types import ModuleType
 import pytest
 import yaml
 
-from bench.documented import PAST, parts
 from dialop.kit import load_kit
 from selfplay.config import Config
 from selfplay.config.settings import described, renamed_keys
+from tests.helpers.documented import PAST, parts
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import train
-from bench.shapes import SHAPES, qwen2_config
+from bench.rows import SHAPES
+from bench.shapes import qwen2_config
 from selfplay.apps.plan.dry_run import advice, model_shape
 from selfplay.apps.plan.memory import (
     GIB,

@@ -3,10 +3,8 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from bench.branch_variance import noise_and_signal
 from tests.helpers.processes import HANG_S, TESTS, start
 from tests.helpers.tiny_run import (
     RUN_GAP,
@@ -66,9 +64,3 @@ def test_two_ranks_take_the_step_of_one(branched: Path, tmp_path: Path) -> None:
         assert shared[name] == pytest.approx(alone[name], abs=1e-12), name
     for name in ("policy_loss", "grad_norm", "entropy", "ratio_mean"):
         assert shared[name] == near(alone[name], RUN_STEP), name
-
-
-def test_noise_and_signal_by_hand() -> None:
-    """Gradients (3, 0) and (1, 0): mean (2, 0), noise 1 + 1, signal 4 - 2/2."""
-    gram_RR = np.array([[9.0, 3.0], [3.0, 1.0]])
-    assert noise_and_signal(gram_RR, np.arange(2)) == pytest.approx((2.0, 3.0))

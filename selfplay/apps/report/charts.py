@@ -139,17 +139,10 @@ def area_chart(title: str, lines: Sequence[Line], *, note: str = "") -> Chart | 
         return _chart(title, figure, axes, lines, (), note)
 
 
-def curves_svg(
-    runs: Mapping[str, Sequence[Mapping[str, Any]]],
-    *,
-    y: str,
-    title: str,
-    alike: Mapping[str, str] | None = None,
-) -> str:
+def curves_svg(runs: Mapping[str, Sequence[Mapping[str, Any]]], *, y: str, title: str) -> str:
     """Metric `y` against `step`, one line a run, on white and with its own legend.
 
-    `alike` maps runs to a common name: runs with the same name share a colour and one entry of the
-    legend. Rows without a finite `y` are left out; the interval of a row that holds `{y}_low` and
+    Rows without a finite `y` are left out; the interval of a row that holds `{y}_low` and
     `{y}_high` is a thin vertical line. Raises ValueError if nothing is left to draw.
     """
     lines = {
@@ -163,15 +156,12 @@ def curves_svg(
     lines = {name: points for name, points in lines.items() if points}
     if not lines:
         raise ValueError(f"curves_svg needs rows with {y!r}, got none in {list(runs)}")
-    kinds = {name: alike[name] if alike else name for name in lines}
-    entries = list(dict.fromkeys(kinds.values()))
     with mpl.rc_context({name: _STYLE[name] for name in _STYLE if "color" not in name}):
         figure = Figure(figsize=(7.2, 3.2), layout="constrained")
         axes = figure.add_subplot(xlabel="step", ylabel=y.replace("_", " "))
         axes.set_title(on_one_line(title), loc="left")
         axes.grid(axis="y", alpha=0.4)
-        for name, points in lines.items():
-            number = entries.index(kinds[name])
+        for number, (name, points) in enumerate(lines.items()):
             colour = COLOURS[number % len(COLOURS)]
             axes.plot(
                 *zip(*points, strict=True),
@@ -189,8 +179,7 @@ def curves_svg(
                 alpha=0.6,
                 linewidth=1,
             )
-        shown = {kinds[name]: line for name, line in zip(lines, axes.lines, strict=True)}
-        figure.legend(shown.values(), map(on_one_line, shown), loc="outside right upper")
+        figure.legend(axes.lines, [*map(on_one_line, lines)], loc="outside right upper")
         return _svg(figure)
 
 

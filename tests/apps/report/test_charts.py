@@ -27,14 +27,6 @@ def test_labels_legend_and_escapes() -> None:
     assert {"Talk & score", "step", "score", "talk <1>", "control"} <= set(texts)
 
 
-def test_runs_of_one_kind_share_a_colour_and_an_entry() -> None:
-    runs = {name: rows(0.0, 1.0) for name in ("a, seed 0", "a, seed 1", "b, seed 0")}
-    alike = {name: name[0] for name in runs}
-    svg = curves_svg(runs, y="score", title="t", alike=alike)
-    assert [texts_of(svg).count(entry) for entry in ("a", "b", "a, seed 0")] == [1, 1, 0]
-    assert COLOURS[1] in svg and COLOURS[2] not in svg
-
-
 def test_the_axis_holds_the_interval_of_a_value() -> None:
     points = [{"step": step, "score": 0.5, "score_low": 0.1, "score_high": 0.9} for step in (0, 1)]
     bare = [{"step": step, "score": 0.5} for step in (0, 1)]

@@ -2,7 +2,7 @@
 prints the result of each.
 
     git clone . ../fresh && cd ../fresh && make train ARGS="steps=2 warm_start.num_games=640"
-    .venv/bin/python -m bench.documented [--only TEXT]
+    .venv/bin/python -m tests.helpers.documented [--only TEXT]
 
 Commands are run as written, except that placeholders are filled in (RUN is runs/tiny) and long runs
 have fewer games and steps; the table shows what ran. Servers must answer a request. If
@@ -24,11 +24,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAST = ("changes.md", "log.md")  # pages with past commands, under their old names
 LIMIT_S = 900
 PROGRAMS = r"(?:\w+=\S* )*(?:python|torchrun|make|pip|docker|source|tensorboard|echo|selfplay-\w+) "
-GPU_BENCHES = "loop|peers|rollout|shared_prefix|table|update"
+GPU_BENCHES = "loop|peers|rollout|table|update"
 RECORDED = {"optimization": "matching", "planning": "planning", "mediation": "mediation"}
 # A command needs what the first matching pattern says.
 NEEDS = {
@@ -40,7 +40,7 @@ NEEDS = {
     r"HF_TOKEN": "a token of the hub",
     r"selfplay.apps.serve |endpoint:": "SGLang (tests/sglang/test_serve.py)",
     r"^(make|pip|source)|selfplay-": "an environment of its own",
-    r"chat_templates|methods_curves|branch_variance|readings": "files of its own",
+    r"chat_templates|readings": "files of its own",
 }
 STAND_INS = {
     r"runs/no_kl/checkpoints/\w+": "runs/no_kl",
