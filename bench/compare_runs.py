@@ -25,7 +25,6 @@ from selfplay.config import Config, load_config
 from selfplay.config.settings import difference
 from selfplay.errors import SettingsError
 from selfplay.evaluation.game_text import game_text
-from selfplay.evaluation.report import fenced
 from selfplay.metrics.console import clock
 from selfplay.metrics.tables import show_interval
 
@@ -233,6 +232,8 @@ def write_curves(runs: Sequence[Run], folder: Path, *, name: str) -> list[str]:
 
 def one_game(run: Run) -> str:
     """The held-out game with the largest gain, before and after, among those kept in full."""
+    from selfplay.evaluation.report import fenced  # loads torch
+
     before = {game["instance"]: game for game in run.before["sampled"]["games"]}
     pairs = [
         (before[game["instance"]], game)

@@ -10,7 +10,7 @@ valued by the written levels ("search"), and the share of cells with the teacher
 from the first value to the second is misreading, from the second to the third failed search.
 
 Planning and mediation, the sampled held-out games before and after self-play and the logged games
-of the last two steps: the agents' private points against a teacher's, the log-probs of sites and
+of the last two steps: the agents' private points against a teacher's, the log-probs of points and
 flights, and the loss of the agreed pairs. Log-probs are as sampled, in nats. Loads no model.
 """
 
@@ -51,9 +51,7 @@ Record = Mapping[str, Any]
 Token = tuple[str, float]  # a piece of text and its log-prob
 POINTS = re.compile(r"^(.+)\|(-?\d+)$", re.MULTILINE)
 TEACHER = "searcher:legs=1,think=points"
-ASKED = re.compile(r"distance_to\(([^)]+)\)")
 LAST_STEPS = 2
-GAMES = ("matching", "planning", "mediation")
 COLUMNS = ("true levels", "written levels", "proposed", "search", "levels right")
 
 
@@ -63,8 +61,10 @@ def main(words: Sequence[str] | None = None) -> None:
     folder = parser.parse_args(words).run
     try:
         run = read_run(folder)
-        if run.game not in GAMES:
-            raise ValueError(f"RUN must be of {', '.join(GAMES)}, got {run.game or 'no game'}")
+        if run.game not in ("matching", "planning", "mediation"):
+            raise ValueError(
+                f"RUN must be of matching, planning or mediation, got {run.game or 'no game'}"
+            )
         logged = (folder / "games.jsonl").read_text(encoding="utf-8").splitlines()
     except (ValueError, OSError) as error:
         sys.exit(ended("readings", error))
@@ -76,8 +76,7 @@ def main(words: Sequence[str] | None = None) -> None:
     newest = max((game["step"] for game in run.games), default=0)
     last = [game for game in run.games if game["step"] > newest - LAST_STEPS]
     parts["after"] = (*parts.get("after", ()), *last)
-    for line in {"planning": planning, "mediation": mediation}[run.game](parts):
-        print(line)
+    print("\n".join((planning if run.game == "planning" else mediation)(parts)))
 
 
 def matching(games: Sequence[Record], held_out: Mapping[str, Sequence[Record]]) -> Iterator[str]:
@@ -149,16 +148,6 @@ def planning(parts: Mapping[str, Sequence[Record]]) -> Iterator[str]:
     of_points = [-nats for text, nats in tokens if re.fullmatch(r"\|-?\d+", text)]
     of_all = -sum(nats for _, nats in tokens)
     yield f"a point {fmean(of_points):.2f} nats, all {sum(of_points) / of_all:.2f} of a game's"
-    of_sites, num_asked = [], 0
-    for game, _ in found:
-        names = {site["name"] for site in game["state"]["instance"]["sites"]}
-        asked = {name for turn in game["turns"] for name in ASKED.findall(turn["text"])}
-        plans = [turn for turn in game["turns"] if turn["action"] == "propose"]
-        num_asked += any(name in plan["text"] for plan in plans for name in asked)
-        drawn = [token for plan in plans for token in plan["tokens"] if token[0] in names - asked]
-        of_sites += [-nats for _, nats in drawn]
-    yield f"a site beside the one asked for {fmean(of_sites):.2f} nats, of {len(names)} sites"
-    yield f"the site asked for is proposed in {num_asked} games"
 
 
 def _points(game: Record) -> np.ndarray:
@@ -211,14 +200,9 @@ def _numbers(tokens: Sequence[Token]) -> Iterator[list[Token]]:
 
 def _terms(instance: MediationInstance) -> np.ndarray:
     """Calendar, price and arrival of both users together, for each pair of flights [3, F0, F1]."""
-    first, second = instance.users
-    return np.stack(
-        [
-            np.add.outer(calendar_costs(first), calendar_costs(second)),
-            np.add.outer(price_costs(first), price_costs(second)),
-            2 * arrival_costs(instance.users, instance.arrival_pref),
-        ]
-    )
+    users = instance.users
+    own = [np.add.outer(*map(costs, users)) for costs in (calendar_costs, price_costs)]
+    return np.stack([*own, 2 * arrival_costs(users, instance.arrival_pref)])
 
 
 if __name__ == "__main__":

@@ -14,26 +14,17 @@ import argparse
 import math
 import statistics
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dialop.kit import Kit, load_kit
-from dialop.matching.board import MatchingInstance
 
-BRIEF = {"brief": True, "private_reasoning": True}
-TINY = {"p_observed": 0.5, "scale": False, "max_value": 10, **BRIEF}
 TINY_CITY = {"sites": 6, "slots": 1, "preferences": 1, "distance": False, "simple": True}
 NO_PRICES = {"p_shared": 0.0, "max_price_pref": 0, "max_arrival_pref": 0}
 INSTANCES: dict[str, tuple[str, dict[str, Any]]] = {
     "8x8": ("matching", {"private_reasoning": True}),
-    "4x4": ("matching", {"private_reasoning": True, "size": 4}),
-    "3x3": ("matching", {**TINY, "size": 3}),
-    "2x2": ("matching", {**TINY, "size": 2, "keep": "exactly_one"}),
     "city": ("planning", {}),
     "tiny_city": ("planning", TINY_CITY),
     "calendar": ("mediation", {}),
@@ -42,10 +33,7 @@ INSTANCES: dict[str, tuple[str, dict[str, Any]]] = {
 TEAMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "matching": (
         *(("random", "random"), ("solo", "solo"), ("honest", "honest")),
-        *(("honest:think=swaps",) * 2, ("honest:reply=tell",) * 2),
         *(("honest:tell=top",) * 2, ("honest:tell=rows",) * 2),
-        *(("honest:plan=own",) * 2, ("honest:plan=guess",) * 2, ("honest:plan=random",) * 2),
-        *(("honest", "solo"), ("honest", "random")),
     ),
     "planning": (
         *(("teller", "searcher"), ("teller:rounds=1", "searcher"), ("teller:rounds=2", "searcher")),
@@ -72,9 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--num", type=int, default=1000, help="number of instances")
-    parser.add_argument(
-        "--of", "--board", choices=INSTANCES, default="8x8", help="kind of instance"
-    )
+    parser.add_argument("--of", choices=INSTANCES, default="8x8", help="kind of instance")
     parser.add_argument("--seed", type=int, default=1_000_003, help="seed of the instances")
     args = parser.parse_args(argv)
     name, words = INSTANCES[args.of]
@@ -84,8 +70,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     instances = kit.generate(options, seed=args.seed, start=0, num=args.num)
     print(f"{args.num / (time.perf_counter() - begin_s):.1f} instances/s on one core")
     print(kit.figures(instances))
-    if args.of == "2x2":
-        print(f"best plan from own cells alone: {best_unheard(instances):.3f}")
     print(
         "\n| team | score | agreed | moves | messages | words | proposals | searches | rejections |"
     )
@@ -96,32 +80,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         print("\nwithout messages:")
         for spec in SILENT:
             print(row(kit, instances, (spec,) * 3, replace(options, messages=False)))
-
-
-def best_unheard(instances: Sequence[MatchingInstance]) -> float:
-    """The mean share of the best value that a plan can reach from one seat's cells alone.
-
-    A 2x2 board has two plans, the table's diagonals. On nine of ten instances, the mean difference
-    of their values is estimated for each set of cells that a seat can see. The sign selects a plan,
-    which is valued on the tenth instance. It is better than the solo plan, because boards are kept
-    or rejected by the value of solo plans.
-    """
-    leads: dict[bytes, float] = defaultdict(float)
-    for number, instance in enumerate(instances):
-        for view_RP, shares in own_views(instance) if number % 10 else ():
-            leads[view_RP.tobytes()] += shares[0] - shares[1]
-    return statistics.fmean(
-        shares[0 if leads[view_RP.tobytes()] > 0 else 1]
-        for instance in instances[::10]
-        for view_RP, shares in own_views(instance)
-    )
-
-
-def own_views(instance: MatchingInstance) -> list[tuple[NDArray[np.int_], tuple[float, float]]]:
-    """For each seat of a 2x2 board its cells (-1: not seen) and the shares of both plans."""
-    table_RP = np.array(instance.table)
-    first, second = (instance.norm(float(np.trace(t))) for t in (table_RP, table_RP[::-1]))
-    return [(np.where(mask, table_RP, -1), (first, second)) for mask in np.array(instance.masks)]
 
 
 def row(kit: Kit, instances: Sequence[Any], team: tuple[str, ...], options: Any) -> str:

@@ -32,8 +32,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import train
-
 ROOT = Path(__file__).resolve().parents[1]
 WARM_START, LOOP, END = range(3)
 # A stage: its part of the run, its function, and the highest number of a call (per process) at
@@ -81,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, help="self-play steps; default: 3 for each kill")
     parser.add_argument("--out", type=Path, help="keeps the two run folders here")
     asked = parser.parse_args(arguments)
+    importlib.import_module("train")  # once, before the forks
     home = asked.out or Path(tempfile.mkdtemp(prefix="selfplay-soak-"))
     home.mkdir(parents=True, exist_ok=True)
     steps = asked.steps or 3 * asked.kills
@@ -250,7 +249,8 @@ def train_with_marks(marks: int, goal: dict[str, Any], words: Sequence[str]) -> 
         *owners, name = name.split(".")
         owner = functools.reduce(getattr, owners, importlib.import_module(module))
         setattr(owner, name, marked(stage, getattr(owner, name)))
-    return train.main(words)
+    status: int = importlib.import_module("train").main(words)
+    return status
 
 
 def contents(folder: Path) -> dict[str, object]:

@@ -63,7 +63,7 @@ def arguments() -> argparse.Namespace:
     chosen = parser.parse_args()
     if chosen.dry_run:
         chosen.shapes, chosen.tokens, chosen.seq_len = ["tiny"], [256, 512], 60
-        chosen.liger, chosen.checkpointing, chosen.steps = ["off"], ["none"], 2
+        chosen.liger, chosen.steps = ["off"], 2
         chosen.prompt, chosen.own = 64, 32
     return chosen
 
@@ -188,6 +188,7 @@ def measure(
     The rows are one rank's; all ranks have equally many.
     """
     master = getattr(torch, options.master)
+    torch.manual_seed(world.rank)  # the same weights with and without shared prefixes
     model = random_model(name, world, master=master, liger=liger, checkpointing=checkpointing)
     device, vocab = world.device, SHAPES[name][5]
     if options.groups:

@@ -28,7 +28,7 @@ SOURCES = {
     "train.py": ("train.py", "selfplay/preflight/*.py", "selfplay/config/*.py"),
     "eval.py": ("eval.py", "selfplay/evaluation/*.py", "selfplay/preflight/*.py"),
     "dialop": ("dialop/*.py", "dialop/*/*.py"),
-    "bench.shared_prefix": ("bench/shared_prefix.py", "bench/rows.py"),
+    "bench.update": ("bench/update.py", "bench/rows.py"),
     "bench.peers": ("bench/peers.py", "bench/rows.py"),
 }
 COMMAND = re.compile(r"(?:^|[\s|`])(?:python3?|torchrun|selfplay-\w+|make) [^`|]*")

@@ -1,27 +1,32 @@
 """The benches run: each on its tiny shape on a CPU, by the path that the true shapes take."""
 
 import json
-import math
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench import branch_variance, imitation_loss, loop, readings, rollout, table
+from bench import loop, readings, rollout, table
+from bench.chat_templates import main as judge_templates
+from bench.chat_templates import outcome
+from bench.readings import mediation, planning
+from bench.rows import STAGES
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import load_config
 from selfplay.config.settings import dump
 from selfplay.data.instances import TRAIN, generated
 from selfplay.metrics.step import game_record
-from selfplay.model.policy import export, scratch_model
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import scripted_games
 from selfplay.warm_start import scratch_tokenizer
+from tests.helpers.chat_families import TEMPLATES
 from tests.helpers.processes import HANG_S
-from tests.helpers.tiny_run import finished
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,7 +76,7 @@ def test_the_loop_bench_measures_every_stage_of_a_step(config: str, tmp_path: Pa
         "loop", "--out", str(out), *(["--config", f"configs/{config}.yaml"] if config else [])
     )
     [row] = [json.loads(line) for line in out.read_text().splitlines()]
-    stages = [row[f"{stage}_s"] for stage in loop.STAGES]
+    stages = [row[f"{stage}_s"] for stage in STAGES]
     assert all(seconds > 0 for seconds in stages)
     assert row["step_s"] > sum(stages) * 0.95
     assert row["num_games"] == 4
@@ -84,7 +89,7 @@ def test_the_loop_bench_measures_every_stage_of_a_step(config: str, tmp_path: Pa
 def test_the_share_of_other_stages_is_taken_step_by_step() -> None:
     """Steps of (play, update, all) seconds. The medians of the columns, 4, 4 and 10, are of
     different steps and would give 0.2."""
-    warm_up = dict.fromkeys([f"{stage}_s" for stage in (*loop.STAGES, "step")], 1.0)
+    warm_up = dict.fromkeys([f"{stage}_s" for stage in (*STAGES, "step")], 1.0)
     warm_up |= {"num_generated_tokens": 1.0, "num_packed_tokens": 1.0}
     steps = [
         warm_up | {"play_s": play, "update_s": update, "step_s": step}
@@ -111,27 +116,16 @@ def test_the_table_has_a_line_for_each_case_and_names_what_failed(
 
 
 @pytest.mark.slow
-def test_the_shared_prefix_bench_computes_fewer_tokens_for_the_same_loss() -> None:
-    _, plain, shared, line = run_bench("shared_prefix").splitlines()
-    plain, shared = json.loads(plain), json.loads(shared)
-    # 4 prompts of 64 tokens instead of 32.
-    assert plain["computed_tokens"] - shared["computed_tokens"] == (32 - 4) * 64
-    assert abs(plain["loss"] - shared["loss"]) < 1e-5
-    assert line.endswith("gradient cosine 1.000000")
-
-
-@pytest.mark.slow
-def test_the_branch_bench_compares_gradients_of_a_finished_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = finished()
-    words = ["--run", str(run), "--config", str(run / "config.yaml"), "--instances", "0"]
-    words += ["--setting", "groups:", "--setting", "branches: rollout.branch.turns=first"]
-    monkeypatch.setattr(sys, "argv", ["bench.branch_variance", *words, "--steps", "8"])
-    capsys.readouterr()
-    branch_variance.main()
-    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
-    assert [row[0] for row in rows if row[0].startswith("| ")][1:] == ["| groups", "| branches"]
+def test_shared_prefixes_compute_fewer_tokens_for_the_same_loss(tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    run_bench("update", "--groups", "4", "--checkpointing", "none", "--out", str(out))
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    for plain, shared in zip(rows[::2], rows[1::2], strict=True):
+        assert not plain["share_prefixes"] and shared["share_prefixes"]
+        # A prompt of 64 tokens once a row instead of once a transcript.
+        saved = plain["computed_tokens"] - shared["computed_tokens"]
+        assert 0 < saved <= (32 - 4) * 64 and saved % 64 == 0
+        assert abs(plain["loss"] - shared["loss"]) < 1e-5
 
 
 def test_a_table_leads_each_case_to_its_ranks_and_mesh() -> None:
@@ -194,70 +188,93 @@ def test_a_load_may_have_more_games_than_a_step_of_the_config() -> None:
     assert [len(keys) for keys in boards] == [6, 6] and len({*boards[0], *boards[1]}) == 6
 
 
-@pytest.mark.parametrize("split", [False, True])
-def test_the_loss_of_a_player_that_knows_nothing_is_that_of_uniform_tokens(
-    split: bool, tmp_path: Path
-) -> None:
-    """Weights of 0 give every token the same probability: a line costs ln V a token, and the k-th
-    line of a plan gives (k - 1) / 3 to reviewers who are taken."""
-    shape = (
-        "model.scratch={width: 8, layers: 1, heads: 1, kv_heads: 1, mlp_width: 8, vocab_size: 320"
-    )
-    config = load_config(
-        None,
-        [
-            f"{shape}, tokenizer_games: 20, max_positions: 512}}",
-            f"model.scratch.split_lines={str(split).lower()}",
-            "game={size: 3, brief: true, private_reasoning: true}",
-            'warm_start={num_games: 1, teachers: ["honest:think=trial,stray=0.5,slip=0.5"]}',
-            "rollout={max_new_tokens: 8, max_game_tokens: 400}",
-        ],
-    )
-    tokenizer = scratch_tokenizer(config)
-    model = scratch_model(config.model.scratch, vocab_size=len(tokenizer), seed=0)
-    for parameter in model.parameters():
-        parameter.data.zero_()
-    export(model, tokenizer, tmp_path / "warm_start")
-    (tmp_path / "config.yaml").write_text(dump(config))
-    found = imitation_loss.examine(tmp_path / "warm_start", num=6, device="cpu", temperatures=[1.0])
-    token = math.log(len(tokenizer))
-    near = {"rel": 1e-5}
-    assert found["loss"]["token"] == pytest.approx(token, **near)
-    assert found["loss"]["table"] == pytest.approx(2 * token, **near)  # a name and a level
-    for kind in ("trial first", "trial last", "plan first", "plan middle"):
-        assert found["loss"][kind] == pytest.approx((1 + split) * token, **near), kind
-    for part in ("trial", "plan"):
-        for shares in found[f"taken in {part}"].values():
-            assert shares == pytest.approx([0.0, 1 / 3, 2 / 3], rel=1e-5)
-    assert found["play at 1"]["games"] == 6 and found["play at 1"]["score"] == 0.0
-
-
-def test_a_warm_start_is_trained_and_watched_for_taken_reviewers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With a learning rate of 0 the random weights know nothing: on 3 lines (1/3 + 2/3) / 2."""
-    config = tmp_path / "config.yaml"
-    words = ["warm_start.lr=0", "threads=1", f"out={tmp_path / 'run'}"]
-    config.write_text(
-        "model: {scratch: {tokenizer_games: 20, width: 32, layers: 1, heads: 2, kv_heads: 2,"
-        " init_range: 0.001, split_lines: true}}\n"
-        "game: {size: 3, brief: true, private_reasoning: true}\n"
-        "rollout: {max_new_tokens: 8, max_game_tokens: 400}\n"
-        "warm_start: {num_games: 16, keep: all, batch_size: 8, first_games: 8, teachers:"
-        " ['honest:think=trial,trials=2'], first_teachers: ['random:think=trial,trials=2']}\n"
-    )
-    imitation_loss.main(["--train", str(config), "--every", "2", "--num", "4", *words])
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
-    measured = [json.loads(line) for line in lines]
-    assert [row["step"] for row in measured] == [2, 4]
-    for row in measured:
-        assert row["trial"] == pytest.approx(0.5, abs=0.01)
-        assert row["plan"] == pytest.approx(0.5, abs=0.01)
-    assert (tmp_path / "run" / "warm_start" / "config.json").exists()
-
-
 @pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not() -> None:
     """Six SIGKILLs; `make soak` has 25, in every stage."""
     said = run_bench("soak", "--kills", "6", dry_run=False)
     assert "6 kills: " in said and "are the same bit for bit" in said
+
+
+def record_of(game: str, spec: str, *words: str) -> dict[str, Any]:
+    """A scripted game. Numbers and the sites of a plan are tokens of 1 nat, all others have 0."""
+    config = load_config(None, [f"game={{name: {game}, brief: true}}", "model.path=x", *words])
+    instances = generated("test", game=config.game, seed=3, start=0, num=1)
+    setups = scripted_games(instances, spec=spec, game=config.game)
+    (episode,) = play_scripted(setups, limits=limits_of(config.rollout))
+    record = game_record(episode, step=1)
+    for turn in record["turns"]:
+        pieces = re.split(
+            r"(\|-?\d+|(?<=id )\d|(?<= \[)[^],]+|(?<=, )[^],]+(?=[],]))", turn["text"]
+        )
+        turn["tokens"] = [(piece, -float(place % 2)) for place, piece in enumerate(pieces)]
+    return record
+
+
+def test_a_teachers_points_are_right_and_other_points_are_not() -> None:
+    words = ("game.private_reasoning=true", "rollout.max_turns=20")
+    record = record_of("planning", "searcher:legs=1,think=points", *words)
+    num = len(record["state"]["instance"]["sites"])
+    head, right, *_ = planning({"before": [record]})
+    assert head == f"1 of 1 games, {num} points"
+    assert right.startswith("equal to the teacher's 1.00,") and "correlation 1.00" in right
+    for turn in record["turns"]:
+        turn["text"] = re.sub(r"\|(-?\d+)$", r"|9\1", turn["text"], flags=re.MULTILINE)
+        turn["text"] = turn["text"].replace("|9-", "|-9")
+    _, wrong, *_ = planning({"before": [record]})
+    assert wrong.startswith("equal to the teacher's 0.00,")
+
+
+def test_ids_are_read_from_plans_and_costs_against_the_best_pair() -> None:
+    record = record_of("mediation", "honest", "rollout.max_turns=20")
+    first = next(mediation({"after": [record]}))
+    assert first.startswith("after: 1 games; an id 1.") or "an id 2." in first
+    best = record["state"]["play"]
+    best["agreed"] = best_pair(record)
+    lines = list(mediation({"after": [record]}))
+    assert lines[2].endswith("calendar, price, arrival: 0.0, 0.0, 0.0")
+    assert not lines[3].endswith("0.0, 0.0, 0.0")
+
+
+def best_pair(record: dict[str, Any]) -> list[int]:
+    """The pair with the highest score, by trying all of them."""
+    from dialop.mediation.game import MediationGame
+    from dialop.mediation.score import pair_costs
+
+    instance = MediationGame.from_state(record["state"]).instance
+    sizes = [range(len(user.flights)) for user in instance.users]
+    pairs = [(a, b) for a in sizes[0] for b in sizes[1]]
+    return list(max(pairs, key=lambda pair: sum(c.total for c in pair_costs(instance, pair))))
+
+
+EXPECTED = {
+    "qwen25": "extended",
+    "qwen3": "turn by turn",
+    "glm45": "turn by turn",
+    "llama2": "refused: the chat template writes ' '",
+    "gpt_oss": "refused: ",
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_outcome_is_that_of_the_template(name: str) -> None:
+    assert outcome((TEMPLATES / f"{name}.jinja").read_text(), {}).startswith(EXPECTED[name])
+
+
+def test_nothing_is_taken_that_is_not_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    judge_templates([str(TEMPLATES), "--names"])
+    said = capsys.readouterr().out
+    assert "WRONG" not in said
+    assert "qwen25" in said and "the same as another" not in said
+
+
+def test_odd_files_cost_only_themselves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(TEMPLATES / "qwen25.jinja", tmp_path)
+    (tmp_path / "a.py").mkdir()
+    (tmp_path / "old.py").write_text("print 'Python 2'\n")
+    judge_templates([str(tmp_path), "--names"])
+    said = capsys.readouterr()
+    assert "1 | extended" in said.out
+    assert said.err.startswith(f"{tmp_path / 'old.py'}: left out") and said.err.count("\n") == 1
+    with pytest.raises(SystemExit) as ended:
+        judge_templates([str(tmp_path / "nothing")])
+    assert ended.value.code == 2 and "FOLDER must be a folder" in capsys.readouterr().err
