@@ -81,40 +81,29 @@ LONE_7B = [
 ]
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shape", choices=SHAPES, default="0.5B")
-    parser.add_argument(
-        "--config", type=Path, default=None, help="settings, adapters and reference of this file"
-    )
-    parser.add_argument("--tp", type=int, default=1, help="tensor parallel ranks of the update")
-    parser.add_argument("--fsdp", type=int, default=None, help="FSDP ranks of the update")
-    parser.add_argument("--engine-tp", type=int, default=None, help="default: same as --tp")
-    parser.add_argument(
-        "--games", type=int, default=None, help="games per GPU; default: depends on the shape"
-    )
-    parser.add_argument("--tries", type=int, default=4, help="refused moves per game")
-    parser.add_argument("--turn-tokens", type=int, default=64, help="tokens sampled per move")
-    parser.add_argument("--mean", type=int, help="mean tokens of a turn of natural length")
-    parser.add_argument("--steps", type=int, default=2, help="timed steps, after one for warm-up")
-    parser.add_argument(
-        "--mem-fraction", type=float, default=None, help="default: 0.3, or 0.25 for 7B on one GPU"
-    )
-    parser.add_argument("--attention", default="triton", help="the engine's attention backend")
-    parser.add_argument(
-        "--engine", choices=["sglang", "hf"], default=None, help="default: hf in a dry run"
-    )
-    parser.add_argument(
-        "--checkpointing", default=None, help="none or full; default: full for 7B on one GPU"
-    )
-    parser.add_argument(
-        "--set", nargs="*", default=[], metavar="key=value", help="override any setting"
-    )
-    parser.add_argument("--out", type=Path, default=None, help="append one JSON line to this file")
-    parser.add_argument("--dry-run", action="store_true", help="run a tiny shape on the CPU")
-    chosen = parser.parse_args()
+    add = parser.add_argument
+    add("--shape", choices=SHAPES, default="0.5B")
+    add("--config", type=Path, help="settings, adapters and reference of this file")
+    add("--tp", type=int, default=1, help="tensor parallel ranks of the update")
+    add("--fsdp", type=int, help="FSDP ranks of the update")
+    add("--engine-tp", type=int, help="default: same as --tp")
+    add("--games", type=int, help="games per GPU; default: depends on the shape")
+    add("--tries", type=int, default=4, help="refused moves per game")
+    add("--turn-tokens", type=int, default=64, help="tokens sampled per move")
+    add("--mean", type=int, help="mean tokens of a turn of natural length")
+    add("--steps", type=int, default=2, help="timed steps, after one for warm-up")
+    add("--mem-fraction", type=float, help="default: 0.3, or 0.25 for 7B on one GPU")
+    add("--attention", default="triton", help="the engine's attention backend")
+    add("--engine", choices=["sglang", "hf"], help="default: hf in a dry run")
+    add("--checkpointing", help="none or full; default: full for 7B on one GPU")
+    add("--set", nargs="*", default=[], metavar="key=value", help="override any setting")
+    add("--out", type=Path, help="append one JSON line to this file")
+    add("--dry-run", action="store_true", help="run a tiny shape on the CPU")
+    chosen = parser.parse_args(words)
     if chosen.dry_run:
         chosen.shape, chosen.tries, chosen.turn_tokens, chosen.steps = "tiny", 2, 8, 1
         chosen.attention = "auto"

@@ -14,15 +14,14 @@ from functools import partial
 
 import torch
 
+from bench.update import GIB, timed
+from selfplay.weight_sync.handover import sync_weights
+from selfplay.weight_sync.push import Pushed
 from selfplay.config import Config
 from selfplay.distributed import World, barrier
 from selfplay.engines.base import Engine
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.learner.learner import Learner
-from selfplay.weight_sync.handover import sync_weights
-from selfplay.weight_sync.push import Pushed
-
-GIB = 2**30
 
 
 class Peaks:
@@ -109,13 +108,5 @@ def copy_ceiling(device: torch.device) -> float:
     """GiB per second of a plain copy on the device. Each GiB is read once and written once."""
     num_bytes = GIB if device.type == "cuda" else 2**24
     source, target = (torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
-    seconds = []
-    for _ in range(6):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        began_s = time.perf_counter()
-        target.copy_(source)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began_s)
-    return num_bytes / GIB / min(seconds)
+    seconds = timed(lambda: target.copy_(source), device, num=5)
+    return num_bytes / GIB / seconds

@@ -26,17 +26,15 @@ import gc
 import json
 import math
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from datasets import Dataset
@@ -128,135 +126,113 @@ class StepTimes(TrainerCallback):
         return timed
 
 
-def trl_update(
-    name: str,
-    samples: list[Sample],
-    tokenizer: PreTrainedTokenizerBase,
-    world: World,
-    options: argparse.Namespace,
-    *,
-    batch: int,
-    folder: Path,
-) -> dict[str, Any]:
-    """The measurements of TRL's optimizer step on these samples."""
-    groups: dict[str, list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.name.partition(".")[0], []).append(sample)
+@dataclass(frozen=True, slots=True)
+class Trl:
+    """TRL's trainer on one shape, in passes of `batch` transcripts."""
 
-    def rollout(prompts: list[str], _trainer: Any) -> dict[str, Any]:
-        taken = [groups[p][prompts[:i].count(p)] for i, p in enumerate(prompts)]
-        own = [slice(options.prompt, None) for _ in taken]
-        return {
-            "prompt_ids": [s.ids[: options.prompt] for s in taken],
-            "completion_ids": [s.ids[part] for s, part in zip(taken, own, strict=True)],
-            "logprobs": [s.old_logprobs[part] for s, part in zip(taken, own, strict=True)],
-            "env_mask": [s.mask[part] for s, part in zip(taken, own, strict=True)],
-            "name": [s.name for s in taken],
-        }
+    shape: str
+    tokenizer: PreTrainedTokenizerBase
+    world: World
+    options: argparse.Namespace
+    folder: Path
 
-    def reward(name: list[str], **_: Any) -> list[float]:
-        return [Random(one).gauss(0.0, 1.0) for one in name]
+    def update(self, samples: list[Sample], *, batch: int) -> dict[str, Any]:
+        """Its optimizer step on these samples, without generation and scoring."""
+        groups: dict[str, list[Sample]] = {}
+        for sample in samples:
+            groups.setdefault(sample.name.partition(".")[0], []).append(sample)
+        own = slice(self.options.prompt, None)
 
-    longest = max(len(s.ids) for s in samples) - options.prompt
-    seconds = trl_seconds(
-        name, [*groups], longest, tokenizer, world, options, batch=batch, folder=folder,
-        reward=reward, rollout=rollout,
-    )  # fmt: skip
-    return figures("TRL", name, samples, seconds, world) | {"batch": batch}
+        def rollout(prompts: list[str], _trainer: Any) -> dict[str, Any]:
+            taken = [groups[p][prompts[:i].count(p)] for i, p in enumerate(prompts)]
+            return {
+                "prompt_ids": [s.ids[: own.start] for s in taken],
+                "completion_ids": [s.ids[own] for s in taken],
+                "logprobs": [s.old_logprobs[own] for s in taken],
+                "env_mask": [s.mask[own] for s in taken],
+                "name": [s.name for s in taken],
+            }
 
+        def reward(name: list[str], **_: Any) -> list[float]:
+            return [Random(one).gauss(0.0, 1.0) for one in name]
 
-def trl_whole_step(
-    name: str,
-    prompts: list[str],
-    tokenizer: PreTrainedTokenizerBase,
-    world: World,
-    options: argparse.Namespace,
-    *,
-    batch: int,
-    folder: Path,
-) -> dict[str, Any]:
-    """The seconds of TRL's whole step with its own generation."""
+        longest = max(len(s.ids) for s in samples) - own.start
+        seconds = self._seconds([*groups], longest, batch=batch, reward=reward, rollout=rollout)
+        tokens = sum(len(s.ids) for s in samples)
+        row = figures("TRL", self.shape, seconds, self.world, tokens_per_s=tokens)
+        return row | {"batch": batch}
 
-    def reward(prompts: list[str], **_: Any) -> list[float]:
-        return [Random(f"{place} {prompt}").gauss(0.0, 1.0) for place, prompt in enumerate(prompts)]
+    def whole_step(self, prompts: list[str], *, batch: int) -> dict[str, Any]:
+        """Its whole step with its own generation."""
 
-    seconds = trl_seconds(
-        name, prompts, options.own, tokenizer, world, options, batch=batch, folder=folder,
-        reward=reward, rollout=None,
-    )  # fmt: skip
-    tokens = len(prompts) * options.group_size * options.own
-    return {
-        "who": "TRL, whole step",
-        "shape": name,
-        "seconds": round(seconds, 3),
-        "sampled_per_s": round(tokens / seconds),
-        "peak_gib": round(peak_gib(world.device), 1),
-        "batch": batch,
-    }
+        def reward(prompts: list[str], **_: Any) -> list[float]:
+            return [Random(f"{at} {prompt}").gauss(0.0, 1.0) for at, prompt in enumerate(prompts)]
 
+        own = self.options.own
+        seconds = self._seconds(prompts, own, batch=batch, reward=reward, rollout=None)
+        tokens = len(prompts) * self.options.group_size * own
+        row = figures("TRL, whole step", self.shape, seconds, self.world, sampled_per_s=tokens)
+        return row | {"batch": batch}
 
-def trl_seconds(
-    name: str,
-    prompts: list[str],
-    longest: int,
-    tokenizer: PreTrainedTokenizerBase,
-    world: World,
-    options: argparse.Namespace,
-    *,
-    batch: int,
-    folder: Path,
-    reward: Callable[..., list[float]],
-    rollout: Callable[[list[str], Any], dict[str, Any]] | None,
-) -> float:
-    """Median seconds of TRL's step in passes of `batch` transcripts of at most `longest` new
-    tokens; with `rollout` without generation and scoring."""
-    from trl import GRPOConfig, GRPOTrainer
+    def _seconds(
+        self,
+        prompts: list[str],
+        longest: int,
+        *,
+        batch: int,
+        reward: Callable[..., list[float]],
+        rollout: Callable[[list[str], Any], dict[str, Any]] | None,
+    ) -> float:
+        """Median seconds of a step with at most `longest` new tokens a transcript; with `rollout`
+        without generation and scoring."""
+        from trl import GRPOConfig, GRPOTrainer
 
-    restart_peak(world.device)
-    cuda, large = world.device.type == "cuda", is_large(name)
-    dtype = torch.bfloat16 if large else torch.float32
-    settings = GRPOConfig(
-        output_dir=str(folder),
-        max_steps=options.steps + 1,
-        per_device_train_batch_size=batch,
-        gradient_accumulation_steps=len(prompts) * options.group_size // batch,
-        num_generations=options.group_size,
-        max_completion_length=longest,
-        learning_rate=0.0,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        beta=0.0,
-        temperature=1.0,
-        loss_type="bnpo",
-        bf16=cuda,
-        use_cpu=not cuda,
-        gradient_checkpointing=large,
-        use_liger_kernel=cuda and liger_is_here(),
-        logging_steps=1000,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
-    times = StepTimes(world.device)
-    trainer = GRPOTrainer(
-        model=random_weights(name, dtype, world),
-        reward_funcs=reward,
-        args=settings,
-        # With a name of its own: Dataset.from_list pickles the table to make one, which fails where
-        # dill cannot pickle pyarrow.
-        train_dataset=Dataset(InMemoryTable.from_pydict({"prompt": prompts}), fingerprint=name),
-        processing_class=tokenizer,
-        rollout_func=rollout,
-        callbacks=[times],
-    )
-    if rollout is not None:
-        trainer._generate_and_score_completions = times.excluded(  # type: ignore[method-assign]
-            trainer._generate_and_score_completions
+        restart_peak(self.world.device)
+        cuda, large = self.world.device.type == "cuda", is_large(self.shape)
+        dtype = torch.bfloat16 if large else torch.float32
+        settings = GRPOConfig(
+            output_dir=str(self.folder),
+            max_steps=self.options.steps + 1,
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=len(prompts) * self.options.group_size // batch,
+            num_generations=self.options.group_size,
+            max_completion_length=longest,
+            learning_rate=0.0,
+            lr_scheduler_type="constant",
+            weight_decay=0.0,
+            max_grad_norm=1.0,
+            beta=0.0,
+            temperature=1.0,
+            loss_type="bnpo",
+            bf16=cuda,
+            use_cpu=not cuda,
+            gradient_checkpointing=large,
+            use_liger_kernel=cuda and liger_is_here(),
+            logging_steps=1000,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
         )
-    restart_peak(world.device)
-    trainer.train()
-    return median(times.seconds[1:])
+        table = InMemoryTable.from_pydict({"prompt": prompts})
+        times = StepTimes(self.world.device)
+        trainer = GRPOTrainer(
+            model=random_weights(self.shape, dtype, self.world),
+            reward_funcs=reward,
+            args=settings,
+            # With a name of its own: Dataset.from_list pickles the table to make one, which fails
+            # where dill cannot pickle pyarrow.
+            train_dataset=Dataset(table, fingerprint=self.shape),
+            processing_class=self.tokenizer,
+            rollout_func=rollout,
+            callbacks=[times],
+        )
+        if rollout is not None:
+            trainer._generate_and_score_completions = times.excluded(  # type: ignore[method-assign]
+                trainer._generate_and_score_completions
+            )
+        restart_peak(self.world.device)
+        trainer.train()
+        return median(times.seconds[1:])
 
 
 def random_weights(name: str, dtype: torch.dtype, world: World) -> PreTrainedModel:
@@ -310,18 +286,18 @@ def our_step(
         assert not skipped, skipped
         synchronize(world.device)
         seconds.append(time.perf_counter() - start)
-    row = figures("selfplay", name, samples, median(seconds[1:]), world)
+    tokens = sum(len(s.ids) for s in samples)
+    row = figures("selfplay", name, median(seconds[1:]), world, tokens_per_s=tokens)
     return row | {"share_prefixes": share}
 
 
-def figures(
-    who: str, name: str, samples: list[Sample], seconds: float, world: World
-) -> dict[str, Any]:
+def figures(who: str, name: str, seconds: float, world: World, **tokens: int) -> dict[str, Any]:
+    """A row; each keyword is a rate and the number of tokens in the seconds."""
     return {
         "who": who,
         "shape": name,
         "seconds": round(seconds, 3),
-        "tokens_per_s": round(sum(len(s.ids) for s in samples) / seconds),
+        **{rate: round(num / seconds) for rate, num in tokens.items()},
         "peak_gib": round(peak_gib(world.device), 1),
     }
 
@@ -330,12 +306,11 @@ def whole_steps(
     name: str, world: World, options: argparse.Namespace, folder: Path, say: Callable[..., Any]
 ) -> None:
     """Print both whole steps on the same prompts, and how many times as fast ours is."""
-    words = ["loop", "--shape", name, "--games", str(options.groups * options.group_size)]
+    words = ["--shape", name, "--games", str(options.groups * options.group_size)]
     words += ["--tries", "1", "--turn-tokens", str(options.own), "--attention", options.attention]
     if options.dry_run:
-        words = ["loop", "--dry-run"]
-    with patch.object(sys, "argv", words):
-        of_loop = loop.arguments()
+        words = ["--dry-run"]
+    of_loop = loop.arguments(words)
     with ExitStack() as cleanup:
         row = loop.measure(of_loop, world, cleanup)
         gc.collect()
@@ -352,10 +327,10 @@ def whole_steps(
         for instance in TrainStream(config).step(1, range(config.rollout.instances))
     ]
     prompts = [f"{prompt.system}\n{prompt.user}" for prompt in first]
-    theirs = []
-    for batch in options.batches:
-        row = trl_whole_step(name, prompts, tokenizer, world, options, batch=batch, folder=folder)
-        theirs.append(say(row)["sampled_per_s"])
+    trl = Trl(name, tokenizer, world, options, folder)
+    theirs = [
+        say(trl.whole_step(prompts, batch=batch))["sampled_per_s"] for batch in options.batches
+    ]
     say({"shape": name, "times_as_fast_as_TRL": round(rate / max(theirs), 2)})
 
 
@@ -381,31 +356,20 @@ def main() -> None:
                 say(our_step(name, samples, world, options, share=share, folder=Path(folder)))
                 for share in (True, False)
             ]
-            config = loop.settings(tokenizer_options(), Path(folder), 1)
-            tokenizer = make_tokenizer(config, Path(folder), world)
+            config = loop.settings(loop.arguments(["--dry-run"]), Path(folder), 1)
+            trl = Trl(
+                name, make_tokenizer(config, Path(folder), world), world, options, Path(folder)
+            )
             theirs = []
             for batch in options.batches:
-                row = {}
                 try:
-                    row = trl_update(
-                        name, samples, tokenizer, world, options, batch=batch, folder=Path(folder)
-                    )
+                    theirs.append(say(trl.update(samples, batch=batch))["seconds"])
                 except torch.cuda.OutOfMemoryError:
                     say({"who": "TRL", "shape": name, "batch": batch, "error": "out of memory"})
-                if row:
-                    theirs.append(say(row)["seconds"])
             if theirs:
                 times = min(theirs) / ours[0]["seconds"]
                 say({"shape": name, "times_as_fast_as_TRL": round(times, 2)})
     close_world(world)
-
-
-def tokenizer_options() -> argparse.Namespace:
-    """bench.loop's options for the tokenizer that TRL requires, which no shape changes."""
-    return argparse.Namespace(
-        shape="tiny", config=None, games=8, engine_tp=1, tp=1, tries=1, turn_tokens=8, engine="hf",
-        attention="auto", mem_fraction=None, checkpointing=None, dry_run=True, set=[], steps=1,
-    )  # fmt: skip
 
 
 if __name__ == "__main__":

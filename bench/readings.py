@@ -32,14 +32,7 @@ import numpy as np
 
 from bench.rows import ended
 from dialop.kit import load_kit
-from dialop.matching.pooling import (
-    best_plan,
-    levels,
-    plan_value,
-    pooled_table,
-    stated_by,
-    value_range,
-)
+from dialop.matching import pooling
 from dialop.matching.statements import stated_cells
 from dialop.mediation.records import MediationInstance
 from dialop.mediation.score import arrival_costs, calendar_costs, price_costs
@@ -52,6 +45,7 @@ Token = tuple[str, float]  # a piece of text and its log-prob
 POINTS = re.compile(r"^(.+)\|(-?\d+)$", re.MULTILINE)
 TEACHER = "searcher:legs=1,think=points"
 LAST_STEPS = 2
+GAMES = ("matching", "planning", "mediation")
 COLUMNS = ("true levels", "written levels", "proposed", "search", "levels right")
 
 
@@ -61,10 +55,8 @@ def main(words: Sequence[str] | None = None) -> None:
     folder = parser.parse_args(words).run
     try:
         run = read_run(folder)
-        if run.game not in ("matching", "planning", "mediation"):
-            raise ValueError(
-                f"RUN must be of matching, planning or mediation, got {run.game or 'no game'}"
-            )
+        if run.game not in GAMES:
+            raise ValueError(f"RUN must be of {', '.join(GAMES)}, got {run.game or 'no game'}")
         logged = (folder / "games.jsonl").read_text(encoding="utf-8").splitlines()
     except (ValueError, OSError) as error:
         sys.exit(ended("readings", error))
@@ -117,12 +109,17 @@ def first_plan(record: Record) -> tuple[float, ...] | None:
         places = range(view.size)
         written = np.array([[cells[r, p] for p in places] for r in places], float)
         pairs = game.view(turn["seat"]).log[-1].pairs
-        stated = stated_by(view, seat=1 - turn["seat"])
-        right = levels(pooled_table(view, stated), value_range(view, stated)).astype(float)
-        true, best = np.array(instance.table, float), best_plan(written)
+        stated = pooling.stated_by(view, seat=1 - turn["seat"])
+        right = pooling.levels(
+            pooling.pooled_table(view, stated), pooling.value_range(view, stated)
+        ).astype(float)
+        true, best = np.array(instance.table, float), pooling.best_plan(written)
         return (
-            *(plan_value(true, plan) / instance.best for plan in (best_plan(right), best, pairs)),
-            plan_value(written, pairs) / plan_value(written, best),
+            *(
+                pooling.plan_value(true, plan) / instance.best
+                for plan in (pooling.best_plan(right), best, pairs)
+            ),
+            pooling.plan_value(written, pairs) / pooling.plan_value(written, best),
             float((written == right).mean()),
         )
     return None

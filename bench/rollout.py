@@ -28,7 +28,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -67,22 +66,25 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--shape", choices=SHAPES, default="0.5B")
-    parser.add_argument("--config", help="a config with a real model, instead of a shape")
-    parser.add_argument(
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--shape", choices=SHAPES, default="0.5B")
+    add("--config", help="a config with a real model, instead of a shape")
+    add(
         "--loads",
         nargs="+",
         type=load,
         default=[load("512x10"), load("512x45"), load("512x150")],
         help="games x mean tokens a turn [x draws of lengths]; with --config the mean is not used",
     )
-    parser.add_argument("--variants", nargs="+", default=[""], help="key=value; … of engine")
-    parser.add_argument("--attention", default="auto")
-    parser.add_argument("--mem-fraction", type=float, default=0.6)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--set", nargs="*", default=[], help="settings, key=value")
-    parser.add_argument("--out", type=Path, help="append the JSON lines to this file, too")
+    add("--variants", nargs="+", default=[""], help="key=value; … of engine")
+    add("--attention", default="auto")
+    add("--mem-fraction", type=float, default=0.6)
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--set", nargs="*", default=[], help="settings, key=value")
+    add("--out", type=Path, help="append the JSON lines to this file, too")
     return parser.parse_args()
 
 
@@ -208,10 +210,9 @@ class Bench:
                     *common,
                 ],
             )
-        sys.argv = ["loop", "--shape", options.shape, "--attention", options.attention]
-        sys.argv += ["--mem-fraction", str(options.mem_fraction), "--set"]
-        sys.argv += ["rollout.max_game_tokens=6000", *common]
-        base = loop.arguments()
+        words = ["--shape", options.shape, "--attention", options.attention]
+        words += ["--mem-fraction", str(options.mem_fraction), "--set"]
+        base = loop.arguments([*words, "rollout.max_game_tokens=6000", *common])
         base.games = self.most_games
         return loop.settings(base, self.folder, 1)
 

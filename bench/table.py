@@ -4,20 +4,17 @@
     python -m bench.table --gpus 1 --shapes 0.5B 7B --games 64     --games is passed to bench.loop
     python -m bench.table --dry-run                           the tiny shape on the CPU
 
-Each case is one run of `bench.loop`. Cases with the same number of GPUs run in parallel on
-different GPUs; cases with more GPUs run after them. On two or more GPUs, a 7B uses tensor parallel
-2 and one engine per two GPUs. The output of a case is in OUT/CASE.log. A case that fails is named
-at the end and does not stop the others.
+Each case is one run of `bench.loop`; they run one after another. On two or more GPUs, a 7B uses
+tensor parallel 2 and one engine per two GPUs. The output of a case is in OUT/CASE.log. A case that
+fails is named at the end and does not stop the others.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,13 +50,6 @@ class Case:
         return [sys.executable, *(launch if self.gpus > 1 else []), *loop, *rows]
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    case: Case
-    places: tuple[int, ...]
-    process: subprocess.Popen[bytes]
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -77,39 +67,12 @@ def arguments() -> argparse.Namespace:
     return chosen
 
 
-def start(case: Case, places: tuple[int, ...], options: argparse.Namespace) -> Running:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else [str(i) for i in range(max(options.gpus))]
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(names[place] for place in places)}
+def succeeds(case: Case, options: argparse.Namespace) -> bool:
+    """Run the case; False if it failed."""
+    print(case.name, flush=True)
     with (options.out / f"{case.name}.log").open("wb") as log:
-        process = subprocess.Popen(
-            case.command(options.out, options.loop), env=env, stdout=log, stderr=subprocess.STDOUT
-        )
-    print(f"{case.name} on {env['CUDA_VISIBLE_DEVICES']}", flush=True)
-    return Running(case, places, process)
-
-
-def run_cases(cases: Sequence[Case], options: argparse.Namespace) -> list[str]:
-    """Run the cases in order of their number of GPUs, those with the same number in parallel.
-
-    Returns the names of the cases that failed.
-    """
-    failed: list[str] = []
-    for width in sorted({case.gpus for case in cases}):
-        free, running = set(range(max(options.gpus))), list[Running]()
-        todo = [case for case in cases if case.gpus == width]
-        while todo or running:
-            for one in [one for one in running if one.process.poll() is not None]:
-                running.remove(one)
-                free.update(one.places)
-                if one.process.returncode:
-                    failed.append(one.case.name)
-            while todo and len(free) >= width:
-                places = tuple(sorted(free)[:width])
-                free.difference_update(places)
-                running.append(start(todo.pop(0), places, options))
-            time.sleep(0.2)
-    return failed
+        words = case.command(options.out, options.loop)
+        return subprocess.run(words, stdout=log, stderr=subprocess.STDOUT).returncode == 0
 
 
 def table_line(row: dict[str, Any]) -> str:
@@ -152,7 +115,7 @@ def main() -> None:
     cases = [Case(shape, gpus) for gpus in options.gpus for shape in options.shapes]
     for case in cases:  # remove rows of an earlier table, in case this case fails
         (options.out / f"{case.name}.json").unlink(missing_ok=True)
-    failed = run_cases(cases, options)
+    failed = [case.name for case in cases if not succeeds(case, options)]
     print(f"\n| {COLUMNS} |\n|{'---|' * (COLUMNS.count('|') + 1)}")
     for case in cases:
         rows = options.out / f"{case.name}.json"
