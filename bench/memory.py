@@ -15,13 +15,13 @@ from functools import partial
 import torch
 
 from bench.update import GIB, timed
-from selfplay.weight_sync.handover import sync_weights
-from selfplay.weight_sync.push import Pushed
 from selfplay.config import Config
 from selfplay.distributed import World, barrier
 from selfplay.engines.base import Engine
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.learner.learner import Learner
+from selfplay.weight_sync.handover import sync_weights
+from selfplay.weight_sync.push import Pushed
 
 
 class Peaks:

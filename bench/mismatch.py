@@ -23,7 +23,6 @@ import torch
 from transformers import AutoTokenizer
 
 from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.weight_sync.start import load_engine
 from selfplay.config import Config, load_config
 from selfplay.credit.advantages import imitation_samples
 from selfplay.credit.sample import Sample, trained_stretches
@@ -37,6 +36,7 @@ from selfplay.model.policy import DTYPES, load_model, policy_logprobs
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import teacher_games
+from selfplay.weight_sync.start import load_engine
 
 BUDGET = 16_384  # packed tokens per forward pass
 VARIANTS = [f"engine.server_args={{enable_fp32_lm_head: {value}}}" for value in ("false", "true")]

@@ -34,7 +34,6 @@ from bench.rows import ended
 from dialop.kit import load_kit
 from dialop.matching import pooling
 from dialop.matching.statements import stated_cells
-from dialop.mediation.records import MediationInstance
 from dialop.mediation.score import arrival_costs, calendar_costs, price_costs
 from dialop.planning.board import AGENT
 from dialop.planning.scripted import make_scripted
@@ -60,8 +59,8 @@ def main(words: Sequence[str] | None = None) -> None:
         logged = (folder / "games.jsonl").read_text(encoding="utf-8").splitlines()
     except (ValueError, OSError) as error:
         sys.exit(ended("readings", error))
-    rows = {stage: run.row(stage, "sampled") for stage in ("before", "after")}
-    parts = {stage: row.games for stage, row in rows.items() if row}
+    stages = ("before", "after")
+    parts = {stage: row.games for stage in stages if (row := run.row(stage, "sampled"))}
     if run.game == "matching":
         print("\n".join(matching([json.loads(line) for line in logged], parts)))
         return
@@ -108,18 +107,15 @@ def first_plan(record: Record) -> tuple[float, ...] | None:
             return None
         places = range(view.size)
         written = np.array([[cells[r, p] for p in places] for r in places], float)
-        pairs = game.view(turn["seat"]).log[-1].pairs
+        proposed = game.view(turn["seat"]).log[-1].pairs
         stated = pooling.stated_by(view, seat=1 - turn["seat"])
-        right = pooling.levels(
-            pooling.pooled_table(view, stated), pooling.value_range(view, stated)
-        ).astype(float)
-        true, best = np.array(instance.table, float), pooling.best_plan(written)
+        pooled, span = pooling.pooled_table(view, stated), pooling.value_range(view, stated)
+        right = pooling.levels(pooled, span).astype(float)
+        readable, best = pooling.best_plan(right), pooling.best_plan(written)
+        true, value = np.array(instance.table, float), pooling.plan_value
         return (
-            *(
-                pooling.plan_value(true, plan) / instance.best
-                for plan in (pooling.best_plan(right), best, pairs)
-            ),
-            pooling.plan_value(written, pairs) / pooling.plan_value(written, best),
+            *(value(true, plan) / instance.best for plan in (readable, best, proposed)),
+            value(written, proposed) / value(written, best),
             float((written == right).mean()),
         )
     return None
@@ -173,10 +169,12 @@ def mediation(parts: Mapping[str, Sequence[Record]]) -> Iterator[str]:
             ids = [sum(nats for _, nats in token) for plan in plans for token in _numbers(plan)]
             of_ids += [(-nats, float(np.mean(np.log(flights)))) for nats in ids]
             of_all -= sum(nats for _, nats in tokens)
-            if game["state"]["play"]["agreed"]:
-                pair = tuple(game["state"]["play"]["agreed"])
+            if pair := game["state"]["play"]["agreed"]:
                 over: Any = load_kit("mediation").restore(game["state"])
-                terms = _terms(over.instance)
+                users = over.instance.users
+                own = [np.add.outer(*map(costs, users)) for costs in (calendar_costs, price_costs)]
+                # Calendar, price and arrival of both users, for each pair of flights [3, F0, F1].
+                terms = np.stack([*own, 2 * arrival_costs(users, over.instance.arrival_pref)])
                 best = np.unravel_index(terms.sum(0).argmax(), terms.shape[1:])
                 lost.append(terms[(slice(None), *best)] - terms[(slice(None), *pair)])
                 random.append(terms[(slice(None), *best)] - terms.mean((1, 2)))
@@ -193,13 +191,6 @@ def _numbers(tokens: Sequence[Token]) -> Iterator[list[Token]]:
     for digits, run in groupby(tokens, key=lambda token: token[0].isdigit()):
         if digits:
             yield list(run)
-
-
-def _terms(instance: MediationInstance) -> np.ndarray:
-    """Calendar, price and arrival of both users together, for each pair of flights [3, F0, F1]."""
-    users = instance.users
-    own = [np.add.outer(*map(costs, users)) for costs in (calendar_costs, price_costs)]
-    return np.stack([*own, 2 * arrival_costs(users, instance.arrival_pref)])
 
 
 if __name__ == "__main__":
