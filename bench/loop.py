@@ -39,8 +39,8 @@ from bench.shapes import save_random
 from bench.talks import TURNS, Watched, talks
 from bench.update import matmul_peak, operations
 from selfplay import setup
+from selfplay import step as one_step
 from selfplay.config import Config, load_config
-from selfplay.credit.dynamic_sampling import Played
 from selfplay.credit.sample import Sample
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import (
@@ -63,9 +63,10 @@ from selfplay.metrics.step_log import Stopwatch
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, Limits
 from selfplay.setup import Run, make_tokenizer
-from train import play_places
+from selfplay.step import Rollout
+from selfplay.step import _play_instances as play_instances
 
-PHASES = {"play": "play", "logprobs": "update", "update": "update", "push": "push"}
+PHASES = ("play", "update", "push")
 # Games per GPU, for a step of about 10 to 20 s.
 GAMES = {"26M": 512, "0.5B": 512, "1.5B": 256, "7B": 96, "tiny": 4}
 SCRATCH = [
@@ -175,27 +176,28 @@ class Timed(Stopwatch):
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        memory = self._peaks(PHASES[stage]) if stage in PHASES else nullcontext()
+        memory = self._peaks(stage) if stage in PHASES else nullcontext()
         with super().__call__(stage), memory:
             yield
 
 
-def play_drawn(mean: int | None, run: Run, step: int, places: Sequence[int]) -> Played:
-    """Replaces train.py's `play_places`: games that random weights can play, with random rewards.
+def play_drawn(mean: int | None, run: Run, step: int, numbers: Sequence[int]) -> Rollout:
+    """Replaces `_play_instances`: games that random weights can play, with random rewards.
 
     The first step, a warm-up, plays one instance per rank.
     """
-    places = places if step else places[:1]
+    numbers = numbers if step else numbers[:1]
     if mean is None:
-        episodes, stats = play_places(run, step, places)
+        rollout = play_instances(run, step, numbers)
+        episodes, stats = rollout.episodes, rollout.stats
     else:
-        player = None if run.engine is None else Watched(run.engine, mean)  # type: ignore[abstract]
+        engine = run.engine.engine
+        player = None if engine is None else Watched(engine, mean)  # type: ignore[abstract]
         sampling = Sampling(run.config.rollout.temperature, run.rendering.stop_ids)
         limits = Limits(TURNS, max_retries=50)
-        setups = talks(run.config, run.rendering, places, mean, step)
+        setups = talks(run.config, run.rendering, numbers, mean, step)
         episodes, stats = play_games(setups, player, sampling=sampling, limits=limits)
-        barrier(run.world)
-    return with_drawn_rewards(episodes, step), stats
+    return Rollout(with_drawn_rewards(episodes, step), stats)
 
 
 def run_steps(
@@ -227,7 +229,7 @@ def run_steps(
 
     def set_up(*parts: Any) -> Run:
         run = setup.set_up(*parts)
-        alone.update(lone_pushes(run.learner, run.engine, config, version=run.first_step))
+        alone.update(lone_pushes(run.learner, run.engine.engine, config, version=run.first_step))
         return run
 
     def recompute(
@@ -239,16 +241,19 @@ def run_steps(
         num_packed = float(sum(gather_objects(num_tokens, world)) // world.tp)
         return samples, metrics | {"num_packed_tokens": num_packed}
 
-    in_their_place: dict[str, Any] = {
-        "set_up": set_up,
-        "play_places": partial(play_drawn, mean),
-        "recompute_logprobs": recompute,
-        "Stopwatch": partial(Timed, peaks),
-        **dict.fromkeys(("held_out", "save_checkpoint", "finish"), nothing),
-    }
     with (
-        patch.multiple(setup, sleep_or_end=sleep_alone, held_out_at_start=nothing),
-        patch.multiple(train, **in_their_place),
+        patch.multiple(
+            setup,
+            sleep_or_close=sleep_alone,
+            held_out_at_start=nothing,
+            Stopwatch=partial(Timed, peaks),
+        ),
+        patch.multiple(
+            one_step, _play_instances=partial(play_drawn, mean), recompute_logprobs=recompute
+        ),
+        patch.multiple(
+            train, set_up=set_up, save_learner=nothing, held_out=nothing, finish=nothing
+        ),
     ):
         train.train(config, world, cleanup)
     alone |= update_work(last, config, world, shape=shape)

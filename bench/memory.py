@@ -20,8 +20,8 @@ from selfplay.distributed import World, barrier
 from selfplay.engines.base import Engine
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.learner.learner import Learner
-from selfplay.weight_sync.handover import sync_weights
-from selfplay.weight_sync.push import Pushed
+from selfplay.weight_sync.push import Pushed, push
+from selfplay.weight_sync.supervisor import push_dtype
 
 
 class Peaks:
@@ -81,15 +81,12 @@ def lone_pushes(
     if config.parallel.offload_parameters:
         return {}
     pushed: list[Pushed] = []
-    lone_s = statistics.median(
-        _seconds(
-            lambda: pushed.append(
-                sync_weights(learner, engine, version=version, config=config.engine)
-            ),
-            learner.world,
-        )
-        for _ in range(3)
-    )
+    dtype, group = push_dtype(learner, config.engine), learner.world.replica.group
+
+    def push_all() -> None:
+        pushed.append(push(learner.model, engine, version=version, group=group, dtype=dtype))
+
+    lone_s = statistics.median(_seconds(push_all, learner.world) for _ in range(3))
     gib = pushed[-1].num_bytes / GIB
     return {"lone_push_s": lone_s, "lone_push_gib_per_s": gib / lone_s}
 

@@ -18,8 +18,8 @@ SHAPES = {
     "26M": (512, 8, 8, 8, 1408, 8192, True),  # configs/scratch_h200.yaml, with the benches' words
     "tiny": (64, 2, 4, 2, 128, 8192, True),
 }
-# Of a step, as train.py's loop times them.
-STAGES = ("play", "credit", "sleep", "logprobs", "advantages", "update", "push", "sync_check")
+# Of a step, as selfplay/step.py times them.
+STAGES = ("play", "credit", "sleep", "update", "push", "sync_check")
 
 
 def keep(row: Mapping[str, Any], out: Path | None) -> None:
