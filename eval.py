@@ -35,7 +35,7 @@ from selfplay.atomic import write_atomically
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, DataConfig, EvalConfig, GameConfig
 from selfplay.config.player_spec import PERSON
-from selfplay.config.settings import dump
+from selfplay.config.text import dump
 from selfplay.data.instances import GENERATED
 from selfplay.distributed import World, close_world
 from selfplay.errors import RunEnds, SettingsError
@@ -55,14 +55,8 @@ from selfplay.evaluation.question import (
 from selfplay.evaluation.report import Report, report_text, write_report
 from selfplay.model.policy import described_in
 from selfplay.partners.checkpoints import Source
-from selfplay.preflight.run import (
-    Words,
-    check_endpoint,
-    check_folder,
-    check_machine,
-    read_rendering,
-    refused,
-)
+from selfplay.preflight.command_line import Words, refused
+from selfplay.preflight.run import check_endpoint, check_folder, check_machine, read_rendering
 from selfplay.preflight.small_copy import check_copy
 from selfplay.setup import open_world, warn_of_template
 

@@ -9,14 +9,19 @@ One step: play games, turn them into advantages, update the policy, push its wei
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 
 import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
+from selfplay.preflight.command_line import read_train_words, refused
+
+if __name__ == "__main__":  # --help, --list and a typo are answered before torch is imported
+    try:
+        read_train_words(sys.argv[1:], __doc__ or "")
+    except ValueError as error:
+        sys.exit(refused("train.py", error))
 
 # isort: split
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -25,14 +30,14 @@ from selfplay.apps.plan.dry_run import dry_run
 from selfplay.apps.report.page import refresh_report
 from selfplay.atomic import REFUSALS
 from selfplay.checkpoint import finish
-from selfplay.config import Config, load_config
+from selfplay.config import Config
 from selfplay.data.instances import check_files
 from selfplay.distributed import World, close_world
 from selfplay.errors import Ending, RunEnds, SettingsError
 from selfplay.evaluation.drift_monitor import check_validation
 from selfplay.evaluation.held_out import held_out
 from selfplay.partners.partners import check_partners
-from selfplay.preflight.run import Words, check_run, help_of, refused
+from selfplay.preflight.run import check_run
 from selfplay.rollout.seating import check_players
 from selfplay.setup import open_world, set_up
 from selfplay.step import (
@@ -102,35 +107,8 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
-    parser = Words(
-        prog="train.py",
-        usage="train.py --config FILE [key=value ...] [--dry-run [--gpu GB]]",
-        description=__doc__,
-        epilog=f"Every key, its type, default and meaning:\n\n{help_of(words)}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--config", type=Path, help="a YAML file with what differs from the defaults"
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="settings that override the file's"
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print settings, first prompt and memory by phase, and start nothing",
-    )
-    parser.add_argument(
-        "--gpu", type=float, metavar="GB", help="with --dry-run: memory of one GPU, such as 80"
-    )
     try:
-        asked, rest = parser.parse_known_intermixed_args(words)
-        parser.check_settings([*rest, *asked.overrides])
-        if asked.config is None:
-            raise ValueError("--config FILE is needed, such as --config tiny")
-        config = load_config(asked.config, asked.overrides)
-        if asked.gpu is not None and not asked.dry_run:
-            raise ValueError("--gpu needs --dry-run")
+        asked, config = read_train_words(words, __doc__ or "")
         check_players(config)
         check_partners(config.rollout.partners, config.game, out=config.out)
         check_validation(config.eval, config.game, config.rollout, out=config.out)

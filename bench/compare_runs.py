@@ -22,7 +22,7 @@ from typing import Any
 from selfplay.apps.report.charts import curves_svg
 from selfplay.atomic import write_atomically
 from selfplay.config import Config, load_config
-from selfplay.config.settings import difference
+from selfplay.config.text import difference
 from selfplay.errors import SettingsError
 from selfplay.evaluation.game_text import game_text
 from selfplay.metrics.console import clock

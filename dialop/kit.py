@@ -36,13 +36,14 @@ from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dialop.game import Game, Script
 from dialop.specs import nearest, parse_spec
 from dialop.turns import FunctionScript
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Entries = int | float | str  # how much of a recorded game is replayed before play starts
 SHARED = ("messages", "brief", "private_reasoning")
@@ -124,6 +125,8 @@ def stream_rng(seed: int, index: int) -> np.random.Generator:
     """The generator of instance `index` of the stream `seed`, the same in every process."""
     if seed < 0 or index < 0:
         raise ValueError(f"seed and index must be at least 0, got {seed} and {index}")
+    import numpy as np  # here, so that reading settings does not load it
+
     return np.random.default_rng((seed, index))
 
 

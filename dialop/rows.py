@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any, BinaryIO, TypeVar
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from dialop.game import Instance
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T", bound=Instance)
 
@@ -87,6 +87,9 @@ def write_rows(path: str | Path, rows: list[dict[str, Any]], schema: pa.Schema) 
     if path.suffix != ".parquet":
         raise ValueError(f"instances are written as .parquet, got {path}")
     path.parent.mkdir(parents=True, exist_ok=True)
+    import pyarrow as pa  # here, so that reading settings does not load it
+    import pyarrow.parquet as pq
+
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, write_page_checksum=True)
 
 
@@ -172,6 +175,8 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    import pyarrow as pa
+
     with _opened(path) as opened:
         number = num_bytes = 0
         batches = _parquet_batches(opened)
@@ -205,6 +210,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _parquet_batches(opened: BinaryIO) -> Iterator[tuple[list[dict[str, Any]], int]]:
     """Yield batches of rows as dicts, with their size in bytes. Page checksums are verified."""
+    import pyarrow.parquet as pq
+
     with pq.ParquetFile(opened, page_checksum_verification=True) as file:
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
             yield batch.to_pylist(), batch.nbytes

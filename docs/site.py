@@ -18,14 +18,14 @@ sys.path.insert(0, str(ROOT))
 
 from dialop.shown import escaped  # noqa: E402
 from selfplay.config import Config  # noqa: E402
+from selfplay.config.help import Described, described  # noqa: E402
 from selfplay.config.play import options_type  # noqa: E402
-from selfplay.config.settings import Described, described  # noqa: E402
 
 SETTINGS_HEAD = """# Settings
 
-Every key of a settings file, generated from the code (`selfplay/config/`); `--help` prints the
-same. A file holds only what differs from the defaults. `section.key=value` on the command line
-overrides it. `base: FILE` extends another file or a shipped one. [Older names](changes.md).
+Every key of a settings file, generated from the code (`selfplay/config/`); `--help SECTION` prints
+the same. A file holds only what differs from the defaults. `section.key=value` on the command line
+overrides it. `base: FILE` extends another file or a shipped one.
 """
 ERRORS_HEAD = """# All error messages
 

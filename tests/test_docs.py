@@ -12,7 +12,7 @@ import yaml
 
 from dialop.kit import load_kit
 from selfplay.config import Config
-from selfplay.config.settings import described, renamed_keys
+from selfplay.config.help import described
 from tests.helpers.documented import PAST, parts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -109,15 +109,6 @@ def test_the_messages_of_troubleshooting_are_those_of_the_code() -> None:
                     missing.append(part)
     assert not missing
     assert num > 60
-
-
-def test_no_page_names_an_old_key() -> None:
-    """Old names are in changes.md and the log alone."""
-    old = [name for name in renamed_keys(Config) if "." in name]
-    for path in DOCS.glob("*.md"):
-        if path.name not in ("changes.md", "log.md"):
-            text = path.read_text(encoding="utf-8")
-            assert not [name for name in old if f"`{name}" in text], path.name
 
 
 def test_every_documented_command_exists() -> None:

@@ -9,8 +9,11 @@ sees torch and reads no environment variable.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import model_validator
+from pydantic.dataclasses import dataclass
 
 from selfplay.config.hardware import (
     EngineConfig,
@@ -27,6 +30,7 @@ from selfplay.config.learning import (
     OptimConfig,
     WarmStartConfig,
 )
+from selfplay.config.load import load
 from selfplay.config.partners import DriftMonitorConfig, EndpointConfig, PolicyPoolConfig
 from selfplay.config.play import (
     BranchConfig,
@@ -38,10 +42,12 @@ from selfplay.config.play import (
     RolloutConfig,
 )
 from selfplay.config.player_spec import POOL, parse_shares
-from selfplay.config.settings import key, load, section
+from selfplay.config.schema import RULES, key, section
 from selfplay.config.watches import WatchConfig
+from selfplay.errors import SettingsError
 
 __all__ = [
+    "COMMON",
     "COMPARED_IN_GROUPS",
     "AlgorithmConfig",
     "BranchConfig",
@@ -69,7 +75,22 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# What `train.py --help` shows: the keys that people change.
+COMMON = (
+    *("out", "seed", "steps", "save_every", "device"),
+    *("game.name", "data.train", "data.test"),
+    *("model.path", "model.dtype", "model.lora", "model.lora.rank"),
+    *("warm_start.num_games", "warm_start.teachers", "warm_start.epochs", "warm_start.lr"),
+    *("rollout.instances", "rollout.group_size", "rollout.max_turns", "rollout.max_new_tokens"),
+    *("rollout.max_game_tokens", "rollout.partners"),
+    *("reward.kind", "algorithm.method", "algorithm.loss", "algorithm.kl", "algorithm.minibatches"),
+    *("optim.lr", "optim.schedule", "optim.tokens_per_microbatch"),
+    *("engine.kind", "engine.mem_fraction", "parallel.tp", "parallel.fsdp"),
+    *("eval.every", "eval.num_games", "eval.final_games", "track.kind"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class Config:
     """All settings of one run."""
 
@@ -92,7 +113,7 @@ class Config:
         50, "write every n-th game in full to games.jsonl", within=(1, 10_000_000)
     )
     threads: int = key(0, "CPU threads of PyTorch; 0 keeps PyTorch's default", within=(0, 256))
-    device: str = key("auto", "auto uses a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    device: Literal["auto", "cpu", "cuda"] = key("auto", "auto uses a GPU if there is one")
     game: GameConfig = section(GameConfig, "rules of the game, and which instances are drawn")
     data: DataConfig = section(DataConfig, "sources of training and evaluation instances")
     model: ModelConfig = section(ModelConfig, "the policy")
@@ -103,14 +124,12 @@ class Config:
     policy_pool: PolicyPoolConfig = section(
         PolicyPoolConfig,
         "earlier snapshots of the policy as partners; used only with the partner pool",
-        formerly="past",
     )
     endpoint: EndpointConfig = section(EndpointConfig, "requests to partners endpoint:MODEL@URL")
     reward: RewardConfig = section(RewardConfig, "reward of an episode")
     algorithm: AlgorithmConfig = section(
         AlgorithmConfig,
         "advantages and loss; a plain value sets the method, as in `algorithm: rloo`",
-        short="method",
     )
     critic: CriticConfig = section(
         CriticConfig, "value function and GAE; used only with algorithm.method ppo"
@@ -125,17 +144,17 @@ class Config:
     track: TrackConfig = section(
         TrackConfig,
         "an experiment tracker; a plain value sets the kind, as in `track: wandb`",
-        short="kind",
-        formerly="wandb",
     )
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         """Raise ValueError for settings of different sections that contradict each other."""
         self._check_game()
         if self.model.lora is not None:
             self._check_lora(self.model.lora)
         self._check_method()
         self._check_memory()
+        return self
 
     def _check_game(self) -> None:
         if self.reward.kind == "collab" and self.game.name != "collab":
@@ -244,4 +263,9 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     Raises:
         SettingsError: with the file and line, or the override, that is at fault.
     """
-    return load(Config, Path(path) if path else None, overrides)
+    config = load(Config, Path(path) if path else None, overrides)
+    if (config.model.path is None) == (config.model.scratch is None):
+        raise SettingsError(
+            f"{path or 'defaults'}: exactly one of model.path and model.scratch must be set"
+        )
+    return config

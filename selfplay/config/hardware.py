@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Literal, Self
 
-from selfplay.config.settings import key, section
+from pydantic import model_validator
+from pydantic.dataclasses import dataclass
+
+from selfplay.config.schema import RULES, key, section
 
 MAX_PARAMETERS = 10_000_000_000  # of a model with random initial weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class ScratchConfig:
     """A model with random initial weights and its own byte-level BPE tokenizer."""
 
-    arch: str = key(
+    arch: Literal["qwen2", "qwen3", "llama"] = key(
         "qwen2",
         "architecture; qwen3 normalizes queries and keys",
-        choices=("qwen2", "qwen3", "llama"),
     )
     width: int = key(96, "hidden size", within=(8, 32_768))
     layers: int = key(3, "number of layers", within=(1, 256))
@@ -35,7 +37,7 @@ class ScratchConfig:
         512,
         "vocabulary size of the byte-level BPE tokenizer; includes tokens for the game's own "
         "phrases",
-        within=(260, 500_000),
+        within=(2, 500_000),
     )
     tokenizer_games: int = key(
         500, "scripted games whose text trains the tokenizer", within=(1, 100_000)
@@ -47,7 +49,8 @@ class ScratchConfig:
         "large boards to track which reviewers are already assigned",
     )
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         step = 2 * self.heads  # RoPE rotates pairs of a head's dimensions
         if self.width % step:
             raise ValueError(
@@ -68,9 +71,10 @@ class ScratchConfig:
                 f"model.scratch.width, layers, mlp_width and vocab_size must make at most "
                 f"{MAX_PARAMETERS:.0e} parameters, got about {parameters:.1e}"
             )
+        return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class LoraConfig:
     """Low-rank adapters (LoRA); self-play trains them and keeps the base weights fixed."""
 
@@ -84,15 +88,17 @@ class LoraConfig:
         "linear layers of each block that get an adapter",
     )
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         if not self.targets:
             raise ValueError(
                 "model.lora.targets must name a linear layer, got []; model.lora=null trains all "
                 "weights"
             )
+        return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class ModelConfig:
     """The policy: a pretrained model or a model with random initial weights."""
 
@@ -102,7 +108,7 @@ class ModelConfig:
     scratch: ScratchConfig | None = section(
         ScratchConfig, "architecture of a model with random initial weights", optional=True
     )
-    dtype: str = key("float32", "dtype of computation", choices=("float32", "bfloat16"))
+    dtype: Literal["float32", "bfloat16"] = key("float32", "dtype of computation")
     chat_template: dict[str, object] = key(
         {}, "extra arguments for the chat template, such as enable_thinking"
     )
@@ -114,19 +120,14 @@ class ModelConfig:
         "use Liger's fused RMSNorm, RoPE and SwiGLU kernels if a GPU and the package are present",
     )
 
-    def check(self) -> None:
-        if (self.path is None) == (self.scratch is None):
-            raise ValueError("exactly one of model.path and model.scratch must be set")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class EngineConfig:
     """The inference engine that generates the policy's turns."""
 
-    kind: str = key(
+    kind: Literal["hf", "sglang"] = key(
         "hf",
         "hf generates with transformers in the trainer's process; sglang starts SGLang",
-        choices=("hf", "sglang"),
     )
     max_batch: int = key(
         512,
@@ -151,8 +152,8 @@ class EngineConfig:
         "the games; above 1 only with engine.tp_size=1",
         within=(1, 16),
     )
-    attention: str = key(
-        "auto", "SGLang attention backend", choices=("auto", "fa3", "flashinfer", "triton")
+    attention: Literal["auto", "fa3", "flashinfer", "triton"] = key(
+        "auto", "SGLang attention backend"
     )
     max_cache_tokens: int = key(
         0,
@@ -198,19 +199,20 @@ class EngineConfig:
         "largest mean log-prob mismatch |engine - trainer| over the games of a step, in nats per "
         "token; if it is above this and above the measured noise floor, the run saves its state "
         "and stops",
-        formerly="engine.max_gap",
         within=(0.0, 1000.0),
     )
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         if self.processes > 1 and self.tp_size > 1:
             raise ValueError(
                 f"engine.processes must be 1 with engine.tp_size {self.tp_size}, got "
                 f"{self.processes}: several engines share one GPU only"
             )
+        return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class ParallelConfig:
     """How the update is distributed; tp * fsdp must equal the number of ranks."""
 
@@ -234,33 +236,32 @@ class ParallelConfig:
     offload_reference: bool = key(
         True, "keep the reference model in host memory during the rollout"
     )
-    checkpointing: str = key(
+    checkpointing: Literal["none", "full"] = key(
         "none",
         "activation checkpointing: full recomputes each layer's activations in the backward pass",
-        choices=("none", "full"),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class TrackConfig:
     """A tracker that gets what metrics.jsonl and games.jsonl get. Nothing is tracked by default."""
 
-    kind: str = key(
+    kind: Literal["wandb", "trackio", "tensorboard", "off"] = key(
         "off",
         "where metrics, settings and games are shown: Weights & Biases, Trackio, TensorBoard or "
         "nowhere",
-        choices=("wandb", "trackio", "tensorboard", "off"),
     )
     project: str = key("selfplay", "project name in Weights & Biases and in Trackio")
-    mode: str = key(
+    mode: Literal["online", "offline"] = key(
         "online",
         "Weights & Biases: online sends, offline writes to the run folder for `wandb sync`",
-        choices=("online", "offline"),
     )
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         if self.mode == "offline" and self.kind != "wandb":
             raise ValueError(
                 f"track.mode offline needs track.kind wandb, got {self.kind}; the other trackers "
                 "write only to this machine"
             )
+        return self

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated, Literal, Self
 
-from selfplay.config.settings import key
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from selfplay.config.schema import RULES, key
 
 # Methods whose baseline is of the sample's own group. Their groups need two members, and those with
 # zero variance have no gradient and are dropped. Other methods keep them, because a group can
@@ -12,7 +15,7 @@ from selfplay.config.settings import key
 COMPARED_IN_GROUPS = ("grpo", "dr_grpo", "rloo")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class WarmStartConfig:
     """Supervised imitation of scripted players and of people before self-play."""
 
@@ -50,11 +53,10 @@ class WarmStartConfig:
     )
     batch_size: int = key(16, "transcripts per optimizer step", within=(1, 100_000))
     epochs: int = key(1, "passes over the scripted games", within=(1, 1_000))
-    optimizer: str = key(
+    optimizer: Literal["adamw", "muon"] = key(
         "adamw",
         "muon: orthogonal steps for the matrices inside the model, which learn faster from random "
         "weights; AdamW for the rest",
-        choices=("adamw", "muon"),
     )
     lr: float = key(1e-3, "peak learning rate", within=(0.0, 10.0))
     warmup_steps: int = key(
@@ -69,19 +71,16 @@ class WarmStartConfig:
         0.0,
         "weight of the auxiliary imitation loss on new scripted games in each self-play "
         "update; 0 turns it off",
-        formerly="warm_start.replay",
         within=(0.0, 1000.0),
     )
-    keep: str = key(
+    keep: Literal["same", "all"] = key(
         "same",
         "instances that the teachers play: same applies game.keep, all keeps every instance "
         "(much faster to generate at 8x8)",
-        choices=("same", "all"),
     )
     auxiliary_games: int = key(
         8,
         "scripted games per step for the auxiliary imitation loss",
-        formerly="warm_start.replay_games",
         within=(1, 100_000),
     )
 
@@ -90,7 +89,8 @@ class WarmStartConfig:
         """Whether there is a warm start."""
         return self.num_games > 0 or self.recorded is not None
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         if (self.first_games > 0) != bool(self.first_teachers):
             raise ValueError(
                 "warm_start.first_teachers and warm_start.first_games must be set together, "
@@ -101,18 +101,18 @@ class WarmStartConfig:
                 "warm_start.first_games must be at most warm_start.num_games, "
                 f"{self.num_games}, got {self.first_games}"
             )
+        return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class AlgorithmConfig:
     """How rewards become advantages, and advantages a loss."""
 
-    method: str = key(
+    method: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "ema", "ppo"] = key(
         "grpo",
         "advantage estimator: grpo (group mean and standard deviation), dr_grpo (group mean), "
         "rloo (mean of the other group members), reinforce_pp (batch mean and standard "
         "deviation), ema (moving average for each role), ppo (critic and GAE)",
-        choices=("grpo", "dr_grpo", "rloo", "reinforce_pp", "ema", "ppo"),
     )
     advantage_eps: float = key(
         1e-4,
@@ -123,11 +123,10 @@ class AlgorithmConfig:
     ema_decay: float = key(
         0.8, "decay of the moving-average baseline of ema, per step", within=(0.0, 0.999)
     )
-    error_credit: str = key(
+    error_credit: Literal["episode", "turn"] = key(
         "episode",
         "which tokens get reward.error_penalty: all of the seat's tokens in the episode, or "
         "only those of the refused turn",
-        choices=("episode", "turn"),
     )
     resample: int = key(
         0,
@@ -135,17 +134,15 @@ class AlgorithmConfig:
         "variance (dynamic sampling); 0 draws none",
         within=(0, 100_000),
     )
-    old_logprobs: str = key(
+    old_logprobs: Literal["engine", "recomputed"] = key(
         "engine",
         "log-probs of the old policy in the ratio: the engine's, or recomputed by the trainer "
         "before the update",
-        choices=("engine", "recomputed"),
     )
-    importance: str = key(
+    importance: Literal["none", "token", "sequence"] = key(
         "none",
         "weight the loss by the importance ratio trainer / engine to correct the log-prob "
         "mismatch (needs recomputed old_logprobs): off, per token, or per sequence",
-        choices=("none", "token", "sequence"),
     )
     importance_cap: float = key(
         2.0, "importance ratios are truncated at this value; 0 does not truncate", within=(0.0, 1e6)
@@ -158,29 +155,25 @@ class AlgorithmConfig:
         "importance ratios above this value are set to 0 (rejection); 0 rejects none",
         within=(0.0, 1e6),
     )
-    loss: str = key(
+    loss: Literal["clip", "gspo", "cispo", "sapo", "vespo", "reinforce"] = key(
         "clip",
         "policy loss: clip (PPO's clipped token ratios), gspo (clipped sequence ratios), "
         "cispo (clipped ratios as constant weights), sapo (soft gate on token ratios), vespo "
         "(soft sequence weights), reinforce (no ratios)",
-        choices=("clip", "gspo", "cispo", "sapo", "vespo", "reinforce"),
     )
-    sapo_temperatures: tuple[float, ...] = key(
+    sapo_temperatures: tuple[Annotated[float, Field(ge=0.01, le=1000.0)], ...] = key(
         (1.0, 1.05),
         "sapo's temperatures tau for positive and for other advantages; a larger tau narrows "
         "the gate",
-        within=(0.01, 1000.0),
     )
-    vespo_positive: tuple[float, ...] = key(
+    vespo_positive: tuple[Annotated[float, Field(ge=0.0, le=1000.0)], ...] = key(
         (2.0, 3.0),
         "k and lambda of vespo's sequence weight w^k exp(lambda (1 - w)) for advantages of at "
         "least 0",
-        within=(0.0, 1000.0),
     )
-    vespo_negative: tuple[float, ...] = key(
+    vespo_negative: tuple[Annotated[float, Field(ge=0.0, le=1000.0)], ...] = key(
         (3.0, 2.0),
         "k and lambda of vespo's sequence weight for negative advantages",
-        within=(0.0, 1000.0),
     )
     clip_low: float = key(
         0.2, "lower clip range: ratios are clipped below at 1 - clip_low", within=(0.0, 1.0)
@@ -194,12 +187,11 @@ class AlgorithmConfig:
         "clip and gspo); 0 turns it off",
         within=(0.0, 1e6),
     )
-    aggregation: str = key(
+    aggregation: Literal["token_mean", "sequence_mean", "constant"] = key(
         "token_mean",
         "token_mean: mean over all tokens; sequence_mean: mean over sequences of each "
         "sequence's token mean; constant: mean over sequences of each one's token sum / "
         "constant_length",
-        choices=("token_mean", "sequence_mean", "constant"),
     )
     constant_length: int = key(
         0,
@@ -212,13 +204,12 @@ class AlgorithmConfig:
         "coefficient of the KL penalty to the reference policy; 0 loads no reference",
         within=(0.0, 1000.0),
     )
-    kl_estimator: str = key(
+    kl_estimator: Literal["k1", "k2", "k3"] = key(
         "k3",
         "KL estimator: k2 or k3 in the loss, k1 in the reward; k1 in the loss needs kl_ratio",
-        choices=("k1", "k2", "k3"),
     )
-    kl_in: str = key(
-        "loss", "apply the KL penalty in the loss or in the reward", choices=("loss", "reward")
+    kl_in: Literal["loss", "reward"] = key(
+        "loss", "apply the KL penalty in the loss or in the reward"
     )
     kl_ratio: bool = key(
         False,
@@ -245,10 +236,12 @@ class AlgorithmConfig:
     )
     epochs: int = key(1, "passes over each rollout", within=(1, 1_000_000))
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         self._check_loss()
         self._check_kl()
         self._check_importance()
+        return self
 
     def _check_loss(self) -> None:
         if self.dual_clip and (self.dual_clip <= 1 or self.loss not in ("clip", "gspo")):
@@ -311,16 +304,15 @@ class AlgorithmConfig:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class CriticConfig:
     """PPO's value function, and the advantages computed from it."""
 
-    kind: str = key(
+    kind: Literal["head", "shared_head", "model"] = key(
         "head",
         "head: a linear head on the policy's last hidden state, without gradient into the "
         "policy; shared_head: the same head with that gradient; model: a second model with a "
         "head, initialised from the policy's weights",
-        choices=("head", "shared_head", "model"),
     )
     gamma: float = key(1.0, "discount per trained token", within=(0.0, 1.0))
     lam: float = key(
@@ -343,7 +335,7 @@ class CriticConfig:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class OptimConfig:
     """AdamW and its learning-rate schedule."""
 
@@ -353,10 +345,9 @@ class OptimConfig:
         "ten times the rate of full training, 1e-5 to 5e-5",
         within=(0.0, 10.0),
     )
-    schedule: str = key(
+    schedule: Literal["constant", "linear", "cosine"] = key(
         "constant",
         "learning-rate schedule after the warm-up",
-        choices=("constant", "linear", "cosine"),
     )
     final_share: float = key(
         0.0,
@@ -366,15 +357,16 @@ class OptimConfig:
     warmup_steps: int = key(
         0, "self-play steps of linear learning-rate warm-up", within=(0, 10_000_000)
     )
-    betas: tuple[float, ...] = key((0.9, 0.95), "AdamW's betas", within=(0.0, 0.999999))
+    betas: tuple[Annotated[float, Field(ge=0.0, le=0.999999)], ...] = key(
+        (0.9, 0.95), "AdamW's betas"
+    )
     weight_decay: float = key(
         0.0, "AdamW's weight decay, applied to weight matrices only", within=(0.0, 1000.0)
     )
-    master_dtype: str = key(
+    master_dtype: Literal["float32", "bfloat16"] = key(
         "float32",
         "dtype of the master weights; bfloat16 uses stochastic rounding and keeps the moments "
         "in float32",
-        choices=("float32", "bfloat16"),
     )
     max_grad_norm: float = key(
         1.0,
@@ -388,8 +380,10 @@ class OptimConfig:
         True, "compute a prefix that samples share, such as the prompt of a group, once"
     )
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         if len(self.betas) != 2:
             raise ValueError(
                 f"optim.betas must be two numbers, got {list(self.betas)}; nearest: [0.9, 0.95]"
             )
+        return self

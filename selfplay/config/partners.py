@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from typing import Literal, Self
+
+from pydantic import model_validator
+from pydantic.dataclasses import dataclass
 
 from selfplay.config.player_spec import CHECKPOINT, SCRIPTED, parse_spec
+from selfplay.config.schema import RULES, key
 from selfplay.config.secrets import check_body
-from selfplay.config.settings import key
 
 WARM_START = "warm_start"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class PolicyPoolConfig:
     """Rated snapshots of the policy as partners; used only with the partner `pool`."""
 
@@ -32,7 +35,7 @@ class PolicyPoolConfig:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class EndpointConfig:
     """How requests are sent to partners of the kind endpoint:MODEL@URL."""
 
@@ -74,26 +77,27 @@ class EndpointConfig:
         0.0, "price of a million completion tokens, for the cost metric", within=(0.0, 1e6)
     )
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         try:
             json.dumps(self.body, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ValueError(f"endpoint.body must be valid JSON: {error}") from None
         check_body(self.body)
+        return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class DriftMonitorConfig:
     """Detection of language drift.
 
     Drift is a self-play score that rises while the score with a fixed partner falls.
     """
 
-    action: str = key(
+    action: Literal["off", "warn", "stop"] = key(
         "off",
         "off; warn prints a warning at each evaluation that shows drift; stop saves a "
         "checkpoint and ends the run",
-        choices=("off", "warn", "stop"),
     )
     partner: str = key(
         WARM_START,
@@ -109,9 +113,10 @@ class DriftMonitorConfig:
         3, "consecutive evaluations that must exceed the tolerance", within=(1, 10_000_000)
     )
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         if self.partner == WARM_START:
-            return
+            return self
         try:
             kind = parse_spec(self.partner).kind
         except ValueError as error:
@@ -121,3 +126,4 @@ class DriftMonitorConfig:
                 "eval.drift_monitor.partner must be warm_start, scripted:NAME or checkpoint:PATH "
                 f"(a partner that does not change), got {self.partner!r}"
             )
+        return self

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic.dataclasses import dataclass
 
 from dialop.kit import SHARED, Kit, NoOptions, load_kit
 from dialop.starts import checked_entries
+from selfplay.config.load import read_options
 from selfplay.config.partners import DriftMonitorConfig
 from selfplay.config.player_spec import ENDPOINT, PERSON, parse_shares, parse_spec
-from selfplay.config.settings import chosen, key, section
+from selfplay.config.schema import RULES, fields_of, key, section
 
 # Games whose settings are keys of `game` itself.
 KEYED_GAMES = ("matching", "collab")
 MAX_GAMES = 1_000_000  # per step and per evaluation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class GameConfig:
     """The game, its rules, and which instances are drawn."""
 
@@ -39,11 +43,10 @@ class GameConfig:
         "this factor is below the best possible value",
         within=(1.0, 1000.0),
     )
-    keep: str = key(
+    keep: Literal["both", "exactly_one", "all"] = key(
         "both",
         "which instances are kept: those where both seats' solo plans are weak, exactly one "
         "is, or all",
-        choices=("both", "exactly_one", "all"),
     )
     messages: bool = key(
         True, "allow messages between the seats; false is the no-communication control"
@@ -62,24 +65,36 @@ class GameConfig:
         "allow private text before a move's tag, which the partner never sees; the rules in the "
         "prompt do not mention it",
     )
-    code_wall: str = key(
+    code_wall: Literal["auto", "namespaces", "landlock", "none"] = key(
         "auto",
         "isolation of code answers while they are graded: auto uses the strongest that the "
         "machine supports, none uses no isolation (docs/collab.md)",
-        choices=("auto", "namespaces", "landlock", "none"),
     )
-    options: Any = chosen(
-        "settings that the game itself declares; --help lists those of the game in --config",
-        by=lambda game: options_type(game.name),
+    options: Any = Field(
+        default=None,
+        description="settings that the game itself declares; --help game lists those of the game "
+        "in --config",
+        validate_default=True,
     )
 
-    def check(self) -> None:
+    @field_validator("options")
+    @classmethod
+    def _options_of_the_game(cls, options: Any, info: ValidationInfo) -> Any:
+        """The options as the game's own class, whose name was checked before."""
+        kind = options_type(info.data.get("name", "matching"))
+        if options is None or isinstance(options, dict):
+            return read_options(kind, options or {}, "game.options")
+        return options
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
         if self.name in KEYED_GAMES:
-            return
+            return self
         own = {entry.name for entry in fields(options_type(self.name))}
         for entry in fields(self):
             given = getattr(self, entry.name)
-            if entry.name in ("name", "options") or given == entry.default:
+            default = fields_of(type(self))[entry.name].default
+            if entry.name in ("name", "options") or given == default:
                 continue
             if entry.name not in SHARED or entry.name not in own:
                 near = f"; nearest is game.options.{entry.name}" if entry.name in own else ""
@@ -91,6 +106,7 @@ class GameConfig:
             for name in own.intersection(SHARED):
                 if getattr(self.options, name) != getattr(options, name):
                     raise ValueError(f"game.options.{name} must be given as game.{name}")
+        return self
 
     @property
     def kit(self) -> Kit:
@@ -112,7 +128,7 @@ def options_type(name: str) -> type:
     return NoOptions if name in KEYED_GAMES else load_kit(name).Options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class StartConfig:
     """Where games on recorded boards start: at the beginning or after recorded moves."""
 
@@ -122,14 +138,16 @@ class StartConfig:
         "entries, 'random', or a share of the words between 0 and 1 (docs/partners.md)",
     )
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         try:
             checked_entries(self.entries)
         except ValueError as error:
             raise ValueError(f"data.start.entries: {error}") from None
+        return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class DataConfig:
     """Sources of training and evaluation instances."""
 
@@ -151,22 +169,23 @@ class DataConfig:
         within=(1, 512),
     )
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         if self.start.entries != 0 and not self.train.endswith(".jsonl"):
             raise ValueError(
                 f"data.start needs data.train to be a .jsonl of recorded games, got {self.train}"
             )
+        return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class BranchConfig:
     """Credit for single turns: alternative turns are sampled at a state and played to the end."""
 
-    turns: str = key(
+    turns: Literal["none", "all", "random", "first", "decisions"] = key(
         "none",
         "which of the policy's turns become branch points: none, all, turns at random, the "
         "first turns, or decisions (turns that must answer a proposal) (docs/branches.md)",
-        choices=("none", "all", "random", "first", "decisions"),
     )
     per_game: int = key(
         1,
@@ -183,12 +202,11 @@ class BranchConfig:
     continuations: int = key(
         1,
         "games played to the end from each alternative turn",
-        formerly="rollout.branch.futures",
         within=(1, 1_000),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class RolloutConfig:
     """How the games of a step are played."""
 
@@ -226,7 +244,8 @@ class RolloutConfig:
     )
     branch: BranchConfig = section(BranchConfig, "credit for single turns by branching games")
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         if self.temperature < 0.01:
             raise ValueError(
                 f"rollout.temperature must be at least 0.01 in training, got {self.temperature}: "
@@ -246,9 +265,10 @@ class RolloutConfig:
                 "rollout.partners must not contain 'person', which only eval.py supports, got "
                 f"{list(self.partners)}"
             )
+        return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class CollabConfig:
     """Weights of a conversation's reward; used with `reward.kind: collab`."""
 
@@ -271,9 +291,10 @@ class CollabConfig:
         "is called with the settings of `endpoint`",
     )
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         if self.judge == "rubric":
-            return
+            return self
         try:
             kind = parse_spec(self.judge).kind
         except ValueError as error:
@@ -283,19 +304,19 @@ class CollabConfig:
                 "reward.collab.judge must be rubric or endpoint:MODEL@URL, as in "
                 f"endpoint:small@http://127.0.0.1:8000/v1, got {self.judge!r}"
             )
+        return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class RewardConfig:
     """The reward of an episode."""
 
-    kind: str = key(
+    kind: Literal["score_norm", "accept", "regret", "collab"] = key(
         "score_norm",
         "score_norm: the game's own rewards, such as the score divided by the best possible "
         "score; accept: 1 for any agreement; regret: as score_norm, but without an agreement "
         "table_share times the score_norm of the last proposal; collab: weighted sum of "
         "reward.collab",
-        choices=("score_norm", "accept", "regret", "collab"),
     )
     table_share: float = key(
         0.5,
@@ -313,7 +334,7 @@ class RewardConfig:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class EvalConfig:
     """Games on held-out instances, during training and before and after it."""
 
@@ -334,10 +355,10 @@ class EvalConfig:
     drift_monitor: DriftMonitorConfig = section(
         DriftMonitorConfig,
         "warning or stop when the policy's language drifts",
-        formerly="eval.guard",
     )
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         needs_every = {
             "eval.drift_monitor.action": self.drift_monitor.action != "off",
             "eval.human_words": self.human_words is not None,
@@ -345,3 +366,4 @@ class EvalConfig:
         for name, is_set in needs_every.items():
             if is_set and not self.every:
                 raise ValueError(f"eval.every must be at least 1 with {name}, got 0")
+        return self

@@ -27,7 +27,6 @@ SELF, SCRIPTED, CHECKPOINT, POOL, ENDPOINT, PERSON = (
     "person",
 )
 MAX_SHARE = 1e6
-_RENAMED = {"past": POOL}
 _SHAPES = {
     SELF: "self",
     SCRIPTED: "scripted:NAME",
@@ -62,8 +61,6 @@ def parse_spec(text: str, scripts: Sequence[str] = ()) -> Spec:
     """
     check_url(text)
     kind, colon, argument = text.strip().partition(":")
-    if kind in _RENAMED:
-        raise ValueError(f"partner {kind} is now {_RENAMED[kind]}")
     shape = _SHAPES.get(kind)
     if shape is None or bool(colon) != (":" in shape):
         near = _nearest(text.strip(), kind, scripts)

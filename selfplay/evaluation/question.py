@@ -25,6 +25,7 @@ from selfplay.config import (
     RolloutConfig,
     load_config,
 )
+from selfplay.config.load import read_value
 from selfplay.config.play import MAX_GAMES
 from selfplay.config.player_spec import (
     CHECKPOINT,
@@ -36,7 +37,6 @@ from selfplay.config.player_spec import (
     Spec,
     parse_shares,
 )
-from selfplay.config.settings import read_value
 from selfplay.data.instances import GENERATED, HELD_OUT, begun, evaluation_instances, read_instances
 from selfplay.errors import SettingsError
 from selfplay.metrics.run_folder import IMITATED_BOARDS

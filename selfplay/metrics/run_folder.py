@@ -17,7 +17,8 @@ from typing import TextIO
 import selfplay
 from selfplay.atomic import write_atomically
 from selfplay.config import Config
-from selfplay.config.settings import difference, dump, load
+from selfplay.config.load import load
+from selfplay.config.text import difference, dump
 from selfplay.errors import SettingsError
 
 # Settings that may change when a run resumes: first those of its length and logs.

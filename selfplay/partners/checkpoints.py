@@ -11,7 +11,7 @@ from typing import Any
 from dialop.specs import closest
 from selfplay.checkpoint import policies
 from selfplay.config import GameConfig
-from selfplay.config.settings import load, read_value
+from selfplay.config.load import load, read_value
 from selfplay.errors import SettingsError
 from selfplay.model.hub import SETTINGS, check_weights, is_hub_name, local_folder
 

@@ -6,29 +6,21 @@ value. Loads no weights and writes no files.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
-import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from jinja2.exceptions import TemplateError
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
-from dialop.specs import nearest
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
-from selfplay.config.play import options_type
 from selfplay.config.player_spec import ENDPOINT, Spec, parse_shares, parse_spec
-from selfplay.config.secrets import check_absent, hidden, names_key
-from selfplay.config.settings import describe, read_value
+from selfplay.config.secrets import check_absent
 from selfplay.data.instances import TOKENIZER, generated, imitated_people
 from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.engines.endpoint import check_address, endpoint_key
@@ -38,58 +30,6 @@ from selfplay.model.hub import check_weights, local_folder
 from selfplay.model.policy import described_in
 from selfplay.model.scratch import scratch_config
 from selfplay.partners.checkpoints import find_source
-
-_DASHES = "-\N{EN DASH}\N{EM DASH}"  # editors make the others of two hyphens
-
-
-class Words(argparse.ArgumentParser):
-    """An argument parser that raises ValueError for an invalid command line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
-
-    def check_settings(self, words: Sequence[str]) -> None:
-        """Raise ValueError unless these words, which no option takes, all read key=value."""
-        for word in words:
-            if "=" in word and word[0] not in _DASHES:
-                continue
-            option, _, value = word.partition("=")
-            name = option.lstrip(_DASHES)
-            if name.partition(".")[0] in {entry.name for entry in fields(Config)}:
-                near = f"; write {name}={'VALUE' if names_key(name) else hidden(value) or 'VALUE'}"
-            else:
-                near = nearest(option, self._option_string_actions)
-            # A shell cuts an unquoted key=[{a: 1}] at its blanks.
-            cut = not word.startswith(tuple(_DASHES)) and any("=" in other for other in words)
-            quote = "; quote values that contain blanks" if cut else ""
-            raise ValueError(f"unknown argument {option!r}{near}{quote}")
-
-
-def help_of(words: Sequence[str]) -> str:
-    """The help text of every key, and of the game's options if --config can be read."""
-    first = Words(add_help=False)
-    first.add_argument("--config", type=Path)
-    first.add_argument("overrides", nargs="*")
-    text = describe(Config)
-    if not {"-h", "--help"}.intersection(words):
-        return text
-    try:
-        asked, _ = first.parse_known_args(words)
-        name = read_value(asked.config, asked.overrides, "game.name") or GameConfig().name
-        options = options_type(str(name))
-    except ValueError:
-        return text
-    own = describe(options, "game.options") if fields(options) else "  none"
-    return f"{text}\nThe game.options of {name}:\n\n{own}"
-
-
-def refused(program: str, error: Exception, *, status: int = 2) -> int:
-    """Print the error in one line on stderr; returns the exit status.
-
-    The line and its end are one write: the lines of several ranks never run into each other.
-    """
-    sys.stderr.write(f"{program}: {' '.join(str(error).split())[:1500]}\n")
-    return status
 
 
 def check_run(config: Config, *, here: bool = True) -> None:

@@ -18,7 +18,7 @@ from bench.readings import mediation, planning
 from bench.rows import STAGES
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import load_config
-from selfplay.config.settings import dump
+from selfplay.config.text import dump
 from selfplay.data.instances import TRAIN, generated
 from selfplay.metrics.step import game_record
 from selfplay.rollout.driver import play_scripted

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from selfplay.config import Config, load_config
-from selfplay.config.settings import describe
+from selfplay.config.schema import names_of
 from selfplay.errors import SettingsError
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
@@ -87,10 +87,7 @@ def messages(tree: ast.AST) -> Iterator[str]:
 
 
 def test_keys_named_in_errors_exist() -> None:
-    shown = describe(Config)
-    keys = {
-        name.replace("[]", "") for name in re.findall(r"^ *([a-z_.\[\]]+)(?::|  \()", shown, re.M)
-    }
+    keys = {name.replace("[]", "") for name in names_of(Config)}
     top = {name.partition(".")[0] for name in keys if "." in name}
     named: dict[str, set[str]] = {}
     for path in sorted((CONFIGS[0].parents[1] / "selfplay").rglob("*.py")):

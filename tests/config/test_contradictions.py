@@ -55,7 +55,6 @@ REFUSED: list[tuple[str, ...]] = [
     (r"data\.start\.entries", *FILE, "data.start.entries=half"),
     (r"model\.dtype.*optim\.master_dtype", "optim.master_dtype=bfloat16"),
     ("offload_parameters", "parallel.offload_parameters=true", BESIDE),
-    (r"wandb\.mode is now track\.mode", "wandb.mode=offline"),
     (r"track\.mode .*track\.kind", "track=tensorboard", "track.mode=offline"),
 ]
 ACCEPTED: list[tuple[str, ...]] = [

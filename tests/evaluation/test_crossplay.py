@@ -9,7 +9,7 @@ import pytest
 
 from eval import main as run_eval
 from selfplay.config import load_config
-from selfplay.config.settings import dump
+from selfplay.config.text import dump
 from selfplay.evaluation.evaluate import Evaluation
 from selfplay.evaluation.question import find_config, pair_name, split_list
 from selfplay.evaluation.report import Report, lost_together, markdown, matrix_text

@@ -14,7 +14,7 @@ from dialop.rows import read_records
 from eval import main as run_eval
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, GameConfig, load_config
-from selfplay.config.settings import dump
+from selfplay.config.text import dump
 from selfplay.data.instances import HELD_OUT, generated
 from selfplay.distributed import init_world
 from selfplay.engines.hf import HFEngine

@@ -25,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAST = ("changes.md", "log.md")  # pages with past commands, under their old names
+PAST = ("log.md",)  # pages with past commands, under their old names
 LIMIT_S = 900
 PROGRAMS = r"(?:\w+=\S* )*(?:python|torchrun|make|pip|docker|source|tensorboard|echo|selfplay-\w+) "
 GPU_BENCHES = "loop|peers|rollout|table|update"

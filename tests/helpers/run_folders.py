@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from selfplay.config import Config, load_config
-from selfplay.config.settings import dump
+from selfplay.config.text import dump
 from selfplay.evaluation.evaluate import evaluate_scripted
 from selfplay.evaluation.report import rows_json
 from selfplay.model.policy import export, scratch_model

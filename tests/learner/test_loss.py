@@ -5,12 +5,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 import torch
 
 from selfplay.config import AlgorithmConfig
+from selfplay.config.schema import fields_of
 from selfplay.learner.loss import (
     aggregation_weights,
     cispo,
@@ -155,12 +156,13 @@ def test_every_loss_of_the_settings_has_a_function_and_no_other_name_has() -> No
     """A choice that `policy_losses` does not know must not run the clipped surrogate."""
     zeros_M, ones_M = torch.zeros(2), torch.ones(2)
     tokens = SimpleNamespace(old_logprobs_M=zeros_M, advantages_M=ones_M, sample_M=torch.arange(2))
-    rules = AlgorithmConfig.__dataclass_fields__["loss"].metadata
-    for name in rules["choices"]:
+    for name in get_args(fields_of(AlgorithmConfig)["loss"].annotation):
         losses = policy_losses(zeros_M, cast(Any, tokens), AlgorithmConfig(loss=name))
         assert [len(each) for each in losses] == [2, 2, 2]
+    settings = AlgorithmConfig()
+    object.__setattr__(settings, "loss", "unheard_of")  # which no check of the settings sees
     with pytest.raises(ValueError, match="loss unheard_of has no function"):
-        policy_losses(zeros_M, cast(Any, tokens), AlgorithmConfig(loss="unheard_of"))
+        policy_losses(zeros_M, cast(Any, tokens), settings)
 
 
 def test_aggregation_weights_by_hand() -> None:

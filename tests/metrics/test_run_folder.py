@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from selfplay.config import Config
-from selfplay.config.settings import load
+from selfplay.config.load import load
 from selfplay.errors import SettingsError
 from selfplay.metrics.run_folder import hold_run, open_run
 from tests.helpers import processes

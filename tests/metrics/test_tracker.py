@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from selfplay.config import Config, TrackConfig
-from selfplay.config.settings import dump, load
+from selfplay.config.load import load
+from selfplay.config.text import dump
 from selfplay.errors import SettingsError
 from selfplay.metrics.tracker import check_tracker, flat, game_row, open_tracker
 

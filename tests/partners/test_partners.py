@@ -12,7 +12,7 @@ import torch
 from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import export_atomically
 from selfplay.config.player_spec import parse_shares, parse_spec
-from selfplay.config.settings import dump
+from selfplay.config.text import dump
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.hf import HFEngine

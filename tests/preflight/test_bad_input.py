@@ -3,14 +3,14 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import NoReturn
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ import torch
 import eval as evaluation
 import train
 from selfplay.config import Config
+from selfplay.config.help import described
 from selfplay.model.hub import FETCHED, NOT_FETCHED
 from tests.helpers.processes import HANG_S, own_output
 from tests.helpers.run_folders import untrained_run
@@ -25,9 +26,6 @@ from tests.helpers.tiny_run import TINY
 
 ROOT = Path(__file__).resolve().parents[2]
 HUGE = "1" + "0" * 13
-BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)
-)
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +97,9 @@ FILES: dict[str, str | bytes] = {
     "list.yaml": "[1, 2]\n",
     "text.yaml": "steps\n",
     "open.yaml": "game: {size: 2\n",
-    "deep.yaml": "game: " + "[" * 60 + "]" * 60 + "\n",
-    "deeper.yaml": "game: " + "[" * 5000 + "\n",
+    "deep.yaml": "game: " + "[" * 5000 + "\n",
     "circle.yaml": "game: &game {size: 2, more: *game}\n",
-    "bomb.yaml": BOMB,
-    "large.yaml": "# " + "x" * 1_000_000 + "\n",
     "base.yaml": "steps: 1\nbase: nowhere.yaml\n",
-    "lengthy.yaml": f"base: {'x' * 300}\n",
     "tag.yaml": "steps: !!python/object/apply:os.getcwd []\n",
 }
 
@@ -157,10 +151,8 @@ TRAIN: list[tuple[str, str]] = [
     ("--config good", "good"),
     *((f"--config {name}", name) for name in FILES if name.endswith(".yaml") and name[0] != "b"),
     ("--config binary.yaml", "binary.yaml"),
-    ("--config bomb.yaml", "bomb.yaml"),
     ("--config base.yaml", "base.yaml:2: base must be a file"),
-    ("--config lengthy.yaml", "lengthy.yaml:1: base must be a file"),
-    ("--config /dev/zero", "/dev/zero"),
+    ("--help rolout", "nearest is rollout"),
     ("--config run.yaml --confg x", "--confg"),
     ("--confg run.yaml", "'--confg'; nearest is --config"),
     ("--confg=run.yaml", "nearest is --config"),
@@ -229,7 +221,6 @@ TRAIN: list[tuple[str, str]] = [
     ("rollout.partners=['endpoint:m@http://[::1/v1']", "rollout.partners"),
     ("rollout.partners=['endpoint:m@http://host:port/v1']", "rollout.partners"),
     ("rollout.partners=['endpoint:m@ftp://host/v1']", "rollout.partners"),
-    ("endpoint.body={since: 2020-01-01}", "endpoint.body"),
     ("endpoint.body={top_p: .inf}", "endpoint.body"),
     ("model.chat_template={chat_template: '{{'}", "model.chat_template"),
     ("model.chat_template={chat_template: 5}", "model.chat_template"),
@@ -411,31 +402,12 @@ def test_an_unreachable_hub_is_refused_in_seconds(tmp_path: Path) -> None:
     assert not (tmp_path / "fresh").exists()
 
 
-def _numbers(cls: type, prefix: str = "") -> list[tuple[str, Any]]:
-    """Every key whose value is a number or a list of numbers, with its rules."""
-    numbers: list[tuple[str, Any]] = []
-    hints = get_type_hints(cls)
-    for entry in fields(cls):  # type: ignore[arg-type]
-        name, parts = f"{prefix}{entry.name}", [hints[entry.name]]
-        while any(get_args(part) for part in parts):
-            parts = [a for part in parts for a in (get_args(part) or (part,)) if a is not ...]
-            if get_origin(hints[entry.name]) is dict:
-                parts = []
-        for part in parts:
-            if is_dataclass(part):
-                numbers += _numbers(part, f"{name}.")  # type: ignore[arg-type]
-            elif part in (int, float):
-                numbers.append((name, entry.metadata))
-    return numbers
-
-
 def test_every_number_has_bounds() -> None:
-    numbers = _numbers(Config)
+    numbers = [entry for entry in described(Config) if re.search("int|float", entry.kind or "")]
     assert len(numbers) > 100
-    unbounded = [name for name, rules in numbers if None in (rules["low"], rules["high"])]
-    assert unbounded == []
-    for name, rules in numbers:
-        assert abs(rules["high"]) < 10**10 and rules["low"] <= rules["high"], name
+    for entry in numbers:
+        bounds = [float(rule.split()[-1]) for rule in entry.rules if rule.startswith("at ")]
+        assert len(bounds) == 2 and bounds[0] <= bounds[1] < 10**10, entry
 
 
 def test_a_download_takes_one_copy_of_the_weights_and_no_code() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
-from selfplay.config.settings import dump
+from selfplay.config.text import dump
 from selfplay.credit.advantages import assign_advantages, reward_samples
 from selfplay.errors import SettingsError
 from selfplay.rollout.driver import play_scripted
@@ -216,7 +216,7 @@ def test_a_games_own_options_are_settings(tmp_path: Path) -> None:
     [
         ("game.options.max_value=1", "game.options.max_value must be at least 2"),
         ("game.options.max_valu=3", "nearest is game.options.max_value"),
-        ("game.options.cost=much", "game.options.cost must be a finite number"),
+        ("game.options.cost=much", "game.options.cost must be a number"),
         ("game.options.brief=true", "must be given as game.brief"),
         ("game.size=3", "game.size is no setting of"),
         ("game.max_value=3", "nearest is game.options.max_value"),

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 from selfplay.apps.plan.memory import Demand, Shape, estimate, gpu_gib, remedy, shape_of, why_not
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import Config, DataConfig, GameConfig, LoraConfig
-from selfplay.config.settings import dump
+from selfplay.config.text import dump
 from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.errors import SettingsError
 from selfplay.learner.optimizer import matrices_inside

@@ -99,8 +99,8 @@ class Demand:
             imitates=config.warm_start.imitates,
             muon=config.warm_start.optimizer == "muon",
             max_game_tokens=config.rollout.max_game_tokens,
-            adaptable=_allowed(replace(config, model=adapted)),
-            offloadable=_allowed(replace(config, parallel=offloaded)),
+            adaptable=_allowed(config, model=adapted),
+            offloadable=_allowed(config, parallel=offloaded),
         )
 
 
@@ -336,9 +336,10 @@ def remedy(demand: Demand) -> list[str]:
     return []
 
 
-def _allowed(config: Config) -> bool:
+def _allowed(config: Config, **changed: Any) -> bool:
+    """Whether these sections go with the other settings."""
     try:
-        config.check()
+        replace(config, **changed)
     except ValueError:
         return False
     return True

@@ -41,14 +41,8 @@ from selfplay.evaluation.evaluate import check_room
 from selfplay.evaluation.question import ITSELF, find_config, find_games, find_partner
 from selfplay.partners.checkpoints import Source, find_source
 from selfplay.partners.partners import Partners
-from selfplay.preflight.run import (
-    Words,
-    check_endpoint,
-    check_folder,
-    check_machine,
-    read_rendering,
-    refused,
-)
+from selfplay.preflight.command_line import Words, refused
+from selfplay.preflight.run import check_endpoint, check_folder, check_machine, read_rendering
 from selfplay.rollout.seating import scripted_partner
 from selfplay.rollout.text_players import PersonPlayer
 from selfplay.setup import open_world

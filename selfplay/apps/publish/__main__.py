@@ -28,12 +28,13 @@ from selfplay.apps.publish.card import card, public_value, read_results
 from selfplay.atomic import atomic_folder
 from selfplay.checkpoint.saving import step_of
 from selfplay.config import load_config
-from selfplay.config.settings import dump
+from selfplay.config.text import dump
 from selfplay.errors import SettingsError
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.model.hub import FETCHED, SETTINGS
 from selfplay.partners.checkpoints import find_source
-from selfplay.preflight.run import Words, check_folder, refused
+from selfplay.preflight.command_line import Words, refused
+from selfplay.preflight.run import check_folder
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:

@@ -19,7 +19,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from dialop.shown import escaped, fenced
 from selfplay.config import Config, GameConfig, RolloutConfig, load_config
 from selfplay.config.player_spec import SELF
-from selfplay.config.settings import difference
+from selfplay.config.text import difference
 from selfplay.errors import SettingsError
 from selfplay.evaluation.game_text import game_text
 from selfplay.metrics.tables import COLUMNS, show_interval, table

@@ -16,7 +16,8 @@ import yaml
 
 from dialop.shown import on_one_line
 from selfplay.config import Config
-from selfplay.config.settings import dump, load
+from selfplay.config.load import load
+from selfplay.config.text import dump
 from selfplay.errors import SettingsError
 
 MAX_TRAINING_GAMES = 240  # games of games.jsonl that a page holds, evenly spread over the file

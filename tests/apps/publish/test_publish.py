@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from selfplay.apps.publish import __main__ as publish
 from selfplay.apps.publish.card import seats_of
 from selfplay.config import load_config
-from selfplay.config.settings import dump
+from selfplay.config.text import dump
 from selfplay.partners.checkpoints import find_source
 
 HOSTILE = "[message] ```\n# a heading <script>alert(1)</script> \x1b[2J ![x](http://x)"

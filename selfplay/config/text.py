@@ -1,0 +1,77 @@
+"""Settings as YAML text, and the differences between two runs' settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import yaml
+
+from selfplay.config.schema import join
+
+# What is no text, by tag: a pattern and the characters it may begin with. As in YAML 1.2, so `off`
+# and `no` are text, 1e-5 is a number, and 010, 1:30 and 2020-01-01 are text.
+_SCALARS = {
+    "null": (r"~|null|Null|NULL|", [*"~nN", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", [*"tTfF"]),
+    "int": (r"[-+]?(0|[1-9][0-9_]{0,300})", [*"-+0123456789"]),
+    "float": (
+        r"[-+]?((0|[1-9][0-9_]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan",
+        [*"-+.0123456789"],
+    ),
+}
+
+
+class Loader(yaml.SafeLoader):
+    """Reads as text what `_SCALARS` does not name."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012  without those of YAML 1.1
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that `Loader` or YAML 1.1 would read as another value."""
+
+
+for _tag, (_pattern, _first) in _SCALARS.items():
+    for _reader in (Loader, _Dumper):
+        _reader.add_implicit_resolver(
+            f"tag:yaml.org,2002:{_tag}", re.compile(f"({_pattern})$"), _first
+        )
+
+
+def dump(config: Any) -> str:
+    """All settings as YAML. `load` of this text returns an equal object."""
+    return _yaml(config, sort_keys=False, width=100)
+
+
+def show(value: Any) -> str:
+    """A value as YAML in one line."""
+    text = _yaml(value, default_flow_style=True, width=10**6)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def difference(a: Any, b: Any, name: str = "") -> list[str]:
+    """The dotted keys whose values differ, each as `name: value in a -> value in b`."""
+    a, b = _plain(a), _plain(b)
+    if not (isinstance(a, dict) and isinstance(b, dict)):
+        return [] if a == b else [f"{name}: {show(a)} -> {show(b)}"]
+    parts = dict.fromkeys([*a, *b])
+    lines = [difference(a.get(part), b.get(part), join(name, part)) for part in parts]
+    return [line for each in lines for line in each]
+
+
+def _yaml(value: Any, **style: Any) -> str:
+    text: str = yaml.dump(_plain(value), Dumper=_Dumper, allow_unicode=True, **style)
+    return text
+
+
+def _plain(value: Any) -> Any:
+    """The value with all sections as dicts and all tuples as lists, at every depth."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return value

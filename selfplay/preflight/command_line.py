@@ -1,0 +1,138 @@
+"""The words behind train.py and eval.py: parsed, explained and refused without importing torch."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from dialop.specs import nearest
+from selfplay.config import COMMON, Config, load_config
+from selfplay.config.help import chosen, describe, described, shipped_configs
+from selfplay.config.load import read_value
+from selfplay.config.play import GameConfig, options_type
+from selfplay.config.schema import fields_of
+from selfplay.config.secrets import hidden, names_key
+from selfplay.errors import SettingsError
+
+_DASHES = "-\N{EN DASH}\N{EM DASH}"  # editors make the others of two hyphens
+
+
+class Words(argparse.ArgumentParser):
+    """An argument parser that raises ValueError for an invalid command line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+    def check_settings(self, words: Sequence[str]) -> None:
+        """Raise ValueError unless these words, which no option takes, all read key=value."""
+        for word in words:
+            if "=" in word and word[0] not in _DASHES:
+                continue
+            option, _, value = word.partition("=")
+            name = option.lstrip(_DASHES)
+            if name.partition(".")[0] in fields_of(Config):
+                near = f"; write {name}={'VALUE' if names_key(name) else hidden(value) or 'VALUE'}"
+            else:
+                near = nearest(option, self._option_string_actions)
+            # A shell cuts an unquoted key=[{a: 1}] at its blanks.
+            cut = not word.startswith(tuple(_DASHES)) and any("=" in other for other in words)
+            quote = "; quote values that contain blanks" if cut else ""
+            raise ValueError(f"unknown argument {option!r}{near}{quote}")
+
+
+def refused(program: str, error: Exception, *, status: int = 2) -> int:
+    """Print the error in one line on stderr; returns the exit status.
+
+    The line and its end are one write: the lines of several ranks never run into each other.
+    """
+    sys.stderr.write(f"{program}: {' '.join(str(error).split())[:1500]}\n")
+    return status
+
+
+def read_train_words(words: Sequence[str], about: str) -> tuple[argparse.Namespace, Config]:
+    """The options of train.py and its settings. Ends the process after --help and --list.
+
+    Raises:
+        SettingsError, ValueError: for a word or a setting that cannot be used.
+    """
+    parser = Words(
+        prog="train.py",
+        usage="train.py --config FILE [key=value ...] [--dry-run [--gpu GB]]",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+    )
+    parser.add_argument(
+        "--config", type=Path, help="a YAML file with what differs from the defaults"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="settings that override the file's"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print settings, first prompt and memory by phase, and start nothing",
+    )
+    parser.add_argument(
+        "--gpu", type=float, metavar="GB", help="with --dry-run: memory of one GPU, such as 80"
+    )
+    parser.add_argument("--list", action="store_true", help="name the configs that ship")
+    parser.add_argument(
+        "-h",
+        "--help",
+        nargs="?",
+        const="",
+        metavar="SECTION",
+        help="show the settings that people change, or every key of a section or of all",
+    )
+    asked, rest = parser.parse_known_intermixed_args(words)
+    if asked.help is not None:
+        about_all = parser.format_help() if asked.help in ("", "all") else ""
+        print(f"{about_all}{help_of(asked.help, asked.config, asked.overrides)}", end="")
+        sys.exit(0)
+    if asked.list:
+        print(shipped_configs(), end="")
+        sys.exit(0)
+    parser.check_settings([*rest, *asked.overrides])
+    if asked.config is None:
+        raise ValueError("--config FILE is needed, such as --config tiny; --list names more")
+    if asked.gpu is not None and not asked.dry_run:
+        raise ValueError("--gpu needs --dry-run")
+    return asked, load_config(asked.config, asked.overrides)
+
+
+def help_of(section: str, config: Path | None, overrides: Sequence[str]) -> str:
+    """The help text of a section (or key), of "all", or of the keys that people change ("").
+
+    With the section game it contains the options of the game in the settings.
+    """
+    entries = described(Config)
+    sections = [entry.name for entry in entries if entry.kind is None and "." not in entry.name]
+    if not section:
+        common = [entry for entry in entries if entry.name in COMMON]
+        return (
+            f"\nThe settings that people change:\n\n{describe(common)}\n"
+            f"--help SECTION shows every key of one of {', '.join(sections)}; --help all shows "
+            "all keys.\n"
+        )
+    found = entries if section == "all" else chosen(entries, section)
+    if not found:
+        valid = [*sections, "all"]
+        raise ValueError(
+            f"--help must be followed by a section or all, got {section!r}"
+            f"{nearest(section, valid) or '; sections are ' + ', '.join(sections)}"
+        )
+    text = describe(found)
+    return text + _options(config, overrides) if section in ("all", "game") else text
+
+
+def _options(config: Path | None, overrides: Sequence[str]) -> str:
+    try:
+        name = str(read_value(config, overrides, "game.name") or GameConfig().name)
+        entries = described(options_type(name), "game.options")
+    except (SettingsError, ValueError):
+        return ""
+    return f"\nThe game.options of {name}:\n\n{describe(entries) if entries else '  none'}\n"
