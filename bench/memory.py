@@ -78,7 +78,7 @@ def lone_pushes(
 
     Returns {} if the parameters are offloaded to the host.
     """
-    if config.parallel.offload_parameters:
+    if config.parallel.offload == "all":
         return {}
     pushed: list[Pushed] = []
     dtype, group = push_dtype(learner, config.engine), learner.world.replica.group

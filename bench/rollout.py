@@ -365,7 +365,7 @@ def main() -> None:
         running, engine = None, None
         for variant in options.variants:
             config = bench.config([word.strip() for word in variant.split(";") if word.strip()])
-            same = replace(config.engine, burst_share=0.0, burst_after_s=0.5)
+            same = replace(config.engine, burst_share=0.0)
             if engine is None or same != running:
                 last.close()
                 try:
@@ -375,10 +375,7 @@ def main() -> None:
                     engine = None
                     continue
             for bursts in engine.bursts:
-                bursts.share, bursts.after_s = (
-                    config.engine.burst_share,
-                    config.engine.burst_after_s,
-                )
+                bursts.share = config.engine.burst_share
             for row in bench.rows(engine, config, variant):
                 print(json.dumps(row), flush=True)
                 keep(row, options.out)

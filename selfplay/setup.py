@@ -166,7 +166,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         policy_engine,
         config=config.engine,
         token_budget=config.optim.tokens_per_microbatch,
-        offloaded=config.parallel.offload_parameters,
+        offloaded=config.parallel.offload == "all",
     )
     sync_check.restore(state.get("sync_check", {}))
     policy_engine.push_weights(first_step)

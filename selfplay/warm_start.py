@@ -53,6 +53,7 @@ from selfplay.rollout.players import Teacher
 from selfplay.rollout.seating import scripted_games, teacher_games, teacher_mixture
 
 LOG_EVERY = 50  # optimizer steps per line of the warm start's log
+SAVE_EVERY = 200  # optimizer steps between the checkpoints from which it resumes
 FEWEST_OF_A_PART, MOST_OF_A_PART = 50, 1000  # games that are kept together
 
 
@@ -129,7 +130,7 @@ def warm_start(
     """Train the learner, in place, to imitate the teachers. Each rank takes its share of a batch.
 
     Writes `warm_start.jsonl` to the run's `folder`. For a restart it keeps the games, and a
-    checkpoint every `warm_start.save_every` optimizer steps, in `progress_folder`. Returns the
+    checkpoint every SAVE_EVERY optimizer steps, in `progress_folder`. Returns the
     metrics averaged over the last LOG_EVERY optimizer steps.
     """
     warm, world, settings = config.warm_start, learner.world, UpdateSettings.of(config)
@@ -159,7 +160,7 @@ def warm_start(
         if (step + 1) % LOG_EVERY == 0 or step + 1 == len(batches):
             means = {name: sum(m[name] for m in recent) / len(recent) for name in recent[-1]}
             log.append({"step": step + 1, **means})
-        if (step + 1) % warm.save_every == 0 and step + 1 < len(batches):
+        if (step + 1) % SAVE_EVERY == 0 and step + 1 < len(batches):
             log.sync()
             state = {"recent": list(recent)}
             save_checkpoint(kept, learner, None, step=step + 1, keep=2, state=state, policy=False)

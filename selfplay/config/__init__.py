@@ -151,7 +151,7 @@ class Config:
         """Raise ValueError for settings of different sections that contradict each other."""
         self._check_game()
         if self.model.lora is not None:
-            self._check_lora(self.model.lora)
+            self._check_lora()
         self._check_method()
         self._check_memory()
         return self
@@ -232,13 +232,13 @@ class Config:
                 f"{self.model.dtype}: float32 computation gains nothing from bfloat16 weights"
             )
         pool = any(spec.kind == POOL for spec, _ in parse_shares(self.rollout.partners))
-        if self.parallel.offload_parameters and pool:
+        if self.parallel.offload == "all" and pool:
             raise ValueError(
-                "parallel.offload_parameters must be false with the partner pool: snapshots need "
-                "the parameters on the device"
+                "parallel.offload must be none or optimizer with the partner pool of "
+                "rollout.partners, got all: snapshots need the weights on the device"
             )
 
-    def _check_lora(self, lora: LoraConfig) -> None:
+    def _check_lora(self) -> None:
         if self.parallel.tp > 1:
             raise ValueError(
                 f"parallel.tp must be 1 with model.lora, got {self.parallel.tp}: adapters do not "
@@ -248,12 +248,6 @@ class Config:
             raise ValueError(
                 "algorithm.reference_every must be 0 with model.lora, got "
                 f"{self.algorithm.reference_every}: the reference is the model without adapters"
-            )
-        if lora.dropout and self.algorithm.old_logprobs != "recomputed":
-            raise ValueError(
-                "algorithm.old_logprobs must be recomputed with model.lora.dropout above 0, got "
-                f"{self.algorithm.old_logprobs}: dropout makes the update's log-probs noisy, so "
-                "the comparison with the engine needs a pass without dropout"
             )
 
 

@@ -28,11 +28,7 @@ class ScratchConfig:
     kv_heads: int = key(4, "key-value heads; must divide heads", within=(1, 1_024))
     mlp_width: int = key(256, "hidden size of the feed-forward block", within=(8, 131_072))
     max_positions: int = key(1024, "maximum context length in tokens", within=(16, 1_000_000))
-    tie_embeddings: bool = key(True, "the output layer shares the embedding matrix")
     init_range: float = key(0.08, "standard deviation of the initial weights", within=(0.0, 10.0))
-    rope_theta: float = key(
-        10_000.0, "base of the rotary position embedding (RoPE)", within=(1.0, 1000000000.0)
-    )
     vocab_size: int = key(
         512,
         "vocabulary size of the byte-level BPE tokenizer; includes tokens for the game's own "
@@ -80,9 +76,6 @@ class LoraConfig:
 
     rank: int = key(16, "rank of the adapters", within=(1, 4_096))
     alpha: int = key(32, "an adapter's output is scaled by alpha / rank", within=(1, 65_536))
-    dropout: float = key(
-        0.0, "dropout on the inputs of the adapters during updates", within=(0.0, 0.9)
-    )
     targets: tuple[str, ...] = key(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         "linear layers of each block that get an adapter",
@@ -167,9 +160,6 @@ class EngineConfig:
         "once",
         within=(0.0, 1.0),
     )
-    burst_after_s: float = key(
-        0.5, "longest time in seconds that a request is held back", within=(0.001, 60.0)
-    )
     sessions: bool = key(
         False,
         "keep each seat's context in SGLang between its turns (a streaming session), so that a "
@@ -225,16 +215,11 @@ class ParallelConfig:
         "divided by tp",
         within=(1, 65_536),
     )
-    offload_optimizer: bool = key(
-        False, "keep the optimizer state in host memory during the rollout"
-    )
-    offload_parameters: bool = key(
-        False,
-        "keep the master weights in host memory during the rollout; the log-probs of engine "
-        "and trainer are then compared only in the update",
-    )
-    offload_reference: bool = key(
-        True, "keep the reference model in host memory during the rollout"
+    offload: Literal["none", "optimizer", "all"] = key(
+        "none",
+        "what is in host memory during the rollout, besides the reference model: the optimizer "
+        "state, or all, the master weights too; with all, the log-probs of engine and trainer are "
+        "compared only in the update",
     )
     checkpointing: Literal["none", "full"] = key(
         "none",
@@ -252,16 +237,3 @@ class TrackConfig:
         "nowhere",
     )
     project: str = key("selfplay", "project name in Weights & Biases and in Trackio")
-    mode: Literal["online", "offline"] = key(
-        "online",
-        "Weights & Biases: online sends, offline writes to the run folder for `wandb sync`",
-    )
-
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        if self.mode == "offline" and self.kind != "wandb":
-            raise ValueError(
-                f"track.mode offline needs track.kind wandb, got {self.kind}; the other trackers "
-                "write only to this machine"
-            )
-        return self

@@ -62,11 +62,6 @@ class WarmStartConfig:
     warmup_steps: int = key(
         50, "optimizer steps of linear learning-rate warm-up", within=(0, 10_000_000)
     )
-    save_every: int = key(
-        200,
-        "optimizer steps between the checkpoints from which an interrupted warm start resumes",
-        within=(1, 10_000_000),
-    )
     auxiliary_weight: float = key(
         0.0,
         "weight of the auxiliary imitation loss on new scripted games in each self-play "
@@ -357,12 +352,6 @@ class OptimConfig:
     warmup_steps: int = key(
         0, "self-play steps of linear learning-rate warm-up", within=(0, 10_000_000)
     )
-    betas: tuple[Annotated[float, Field(ge=0.0, le=0.999999)], ...] = key(
-        (0.9, 0.95), "AdamW's betas"
-    )
-    weight_decay: float = key(
-        0.0, "AdamW's weight decay, applied to weight matrices only", within=(0.0, 1000.0)
-    )
     master_dtype: Literal["float32", "bfloat16"] = key(
         "float32",
         "dtype of the master weights; bfloat16 uses stochastic rounding and keeps the moments "
@@ -379,11 +368,3 @@ class OptimConfig:
     share_prefixes: bool = key(
         True, "compute a prefix that samples share, such as the prompt of a group, once"
     )
-
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        if len(self.betas) != 2:
-            raise ValueError(
-                f"optim.betas must be two numbers, got {list(self.betas)}; nearest: [0.9, 0.95]"
-            )
-        return self

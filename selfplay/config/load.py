@@ -44,6 +44,8 @@ _RULES = {
     "dataclass_type": "a section of keys, or {{}} for its defaults",
     "greater_than_equal": "at least {ge}",
     "less_than_equal": "at most {le}",
+    "missing": "given",  # an item of a pair
+    "too_long": "a list of at most {max_length}",
 }
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from selfplay.config.player_spec import CHECKPOINT, SCRIPTED, parse_spec
@@ -13,6 +13,7 @@ from selfplay.config.schema import RULES, key
 from selfplay.config.secrets import check_body
 
 WARM_START = "warm_start"
+Price = Annotated[float, Field(ge=0.0, le=1e6)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
@@ -30,9 +31,6 @@ class PolicyPoolConfig:
         "keeps all",
         within=(0, 10_000),
     )
-    rating_step: float = key(
-        8.0, "largest change of a rating after one game (Elo's K-factor)", within=(0.0, 1000.0)
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
@@ -45,11 +43,10 @@ class EndpointConfig:
     max_new_tokens: int = key(
         512, "largest number of tokens in a completion", within=(1, 1_000_000)
     )
-    temperature: float | None = key(
-        None, "sampling temperature; null uses the server's default", within=(0.0, 100.0)
-    )
     body: dict[str, object] = key(
-        {}, "extra fields of the request's JSON, such as reasoning_effort: low; never a key"
+        {},
+        "extra fields of the request's JSON, such as temperature: 0.7 or reasoning_effort: low; "
+        "never a key",
     )
     timeout_s: float = key(
         60.0, "seconds without data from the server before a request fails", within=(0.01, 86400.0)
@@ -57,24 +54,9 @@ class EndpointConfig:
     retries: int = key(
         4, "retries of a failed request before its game is discarded", within=(0, 1_000)
     )
-    backoff_s: float = key(
-        1.0,
-        "seconds before the first retry; doubles with each retry and varies at random by a "
-        "factor of 0.5 to 1.5",
-        within=(0.0, 86400.0),
-    )
-    max_backoff_s: float = key(
-        60.0,
-        "longest wait before a retry, in seconds; also the pause before a new request to an "
-        "endpoint that is down",
-        within=(0.0, 86400.0),
-    )
     concurrency: int = key(16, "largest number of concurrent requests", within=(1, 4_096))
-    price_in: float = key(
-        0.0, "price of a million prompt tokens, for the cost metric", within=(0.0, 1e6)
-    )
-    price_out: float = key(
-        0.0, "price of a million completion tokens, for the cost metric", within=(0.0, 1e6)
+    price: tuple[Price, Price] = key(
+        (0.0, 0.0), "prices of a million prompt and of a million completion tokens, for the cost"
     )
 
     @model_validator(mode="after")

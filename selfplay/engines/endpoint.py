@@ -28,7 +28,9 @@ from selfplay.errors import SettingsError
 
 # HTTP statuses below 500 worth a retry: time-out, conflict, too early, too many requests.
 _RETRIED = (408, 409, 425, 429)
-# After this many consecutive void answers the endpoint counts as dead for `max_backoff_s`.
+# Seconds before the first retry; each further wait is twice as long, up to the longest.
+BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 60.0
+# After this many consecutive void answers the endpoint counts as dead for LONGEST_BACKOFF_S.
 _DEAD_AFTER = 3
 
 
@@ -45,8 +47,8 @@ class Usage:
     def cost(self, settings: EndpointConfig) -> float:
         """The price of these tokens, in the currency of the settings' prices."""
         million = 1_000_000
-        prompt = self.num_prompt_tokens * settings.price_in / million
-        return prompt + self.num_new_tokens * settings.price_out / million
+        prompt, completion = settings.price
+        return (self.num_prompt_tokens * prompt + self.num_new_tokens * completion) / million
 
 
 def check_address(url: str, *, what: str) -> None:
@@ -138,7 +140,7 @@ class Endpoint:
                     if response.status_code not in _RETRIED and response.status_code < 500:
                         break
                     retry_after_s = _retry_after_s(response.headers.get("Retry-After"))
-                    wait_s = min(max(wait_s, retry_after_s), self._settings.max_backoff_s)
+                    wait_s = min(max(wait_s, retry_after_s), LONGEST_BACKOFF_S)
             if attempt < self._settings.retries:
                 self._count(num_retries=1)
                 time.sleep(wait_s)
@@ -152,13 +154,11 @@ class Endpoint:
         }
         if "max_completion_tokens" not in settings.body:  # some servers refuse both keys
             body["max_tokens"] = request.max_new_tokens
-        if settings.temperature is not None:
-            body["temperature"] = settings.temperature
         return body | settings.body
 
     def _backoff_s(self, seed: int, attempt: int) -> float:
         jitter = 0.5 + named_seed(seed, "retry", attempt) / 2**63
-        return min(self._settings.backoff_s * 2**attempt * jitter, self._settings.max_backoff_s)
+        return min(BACKOFF_S * 2**attempt * jitter, LONGEST_BACKOFF_S)
 
     def _completion(self, text: str, finish: str, usage: tuple[int, int]) -> Completion:
         self._count(num_prompt_tokens=usage[0], num_new_tokens=usage[1])
@@ -173,7 +173,7 @@ class Endpoint:
             self._num_failed_in_a_row += 1
             first, dead = self._num_failed_in_a_row == 1, self._num_failed_in_a_row >= _DEAD_AFTER
             if dead and time.monotonic() >= self._dead_until_s:
-                self._dead_until_s = time.monotonic() + self._settings.max_backoff_s
+                self._dead_until_s = time.monotonic() + LONGEST_BACKOFF_S
         if first:
             message = f"endpoint {self.name} gave no answer; its games are void: {reason}"
             print(message, file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from selfplay.config import AlgorithmConfig, Config, CriticConfig, LoraConfig, OptimConfig
+from selfplay.config import AlgorithmConfig, Config, CriticConfig, OptimConfig
 from selfplay.distributed import World, all_reduce_max, all_reduce_sum
 from selfplay.learner.batch import MicroBatch, is_filler
 from selfplay.learner.critic import Critic, head_values
@@ -28,7 +28,6 @@ class UpdateSettings:
     algorithm: AlgorithmConfig
     critic: CriticConfig
     optim: OptimConfig
-    lora: LoraConfig | None
     temperature: float
     max_mismatch: float
     seed: int
@@ -40,7 +39,6 @@ class UpdateSettings:
             algorithm=config.algorithm,
             critic=config.critic,
             optim=config.optim,
-            lora=config.model.lora,
             temperature=config.rollout.temperature,
             max_mismatch=config.engine.max_mismatch,
             seed=config.seed,

@@ -13,6 +13,8 @@ from selfplay.config import OptimConfig
 from selfplay.learner.muon import Muon
 from selfplay.learner.rounding import RoundedAdamW
 
+BETAS = (0.9, 0.95)  # AdamW's
+
 
 def make_optimizer(
     model: nn.Module,
@@ -22,7 +24,7 @@ def make_optimizer(
     seed: int = 0,
     kind: str = "adamw",
 ) -> torch.optim.Optimizer:
-    """AdamW, or Muon, over the parameters that are not frozen, with weight decay on matrices only.
+    """AdamW, or Muon, over the parameters that are not frozen, without weight decay.
 
     With `kind="muon"`, for a language model, the matrices other than embedding and output layer
     take Muon's steps and the rest AdamW's. `lr` replaces the settings' rate. `seed` seeds the
@@ -31,21 +33,18 @@ def make_optimizer(
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.ndim >= 2]
     vectors = [p for p in trained if p.ndim < 2]
-    groups: list[dict[str, Any]] = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    rate, betas = config.lr if lr is None else lr, (config.betas[0], config.betas[1])
+    groups: list[dict[str, Any]] = [{"params": matrices + vectors}]
+    rate = config.lr if lr is None else lr
     if kind == "muon":
         assert isinstance(model, PreTrainedModel)
         inside = matrices_inside(model)
         orthogonal = {id(p) for p in inside}
-        groups[0]["params"] = [p for p in matrices if id(p) not in orthogonal]
-        groups.append({"params": inside, "weight_decay": config.weight_decay, "orthogonal": True})
-        return Muon(groups, lr=rate, betas=betas, seed=seed)
+        groups[0]["params"] = [p for p in matrices + vectors if id(p) not in orthogonal]
+        groups.append({"params": inside, "orthogonal": True})
+        return Muon(groups, lr=rate, betas=BETAS, seed=seed)
     if config.master_dtype == "bfloat16":
-        return RoundedAdamW(groups, lr=rate, betas=betas, seed=seed)
-    return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
+        return RoundedAdamW(groups, lr=rate, betas=BETAS, seed=seed)
+    return torch.optim.AdamW(groups, lr=rate, betas=BETAS, weight_decay=0.0, fused=True)
 
 
 def matrices_inside(model: PreTrainedModel) -> list[nn.Parameter]:

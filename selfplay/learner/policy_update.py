@@ -20,7 +20,6 @@ from selfplay.learner.optimizer import self_play_rate
 from selfplay.learner.optimizer_step import NonFinite, optimizer_step
 from selfplay.learner.ppo import estimate_values, with_values
 from selfplay.learner.recompute import check_mismatch
-from selfplay.model.lora import named_dropout
 
 MISMATCH = ("mismatch_mean", "mismatch_max", "mismatch_kl", "mismatch_ess")
 
@@ -40,7 +39,7 @@ def update_policy(
     gradient that is not finite). The log-prob mismatch is measured in the first step, before any
     weight changes. Above `settings.max_mismatch` it raises EngineDisagrees and no weight changes.
     """
-    algorithm, world = settings.algorithm, learner.world
+    algorithm = settings.algorithm
     value_metrics: dict[str, float] = {}
     if learner.critic is not None:
         samples, value_metrics = estimate_values(learner, samples, settings=settings)
@@ -60,17 +59,15 @@ def update_policy(
                 parts = with_values(parts, share, step=step, critic=settings.critic)
             lr = self_play_rate(step, settings.optim, num_steps=settings.num_steps)
             check = None if per_step else check_engine
-            draw = (settings.seed, step, epoch * algorithm.minibatches + place)
-            with named_dropout(*draw, config=settings.lora, world=world):
-                try:
-                    metrics = optimizer_step(
-                        learner, parts, lr=lr, settings=settings, before_step=check
-                    )
-                except NonFinite as error:
-                    skipped.append(str(error))
-                else:
-                    if metrics:
-                        per_step.append(metrics)
+            try:
+                metrics = optimizer_step(
+                    learner, parts, lr=lr, settings=settings, before_step=check
+                )
+            except NonFinite as error:
+                skipped.append(str(error))
+            else:
+                if metrics:
+                    per_step.append(metrics)
     means = {}
     for name in sorted({name for metrics in per_step for name in metrics}):
         values = [metrics[name] for metrics in per_step if name in metrics]

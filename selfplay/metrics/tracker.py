@@ -69,11 +69,16 @@ def check_tracker(settings: TrackConfig, *, here: bool = True) -> None:
             f"track.kind must be off where the package {error.name} is not installed, got "
             f"{settings.kind}; `pip install -r requirements-track.txt` installs it"
         ) from error
-    if here and settings.kind == "wandb" and settings.mode == "online" and not _wandb_key():
+    if here and settings.kind == "wandb" and _wandb_online() and not _wandb_key():
         raise SettingsError(
             "track.kind wandb needs a key (WANDB_API_KEY, or that of wandb's login), found none: "
-            "run `wandb login`, or set track.mode=offline"
+            "run `wandb login`, or set WANDB_MODE=offline"
         )
+
+
+def _wandb_online() -> bool:
+    """Whether W&B's library sends what it gets, as it does unless its own variable says offline."""
+    return os.environ.get("WANDB_MODE", "online") == "online"
 
 
 def _wandb_key() -> bool:
@@ -134,7 +139,7 @@ def _wandb(folder: Path, config: Record, settings: TrackConfig, saved: _Saved) -
     """Settings are nested, as W&B's pages expect. Raises SettingsError if W&B refuses the run."""
     import wandb
 
-    online = settings.mode == "online"
+    online = _wandb_online()
     try:
         run = wandb.init(
             project=settings.project,
@@ -148,7 +153,7 @@ def _wandb(folder: Path, config: Record, settings: TrackConfig, saved: _Saved) -
     except wandb.Error as error:
         raise SettingsError(
             f"track.kind wandb must reach an account that takes the run, got {error}; set "
-            "track.mode=offline to send it later by `wandb sync`"
+            "WANDB_MODE=offline to send it later by `wandb sync`"
         ) from error
     return Remembered(run, wandb.Table, saved)
 

@@ -144,18 +144,6 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
             layer.set_scale(NAME, 1.0)
 
 
-@contextmanager
-def named_dropout(*names: object, config: LoraConfig | None, world: World) -> Iterator[None]:
-    """Inside the block, names and rank seed dropout; global generators are restored at its end."""
-    if config is None or config.dropout == 0.0:
-        yield
-        return
-    devices = [world.device] if world.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(named_seed(*names, "dropout", world.dp_rank))
-        yield
-
-
 def export_adapters(
     model: PreTrainedModel, adapters: Adapters, folder: Path, *, world: World
 ) -> None:
@@ -184,6 +172,5 @@ def peft_config(config: LoraConfig) -> Any:
         task_type="CAUSAL_LM",
         r=config.rank,
         lora_alpha=config.alpha,
-        lora_dropout=config.dropout,
         target_modules=list(config.targets),
     )

@@ -21,14 +21,18 @@ ARCHITECTURES = {
 }
 
 
+ROPE_THETA = 10_000.0  # the base of the rotary position embedding
+
+
 def scratch_config(
-    scratch: ScratchConfig, *, vocab_size: int | None = None, **special_ids: int | None
+    scratch: ScratchConfig, *, vocab_size: int | None = None, **given: int | None
 ) -> PretrainedConfig:
-    """The config for these settings. `vocab_size` replaces theirs; `special_ids` may be
-    bos_token_id, eos_token_id and pad_token_id."""
+    """The config for these settings. `vocab_size` replaces theirs; `given` may be bos_token_id,
+    eos_token_id, pad_token_id, and tie_word_embeddings, which is true by default."""
     config_class, _ = ARCHITECTURES[scratch.arch]
     if scratch.arch == "qwen3":  # its default head width is 128
-        special_ids["head_dim"] = scratch.width // scratch.heads
+        given["head_dim"] = scratch.width // scratch.heads
+    defaults = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     return config_class(
         vocab_size=scratch.vocab_size if vocab_size is None else vocab_size,
         hidden_size=scratch.width,
@@ -37,8 +41,7 @@ def scratch_config(
         num_attention_heads=scratch.heads,
         num_key_value_heads=scratch.kv_heads,
         max_position_embeddings=scratch.max_positions,
-        tie_word_embeddings=scratch.tie_embeddings,
         initializer_range=scratch.init_range,
-        rope_parameters={"rope_type": "default", "rope_theta": scratch.rope_theta},
-        **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **special_ids},
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        **{**defaults, "tie_word_embeddings": True, **given},
     )

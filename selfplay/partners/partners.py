@@ -38,6 +38,7 @@ from selfplay.rollout.text_players import EndpointPlayer, PersonPlayer
 
 POLICY = PolicyPlayer.name
 POOL_SEED = "past self"  # an older word for the policy pool; it keeps the draws of old runs
+RATING_STEP = 8.0  # largest change of a rating after one game (Elo's K-factor)
 
 
 class Partners:
@@ -132,9 +133,7 @@ class Partners:
         # Ratings depend on the order of the games, which must not depend on the number of ranks.
         in_order = sorted(game for part, _ in gathered for game in part)
         all_games = [game for _, _, game in in_order]
-        self._ratings = update_ratings(
-            self._ratings, all_games, step=self._config.policy_pool.rating_step
-        )
+        self._ratings = update_ratings(self._ratings, all_games, step=RATING_STEP)
         if self._pool_share and step % self._config.policy_pool.every == 0:
             self._join(step, learner, tokenizer)
         metrics = {f"rating/{name}": rating for name, rating in self._ratings.items()}

@@ -83,14 +83,14 @@ class Offload:
         self._state_store, self._parameter_store = HostStore(), HostStore()
 
     def offload_state(self) -> None:
-        """After the update: offload optimizer state and critic, and the reference if configured."""
+        """After the update: offload the reference and, if configured, optimizer and critic."""
         tensors: list[Tensor] = []
-        if self._config.offload_optimizer:
+        if self._config.offload != "none":
             tensors += _tensors(self._learner.optimizer)
             if self._learner.critic is not None:
                 tensors += _tensors(self._learner.critic.optimizer)
                 tensors += self._learner.critic.module.parameters()
-        reference = self._learner.reference if self._config.offload_reference else None
+        reference = self._learner.reference
         # With adapters the reference is the policy itself.
         if reference is not None and reference is not self._learner.model:
             tensors += reference.parameters()
@@ -98,7 +98,7 @@ class Offload:
 
     def offload_parameters(self) -> None:
         """After the push: offload the policy's parameters if configured."""
-        if self._config.offload_parameters:
+        if self._config.offload == "all":
             self._parameter_store.offload(self._learner.model.parameters())
 
     def onload(self) -> None:

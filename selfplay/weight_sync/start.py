@@ -62,7 +62,6 @@ def load_engine(
         timeout_s=config.engine.timeout_s,
         load_format=load_format,
         burst_share=config.engine.burst_share,
-        burst_after_s=config.engine.burst_after_s,
         sessions=config.engine.sessions,
         prefill_graphs=config.engine.prefill_graphs,
         server_args=config.engine.server_args,

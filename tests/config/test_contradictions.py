@@ -36,7 +36,6 @@ REFUSED: list[tuple[str, ...]] = [
     (r"parallel\.tp", "algorithm.method=ppo", "parallel.tp=2"),
     (r"parallel\.tp", "model.lora={}", "parallel.tp=2"),
     ("reference_every", "model.lora={}", "algorithm={kl: 0.1, reference_every: 5}"),
-    ("old_logprobs", "model.lora={dropout: 0.1}"),
     (r"model\.lora\.targets must name", "model.lora.targets=[]"),
     ("critic", "critic.lam=0.5"),
     (r"rollout\.branch.*ema", BRANCH, "algorithm.method=ema"),
@@ -54,8 +53,7 @@ REFUSED: list[tuple[str, ...]] = [
     (r"data\.start needs data\.train", *FILE, "data.start.entries=3", "data.train=generated"),
     (r"data\.start\.entries", *FILE, "data.start.entries=half"),
     (r"model\.dtype.*optim\.master_dtype", "optim.master_dtype=bfloat16"),
-    ("offload_parameters", "parallel.offload_parameters=true", BESIDE),
-    (r"track\.mode .*track\.kind", "track=tensorboard", "track.mode=offline"),
+    (r"parallel\.offload", "parallel.offload=all", BESIDE),
 ]
 ACCEPTED: list[tuple[str, ...]] = [
     ("algorithm.method=ppo", "rollout.group_size=1"),

@@ -134,7 +134,7 @@ def test_prompts_of_a_file_are_shown(
 def test_a_key_that_the_server_says_back_is_not_kept(
     answer: Answer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = EndpointConfig(retries=0, backoff_s=0.0)
+    settings = EndpointConfig(retries=0)
     with chat_server(lambda body, number: answer) as server:
         endpoint = Endpoint("small", server.url, settings=settings, key=KEY)
         request = Request((), 9, 0, model="x", messages=(Message("user", "hi"),))
@@ -147,7 +147,7 @@ def test_a_key_that_the_server_says_back_is_not_kept(
 
 
 def test_a_key_that_no_header_can_hold_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
-    settings = EndpointConfig(retries=0, backoff_s=0.0)
+    settings = EndpointConfig(retries=0)
     with chat_server(lambda body, number: Answer("ok")) as server:
         endpoint = Endpoint("small", server.url, settings=settings, key=f"{KEY}\n")
         request = Request((), 9, 0, model="x", messages=(Message("user", "hi"),))

@@ -28,7 +28,14 @@ from tests.helpers.scripted_engine import WaveEngine
 from tests.helpers.small_games import Proposes, ProposesInAStream, boards, config_of, games_of
 from tests.helpers.tiny_run import metrics_of, run_tiny, run_warm
 
-FAST = EndpointConfig(timeout_s=1.0, retries=2, backoff_s=0.01, max_backoff_s=0.05)
+FAST = EndpointConfig(timeout_s=1.0, retries=2)
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits of hundredths of a second before a retry and after an endpoint's death."""
+    monkeypatch.setattr("selfplay.engines.endpoint.BACKOFF_S", 0.01)
+    monkeypatch.setattr("selfplay.engines.endpoint.LONGEST_BACKOFF_S", 0.05)
 
 
 def ask(endpoint: Endpoint, text: str = "Hello", seed: int = 0) -> Completion:
@@ -38,7 +45,7 @@ def ask(endpoint: Endpoint, text: str = "Hello", seed: int = 0) -> Completion:
 
 
 def test_an_answer_is_a_completion_and_its_tokens_are_counted() -> None:
-    settings = EndpointConfig(price_in=2.0, price_out=10.0, body={"top_p": 0.5}, temperature=0.7)
+    settings = EndpointConfig(price=(2.0, 10.0), body={"temperature": 0.7, "top_p": 0.5})
     with chat_server(lambda body, number: Answer("[message] hi")) as server:
         endpoint = Endpoint("small", server.url, settings=settings, key="sk-1")
         completion = ask(endpoint)
@@ -92,8 +99,9 @@ def test_a_temporary_failure_is_retried(failure: Answer) -> None:
     assert endpoint.take_usage().num_retries == 2
 
 
-def test_a_retry_waits_as_long_as_retry_after_asks() -> None:
-    slow = EndpointConfig(retries=1, backoff_s=0.0, max_backoff_s=5.0)
+def test_a_retry_waits_as_long_as_retry_after_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfplay.engines.endpoint.LONGEST_BACKOFF_S", 5.0)
+    slow = EndpointConfig(retries=1)
     too_many = Answer(status=429, headers={"Retry-After": "0.4"})
     with chat_server(lambda body, number: Answer("ok") if number else too_many) as server:
         endpoint = Endpoint("small", server.url, settings=slow, key=None)
@@ -111,7 +119,9 @@ def test_retry_after_is_a_number_of_seconds_or_a_date() -> None:
     assert _retry_after_s("Wed, 21 Oct 2015 07:28:00 GMT") == 0
 
 
-def test_waits_double_within_a_seeded_jitter() -> None:
+def test_waits_double_within_a_seeded_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfplay.engines.endpoint.BACKOFF_S", 1.0)
+    monkeypatch.setattr("selfplay.engines.endpoint.LONGEST_BACKOFF_S", 60.0)
     endpoint = Endpoint("m", "http://127.0.0.1:9/v1", settings=EndpointConfig(), key=None)
     waits = [endpoint._backoff_s(7, attempt) for attempt in range(8)]
     for attempt, wait_s in enumerate(waits[:5]):
@@ -136,8 +146,9 @@ def test_a_client_error_is_not_retried(status: int, capsys: pytest.CaptureFixtur
     assert f"HTTP {status}" in message and "sk-secret" not in message
 
 
-def test_a_dead_endpoint_gets_no_requests_for_a_while() -> None:
-    settings = EndpointConfig(retries=0, backoff_s=0.0, max_backoff_s=0.3)
+def test_a_dead_endpoint_gets_no_requests_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfplay.engines.endpoint.LONGEST_BACKOFF_S", 0.3)
+    settings = EndpointConfig(retries=0)
     with chat_server(lambda body, n: Answer("ok") if n >= 3 else Answer(status=500)) as server:
         endpoint = Endpoint("small", server.url, settings=settings, key=None)
         assert [ask(endpoint).finish for _ in range(5)] == ["void"] * 5
@@ -163,8 +174,8 @@ def test_concurrency_limits_the_requests_at_a_time() -> None:
 
 
 def partners_of(url: str, rendering: Rendering, *overrides: str) -> tuple[Config, Partners]:
-    fast = ["endpoint.timeout_s=10", "endpoint.retries=1", "endpoint.backoff_s=0.01"]
-    config = config_of(*fast, "endpoint.max_backoff_s=0.05", "game.brief=false", *overrides)
+    fast = ["endpoint.timeout_s=10", "endpoint.retries=1", "game.brief=false"]
+    config = config_of(*fast, *overrides)
     shares = [(parse_spec(f"endpoint:small@{url}"), 1.0)]
     world = init_world(device="cpu")
     return config, Partners(shares, config, rendering=rendering, world=world)
@@ -248,8 +259,7 @@ def test_a_run_with_an_endpoint_that_dies(tmp_path: Path) -> None:
         settings = (
             f"rollout.partners=[endpoint:small@{server.url}]",
             "endpoint.retries=0",
-            "endpoint.max_backoff_s=0.0",
-            "endpoint.price_out=1000",
+            "endpoint.price=[0, 1000]",
             "eval.final_games=4",
             "save_every=1",
         )

@@ -27,10 +27,10 @@ rollout: {instances: 8, group_size: 4, max_turns: 6, max_retries: 1, max_new_tok
 algorithm: {kl: 0.03}
 optim: {lr: 1.0e-4, tokens_per_microbatch: 4096}
 engine: {kind: sglang, attention: triton, mem_fraction: 0.2, max_batch: 64}
-parallel: {offload_optimizer: true}
+parallel: {offload: optimizer}
 eval: {final_games: 16}
 """
-AWAY = "parallel.offload_parameters=true"
+AWAY = "parallel.offload=all"
 MESHES = [
     pytest.param(1, 1, 1, [], id="1", marks=pytest.mark.one_gpu),
     pytest.param(2, 1, 1, [AWAY], id="fsdp2, two engines", marks=pytest.mark.two_gpus),

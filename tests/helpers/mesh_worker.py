@@ -59,9 +59,9 @@ def build(arch: str, tied: bool) -> PreTrainedModel:
     if arch != "qwen3":
         shape = ScratchConfig(
             arch=arch, width=32, layers=2, heads=4, kv_heads=2, mlp_width=64,
-            max_positions=64, tie_embeddings=tied, vocab_size=VOCAB,
+            max_positions=64, vocab_size=VOCAB,
         )  # fmt: skip
-        return scratch_model(shape, seed=1)
+        return scratch_model(shape, seed=1, tie_word_embeddings=tied)
     register_packed_attention()
     config = Qwen3Config(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2,

@@ -163,11 +163,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     ),
     "critic's head": (*PPO_RUN, "critic.kind=shared_head"),
     "critic": (*PPO_RUN, "critic.kind=model"),
-    # With dropout, a reference and two optimizer steps a rollout.
-    "adapters": (
-        *(*LORA, "model.lora.dropout=0.1"),
-        *("algorithm.old_logprobs=recomputed", "algorithm.minibatches=2"),
-    ),
+    # With a reference and two optimizer steps a rollout.
+    "adapters": (*LORA, "algorithm.old_logprobs=recomputed", "algorithm.minibatches=2"),
     "bf16": (
         *("model.dtype=bfloat16", "optim.master_dtype=bfloat16", "optim.schedule=constant"),
         *("engine.max_mismatch=1",),

@@ -76,7 +76,7 @@ def test_momentum_is_nesterovs_average() -> None:
 
 def test_embeddings_output_layer_and_vectors_take_adamws_steps() -> None:
     ours, other = tiny_model(), tiny_model()
-    config = OptimConfig(weight_decay=0.1)
+    config = OptimConfig()
     muon = make_optimizer(ours, config, lr=1e-2, kind="muon")
     adamw = make_optimizer(other, config, lr=1e-2)
     for _ in range(3):

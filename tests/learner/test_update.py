@@ -10,7 +10,7 @@ import torch
 from selfplay.credit.sample import Sample
 from selfplay.learner.batch import pack
 from selfplay.learner.objective import Part
-from selfplay.learner.optimizer import learning_rate, make_optimizer, self_play_rate
+from selfplay.learner.optimizer import learning_rate, self_play_rate
 from selfplay.learner.optimizer_step import NonFinite, optimizer_step
 from selfplay.learner.policy_update import update_policy
 from selfplay.learner.recompute import recompute_logprobs
@@ -177,15 +177,6 @@ def test_the_gradients_norm_is_clipped() -> None:
     assert same["grad_norm"] == near(metrics["grad_norm"], GRADIENT)
     share = 0.1 / metrics["grad_norm"]
     assert_same(bound, {name: share * delta for name, delta in free.items()})
-
-
-def test_weight_decay_is_for_matrices() -> None:
-    matrices, vectors = make_optimizer(
-        tiny_model(), config_of("optim.weight_decay=0.1").optim
-    ).param_groups
-    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.1, 0.0)
-    assert {p.ndim for p in matrices["params"]} == {2}
-    assert {p.ndim for p in vectors["params"]} == {1}
 
 
 def test_learning_rates_by_hand() -> None:

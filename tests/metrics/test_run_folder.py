@@ -65,7 +65,7 @@ def test_a_start_that_trained_nothing_leaves_no_run_to_agree_with(tmp_path: Path
 
 WHERE = (
     *("threads=2", "device=cpu", "data.processes=2", "parallel.tp=2", "parallel.fsdp=2"),
-    *("parallel.offload_optimizer=true", "parallel.checkpointing=full", "model.liger=false"),
+    *("parallel.offload=optimizer", "parallel.checkpointing=full", "model.liger=false"),
     *("engine.kind=sglang", "engine.tp_size=2", "engine.mem_fraction=0.3"),
     *("engine.max_cache_tokens=9999", "engine.max_batch=64", "engine.attention=triton"),
     *("engine.prefill_graphs=true", "engine.timeout_s=9", "engine.max_mismatch=0.1"),
@@ -75,7 +75,7 @@ WHAT = (
     *("seed=1", "game.size=3", "data.train=x.parquet", "model.dtype=bfloat16", "model.lora={}"),
     *("warm_start.num_games=7", "rollout.instances=3", "rollout.temperature=0.9", "optim.lr=1"),
     *("policy_pool.every=3", "reward.error_penalty=0.3", "algorithm.kl=0.1"),
-    *("optim.betas=[0.8, 0.9]", "endpoint.max_new_tokens=7"),
+    *("optim.schedule=linear", "endpoint.max_new_tokens=7"),
 )
 
 

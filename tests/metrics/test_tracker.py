@@ -97,7 +97,7 @@ def test_a_missing_package_is_named(
 @pytest.fixture
 def without_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home folder in which wandb finds no key."""
-    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"):
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "NETRC", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
@@ -105,10 +105,12 @@ def without_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_wandb_online_needs_a_key(without_login: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = TrackConfig(kind="wandb")
-    with pytest.raises(SettingsError, match=r"needs a key .*wandb login.*track\.mode=offline"):
+    with pytest.raises(SettingsError, match=r"needs a key .*wandb login.*WANDB_MODE=offline"):
         check_tracker(settings)
     check_tracker(settings, here=False)
-    check_tracker(TrackConfig(kind="wandb", mode="offline"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    check_tracker(settings)
+    monkeypatch.delenv("WANDB_MODE")
     login = without_login / ".netrc"
     login.write_text("machine api.example.org\n  login user\n  password x\n")
     with pytest.raises(SettingsError, match="needs a key"):
@@ -124,7 +126,7 @@ def test_a_run_that_wandb_refuses_is_one_line(
     folder: Path, without_login: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "short")
-    with pytest.raises(SettingsError, match=r"^track\.kind wandb must .*track\.mode=offline"):
+    with pytest.raises(SettingsError, match=r"^track\.kind wandb must .*WANDB_MODE=offline"):
         open_tracker(folder, TrackConfig(kind="wandb"), after_step=0, rank=0)
 
 
@@ -176,10 +178,13 @@ def offline_records(folder: Path) -> Iterator[Any]:
                 yield record
 
 
-def test_wandb_offline_goes_on_in_the_same_run(folder: Path) -> None:
+def test_wandb_offline_goes_on_in_the_same_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import wandb
 
-    settings = TrackConfig(kind="wandb", mode="offline", project="own")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    settings = TrackConfig(kind="wandb", project="own")
     play(folder, settings, range(1, 5), score=0.0)
     saved = json.loads((folder / "tracker.json").read_text())
     play(folder, settings, range(3, 6), score=10.0)

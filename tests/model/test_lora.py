@@ -193,14 +193,6 @@ def test_exports_reload_with_transformers_and_with_peft(tmp_path: Path) -> None:
     assert size < 0.5 * (tmp_path / "merged" / "model.safetensors").stat().st_size
 
 
-def test_dropout_acts_in_training_mode_only() -> None:
-    """Recomputed log-probs have no dropout noise; those of the update have."""
-    model = adapted(replace(SMALL, dropout=0.5))
-    assert torch.equal(scores(model), scores(model))
-    model.train()
-    assert not torch.equal(scores(model), scores(model))
-
-
 def test_an_unknown_target_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"model\.lora\.targets.*query"):
         add_adapters(tiny_model(), replace(SMALL, targets=("query",)), seed=0)

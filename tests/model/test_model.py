@@ -63,13 +63,17 @@ def one_by_one(
 def test_packed_scores_and_gradients_are_those_of_each_sequence_alone(
     arch: str, tied: bool, temperature: float
 ) -> None:
-    model = scratch_model(replace(SHAPE, arch=arch, tie_embeddings=tied), seed=3, pad_token_id=0)
+    model = scratch_model(
+        replace(SHAPE, arch=arch), seed=3, pad_token_id=0, tie_word_embeddings=tied
+    )
     sequences, row = packed()
     ours = policy_logprobs(model, **row, temperature=temperature)
     ours[0].sum().backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
-    plain = scratch_model(replace(SHAPE, arch=arch, tie_embeddings=tied), seed=3, pad_token_id=0)
+    plain = scratch_model(
+        replace(SHAPE, arch=arch), seed=3, pad_token_id=0, tie_word_embeddings=tied
+    )
     plain.set_attn_implementation("eager")
     expected = one_by_one(plain, sequences, temperature)
     expected[0].sum().backward()
@@ -137,7 +141,7 @@ def test_scratch_models_depend_on_the_seed_alone() -> None:
 
 
 def test_the_padding_token_is_trained() -> None:
-    model = scratch_model(replace(SHAPE, tie_embeddings=False), seed=5, pad_token_id=0)
+    model = scratch_model(SHAPE, seed=5, pad_token_id=0, tie_word_embeddings=False)
     ids, bounds = torch.tensor([4, 0, 7]), torch.tensor([0, 3], dtype=torch.int32)
     row = PackedRow(ids, torch.arange(3), bounds, 3, torch.tensor([1]))
     policy_logprobs(model, row, torch.tensor([7]), temperature=1.0)[0].sum().backward()
@@ -155,7 +159,7 @@ def test_a_shape_that_does_not_fit_is_refused(change: dict[str, object], key: st
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_export_is_a_standard_folder(tied: bool, tmp_path: Path) -> None:
-    model = scratch_model(replace(SHAPE, tie_embeddings=tied), seed=5, eos_token_id=2)
+    model = scratch_model(SHAPE, seed=5, eos_token_id=2, tie_word_embeddings=tied)
     export(model, None, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["architectures"] == ["Qwen2ForCausalLM"]

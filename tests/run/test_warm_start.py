@@ -211,7 +211,7 @@ def warm_up(run: Path, *overrides: str) -> Path:
     """The warm start of a run of 41 games, the first 12 by other teachers: five parts, 20 imitation
     steps, a checkpoint each 4."""
     run.mkdir(exist_ok=True)
-    games = "warm_start={num_games: 41, keep: all, batch_size: 8, epochs: 2, save_every: 4,"
+    games = "warm_start={num_games: 41, keep: all, batch_size: 8, epochs: 2,"
     games += " first_games: 12, first_teachers: [solo]}"
     shape = "model.scratch={tokenizer_games: 20, width: 32, layers: 2, heads: 2, kv_heads: 2}"
     config = config_of(games, shape, f"out={run}", "threads=1", *overrides)
@@ -219,7 +219,9 @@ def warm_up(run: Path, *overrides: str) -> Path:
     repair_folder(run)
     tokenizer = make_tokenizer(config, run, world)
     rendering = make_rendering(tokenizer, template_kwargs={})
-    return first_weights(config, run, tokenizer, rendering, world)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("selfplay.warm_start.SAVE_EVERY", 4)
+        return first_weights(config, run, tokenizer, rendering, world)
 
 
 @pytest.fixture(scope="module")

@@ -64,12 +64,8 @@ def test_offloading_between_updates_changes_nothing(parameters: bool) -> None:
         model = tiny_model()
         optimizer = make_optimizer(model, OptimConfig(lr=1e-2))
         learner = Learner(model, optimizer, init_world(device="cpu"), torch.float32)
-        offload = Offload(
-            learner,
-            ParallelConfig(
-                offload_optimizer=offloaded, offload_parameters=offloaded and parameters
-            ),
-        )
+        kind = "none" if not offloaded else "all" if parameters else "optimizer"
+        offload = Offload(learner, ParallelConfig(offload=kind))
         offload._state_store, offload._parameter_store = HostStore("cpu"), HostStore("cpu")
         for step in range(3):
             model(torch.arange(8, device=CPU)[None] + step).logits.square().mean().backward()

@@ -84,7 +84,7 @@ class Demand:
     @classmethod
     def of(cls, config: Config, shape: Shape, *, total: float) -> Demand:
         adapted = replace(config.model, lora=LoraConfig())
-        offloaded = replace(config.parallel, offload_parameters=True)
+        offloaded = replace(config.parallel, offload="all")
         return cls(
             shape=shape,
             ranks=config.parallel.tp * (config.parallel.fsdp or 1),
@@ -164,12 +164,11 @@ def estimate(demand: Demand) -> Memory:
     asleep = ASLEEP * demand.engine.processes if demand.engine.kind == "sglang" else 0.0
     own = engine_parts(demand)
     copy = kept_copy(demand)
-    scored = demand.engine.kind == "sglang" and not parallel.offload_parameters
+    scored = demand.engine.kind == "sglang" and parallel.offload != "all"
     in_play = {
         "context": CONTEXT,
-        "weights": 0.0 if parallel.offload_parameters else weights,
-        "moments": 0.0 if parallel.offload_optimizer else moments,
-        "reference": 0.0 if parallel.offload_reference else reference,
+        "weights": 0.0 if parallel.offload == "all" else weights,
+        "moments": moments if parallel.offload == "none" else 0.0,
         "critic": critic,
         "sync check": copy if scored else 0.0,
         **own,
@@ -190,7 +189,7 @@ def estimate(demand: Demand) -> Memory:
     push = {
         "context": CONTEXT,
         "weights": weights,
-        "moments": 0.0 if parallel.offload_optimizer else moments,
+        "moments": moments if parallel.offload == "none" else 0.0,
         "buckets": 2 * min(BUCKET, computed * shape.parameters / GIB),
         "engine's weights": own["engine's weights"],
         "engine asleep": asleep,
@@ -309,8 +308,8 @@ def remedy(demand: Demand) -> list[str]:
         ("parallel.checkpointing", "full"),
         ("optim.tokens_per_microbatch", max(_LEAST_TOKENS, min(tokens, 8192))),
         *([("optim.master_dtype", "bfloat16")] if demand.dtype == "bfloat16" else []),
-        ("parallel.offload_optimizer", True),
-        *([("parallel.offload_parameters", True)] if demand.offloadable else []),
+        ("parallel.offload", "optimizer"),
+        *([("parallel.offload", "all")] if demand.offloadable else []),
     ]
 
     def fraction(words: Mapping[str, Any]) -> float | None:

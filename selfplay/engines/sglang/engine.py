@@ -33,6 +33,7 @@ from selfplay.engines.sglang.sessions import Sessions
 from selfplay.errors import EngineFault
 
 TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
+BURST_AFTER_S = 0.5  # longest time that a burst holds a request back
 FLUSH_TIMEOUT_S = 60.0  # longest wait for the scheduler to become idle before a flush
 
 
@@ -61,7 +62,6 @@ class SGLangEngine:
         memory_saver: bool = True,
         load_format: str = "auto",
         burst_share: float = 0.0,
-        burst_after_s: float = 0.5,
         sessions: bool = False,
         prefill_graphs: bool = False,
         server_args: Mapping[str, Any] | None = None,
@@ -78,7 +78,7 @@ class SGLangEngine:
         base_gpu_id: the engine's first visible GPU; it uses `tp_size` consecutive ones.
         timeout_s: how long a call may wait without any answer from the engine.
         load_format: "dummy" starts with random weights; requests are refused until a push.
-        burst_share, burst_after_s: see `requests.Bursts`; 0 sends each request at once.
+        burst_share: see `requests.Bursts`; 0 sends each request at once.
         sessions: keep each seat's context in the engine between its turns, see `sessions`.
         prefill_graphs: capture short prefills as CUDA graphs.
         server_args: further arguments of SGLang's server, which win over ours.
@@ -136,7 +136,7 @@ class SGLangEngine:
             prefill_graphs=prefill_graphs,
         ) | dict(server_args or {})
         self._sessions = sessions
-        self.bursts = [Bursts(burst_share, after_s=burst_after_s) for _ in range(processes)]
+        self.bursts = [Bursts(burst_share, after_s=BURST_AFTER_S) for _ in range(processes)]
         self._start()
 
     def _start(self) -> None:
