@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Literal, get_args, get_origin
 
-from selfplay.config.schema import fields_of, is_list, join, section_in
+from selfplay.config.schema import fields_of, join, section_in
 from selfplay.config.shipped import shipped
 from selfplay.config.text import show
 
@@ -32,8 +32,7 @@ def described(cls: type, prefix: str = "") -> list[Described]:
     sections: list[Described] = []
     for field, info in fields_of(cls).items():
         name, part, sentence = join(prefix, field), section_in(info), info.description or ""
-        listed = is_list(info)
-        if (part and not listed) or info.annotation is Any:  # Any: options that the game declares
+        if part or info.annotation is Any:  # Any: options that the game declares
             optional = part is not None and info.default_factory is None
             sections.append(Described(name, None, "null" if optional else "", (), sentence))
         else:
@@ -41,8 +40,7 @@ def described(cls: type, prefix: str = "") -> list[Described]:
             kind, rules = _type_name(info.annotation), _rules(info.annotation, info.metadata)
             keys.append(Described(name, kind, default, rules, sentence))
         if part:
-            rows = keys if listed else sections
-            rows += described(part, f"{name}[]" if listed else name)
+            sections += described(part, name)
     return keys + sections
 
 
@@ -64,8 +62,7 @@ def describe(entries: Sequence[Described]) -> str:
 
 def chosen(entries: Sequence[Described], name: str) -> list[Described]:
     """The key or section of this name, and all below it."""
-    below = (f"{name}.", f"{name}[")
-    return [each for each in entries if each.name == name or each.name.startswith(below)]
+    return [each for each in entries if f"{each.name}.".startswith(f"{name}.")]
 
 
 def shipped_configs() -> str:
@@ -101,7 +98,7 @@ def _type_name(annotation: Any) -> str:
         return type(inner[0]).__name__
     if origin is tuple:
         item = get_args(inner[0])[0] if hasattr(inner[0], "__metadata__") else inner[0]
-        return f"list of {'section' if hasattr(item, '__pydantic_fields__') else item.__name__}"
+        return f"list of {item.__name__}"
     if origin is dict:
         return "mapping"
     if type(None) in inner:

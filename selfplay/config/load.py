@@ -116,8 +116,7 @@ def _unknown(name: str, last: str, names: Sequence[str]) -> str:
     """The line for a key that does not exist. It suggests a key of another section with the same
     last part, else the nearest spelling, else it lists the section's keys."""
     home = name.removesuffix(last).removesuffix(".")
-    own = re.sub(r"\[\d+\]", "[]", home)
-    siblings = [each.rpartition(".")[2] for each in names if each.rpartition(".")[0] == own]
+    siblings = [each.rpartition(".")[2] for each in names if each.rpartition(".")[0] == home]
     first, *below = last.split(".")
     if below and first in siblings:
         nested = f"{': {'.join([first, *below])}: VALUE{'}' * len(below)}"
@@ -212,9 +211,9 @@ def _parsed(text: str, source: str, name: str = "") -> tuple[Any, Places]:
         return f"{source}:{mark.line + 1}"
 
     def value_of(node: yaml.Node, name: str) -> Any:
+        if name:
+            places.setdefault(name, place(node.start_mark))
         if isinstance(node, yaml.SequenceNode):
-            for number, child in enumerate(node.value):
-                places[f"{name}[{number}]"] = place(child.start_mark)
             return [value_of(child, f"{name}[{n}]") for n, child in enumerate(node.value)]
         if not isinstance(node, yaml.MappingNode):
             value = loader.construct_object(node)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import lru_cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
@@ -54,13 +54,9 @@ def model_of(options: Any) -> type[BaseModel]:
 
 
 def section_in(info: FieldInfo) -> type | None:
-    """The section that a field holds, lists, or holds unless it is null; None without one."""
+    """The section that a field holds, or holds unless it is null; None without one."""
     kinds = [info.annotation, *get_args(info.annotation)]
     return next((kind for kind in kinds if hasattr(kind, "__pydantic_fields__")), None)
-
-
-def is_list(info: FieldInfo) -> bool:
-    return get_origin(info.annotation) is tuple
 
 
 def names_of(cls: type, prefix: str = "") -> list[str]:
@@ -69,7 +65,7 @@ def names_of(cls: type, prefix: str = "") -> list[str]:
     for name, info in fields_of(cls).items():
         names.append(join(prefix, name))
         if inner := section_in(info):
-            names += names_of(inner, f"{names[-1]}[]" if is_list(info) else names[-1])
+            names += names_of(inner, names[-1])
     return names
 
 

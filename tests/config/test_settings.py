@@ -41,12 +41,6 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
-class Partner:
-    kind: Literal["self", "honest", "solo"] = key("self", "Who sits there.")
-    share: float = key(1.0, "Share of the games.", within=(0, 1))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
 class Model:
     path: str | None = key(None, "Folder.")
     scratch: Shape | None = section(Shape, "A fresh model of this shape.", optional=True)
@@ -58,7 +52,6 @@ class Config:
     wandb: bool = key(False, "Log to wandb too.")
     words: tuple[str, ...] = key((), "Extra words.")
     chat: dict[str, object] = key({}, "Extra arguments of the chat template.")
-    partners: tuple[Partner, ...] = key((), "The pool of partners.")
     rollout: Rollout = section(Rollout, "How games are played.")
     model: Model = section(Model, "Which model.")
 
@@ -92,7 +85,6 @@ def test_file_and_overrides_set_every_type(tmp_path: Path) -> None:
 seed: 3
 words: [a, b]
 chat: {enable_thinking: false, deep: {n: [1, 2.5, null]}}
-partners: [{kind: honest, share: 0.5}, {}]
 rollout:
   seats: [1]
   talk: off          # YAML 1.1 reads this as false
@@ -107,7 +99,6 @@ model:
         wandb=True,
         words=("a", "b"),
         chat={"enable_thinking": False, "deep": {"n": 7}},
-        partners=(Partner(kind="honest", share=0.5), Partner()),
         rollout=Rollout(seats=(1,), talk="off", temperature=1e-5, scripted="plain"),
         model=Model(scratch=Shape(width=32)),
     )
@@ -166,8 +157,7 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
     ("rollout:\n  group_sise: 4\n", 2, ("rollout.group_sise", "nearest is rollout.group_size")),
     ("group_size: 4\n", 1, ("nearest is rollout.group_size",)),
     ("seed: 1\nrollout.group_size: 2\n", 2, ("section, as rollout: {group_size: VALUE}",)),
-    ("zzz: 4\n", 1, ("zzz", "seed, wandb, words, chat, partners, rollout, model")),
-    ("partners:\n- {kind: self}\n- {kid: self}\n", 3, ("nearest is partners[1].kind",)),
+    ("zzz: 4\n", 1, ("zzz", "seed, wandb, words, chat, rollout, model")),
     ("seed: 1\nseed: 2\n", 2, ("seed is given twice",)),
     ("seed: 1.5\n", 1, ("seed must be an integer", "got 1.5")),
     ("seed: true\n", 1, ("seed must be an integer", "got true")),
@@ -186,7 +176,7 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
     ("words: a\n", 1, ("words must be a list", "got a")),
     ("chat: [1]\n", 1, ("chat must be a mapping", "[1]")),
     ("model:\n  scratch: {family: lama}\n", 2, ("qwen2, llama", "got lama; nearest is llama")),
-    ("partners: [{kind: Honest}]\n", 1, ("self, honest, solo", "nearest is honest")),
+    ("model: {scratch: {family: Llama}}\n", 1, ("qwen2, llama", "nearest is llama")),
     ("seed: [1\n", 2, ("YAML",)),
 ]
 
@@ -238,9 +228,6 @@ configs = st.builds(
     wandb=st.booleans(),
     words=st.lists(text).map(tuple),
     chat=st.dictionaries(text, anything, max_size=3),
-    partners=st.lists(
-        st.builds(Partner, kind=st.sampled_from(["self", "solo"]), share=st.floats(0, 1))
-    ).map(tuple),
     rollout=st.builds(
         Rollout,
         group_size=st.integers(1, 99),
@@ -285,8 +272,6 @@ def test_help_lists_every_key_with_type_default_rule_and_sentence() -> None:
     assert "  rollout.seats  (list of int; default [0, 1]; at least 0; at most 1)" in lines
     assert "  rollout.talk  (str; default 'on'; one of on, off)" in lines
     assert "model.scratch: A fresh model of this shape. (default null)" in lines
-    assert "  partners  (list of section; default [])" in lines
-    assert "  partners[].kind  (str; default self; one of self, honest, solo)" in lines
 
 
 def test_about_thirty_keys_are_shown_first_and_every_shipped_config_is_named() -> None:
