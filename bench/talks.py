@@ -10,7 +10,7 @@ import dataclasses
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,7 +18,7 @@ from dialop.game import Game, Outcome, Prompt, Step
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
 from selfplay.data.stream import TrainStream
-from selfplay.engines.base import Ask, Completion, Engine, Request, Sampling
+from selfplay.engines.base import Completion, Engine, Generate, Request, Sampling, Task
 from selfplay.rollout.episode import GameSetup
 from selfplay.rollout.players import PolicyPlayer
 
@@ -68,8 +68,6 @@ class Watched(Engine):
     the turn counts as ended by a stop token.
     """
 
-    streaming = True
-
     def __init__(self, engine: Engine, mean: int | None) -> None:
         self._engine, self._mean = engine, mean
         self.version = engine.version
@@ -77,10 +75,10 @@ class Watched(Engine):
         self.driver_s = 0.0
 
     def stream(
-        self, tasks: Iterable[Callable[[Ask], Awaitable[Any]]], sampling: Sampling
+        self, tasks: Iterable[Task], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
-        def watched(task: Callable[[Ask], Awaitable[Any]]) -> Callable[[Ask], Awaitable[Any]]:
-            async def play(ask: Ask) -> Any:
+        def watched(task: Task) -> Task:
+            async def play(generate: Generate) -> Any:
                 since = time.perf_counter()
 
                 async def asked(request: Request) -> Completion:
@@ -88,12 +86,14 @@ class Watched(Engine):
                     nonlocal since
                     self.driver_s += time.perf_counter() - since
                     if self._mean is None:
-                        completion = await ask(request)
+                        completion = await generate(request)
                     else:
                         draw = 1.0 - random.Random(request.seed).random()
                         length = 1 + int(math.log(draw) / math.log(1.0 - 1.0 / self._mean))
                         limit = min(length, 4 * self._mean, request.max_new_tokens)
-                        completion = await ask(dataclasses.replace(request, max_new_tokens=limit))
+                        completion = await generate(
+                            dataclasses.replace(request, max_new_tokens=limit)
+                        )
                         completion = dataclasses.replace(completion, finish="stop")
                     since = time.perf_counter()
                     self.ends.append(since)
@@ -103,7 +103,7 @@ class Watched(Engine):
 
             return play
 
-        return self._engine.stream([watched(task) for task in tasks], sampling)
+        return self._engine.stream([watched(task) for task in tasks], sampling, partners)
 
     def rollout(self) -> AbstractContextManager[None]:
         return self._engine.rollout()

@@ -1,13 +1,13 @@
 """The engine interface: prompt ids in, sampled ids out. Knows no games and no rewards.
 
-There are two kinds of engine. A wave engine (`generate`) answers all waiting prompts as one batch.
-A streaming engine (`stream`) answers each request as soon as it is done, on its own event loop.
-`Engine.streaming` tells which kind it is.
+Games are played by `Engine.stream`: one coroutine for each game, which awaits its completions. The
+SGLang engine answers each request as soon as it is done. The hf engine answers when all games wait,
+as one batch (`waves`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -68,7 +68,10 @@ class Sampling:
 
 
 # Sends one request and waits for its completion.
-Ask = Callable[[Request], Awaitable[Completion]]
+Generate = Callable[[Request], Coroutine[Any, Any, Completion]]
+
+# One game: a coroutine that gets its completions by `Generate`.
+Task = Callable[[Generate], Coroutine[Any, Any, Any]]
 
 
 def check_count(completions: Sequence[Completion], num: int) -> None:
@@ -80,7 +83,6 @@ def check_count(completions: Sequence[Completion], num: int) -> None:
 class Engine(Protocol):
     """Generates turns, with replaceable weights. All sizes in tokens, all times in seconds."""
 
-    streaming: bool
     version: int
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
@@ -88,13 +90,12 @@ class Engine(Protocol):
         ...
 
     def stream(
-        self,
-        tasks: Iterable[Callable[[Ask], Awaitable[Any]]],
-        sampling: Sampling,
+        self, tasks: Iterable[Task], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
-        """Run one coroutine for each game, passing it `ask(request)`; results in order.
+        """Run one coroutine for each game, passing it `generate(request)`; results in order.
 
-        Streaming engines only.
+        `partners` answers the requests that name another model. The first exception ends all games,
+        then propagates.
         """
         ...
 

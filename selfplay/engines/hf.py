@@ -4,76 +4,48 @@ It is the reference engine of the tests. It can share the policy's parameters, w
 push. Each request samples by inverse CDF from uniforms of its own seed, so a completion does not
 depend on its batch (up to the rounding of the matmuls).
 
-Prompts are computed as a tree (`text_tree`), without padding. In a rollout the tree is kept, so a
-turn computes only what its seat has read since its last one.
+Prompts are computed as a tree of texts (`TextTree`), without padding. In a rollout the tree stays,
+so a turn computes only what its seat has read since its last one. The rows of a batch then decode
+from copies of their texts' keys and values (`DecodeRows`), because attention reads all keys of a
+row in each step; what the steps add is copied back to the tree.
 
-Shapes: B requests, R rows of different texts, T steps, V vocabulary.
+Shapes: B requests, R rows of different texts, T steps, V vocabulary; N new tokens of a pass, K all
+tokens of its texts, S texts, M last tokens of texts; T slots in `SlotLayer`, L columns and C
+columns since the last copy back in `DecodeRows`; G key/value heads, D width of a head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate, chain, groupby
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, CacheLayerMixin
 
-from selfplay.engines.base import Ask, Completion, Request, Sampling
-from selfplay.engines.decode_rows import DecodeRows
-from selfplay.engines.text_tree import TextTree
+from selfplay.engines.base import Completion, Generate, Request, Sampling, Task
+from selfplay.engines.waves import WaveScheduler
 from selfplay.model.attention import packed_kwargs
+from selfplay.model.row import PackedRow, Prefixes
 
 # A batch is cut in two if this saves at least so many tokens of padding for each of its decode
-# steps, which each read the padding's keys. The second part's steps read all weights again.
-LEAST_PADDING = 128
+# steps, which each read the padding's keys. The second batch's steps read all weights again.
+MIN_SAVED_PADDING = 128
 
+# All tokens of a pass's texts, to which up to one text is added: attention copies their keys.
+MAX_PASS_TOKENS = 16_384
 
-def _uniforms(requests: Sequence[Request], length: int) -> np.ndarray:
-    """Uniform draws [B, length], each request's from its own seed."""
-    draws = np.empty((len(requests), length))
-    for row, request in enumerate(requests):
-        draws[row] = np.random.Generator(np.random.Philox(request.seed)).random(length)
-    return draws
-
-
-def first_batch(prompts: Sequence[int], steps: int) -> int:
-    """How many of the next prompts decode together, at most `steps` tokens each.
-
-    `prompts` are lengths in tokens, shortest first. Rows are padded to the longest of a batch, so
-    one long prompt would make all others long.
-    """
-    num = len(prompts)
-    while num > 1:
-        saved = [i * (prompts[num - 1] - prompts[i - 1]) for i in range(1, num)]
-        if max(saved) < LEAST_PADDING * steps:
-            break
-        num = saved.index(max(saved)) + 1
-    return num
-
-
-def _sample(logits_BV: Tensor, temperature: float, draws_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Sampled ids [B] and their log-probs [B] under the full softmax after the temperature.
-
-    Temperature 0 takes the likeliest token.
-    """
-    logprobs_BV = (logits_BV.float() / (temperature or 1.0)).log_softmax(-1)
-    if temperature == 0.0:
-        ids_B = logprobs_BV.argmax(-1)
-    else:
-        cdf_BV = logprobs_BV.double().exp().cumsum(-1)
-        ids_B = torch.searchsorted(cdf_BV, (draws_B[:, None] * cdf_BV[:, -1:]), right=True)[:, 0]
-        ids_B.clamp_(max=logits_BV.shape[-1] - 1)
-    return ids_B, logprobs_BV.gather(1, ids_B[:, None])[:, 0]
+# Rows that ended are computed further, unread, until they are this fraction of all.
+MIN_DROPPED = 0.25
 
 
 class HFEngine:
     """Batched generation with a transformers causal language model."""
-
-    streaming = False
 
     def __init__(self, model: PreTrainedModel, *, max_batch: int = 512) -> None:
         self.model, self.max_batch, self.version = model, max_batch, 0
@@ -84,6 +56,8 @@ class HFEngine:
 
         Prompts of similar length share a batch; equal beginnings are computed once.
         """
+        if self.model.device.type == "cuda":  # a thread's own setting, at first device 0
+            torch.cuda.set_device(self.model.device)
         tree = self._new_tree() if self._tree is None else self._tree
         order = sorted(
             range(len(requests)),
@@ -97,10 +71,10 @@ class HFEngine:
         start = 0
         while start < len(order):
             stop = start + first_batch(prompts[start : start + self.max_batch], steps)
-            places = order[start:stop]
+            indices = order[start:stop]
             tree.make_room((stop - start) * (prompts[stop - 1] + steps))
-            batch = [requests[i] for i in places]
-            answers.update(zip(places, self._generate_batch(batch, sampling, tree), strict=True))
+            batch = [requests[i] for i in indices]
+            answers.update(zip(indices, self._generate_batch(batch, sampling, tree), strict=True))
             start = stop
         self.model.train(was_training)
         return [answers[i] for i in range(len(requests))]
@@ -117,7 +91,7 @@ class HFEngine:
         paths, logits_RV = self._prefill(unique, tree)
         row_of = {prompt: row for row, prompt in enumerate(unique)}
         going, rows = list(range(len(requests))), [row_of[prompt] for prompt in prompts]
-        decoding = DecodeRows(tree, paths, most=len(requests), horizon=horizon)
+        decoding = DecodeRows(tree, paths, max_rows=len(requests), horizon=horizon)
         ids: list[list[int]] = [[] for _ in requests]
         logprobs: list[list[float]] = [[] for _ in requests]
         while True:
@@ -140,7 +114,7 @@ class HFEngine:
             rows = [row_of_child[child] for _, child in continued]
             output = self.model(**decoding.inputs(), use_cache=True, logits_to_keep=1)
             logits_RV = output.logits[:, -1]
-        decoding.keep()
+        decoding.save()
         return [
             Completion(
                 ids=new,
@@ -184,11 +158,14 @@ class HFEngine:
             self._tree = None
 
     def stream(
-        self,
-        tasks: Iterable[Callable[[Ask], Awaitable[Any]]],
-        sampling: Sampling,
+        self, tasks: Iterable[Task], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
-        raise NotImplementedError("the hf engine answers in waves: use generate")
+        """Play the games in waves, at most `max_batch` games at a time."""
+        tasks, results = list(tasks), []
+        for start in range(0, len(tasks), self.max_batch):
+            waves = WaveScheduler(partial(self.generate, sampling=sampling), partners=partners)
+            results += waves.stream(tasks[start : start + self.max_batch])
+        return results
 
     def update_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Copy tensors into the model by name. Raises KeyError for an unknown name."""
@@ -214,3 +191,306 @@ class HFEngine:
 
     def close(self) -> None:
         """Does nothing: the engine has no processes."""
+
+
+def _uniforms(requests: Sequence[Request], length: int) -> np.ndarray:
+    """Uniform draws [B, length], each request's from its own seed."""
+    draws = np.empty((len(requests), length))
+    for row, request in enumerate(requests):
+        draws[row] = np.random.Generator(np.random.Philox(request.seed)).random(length)
+    return draws
+
+
+def first_batch(prompts: Sequence[int], steps: int) -> int:
+    """How many of the next prompts decode together, at most `steps` tokens each.
+
+    `prompts` are lengths in tokens, shortest first. Rows are padded to the longest of a batch, so
+    one long prompt would make all others long.
+    """
+    num = len(prompts)
+    while num > 1:
+        saved = [i * (prompts[num - 1] - prompts[i - 1]) for i in range(1, num)]
+        if max(saved) < MIN_SAVED_PADDING * steps:
+            break
+        num = saved.index(max(saved)) + 1
+    return num
+
+
+def _sample(logits_BV: Tensor, temperature: float, draws_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Sampled ids [B] and their log-probs [B] under the full softmax after the temperature.
+
+    Temperature 0 takes the likeliest token.
+    """
+    logprobs_BV = (logits_BV.float() / (temperature or 1.0)).log_softmax(-1)
+    if temperature == 0.0:
+        ids_B = logprobs_BV.argmax(-1)
+    else:
+        cdf_BV = logprobs_BV.double().exp().cumsum(-1)
+        ids_B = torch.searchsorted(cdf_BV, (draws_B[:, None] * cdf_BV[:, -1:]), right=True)[:, 0]
+        ids_B.clamp_(max=logits_BV.shape[-1] - 1)
+    return ids_B, logprobs_BV.gather(1, ids_B[:, None])[:, 0]
+
+
+class TextTree:
+    """Keys and values of computed tokens; texts that begin alike share them.
+
+    Each token has a slot, found by that of the token before it. So a beginning is computed once,
+    whether it is the rules of all games, the first prompt of a group's games or a seat's transcript
+    up to its last turn. Slot 0 is the empty text; padding points to it.
+    """
+
+    def __init__(self, num_layers: int, device: torch.device) -> None:
+        self.layers, self.device = [SlotLayer() for _ in range(num_layers)], device
+        self._slots: dict[tuple[int, int], int] = {}
+        self._max_tokens = 0
+
+    def __len__(self) -> int:
+        """The number of tokens."""
+        return len(self._slots)
+
+    def make_room(self, num_tokens: int) -> None:
+        """Before a batch of so many tokens: forget all texts if they have more than twice the most
+        of any batch."""
+        self._max_tokens = max(self._max_tokens, 2 * num_tokens)
+        if len(self) > self._max_tokens:
+            self.forget()
+
+    def forget(self) -> None:
+        """Forget all texts, whose keys and values are freed."""
+        self.layers = [SlotLayer() for _ in self.layers]
+        self._slots.clear()
+
+    def after(self, slot: int, token: int) -> int:
+        """The slot of a token after the text that ends in `slot`; a new one if it has none yet."""
+        return self._slots.setdefault((slot, token), len(self._slots) + 1)
+
+    def add(self, text: Sequence[int]) -> tuple[list[int], int]:
+        """The slots of a text's tokens, and how many of its last tokens have to be computed: the
+        new ones, and always the last one, whose logits are not kept."""
+        before, slot, path = len(self), 0, []
+        for token in text:
+            slot = self.after(slot, token)
+            path.append(slot)
+        return path, max(1, len(self) - before)
+
+    def reserve(self, slots_N: Tensor) -> None:
+        """What each layer is given next goes to these slots."""
+        for layer in self.layers:
+            layer.reserve(slots_N, num_slots=len(self) + 1)
+
+    def passes(
+        self,
+        texts: Sequence[Sequence[int]],
+        paths: Sequence[Sequence[int]],
+        num_new: Sequence[int],
+    ) -> Iterator[PackedRow]:
+        """The rows that compute what `add` found new in these texts, given in the order in which
+        they were added. What a row computes goes to its slots until the next row is taken."""
+        ends = list(accumulate(map(len, paths)))
+        for _, group in groupby(range(len(texts)), key=lambda i: (ends[i] - 1) // MAX_PASS_TOKENS):
+            batch = [(texts[i], paths[i], num_new[i]) for i in group]
+            self.reserve(self._joined(path[-new:] for _, path, new in batch))
+            new_S1, full_S1 = (
+                torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.device)
+                for lengths in ([new for _, _, new in batch], [len(path) for _, path, _ in batch])
+            )
+            yield PackedRow(
+                ids_N=self._joined(text[-new:] for text, _, new in batch),
+                positions_N=self._joined(range(len(t) - new, len(t)) for t, _, new in batch),
+                cu_seqlens_S1=new_S1,
+                max_seqlen=max(new for _, _, new in batch),
+                predict_M=new_S1[1:].long() - 1,
+                prefixes=Prefixes(
+                    tokens_K=self._joined(path for _, path, _ in batch),
+                    cu_seqlens_S1=full_S1,
+                    max_seqlen=max(len(path) for _, path, _ in batch),
+                ),
+            )
+
+    def _joined(self, parts: Iterable[Iterable[int]]) -> Tensor:
+        return torch.tensor(list(chain.from_iterable(parts)), device=self.device)
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer's keys and values of all slots [T, G, D]."""
+
+    is_sliding = False
+    _slots_N: Tensor
+    _num_slots = 0
+
+    def reserve(self, slots_N: Tensor, *, num_slots: int) -> None:
+        """What is written next goes to these slots, of `num_slots` in all."""
+        self._slots_N, self._num_slots = slots_N, num_slots
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.keys, self.values = (
+            x.new_zeros(1, x.shape[1], x.shape[3]) for x in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Fill slots with new tokens [1, G, N, D]; returns all slots as one row [1, G, T, D]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.write(*(x[0].transpose(0, 1) for x in (key_states, value_states)))
+        return self.keys.transpose(0, 1)[None], self.values.transpose(0, 1)[None]
+
+    def write(self, keys_NGD: Tensor, values_NGD: Tensor) -> None:
+        if self._num_slots > len(self.keys):
+            self.keys, self.values = (self._grown(x) for x in (self.keys, self.values))
+        self.keys.index_copy_(0, self._slots_N, keys_NGD)
+        self.values.index_copy_(0, self._slots_N, values_NGD)
+
+    def _grown(self, x_TGD: Tensor) -> Tensor:
+        size = max(self._num_slots, len(x_TGD) * 3 // 2)
+        grown = x_TGD.new_empty(size, *x_TGD.shape[1:])
+        grown[: len(x_TGD)] = x_TGD
+        return grown
+
+    def get_seq_length(self) -> int:
+        return self._num_slots
+
+    def get_max_cache_shape(self) -> int:
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._num_slots, 0
+
+
+class DecodeRows:
+    """Rows of texts that decode together, one token a step, with keys and values of their own.
+
+    They begin as the texts at `paths` of the tree, become at most `max_rows` and are continued by
+    at most `horizon` tokens. All rows end in one column; shorter ones are padded in front.
+    """
+
+    def __init__(
+        self, tree: TextTree, paths: Sequence[Sequence[int]], *, max_rows: int, horizon: int
+    ) -> None:
+        self._tree, self._device = tree, tree.device
+        longest = max(map(len, paths))
+        padding = [longest - len(path) for path in paths]
+        slots_RL = self._tensor(
+            [
+                [0] * num + list(path) + [0] * horizon
+                for num, path in zip(padding, paths, strict=True)
+            ]
+        )
+        self._layers = [RowLayer(slots, slots_RL, longest, max_rows) for slots in tree.layers]
+        self._padding_R = self._tensor(padding)
+        self._ends = [path[-1] for path in paths]  # the slot of each row's newest token
+        self._columns: list[list[int]] = []  # the slots of all rows, for each column to copy back
+
+    def advance(self, children: Sequence[tuple[int, int]]) -> list[int]:
+        """Continue rows with a token each, given as (row, token), none twice; returns their rows.
+
+        A row with several tokens becomes several rows. A row without any has ended.
+        """
+        parents = [row for row, _ in children]
+        rows = parents
+        max_unmoved = (1 - MIN_DROPPED) * len(self._ends)
+        if len(set(parents)) < len(parents) or len(parents) <= max_unmoved:
+            rows = self._move(parents)
+        tokens, slots = [0] * len(self._ends), [0] * len(self._ends)
+        for row, (_, token) in zip(rows, children, strict=True):
+            tokens[row] = token
+            slots[row] = self._ends[row] = self._tree.after(self._ends[row], token)
+        self._columns.append(slots)
+        self._tokens_R = self._tensor(tokens)
+        return rows
+
+    def inputs(self) -> dict[str, Any]:
+        """The arguments of the forward pass over the newest tokens, one a row."""
+        length = self._layers[0].length
+        valid_RL = torch.arange(length + 1, device=self._device) >= self._padding_R[:, None]
+        return {
+            "input_ids": self._tokens_R[:, None],
+            "position_ids": (length - self._padding_R)[:, None],
+            "attention_mask": valid_RL[:, None, None],
+            "past_key_values": Cache(layers=self._layers),
+        }
+
+    def save(self) -> None:
+        """Copy to the tree what the steps computed since the last copy."""
+        if self._columns:
+            slots_RC = self._tensor(self._columns).T
+            self._tree.reserve(slots_RC.flatten())
+            for layer in self._layers:
+                layer.save(len(self._columns))
+            self._columns.clear()
+
+    def _move(self, parents: Sequence[int]) -> list[int]:
+        """Make one row of each of these rows, which may be repeated, and drop the others. The rows
+        are in front; most stay where they are, which spares copies. Returns their numbers."""
+        self.save()
+        num = len(parents)
+        staying = {row for row in parents if row < num}
+        free = iter([row for row in range(num) if row not in staying])
+        new_rows = []
+        for row in parents:
+            new_rows.append(row if row in staying else next(free))
+            staying.discard(row)
+        source = dict(zip(new_rows, parents, strict=True))
+        moved = [(source[row], row) for row in range(num) if source[row] != row]
+        from_M, to_M = self._tensor(moved).view(-1, 2).T
+        for layer in self._layers:
+            layer.move(num, from_M, to_M)
+        self._padding_R = self._padding_R[self._tensor([source[row] for row in range(num)])]
+        self._ends = [self._ends[source[row]] for row in range(num)]
+        return new_rows
+
+    def _tensor(self, values: Sequence[Any]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+class RowLayer(CacheLayerMixin):
+    """One layer's keys and values of the rows [R, L, G, D]; each step fills the next column."""
+
+    is_sliding = False
+
+    def __init__(self, slots: SlotLayer, slots_RL: Tensor, length: int, max_rows: int) -> None:
+        """Begins with copies of slots in the first `length` columns; at most `max_rows` rows."""
+        super().__init__()
+        self._slots, self.length, self.is_initialized = slots, length, True
+        self._num_rows, num_columns = slots_RL.shape
+        self.keys, self.values = (
+            x.new_empty(max_rows, num_columns, *x.shape[1:]) for x in (slots.keys, slots.values)
+        )
+        for x, of_slots in ((self.keys, slots.keys), (self.values, slots.values)):
+            out = x[: self._num_rows].flatten(0, 1)
+            torch.index_select(of_slots, 0, slots_RL.flatten(), out=out)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Fill the next column with [R, G, 1, D]; returns all columns so far [R, G, L, D]."""
+        self.keys[: self._num_rows, self.length] = key_states[:, :, 0]
+        self.values[: self._num_rows, self.length] = value_states[:, :, 0]
+        self.length += 1
+        keys, values = (x[: self._num_rows, : self.length] for x in (self.keys, self.values))
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def move(self, num_rows: int, from_M: Tensor, to_M: Tensor) -> None:
+        """Copy rows, all of them read before any is written."""
+        for x in (self.keys, self.values):
+            x[to_M, : self.length] = x[from_M, : self.length]
+        self._num_rows = num_rows
+
+    def save(self, num_columns: int) -> None:
+        """Copy the newest columns to the slots that the tree reserved for them."""
+        newest = slice(self.length - num_columns, self.length)
+        keys, values = (x[: self._num_rows, newest] for x in (self.keys, self.values))
+        self._slots.write(keys.flatten(0, 1), values.flatten(0, 1))
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_cache_shape(self) -> int:
+        return self.keys.shape[1]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0

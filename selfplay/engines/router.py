@@ -1,14 +1,13 @@
 """Several engines behind one interface: each request goes to the model that it names.
 
-The policy's engine decides between waves and streams; only it takes new weights and sleeps. Frozen
-engines answer in waves, endpoints answer each request on its own. All work at the same time where
-they can. Knows no games.
+Only the policy's engine takes new weights and sleeps. Frozen engines answer in waves, endpoints
+answer each request on its own. Knows no games.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,20 +15,28 @@ from typing import Any
 
 import torch
 
-from selfplay.engines.base import Ask, Completion, Engine, Request, Sampling, check_count
+from selfplay.engines.base import Completion, Engine, Generate, Request, Sampling, Task
 from selfplay.engines.endpoint import Endpoint
+from selfplay.engines.waves import WaveScheduler
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """A wave engine with frozen weights, and the ids that end its turns."""
+    """An engine with frozen weights, and the ids that end its turns."""
 
     engine: Engine
     stop_ids: tuple[int, ...]
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Answer with the rollout's temperature and this model's own stop ids."""
-        return self.engine.generate(requests, replace(sampling, stop_ids=self.stop_ids))
+        own = replace(sampling, stop_ids=self.stop_ids)
+        completions = self.engine.generate(requests, own)
+        if len(completions) != len(requests):  # not the fault of the policy's engine
+            raise ValueError(
+                f"a partner's engine returned {len(completions)} completions for "
+                f"{len(requests)} requests"
+            )
+        return completions
 
 
 class EngineRouter:
@@ -39,7 +46,6 @@ class EngineRouter:
         self, policy: Engine, *, frozen: Mapping[str, Frozen], endpoints: Mapping[str, Endpoint]
     ) -> None:
         self._policy, self._frozen, self._endpoints = policy, frozen, endpoints
-        self.streaming = policy.streaming
 
     @property
     def version(self) -> int:
@@ -50,54 +56,27 @@ class EngineRouter:
         self._policy.version = version
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """Answer all requests, in order; endpoints answer while the engines generate."""
-        by_model: dict[str, list[int]] = {}
-        for place, request in enumerate(requests):
-            by_model.setdefault(request.model, []).append(place)
-        from_endpoints = {
-            place: self._endpoints[model].submit(requests[place])
-            for model, places in by_model.items()
-            if model in self._endpoints
-            for place in places
-        }
-        answers: dict[int, Completion] = {}
-        for model, places in by_model.items():
-            if model not in self._endpoints:
-                engine = self._frozen[model] if model else self._policy
-                batch = engine.generate([requests[place] for place in places], sampling)
-                if not model:
-                    check_count(batch, len(places))
-                answers.update(zip(places, batch, strict=True))
-        answers |= {place: answer.result() for place, answer in from_endpoints.items()}
-        return [answers[place] for place in range(len(requests))]
+        """Answer requests of the policy."""
+        return self._policy.generate(requests, sampling)
 
     def stream(
-        self, tasks: Iterable[Callable[[Ask], Awaitable[Any]]], sampling: Sampling
+        self, tasks: Iterable[Task], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
-        """Run one coroutine for each game on the policy's event loop; results in order.
+        """Run one coroutine for each game with the policy's engine; results in order.
 
-        A partner's turn delays only its own game.
+        Partners answer on the same event loop: frozen engines work in threads.
         """
-        queues = {
-            name: _WaveQueue(partial(engine.generate, sampling=sampling))
-            for name, engine in self._frozen.items()
+        waves = {
+            name: WaveScheduler(partial(frozen.generate, sampling=sampling), in_thread=True)
+            for name, frozen in self._frozen.items()
         }
 
-        def routed(task: Callable[[Ask], Awaitable[Any]]) -> Callable[[Ask], Awaitable[Any]]:
-            async def play(ask_policy: Ask) -> Any:
-                async def ask(request: Request) -> Completion:
-                    if not request.model:
-                        return await ask_policy(request)
-                    if request.model in queues:
-                        return await queues[request.model].ask(request)
-                    answer = self._endpoints[request.model].submit(request)
-                    return await asyncio.wrap_future(answer)
+        async def generate(request: Request) -> Completion:
+            if request.model in waves:
+                return await waves[request.model].generate(request)
+            return await asyncio.wrap_future(self._endpoints[request.model].submit(request))
 
-                return await task(ask)
-
-            return play
-
-        return self._policy.stream([routed(task) for task in tasks], sampling)
+        return self._policy.stream(tasks, sampling, generate)
 
     @contextmanager
     def rollout(self) -> Iterator[None]:
@@ -123,62 +102,3 @@ class EngineRouter:
 
     def close(self) -> None:
         self._policy.close()
-
-
-class _WaveQueue:
-    """Awaitable access to a wave engine: requests that arrive while it is busy form the next wave.
-
-    The engine works in a thread, so the event loop is not blocked.
-    """
-
-    def __init__(self, generate: Callable[[list[Request]], list[Completion]]) -> None:
-        self._generate = generate
-        self._waiting: list[tuple[Request, asyncio.Future[Completion]]] = []
-        self._working: asyncio.Task[None] | None = None
-
-    async def ask(self, request: Request) -> Completion:
-        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, answer))
-        if self._working is None or self._working.done():
-            self._working = asyncio.ensure_future(self._work())
-        return await answer
-
-    async def _work(self) -> None:
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(0)  # games that are ready now join the first wave
-        while self._waiting:
-            wave, self._waiting = self._waiting, []
-            requests = [request for request, _ in wave]
-            try:
-                outcome = await loop.run_in_executor(None, self._attempt, requests)
-            except asyncio.CancelledError:
-                for _, answer in wave + self._waiting:
-                    answer.cancel()
-                raise
-            if isinstance(outcome, BaseException):
-                # Nothing awaits this task, so the error goes to the games of this wave.
-                for _, answer in wave:
-                    if not answer.done():  # its game may have been cancelled
-                        answer.set_exception(outcome)
-                continue
-            for (_, answer), completion in zip(wave, outcome, strict=True):
-                if not answer.done():
-                    answer.set_result(completion)
-
-    def _attempt(self, requests: list[Request]) -> list[Completion] | BaseException:
-        """One wave's completions, or the exception raised instead.
-
-        Every exception must reach the wave's games, which would otherwise wait forever.
-        """
-        try:
-            completions = self._generate(requests)
-        except StopIteration as error:  # a future cannot hold a StopIteration
-            return RuntimeError(f"a partner's engine raised {error!r}")
-        except BaseException as error:  # noqa: BLE001
-            return error
-        if len(completions) != len(requests):
-            return ValueError(
-                f"a partner's engine returned {len(completions)} completions for "
-                f"{len(requests)} requests"
-            )
-        return completions

@@ -1,21 +1,15 @@
-"""Play many games at once with one engine.
-
-There are two drivers. The wave driver sends the prompts of all waiting games as one batch. The
-streaming driver sends each prompt as soon as its game needs it, so a long message delays only its
-own game.
-"""
+"""Play many games at once with one engine: each game is a coroutine that awaits its turns."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from selfplay.engines.base import Completion, Engine, Request, Sampling, check_count
+from selfplay.engines.base import Completion, Engine, Generate, Request, Sampling, Task
 from selfplay.errors import EngineFault
 from selfplay.rollout.branches import play_branching
 from selfplay.rollout.episode import (
@@ -33,7 +27,7 @@ from selfplay.rollout.episode import (
 
 @dataclass(frozen=True, slots=True)
 class RolloutStats:
-    """Tokens of one rollout and the seconds in the engine. `void` has the indices of the game
+    """Tokens of one rollout and the seconds of its games. `void` has the indices of the game
     setups whose game ended void."""
 
     num_prompt_tokens: int
@@ -53,7 +47,7 @@ class RolloutStats:
 
 @dataclass(slots=True)
 class FinishedGames:
-    """The games of a rollout that have ended, by their place in `setups`, and the engine's seconds.
+    """The games of a rollout that have ended, by their index in `setups`, and the engine's seconds.
 
     After an EngineFault, call `play_games` again with the same record. It plays only the unfinished
     games, from their start.
@@ -99,21 +93,21 @@ def play_games(
         return [], RolloutStats(0, 0, 0.0)
     finished = FinishedGames() if finished is None else finished
     rollout = _Rollout(finished, version, on_end)
-    unfinished = {
-        place: setup.fresh() for place, setup in enumerate(setups) if place not in finished.games
+    games = {
+        index: named(setup, _playing(setup.fresh(), limits))
+        for index, setup in enumerate(setups)
+        if index not in finished.games
     }
-    games = {place: named(setup, _playing(setup, limits)) for place, setup in unfinished.items()}
-    drive = _drive_stream if engine.streaming else _drive_waves
     if games:
         with engine.rollout():
-            drive(games, engine, sampling, rollout)
-    played = [finished.games[place] for place in range(len(setups))]
+            rollout.play(games, engine, sampling)
+    played = [finished.games[index] for index in range(len(setups))]
     episodes = [game.episode for game in played if game.episode.ended != VOID]
     return episodes, RolloutStats(
         num_prompt_tokens=sum(game.num_prompt_tokens for game in played),
         num_generated_tokens=sum(game.num_generated_tokens for game in played),
         engine_s=finished.engine_s,
-        void=tuple(place for place, game in enumerate(played) if game.episode.ended == VOID),
+        void=tuple(index for index, game in enumerate(played) if game.episode.ended == VOID),
     )
 
 
@@ -149,8 +143,8 @@ def _check_completion(request: Request, completion: Completion, *, version: int 
 
 
 class _Rollout:
-    """Checks completions, counts their tokens by game and moves games that end to `finished`. With
-    a streaming engine `engine_s` is the full time of its loop."""
+    """Plays games, checks completions, counts their tokens by game and moves games that end to
+    `finished`."""
 
     def __init__(
         self, finished: FinishedGames, version: int | None, on_end: Callable[[], object] | None
@@ -158,99 +152,57 @@ class _Rollout:
         self.finished, self._version, self._on_end = finished, version, on_end
         self._tokens: dict[int, tuple[int, int]] = {}
 
-    def take(self, place: int, request: Request, completion: Completion) -> None:
-        """Check a completion and count its tokens for the game at `place`."""
-        _check_completion(request, completion, version=self._version)
-        prompt, generated = self._tokens.get(place, (0, 0))
-        self._tokens[place] = prompt + len(request.prompt_ids), generated + len(completion.ids)
-
-    def end(self, place: int, episode: Episode) -> None:
-        """The game at `place` and all its continuations have ended."""
-        self.finished.games[place] = _FinishedGame(episode, *self._tokens.pop(place, (0, 0)))
-        if self._on_end is not None:
-            self._on_end()
-
-    @contextmanager
-    def in_engine(self) -> Iterator[None]:
-        """Count the time inside this block as the engine's."""
-        started = time.perf_counter()
+    def play(self, games: Mapping[int, Playing], engine: Engine, sampling: Sampling) -> None:
+        """Play these games to their end, on the engine's event loop."""
+        began_s = time.perf_counter()
         try:
-            yield
+            engine.stream([self._task(index, game) for index, game in games.items()], sampling)
         finally:
-            self.finished.engine_s += time.perf_counter() - started
+            self.finished.engine_s += time.perf_counter() - began_s
 
+    def _task(self, index: int, game: Playing, *, spawned: bool = False) -> Task:
+        """The coroutine of a game, which ends when the games that it spawned have ended too."""
 
-def _drive_waves(
-    games: Mapping[int, Playing], engine: Engine, sampling: Sampling, rollout: _Rollout
-) -> None:
-    """Send the requests of all waiting games as one batch, wave after wave, until all games end.
-
-    Spawned games join the next wave.
-    """
-    waiting: list[tuple[int, Playing, Request]] = []
-    num_running = dict.fromkeys(games, 0)  # of a game and its continuations
-    episodes: dict[int, Episode] = {}
-
-    def resume(place: int, game: Playing, completion: Completion | None) -> None:
-        """Run a game up to its next request or its end; start the games that it spawns."""
-        num_running[place] += completion is None
-        try:
-            step = game.send(completion)  # type: ignore[arg-type]
-            while isinstance(step, Spawn):
-                resume(place, step.playing, None)
-                step = next(game)
-            waiting.append((place, game, step))
-        except StopIteration as stop:
-            if game is games[place]:
-                episodes[place] = stop.value
-            num_running[place] -= 1
-            if not num_running[place]:
-                rollout.end(place, episodes.pop(place))
-
-    for place, game in games.items():
-        resume(place, game, None)
-    while waiting:
-        wave, waiting = waiting, []
-        with rollout.in_engine():
-            completions = engine.generate([request for _, _, request in wave], sampling)
-        check_count(completions, len(wave))
-        for (place, game, request), completion in zip(wave, completions, strict=True):
-            rollout.take(place, request, completion)
-            resume(place, game, completion)
-
-
-def _drive_stream(
-    games: Mapping[int, Playing], engine: Engine, sampling: Sampling, rollout: _Rollout
-) -> None:
-    """Each game continues as soon as its own completion arrives. A game that spawned others waits
-    for them at its end."""
-    Ask = Callable[[Request], Awaitable[Completion]]
-
-    def task(place: int, game: Playing) -> Callable[[Ask], Awaitable[None]]:
-        async def run(ask: Ask) -> None:
-            spawned: list[asyncio.Future[None]] = []
+        async def run(generate: Generate) -> None:
             try:
-                step = next(game)
-                while True:
-                    if isinstance(step, Spawn):
-                        spawned.append(asyncio.ensure_future(task(place, step.playing)(ask)))
-                        step = next(game)
-                    else:
-                        completion = await ask(step)
-                        rollout.take(place, step, completion)
-                        step = game.send(completion)
-            except StopIteration as stop:
-                await asyncio.gather(*spawned)
-                if game is games[place]:
-                    rollout.end(place, stop.value)
-            finally:
-                for future in spawned:
-                    future.cancel()
+                async with asyncio.TaskGroup() as continuations:
+                    episode = await self._play_one(index, game, generate, continuations)
+            except BaseExceptionGroup as errors:  # of this game or of one that it spawned
+                raise errors.exceptions[0] from None
+            if not spawned:
+                self._end(index, episode)
 
         return run
 
-    with rollout.in_engine():
-        engine.stream([task(place, game) for place, game in games.items()], sampling)
+    async def _play_one(
+        self, index: int, game: Playing, generate: Generate, continuations: asyncio.TaskGroup
+    ) -> Episode:
+        """Play a game to its end. It continues as soon as its own completion arrives."""
+        try:
+            step = next(game)
+            while True:
+                if isinstance(step, Spawn):
+                    task = self._task(index, step.playing, spawned=True)
+                    continuations.create_task(task(generate))
+                    step = next(game)
+                else:
+                    completion = await generate(step)
+                    self._take(index, step, completion)
+                    step = game.send(completion)
+        except StopIteration as stop:
+            return stop.value
+
+    def _take(self, index: int, request: Request, completion: Completion) -> None:
+        """Check a completion and count its tokens for the game at `index`."""
+        _check_completion(request, completion, version=self._version)
+        prompt, generated = self._tokens.get(index, (0, 0))
+        self._tokens[index] = prompt + len(request.prompt_ids), generated + len(completion.ids)
+
+    def _end(self, index: int, episode: Episode) -> None:
+        """The game at `index` and all its continuations have ended."""
+        self.finished.games[index] = _FinishedGame(episode, *self._tokens.pop(index, (0, 0)))
+        if self._on_end is not None:
+            self._on_end()
 
 
 def play_scripted(setups: Sequence[GameSetup], *, limits: Limits) -> list[Episode]:

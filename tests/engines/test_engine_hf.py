@@ -11,7 +11,7 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from selfplay.credit.sample import Sample
-from selfplay.engines import text_tree
+from selfplay.engines import hf
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.hf import HFEngine, first_batch
 from selfplay.model.attention import register_packed_attention
@@ -169,12 +169,12 @@ def test_a_long_prompt_does_not_lengthen_the_others() -> None:
     assert [c.ids for c in answers[:-1]] == [c.ids for c in generate(requests[:-1], stops=())]
 
 
-@pytest.mark.parametrize("at_once", [1, 200, text_tree.MOST_AT_ONCE])
+@pytest.mark.parametrize("at_once", [1, 200, hf.MAX_PASS_TOKENS])
 def test_what_prompts_begin_with_is_computed_once(
     monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     """In however many passes; without padding."""
-    monkeypatch.setattr(text_tree, "MOST_AT_ONCE", at_once)
+    monkeypatch.setattr(hf, "MAX_PASS_TOKENS", at_once)
     model = tiny_model()
     shapes = shapes_of(model)
     one_token = [replace(request, max_new_tokens=1) for request in BEHIND_RULES]

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -64,8 +65,9 @@ class Faults:
         if kind:
             self.happened.add((method, self.num[method]))
         try:
-            if kind == "hangs":
-                wait_for_nothing()
+            if kind == "hangs":  # in a thread, because a wave is generated inside a running loop
+                with ThreadPoolExecutor(1) as thread:
+                    thread.submit(wait_for_nothing).result()
             if kind == "dies":
                 raise EngineFault(DEATH)
         except EngineFault as fault:

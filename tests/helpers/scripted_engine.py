@@ -1,14 +1,16 @@
 """Engines that say what a test prepared, one waking all games at once, one each on its own."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 
 from selfplay.chat.rendering import Rendering
-from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.engines.base import Completion, Generate, Request, Sampling, Task
+from selfplay.engines.waves import WaveScheduler
 
 CUT = "…"  # a prepared text that ends with this was cut off at its limit
 
@@ -16,7 +18,6 @@ CUT = "…"  # a prepared text that ends with this was cut off at its limit
 class WaveEngine:
     """Answers each request with the text prepared for its seed; the k-th id has log-prob -k."""
 
-    streaming = False
     version = 3
 
     def __init__(self, rendering: Rendering, texts: Mapping[int, str]) -> None:
@@ -41,8 +42,11 @@ class WaveEngine:
     def rollout(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def stream(self, tasks: Any, sampling: Sampling) -> list[Any]:
-        raise AssertionError("a wave engine is never streamed from")
+    def stream(
+        self, tasks: Iterable[Task], sampling: Sampling, partners: Generate | None = None
+    ) -> list[Any]:
+        waves = WaveScheduler(partial(self.generate, sampling=sampling), partners=partners)
+        return waves.stream(tasks)
 
     def update_weights(
         self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int
@@ -59,22 +63,20 @@ class WaveEngine:
 class StreamEngine(WaveEngine):
     """The same answers, each after a while that differs from game to game and turn to turn."""
 
-    streaming = True
-
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         raise AssertionError("a streaming engine never gets a wave")
 
     def stream(
-        self,
-        tasks: Iterable[Callable[[Callable[[Request], Awaitable[Completion]]], Awaitable[Any]]],
-        sampling: Sampling,
+        self, tasks: Iterable[Task], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
-        async def ask(request: Request) -> Completion:
+        async def generate(request: Request) -> Completion:
+            if request.model and partners is not None:
+                return await partners(request)
             for _ in range(1 + request.seed % 5):
                 await asyncio.sleep(0)
             return self.answer(request)
 
         async def play_all() -> list[Any]:
-            return list(await asyncio.gather(*(task(ask) for task in tasks)))
+            return list(await asyncio.gather(*(task(generate) for task in tasks)))
 
         return asyncio.run(play_all())

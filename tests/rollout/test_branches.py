@@ -308,7 +308,7 @@ def test_every_sampled_token_trains_once(
 
 
 @pytest.mark.parametrize("rule", ["all", "random", "first", "decisions"])
-def test_both_drivers_play_the_same_branches(rendering: Rendering, rule: str) -> None:
+def test_waves_and_streams_play_the_same_branches(rendering: Rendering, rule: str) -> None:
     branching = Branching(rule, most=2, drawn=frozenset({0, 2}), siblings=3, continuations=2)
     texts = {
         request.seed: engine.text(request)

@@ -1,4 +1,4 @@
-"""Games with prepared moves: what each seat's transcript holds, how games end, both drivers."""
+"""Games with prepared moves: what each seat's transcript holds, how games end, waves and streams."""
 
 import math
 from collections.abc import Sequence
@@ -105,7 +105,7 @@ GAMES: list[list[tuple[int, str]]] = [
 ]
 
 
-def test_both_drivers_play_the_same_games(rendering: Rendering) -> None:
+def test_waves_and_streams_play_the_same_games(rendering: Rendering) -> None:
     waves, stream = (engine(rendering, prepared(*GAMES)) for engine in (WaveEngine, StreamEngine))
     (one, one_stats), (other, other_stats) = (
         play_games(hand_setups(rendering, len(GAMES)), engine, sampling=SAMPLING, limits=LIMITS)

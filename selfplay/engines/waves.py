@@ -1,0 +1,119 @@
+"""Games that await single completions, on an engine that answers whole batches: waves.
+
+A wave is generated when every game waits for an answer, so its requests and their order are the
+same in each run. Knows no games.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from selfplay.engines.base import Completion, Generate, Request, Task, check_count
+
+
+class WaveScheduler:
+    """Collects requests of waiting games and answers them as one batch."""
+
+    def __init__(
+        self,
+        generate_batch: Callable[[list[Request]], list[Completion]],
+        *,
+        partners: Generate | None = None,
+        in_thread: bool = False,
+    ) -> None:
+        """`partners` answers the requests that name another model; while one of them waits, no wave
+        begins. With `in_thread` a wave does not block the event loop."""
+        self._generate_batch, self._partners = generate_batch, partners
+        self._in_thread = in_thread
+        self._waiting: list[tuple[Request, asyncio.Future[Completion]]] = []
+        self._num_at_partners = 0
+        self._failed = False
+        self._worker: asyncio.Task[None] | None = None
+
+    def stream(self, tasks: Iterable[Task]) -> list[Any]:
+        """Run one coroutine for each game on an event loop of their own; results in order.
+
+        The first exception ends all games, then propagates.
+        """
+
+        async def play_one(task: Task) -> Any:
+            try:
+                return await task(self.generate)
+            except BaseException:
+                self._failed = True  # no further wave
+                raise
+
+        async def play_all() -> list[Any]:
+            games = [asyncio.ensure_future(play_one(task)) for task in tasks]
+            try:
+                return await asyncio.gather(*games)
+            finally:
+                for game in games:
+                    game.cancel()
+                await asyncio.gather(*games, return_exceptions=True)
+
+        # Not `asyncio.run`, whose handler of SIGINT would not interrupt a game that reads a line.
+        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+            return runner.get_loop().run_until_complete(play_all())
+
+    async def generate(self, request: Request) -> Completion:
+        """The completion of one request, after its wave."""
+        if request.model and self._partners is not None:
+            self._num_at_partners += 1
+            try:
+                return await self._partners(request)
+            finally:
+                self._num_at_partners -= 1
+                self._wake_worker()
+        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, answer))
+        self._wake_worker()
+        return await answer
+
+    def _wake_worker(self) -> None:
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.ensure_future(self._work())
+
+    async def _work(self) -> None:
+        """Generate waves until no game waits, or one waits for a partner."""
+        await self._all_wait()
+        while self._waiting and not self._num_at_partners and not self._failed:
+            wave, self._waiting = self._waiting, []
+            requests = [request for request, _ in wave]
+            if self._in_thread:
+                loop = asyncio.get_running_loop()
+                outcome = await loop.run_in_executor(None, self._attempt, requests)
+            else:
+                outcome = self._attempt(requests)
+            for number, (_, answer) in enumerate(wave):
+                if answer.done():  # its game was cancelled
+                    continue
+                if isinstance(outcome, BaseException):
+                    answer.set_exception(outcome)
+                    return  # the exception ends all games
+                answer.set_result(outcome[number])
+            await self._all_wait()
+
+    async def _all_wait(self) -> None:
+        """Let the games run until a pass of the event loop brings no new request."""
+        num_waiting = -1
+        while num_waiting != len(self._waiting):
+            num_waiting = len(self._waiting)
+            await asyncio.sleep(0)
+        self._waiting = [(r, answer) for r, answer in self._waiting if not answer.done()]
+
+    def _attempt(self, requests: list[Request]) -> list[Completion] | BaseException:
+        """One wave's completions, or the exception raised instead.
+
+        Every exception must reach a game; otherwise all would wait forever.
+        """
+        try:
+            completions = self._generate_batch(requests)
+            check_count(completions, len(requests))
+        except StopIteration as error:  # a future cannot hold a StopIteration
+            return RuntimeError(f"an engine raised {error!r}")
+        except BaseException as error:  # noqa: BLE001
+            return error
+        return completions
