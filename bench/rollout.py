@@ -300,7 +300,7 @@ class Bench:
     ) -> tuple[dict[str, Any], Sequence[Episode]]:
         """Play the games; return the row of figures and the episodes."""
         watched = Watched(engine, mean)  # type: ignore[abstract]
-        served = replace(engine.served)
+        served = replace(engine.counters)
         limits = LIMITS if mean else limits_of(config.rollout)
         engine.flush_cache("the games")  # as in a step, which begins after a push
         start = time.perf_counter()
@@ -315,7 +315,7 @@ class Bench:
         wall = ends[-1] - start
         per_turn = stats.num_generated_tokens / len(ends)
         middle = len(ends) * 2 // 5 / (ends[len(ends) * 3 // 5] - ends[len(ends) // 5])
-        prompts = engine.served.num_prompt_tokens - served.num_prompt_tokens
+        prompts = engine.counters.num_prompt_tokens - served.num_prompt_tokens
         row = {
             "games": len(setups),
             "mean_tokens": round(per_turn, 1),
@@ -325,7 +325,7 @@ class Bench:
             "middle_per_s": round(middle * per_turn),
             "ended_s": [round(ends[(len(ends) - 1) * q // 100] - start, 2) for q in ENDED],
             "cached": round(
-                (engine.served.num_cached_tokens - served.num_cached_tokens) / prompts, 3
+                (engine.counters.num_cached_tokens - served.num_cached_tokens) / prompts, 3
             ),
             **figures,
             **self.mismatch(episodes[:8]),

@@ -6,7 +6,7 @@ from selfplay.engines.sglang.requests import Bursts
 
 
 async def hold(bursts: Bursts, name: str, log: list[str], done: asyncio.Event) -> None:
-    async with bursts.slot():
+    async with bursts.admitted():
         log.append(name)
         await done.wait()
 

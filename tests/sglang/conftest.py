@@ -34,13 +34,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=REASON))
 
 
+@pytest.fixture(scope="session")
+def shared_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
+    """The engine of all modules without settings of their own: most of a test's time is a start."""
+    engine = SGLangEngine(tiny.save(tmp_path_factory.mktemp("model")), **tiny.ENGINE, sessions=True)
+    yield engine
+    engine.close()
+
+
 @pytest.fixture(scope="module")
-def engine(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SGLangEngine]:
-    """A module's engine of the tiny model; the module's `SETTINGS` go above `tiny.ENGINE`."""
-    settings = tiny.ENGINE | getattr(request.module, "SETTINGS", {})
-    engine = SGLangEngine(tiny.save(tmp_path_factory.mktemp("model")), **settings)
+def engine(request: pytest.FixtureRequest) -> Iterator[SGLangEngine]:
+    """A module's engine of the tiny model. The module's `SETTINGS` go above `tiny.ENGINE`; without
+    them its `SESSIONS` says whether games get sessions."""
+    settings = getattr(request.module, "SETTINGS", {})
+    if not settings:
+        engine = request.getfixturevalue("shared_engine")
+        engine.sessions = getattr(request.module, "SESSIONS", False)
+        yield engine
+        return
+    folder = request.getfixturevalue("tmp_path_factory").mktemp("model")
+    engine = SGLangEngine(tiny.save(folder), **tiny.ENGINE | settings)
     yield engine
     engine.close()
 

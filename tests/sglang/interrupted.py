@@ -1,7 +1,7 @@
-"""train.py with an engine that is interrupted: `interrupted.py play|crash|hang|mark WORDS`.
+"""train.py with an engine that is interrupted: `interrupted.py interrupt|mark WORDS`.
 
-"play" sends SIGKILL to a scheduler in the second step's games, once some have ended. "crash" and
-"hang" send SIGKILL or SIGSTOP to it as the first update begins. "mark" only says when each begins.
+"interrupt" sends SIGSTOP to a scheduler as the first update begins, and SIGKILL to one in the
+second step's games, once some have ended. "mark" only says when each update begins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import psutil
 
 import train
 from selfplay import step as step_verbs
-from selfplay.engines.sglang.requests import Asker
+from selfplay.engines.sglang.requests import RequestSender
 from selfplay.rollout import driver
 from selfplay.weight_sync import supervisor
 from tests.helpers.processes import say
@@ -24,17 +24,17 @@ from tests.helpers.processes import say
 STEP, NUM_ENDED = 1, 3  # the version of the weights, and how many of that step's games have ended
 
 
-def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
-    ask, play = Asker.ask, supervisor.play_games
+def kill_in_play() -> None:
+    send, play = RequestSender.send, supervisor.play_games
     games: list[driver.FinishedGames] = []  # of each rollout
 
-    async def asked(self: Asker, *words: Any, version: int, **named: Any) -> Any:
+    async def sent(self: RequestSender, *words: Any, version: int, **named: Any) -> Any:
         if version == STEP and len(games) == STEP + 1 and len(games[-1].games) >= NUM_ENDED:
             games.append(driver.FinishedGames())
             pid, *_ = (p.pid for p in self._loop.processes if "scheduler" in title(p.pid))
-            os.kill(pid, number)
+            os.kill(pid, signal.SIGKILL)
             say("killed", pid=pid)
-        return await ask(self, *words, version=version, **named)
+        return await send(self, *words, version=version, **named)
 
     def played(setups: Any, engine: Any, *, finished: driver.FinishedGames, **named: Any) -> Any:
         if named["version"] is None:  # an evaluation
@@ -45,7 +45,7 @@ def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
             games.append(finished)
         return play(setups, engine, finished=finished, **named)
 
-    Asker.ask = asked  # type: ignore[method-assign]
+    RequestSender.send = sent  # type: ignore[method-assign]
     supervisor.play_games = played
 
 
@@ -69,8 +69,7 @@ def title(pid: int) -> str:
 
 if __name__ == "__main__":
     how, *words = sys.argv[1:]
-    if how == "play":
+    if how == "interrupt":
         kill_in_play()
-    else:
-        tell_updates({"crash": signal.SIGKILL, "hang": signal.SIGSTOP, "mark": None}[how])
+    tell_updates(signal.SIGSTOP if how == "interrupt" else None)
     sys.exit(train.main(words))

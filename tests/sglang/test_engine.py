@@ -94,12 +94,12 @@ def test_a_completion_ends_with_its_stop_token_or_at_its_length(
 def test_the_second_turn_computes_only_its_new_tokens(engine: SGLangEngine, policy: Any) -> None:
     """The cache has 40 prompt and 6 sampled tokens except the last, which was never an input."""
 
-    async def two_turns(ask: Any) -> tuple[Completion, Completion, list[int]]:
-        first = await ask(Request(PROMPT, 6, 0))
-        cached = engine.served.num_cached_tokens
+    async def two_turns(generate: Any) -> tuple[Completion, Completion, list[int]]:
+        first = await generate(Request(PROMPT, 6, 0))
+        cached = engine.counters.num_cached_tokens
         history = [*PROMPT, *first.ids, 60, 61, 62]
-        second = await ask(Request(history, 6, 0))
-        return first, second, [engine.served.num_cached_tokens - cached, *history]
+        second = await generate(Request(history, 6, 0))
+        return first, second, [engine.counters.num_cached_tokens - cached, *history]
 
     [(first, second, (num_cached, *history))] = engine.stream([two_turns], Sampling(1.0, ()))
     assert num_cached >= len(PROMPT) + len(first.ids) - 1
@@ -110,14 +110,14 @@ def test_games_do_not_wait_for_each_other(engine: SGLangEngine, policy: Any) -> 
     """A game of two short turns ends while a long turn that was requested first still runs."""
     ended: list[str] = []
 
-    async def long(ask: Any) -> str:
-        await ask(Request(PROMPT, 300, 0))
+    async def long(generate: Any) -> str:
+        await generate(Request(PROMPT, 300, 0))
         ended.append("long")
         return "long"
 
-    async def short(ask: Any) -> str:
+    async def short(generate: Any) -> str:
         for _ in range(2):
-            await ask(Request(PROMPT, 2, 0))
+            await generate(Request(PROMPT, 2, 0))
         ended.append("short")
         return "short"
 
@@ -128,12 +128,12 @@ def test_games_do_not_wait_for_each_other(engine: SGLangEngine, policy: Any) -> 
 def test_a_failing_game_ends_the_others_and_leaves_the_engine_idle(
     engine: SGLangEngine, policy: Any
 ) -> None:
-    async def long(ask: Any) -> None:
-        await ask(Request(PROMPT, 400, 0))
+    async def long(generate: Any) -> None:
+        await generate(Request(PROMPT, 400, 0))
         raise AssertionError("should have been cancelled")
 
-    async def fails(ask: Any) -> None:
-        await ask(Request(PROMPT, 1, 0))
+    async def fails(generate: Any) -> None:
+        await generate(Request(PROMPT, 1, 0))
         raise KeyError("a bug in game 7")
 
     with pytest.raises(KeyError, match="game 7"):
@@ -145,9 +145,9 @@ def test_a_failing_game_ends_the_others_and_leaves_the_engine_idle(
 def test_a_request_that_is_given_up_ends_no_other(engine: SGLangEngine, policy: Any) -> None:
     """SGLang aborts all requests whose names begin with the given one."""
 
-    async def many(ask: Any) -> int:
-        engine.served.num_requests = 1
-        asked = [asyncio.ensure_future(ask(Request(PROMPT, 60, n))) for n in range(12)]
+    async def many(generate: Any) -> int:
+        engine.counters.num_requests = 1
+        asked = [asyncio.ensure_future(generate(Request(PROMPT, 60, n))) for n in range(12)]
         while len(engine._loop.managers[0].rid_to_state) < 12:
             await asyncio.sleep(0)
         asked[0].cancel()  # number 1; the last ones are 10, 11 and 12
@@ -221,10 +221,10 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
         offloaded=False,
     )
     check.keep_turns(turns)
-    served = engine.served.num_requests
+    served = engine.counters.num_requests
     metrics = check.after_push(version=engine.version)
     assert metrics["num_suspected"] == 0.0 and metrics["sync_check_mismatch"] < 1e-5
-    assert engine.served.num_requests - served == FIRST_TURNS
+    assert engine.counters.num_requests - served == FIRST_TURNS
     held = {name: value.clone() for name, value in policy.named_parameters()}
     if wrong == "all are 2 % too large":
         engine.update_weights(((n, 1.02 * v) for n, v in held.items()), engine.version + 1)

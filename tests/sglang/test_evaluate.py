@@ -25,25 +25,11 @@ def greedy(run: pathlib.Path) -> Any:
     return json.loads((run / "held_out_after.json").read_text())["greedy"]
 
 
-def test_greedy_games_are_those_of_the_transformers_engine(
-    run: pathlib.Path, greedy: Any, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    words = ["--checkpoint", str(run), "--games", "generated", "--out", str(out)]
-    settings = ["engine.kind=sglang", "engine.max_cache_tokens=16384"]
-    assert evaluation.main([*words, "--temperature", "0", "--temperature", "1", *settings]) == 0
-    assert "engine up" in capfd.readouterr().out
-    page = json.loads((out / "evaluation.json").read_text())
-    assert page["engine"] == "sglang"
-    assert page["rows"]["policy, greedy"]["scores"] == greedy["scores"]
-    assert page["rows"]["policy, greedy"]["measures"] == greedy["measures"]
-    assert len(page["rows"]["policy"]["scores"]) == 16
-
-
 def test_each_row_of_a_matrix_has_its_own_engine_and_partners_have_none(
     run: pathlib.Path, greedy: Any, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """All three policies have the same weights, so every pairing plays self-play's greedy games."""
+    """All three policies have the same weights, so every pairing plays self-play's greedy games, as
+    the transformers engine played them."""
     out = tmp_path / "out"
     for name in ("twin", "partner"):
         shutil.copytree(run / "final", tmp_path / name)
@@ -53,6 +39,7 @@ def test_each_row_of_a_matrix_has_its_own_engine_and_partners_have_none(
     assert evaluation.main([*rows, *words, *settings]) == 0
     assert capfd.readouterr().out.count("engine up") == 2
     page = json.loads((out / "evaluation.json").read_text())
+    assert page["engine"] == "sglang"
     cells = [page["rows"][cell["row"]] for cell in page["matrix"]["cells"]]
     assert len(cells) == 2 + 2 + 2 * 2
     assert all(cell["scores"] == greedy["scores"] for cell in cells)

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 import torch
 
-from selfplay.engines.base import Ask, Completion, Request, Sampling
+from selfplay.engines.base import Completion, Generate, Request, Sampling, Task
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.weight_sync import push as sync
 from tests.sglang import tiny
 
-SETTINGS = {"sessions": True}
+SESSIONS = True
 
 PLAIN = Sampling(1.0, (tiny.STOP,))
 PROMPT = list(range(10, 50))
 Turns = list[tuple[list[int], Completion]]
 
 
-def game(seed: int, *, turns: int = 8) -> Callable[[Ask], Awaitable[Turns]]:
+def game(seed: int, *, turns: int = 8) -> Task:
     """Two seats by turns, each told something after the other's turn; games 0 to 7 share prompts,
     8 to 15, and so on."""
 
-    async def play(ask: Ask) -> Turns:
+    async def play(generate: Generate) -> Turns:
         draws, played = random.Random(seed), []
         seats = [[10 + seed // 8, seat, *PROMPT] for seat in range(2)]
         for num in range(turns):
             ids = seats[num % 2]
-            completion = await ask(Request(list(ids), draws.randrange(1, 16), 0))
+            completion = await generate(Request(list(ids), draws.randrange(1, 16), 0))
             played.append((list(ids), completion))
             ids += [*completion.ids, 7]
             seats[1 - num % 2] += [8] * draws.randrange(1, 9)
@@ -44,8 +43,8 @@ def worst(model: Any, games: list[Turns]) -> float:
 
 
 def free(engine: SGLangEngine) -> tuple[int, int]:
-    room = engine._askers[0]._room
-    return room.slots, room.held
+    pool = engine._senders[0]._pool
+    return pool.free_slots, pool.num_tokens
 
 
 def test_every_turn_has_the_log_probs_of_its_whole_context(
@@ -61,29 +60,29 @@ def test_a_later_turn_computes_only_what_is_new(engine: SGLangEngine, policy: An
     """The context before it is cached; the last sampled token only if the step that would have
     followed had already begun."""
 
-    async def two_turns(ask: Any) -> tuple[int, int]:
-        first = await ask(Request(PROMPT, 6, 0))
-        before = engine.served.num_cached_tokens
-        await ask(Request([*PROMPT, *first.ids, 60, 61], 1, 0))
-        return engine.served.num_cached_tokens - before, len(PROMPT) + len(first.ids) - 1
+    async def two_turns(generate: Any) -> tuple[int, int]:
+        first = await generate(Request(PROMPT, 6, 0))
+        before = engine.counters.num_cached_tokens
+        await generate(Request([*PROMPT, *first.ids, 60, 61], 1, 0))
+        return engine.counters.num_cached_tokens - before, len(PROMPT) + len(first.ids) - 1
 
     [(cached, wanted)] = engine.stream([two_turns], PLAIN)
     assert cached in (wanted, wanted + 1)
 
 
-def test_games_beyond_the_room_play_on_without_sessions(engine: SGLangEngine, policy: Any) -> None:
-    room = engine._askers[0]._room
-    slots, tokens = room.slots, room.tokens
+def test_games_beyond_the_pool_play_on_without_sessions(engine: SGLangEngine, policy: Any) -> None:
+    pool = engine._senders[0]._pool
+    slots, tokens = pool.free_slots, pool.max_tokens
     few = [game(n) for n in range(32)]
     try:
-        room.tokens = 600  # about nine seats of 70 tokens
+        pool.max_tokens = 600  # about nine seats of 70 tokens
         games = engine.stream(few, PLAIN)
         assert worst(policy, games) < 1e-4 and free(engine) == (slots, 0)
-        room.tokens, room.slots = tokens, 5
+        pool.max_tokens, pool.free_slots = tokens, 5
         games = engine.stream(few, PLAIN)
         assert worst(policy, games) < 1e-4 and free(engine) == (5, 0)
     finally:
-        room.tokens, room.slots = tokens, slots
+        pool.max_tokens, pool.free_slots = tokens, slots
 
 
 def test_a_push_between_two_rollouts_is_heard_in_every_turn(
@@ -100,13 +99,13 @@ def test_a_failing_game_leaves_no_session_and_an_engine_that_plays_on(
 ) -> None:
     empty = free(engine)
 
-    async def long(ask: Any) -> None:
-        first = await ask(Request(PROMPT, 4, 0))
-        await ask(Request([*PROMPT, *first.ids, 60], 400, 0))
+    async def long(generate: Any) -> None:
+        first = await generate(Request(PROMPT, 4, 0))
+        await generate(Request([*PROMPT, *first.ids, 60], 400, 0))
 
-    async def fails(ask: Any) -> None:
+    async def fails(generate: Any) -> None:
         for num in range(12):
-            await ask(Request([*PROMPT, num], 2, 0))
+            await generate(Request([*PROMPT, num], 2, 0))
         raise KeyError("a bug in game 7")
 
     with pytest.raises(KeyError, match="game 7"):

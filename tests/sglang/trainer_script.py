@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from selfplay.engines.base import Request, Sampling
+from selfplay.engines.base import Generate, Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
 from tests.helpers.processes import say
 from tests.sglang import tiny
@@ -89,10 +89,10 @@ def crash_while_asked(folder: str) -> None:
     """The engine dies while requests are pending; the wait ends at once, not at the time-out."""
     engine = build(folder)
 
-    async def game(ask: object) -> None:
+    async def game(generate: Generate) -> None:
         if not engine._loop.managers[0].rid_to_state:
             os.kill(scheduler(engine), signal.SIGKILL)
-        await ask(REQUEST)
+        await generate(REQUEST)
 
     began_s = time.perf_counter()
     try:

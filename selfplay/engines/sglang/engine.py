@@ -25,11 +25,11 @@ from typing import Any
 import torch
 
 from selfplay.distributed import gather_flat
-from selfplay.engines.base import Ask, Completion, Request, Sampling
+from selfplay.engines.base import Completion, Generate, Request, Sampling, Task
 from selfplay.engines.sglang import compare, launch, processes, weights
 from selfplay.engines.sglang.event_loop import EngineLoop
-from selfplay.engines.sglang.requests import Asker, Bursts, Places, Served
-from selfplay.engines.sglang.sessions import Sessions
+from selfplay.engines.sglang.fast import Answer, GameSessions
+from selfplay.engines.sglang.requests import Bursts, GameRouter, RequestCounters, RequestSender
 from selfplay.errors import EngineFault
 
 TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
@@ -39,8 +39,6 @@ FLUSH_TIMEOUT_S = 60.0  # longest wait for the scheduler to become idle before a
 
 class SGLangEngine:
     """One engine on `tp_size` GPUs; it ends with the process that builds it."""
-
-    streaming = True
 
     def __init__(
         self,
@@ -79,7 +77,7 @@ class SGLangEngine:
         timeout_s: how long a call may wait without any answer from the engine.
         load_format: "dummy" starts with random weights; requests are refused until a push.
         burst_share: see `requests.Bursts`; 0 sends each request at once.
-        sessions: keep each seat's context in the engine between its turns, see `sessions`.
+        sessions: keep each seat's context in the engine between its turns, see `fast`.
         prefill_graphs: capture short prefills as CUDA graphs.
         server_args: further arguments of SGLang's server, which win over ours.
 
@@ -135,7 +133,7 @@ class SGLangEngine:
             sessions=sessions,
             prefill_graphs=prefill_graphs,
         ) | dict(server_args or {})
-        self._sessions = sessions
+        self.sessions = sessions
         self.bursts = [Bursts(burst_share, after_s=BURST_AFTER_S) for _ in range(processes)]
         self._start()
 
@@ -155,24 +153,23 @@ class SGLangEngine:
         signals = processes.Signals()
         started = launch.launch(
             [
-                arguments
-                | {"nccl_port": port + place, "random_seed": (seed + 104_729 * place) % 2**31}
-                for place in range(self.num_processes)
+                arguments | {"nccl_port": port + i, "random_seed": (seed + 104_729 * i) % 2**31}
+                for i in range(self.num_processes)
             ]
         )
         self.cache_tokens = self.cache_tokens or started.cache_tokens
         self._loop = EngineLoop(started, signals, timeout_s=self._timeout_s)
-        self.served = Served()
-        self._askers = [
-            Asker(
+        self.counters = RequestCounters()
+        self._senders = [
+            RequestSender(
                 self._loop,
-                place,
+                process,
                 bursts,
-                self.served,
+                self.counters,
                 session_slots=self._session_slots(),
                 cache_tokens=self.cache_tokens,
             )
-            for place, bursts in enumerate(self.bursts)
+            for process, bursts in enumerate(self.bursts)
         ]
         self.start_s = self._warm_up(started, patience_s=max(self._timeout_s, 600.0))
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.start_s.items())
@@ -184,7 +181,7 @@ class SGLangEngine:
 
     def _session_slots(self) -> int:
         """The sessions that one process may hold: two for each running request."""
-        if not self._sessions:
+        if not self.sessions:
             return 0
         # SGLang has at most one request slot for two tokens of the cache.
         slots = min(self._arguments["max_running_requests"], self.cache_tokens // 2)
@@ -193,13 +190,13 @@ class SGLangEngine:
     def _warm_up(self, started: launch.Started, *, patience_s: float) -> dict[str, float]:
         """Answer one request, which compiles kernels; return seconds for each part of the start."""
         began_s = time.perf_counter()
-        first = Request([1, 2, 3, 4], 2, 0)
+        parameters = self._parameters(Request([1, 2, 3, 4], 2, 0), Sampling(1.0, ()))
 
-        async def every() -> None:
-            for asker in self._askers:
-                await self._answer(asker, first, Sampling(1.0, ()))
+        async def answer_once() -> None:
+            for sender in self._senders:
+                await sender.send([1, 2, 3, 4], parameters, version=self.version)
 
-        self._loop.run(every(), what="the first answer", timeout_s=patience_s)
+        self._loop.run(answer_once(), what="the first answer", timeout_s=patience_s)
         self._on_all(self._freeze, what="the start")
         return {
             "import": started.import_s,
@@ -226,8 +223,8 @@ class SGLangEngine:
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Answer all requests, in order. Raises like `stream`."""
 
-        def task(request: Request) -> Callable[[Ask], Awaitable[Completion]]:
-            return lambda ask: ask(request)
+        def task(request: Request) -> Task:
+            return lambda generate: generate(request)
 
         return self.stream(map(task, requests), sampling)
 
@@ -236,33 +233,40 @@ class SGLangEngine:
         return nullcontext()
 
     def stream(
-        self, tasks: Iterable[Callable[[Ask], Awaitable[Any]]], sampling: Sampling
+        self, tasks: Iterable[Task], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
         """Run one coroutine for each game concurrently; return the results in order.
 
-        Each coroutine gets `ask(request)`. The first exception cancels the other games and their
-        requests, then propagates. Also raises ValueError for a request that does not fit the
-        context; EngineFault if the engine dies, gives no answer for `timeout_s`, aborts a request
-        or sends an unreadable reply; and RuntimeError while it has no valid weights or cache (it
-        sleeps, or a push is incomplete).
+        Each coroutine gets `generate(request)`; `partners` answers requests of other models. The
+        first exception cancels the other games and their requests, then propagates. Also raises
+        ValueError for a request that does not fit the context; EngineFault if the engine dies,
+        gives no answer for `timeout_s`, aborts a request or sends an unreadable reply; and
+        RuntimeError while it has no valid weights or cache (it sleeps, or a push is incomplete).
         """
         self._check_awake()
+        router = GameRouter(self.num_processes)
 
-        places = Places(self.num_processes)
+        async def play_one(task: Task) -> Any:
+            sender: RequestSender | None = None
+            sessions: GameSessions | None = None
 
-        async def play_one(task: Callable[[Ask], Awaitable[Any]]) -> Any:
-            asker: Asker | None = None
-            sessions: Sessions | None = None
-
-            async def ask(request: Request) -> Completion:
-                nonlocal asker, sessions
-                if asker is None:  # a game stays with the process of its first request
-                    asker = self._askers[places.of(request.prompt_ids)]
-                    sessions = asker.sessions() if self._sessions else None
-                return await self._answer(asker, request, sampling, sessions)
+            async def generate(request: Request) -> Completion:
+                nonlocal sender, sessions
+                if request.model and partners is not None:
+                    return await partners(request)
+                if sender is None:  # a game stays with the process of its first request
+                    sender = self._senders[router.process_for(request.prompt_ids)]
+                    sessions = sender.new_sessions() if self.sessions else None
+                answer = await sender.send(
+                    request.prompt_ids,
+                    self._parameters(request, sampling),
+                    version=self.version,
+                    sessions=sessions,
+                )
+                return completion_of(answer, sampling, self.version)
 
             try:
-                return await task(ask)
+                return await task(generate)
             finally:
                 if sessions is not None:
                     sessions.close()
@@ -288,10 +292,10 @@ class SGLangEngine:
         """
         self._check_awake()
 
-        async def score(place: int, ids: Sequence[int]) -> list[float]:
+        async def score(number: int, ids: Sequence[int]) -> list[float]:
             parameters = {"max_new_tokens": 1, "temperature": 1.0}
-            asker = self._askers[place % self.num_processes]
-            answer = await asker.ask(ids, parameters, version=self.version, score=True)
+            sender = self._senders[number % self.num_processes]
+            answer = await sender.send(ids, parameters, version=self.version, score=True)
             logprobs = [x for x in answer.prompt_logprobs[1:] if x is not None]
             if len(logprobs) != len(ids) - 1:
                 raise EngineFault(f"the engine scored {len(logprobs)} of {len(ids) - 1} tokens")
@@ -308,13 +312,8 @@ class SGLangEngine:
         if not self.weights.complete:
             raise RuntimeError("the engine holds no valid weights: push them first")
 
-    async def _answer(
-        self,
-        asker: Asker,
-        request: Request,
-        sampling: Sampling,
-        sessions: Sessions | None = None,
-    ) -> Completion:
+    def _parameters(self, request: Request, sampling: Sampling) -> dict[str, Any]:
+        """SGLang's sampling parameters of one request."""
         parameters = {
             "max_new_tokens": request.max_new_tokens,
             "temperature": sampling.temperature,
@@ -324,13 +323,7 @@ class SGLangEngine:
         }
         if self.deterministic:  # SGLang's default seed is 42: a group's games would be identical
             parameters["sampling_seed"] = request.seed % 2**63
-        answer = await asker.ask(
-            request.prompt_ids, parameters, version=self.version, sessions=sessions
-        )
-        # SGLang tests the length first: a stop token at the limit would count as cut off.
-        stopped = bool(answer.ids) and answer.ids[-1] in sampling.stop_ids
-        finish = "stop" if stopped else answer.finish
-        return Completion(answer.ids, answer.logprobs, finish, self.version)
+        return parameters
 
     # Weights
 
@@ -479,3 +472,13 @@ class SGLangEngine:
     def close(self) -> None:
         """Kill the engine's processes and no others. Safe to call twice."""
         self._loop.close()
+
+
+def completion_of(answer: Answer, sampling: Sampling, version: int) -> Completion:
+    """A turn, which is complete if it ends with a stop token.
+
+    SGLang tests the length first: a stop token at the limit would count as cut off.
+    """
+    stopped = bool(answer.ids) and answer.ids[-1] in sampling.stop_ids
+    finish = "stop" if stopped else answer.finish
+    return Completion(answer.ids, answer.logprobs, finish, version)

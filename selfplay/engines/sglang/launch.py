@@ -16,6 +16,7 @@ import os
 import pathlib
 import shutil
 import socket
+import sys
 import threading
 import time
 import warnings
@@ -25,7 +26,7 @@ from typing import Any
 
 import torch
 
-from selfplay.engines.sglang import compare, processes
+from selfplay.engines.sglang import compare, patches, processes
 
 # Variables that the children's environment must have (a value) or must not have (None), and why:
 CHILD_ENVIRONMENT: dict[str, str | None] = {
@@ -255,7 +256,11 @@ def launch(every: Sequence[dict[str, Any]]) -> Started:
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"  # read when sglang is imported
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as PYTHONWARNINGS does in the children
+        import sglang
         from sglang.srt.entrypoints.engine import Engine
+
+    if warning := patches.missing_speed_up(sglang.__version__):
+        print(warning, file=sys.stderr, flush=True)
 
     imported_s = time.perf_counter()
     parent_pid = os.getpid()

@@ -57,64 +57,11 @@ def _enter(parent_pid: int, body: Callable[..., None]) -> Callable[..., None]:
 def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     """Target of a scheduler process: one tensor-parallel rank of the engine."""
     from sglang.srt.managers.scheduler import run_scheduler_process
-    from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph import (
-        breakable_cuda_graph,
-    )
 
-    from selfplay.engines.sglang import decode_results
+    from selfplay.engines.sglang import patches
 
-    # A prefill graph must own the tensors that it hands to attention; SGLang drops them, and graphs
-    # that are captured later write into them (sglang #37606). This is the fix of #37448.
-    breakable_cuda_graph._weak_ref_if_tensor = _itself
-    pause_when_idle()
-    take_lists()
-    decode_results.install()
+    patches.apply()
     run_scheduler_process(*arguments, **keywords)
-
-
-def _itself(tensor: Any) -> Any:
-    return tensor
-
-
-def pause_when_idle() -> None:
-    """Make this process finish its kernels before it frees GPU memory.
-
-    SGLang copies the model's buffers just before it goes to sleep, and torch_memory_saver unmaps
-    memory without waiting. If the GPU is shared with other processes, the copy may still run then:
-    an illegal memory access, which ends the engine.
-    """
-    import torch
-    from sglang.srt.utils.torch_memory_saver_adapter import _TorchMemorySaverAdapterReal as Saver
-
-    pause = Saver.pause
-
-    def paused(self: Any, tag: str) -> Any:
-        torch.cuda.synchronize()
-        return pause(self, tag)
-
-    Saver.pause = paused
-
-
-def take_lists() -> None:
-    """Let this scheduler take a list of messages as one message, and open sessions without a reply.
-
-    SGLang 0.5.17 takes several requests as one message, but reads and answers a message for each
-    session that opens.
-    """
-    from sglang.srt.managers.scheduler import Scheduler
-    from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
-
-    pull, open_session = SchedulerRequestReceiver._pull_raw_reqs, Scheduler.open_session
-
-    def pull_each(self: Any) -> list[Any] | None:
-        pulled = pull(self)  # None on a rank that gets its messages from another
-        return pulled and [m for part in pulled for m in (part if type(part) is list else [part])]
-
-    def open_silently(self: Any, message: Any) -> None:
-        open_session(self, message)
-
-    SchedulerRequestReceiver._pull_raw_reqs = pull_each
-    Scheduler.open_session = open_silently
 
 
 def run_detokenizer(*arguments: Any, **keywords: Any) -> None:

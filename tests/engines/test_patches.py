@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from selfplay.engines.sglang import decode_results
+from selfplay.engines.sglang import patches
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP, END_OF_TEXT = 7, 2
 
 
 def request(*, so_far: int = 0, limit: int = 5, **other: Any) -> Any:
-    """A token request as Line sends it, with SGLang's names, after `so_far` new tokens."""
+    """A request as SchedulerClient sends it, with SGLang's names, after `so_far` new tokens."""
     sampling = SimpleNamespace(
         stop_token_ids={STOP},
         max_new_tokens=limit,
@@ -54,7 +54,7 @@ def request(*, so_far: int = 0, limit: int = 5, **other: Any) -> Any:
 def take(one: Any, token: int) -> bool:
     """Whether the token was appended; else SGLang has to handle it and nothing was changed."""
     before = len(one.output_ids)
-    left = decode_results._take([one], [token], torch.tensor([-0.5]))
+    left = patches._append([one], [token], torch.tensor([-0.5]))
     appended = len(one.output_ids) - before
     assert left == ([] if appended else [0])
     assert len(one.logprob.output_token_logprobs_val) == before + appended
@@ -64,7 +64,7 @@ def take(one: Any, token: int) -> bool:
 
 def test_tokens_of_turns_that_go_on_are_appended_with_their_log_probs() -> None:
     first, second = request(so_far=1), request()
-    assert decode_results._take([first, second], [11, 12], torch.tensor([-0.25, -0.5])) == []
+    assert patches._append([first, second], [11, 12], torch.tensor([-0.25, -0.5])) == []
     assert (first.output_ids, second.output_ids) == ([50, 11], [12])
     assert first.logprob.output_token_logprobs_val == [-1.0, -0.25]
     assert first.logprob.output_token_logprobs_idx == [50, 11]
@@ -102,6 +102,8 @@ def test_where_the_end_of_text_is_ignored_a_stop_token_is_too() -> None:
     assert take(request(ignore_eos=True), STOP)  # as in SGLang
 
 
-def test_the_version_is_the_pinned_one() -> None:
+def test_the_version_is_the_pinned_one_and_another_is_warned_of() -> None:
     pin = re.search(r"^sglang\S*==(\S+)", (ROOT / "requirements-gpu.txt").read_text(), re.M)
-    assert pin is not None and pin[1] == decode_results.VERSION
+    assert pin is not None and pin[1] == patches.VERSION
+    assert patches.missing_speed_up(patches.VERSION) == ""
+    assert "append_decoded_tokens is off" in patches.missing_speed_up("0.5.18")

@@ -1,0 +1,171 @@
+"""What is changed inside SGLang's scheduler process: two fixes and two speed-ups.
+
+Imports SGLang only inside the functions, in the process that they change. Written for SGLang
+0.5.17.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+VERSION = "0.5.17"  # of SGLang; another version keeps its own `process_batch_result_decode`
+
+
+def apply() -> None:
+    """Change SGLang in this process, before its scheduler starts."""
+    import sglang
+
+    keep_graph_tensors()
+    pause_when_idle()
+    accept_lists()
+    if sglang.__version__ == VERSION:
+        append_decoded_tokens()
+
+
+def missing_speed_up(version: str) -> str:
+    """The warning that a speed-up is off with this version of SGLang; "" if none is."""
+    if version == VERSION:
+        return ""
+    return f"SGLang {version}: append_decoded_tokens is off, it is written for {VERSION}"
+
+
+def keep_graph_tensors() -> None:
+    """Let a prefill graph own the tensors that it hands to attention.
+
+    SGLang drops them, and graphs that are captured later write into them (sglang #37606). This is
+    the fix of #37448.
+    """
+    from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph import (
+        breakable_cuda_graph,
+    )
+
+    breakable_cuda_graph._weak_ref_if_tensor = _itself
+
+
+def _itself(tensor: Any) -> Any:
+    return tensor
+
+
+def pause_when_idle() -> None:
+    """Make this process finish its kernels before it frees GPU memory.
+
+    SGLang copies the model's buffers just before it goes to sleep, and torch_memory_saver unmaps
+    memory without waiting. If the GPU is shared with other processes, the copy may still run then:
+    an illegal memory access, which ends the engine.
+    """
+    import torch
+    from sglang.srt.utils.torch_memory_saver_adapter import _TorchMemorySaverAdapterReal as Saver
+
+    pause = Saver.pause
+
+    def paused(self: Any, tag: str) -> Any:
+        torch.cuda.synchronize()
+        return pause(self, tag)
+
+    Saver.pause = paused
+
+
+def accept_lists() -> None:
+    """Let the scheduler accept a list of messages as one, and open sessions without a reply.
+
+    SGLang 0.5.17 takes several requests as one message, but reads and answers a message for each
+    session that opens.
+    """
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
+
+    pull, open_session = SchedulerRequestReceiver._pull_raw_reqs, Scheduler.open_session
+
+    def pull_each(self: Any) -> list[Any] | None:
+        pulled = pull(self)  # None on a rank that gets its messages from another
+        return pulled and [m for part in pulled for m in (part if type(part) is list else [part])]
+
+    def open_silently(self: Any, message: Any) -> None:
+        open_session(self, message)
+
+    SchedulerRequestReceiver._pull_raw_reqs = pull_each
+    Scheduler.open_session = open_silently
+
+
+def append_decoded_tokens() -> None:
+    """Handle a decode step's tokens with little Python for each running request.
+
+    SGLang 0.5.17 calls about twenty functions for each request and token, which is a large part of
+    a small model's step. A token request that goes on needs three appends. Only the requests whose
+    turn ends in this step are passed to SGLang's own function, which finishes and sends them. No
+    token and no log-prob changes.
+    """
+    from sglang.srt.managers.scheduler_components.batch_result_processor import (
+        SchedulerBatchResultProcessor,
+    )
+
+    process_all = SchedulerBatchResultProcessor.process_batch_result_decode
+
+    def process(self: Any, batch: Any, result: Any) -> None:
+        logits = result.logits_output
+        if not batch.spec_algorithm.is_none() or logits.next_token_logprobs is None:
+            process_all(self, batch, result)
+            return
+        if result.copy_done is not None:
+            result.copy_done.synchronize()
+        ending = _append(batch.reqs, result.next_token_ids.tolist(), logits.next_token_logprobs)
+        few, their_result, their_logits = copy.copy(batch), copy.copy(result), copy.copy(logits)
+        few.reqs = [batch.reqs[index] for index in ending]
+        their_logits.next_token_logprobs = logits.next_token_logprobs[ending]
+        their_result.next_token_ids = result.next_token_ids[ending]
+        their_result.logits_output = their_logits
+        self.metrics_reporter.num_generated_tokens += len(batch.reqs) - len(ending)
+        process_all(self, few, their_result)
+
+    SchedulerBatchResultProcessor.process_batch_result_decode = process
+
+
+def _append(requests: list[Any], tokens: list[int], logprobs_R: Any) -> list[int]:
+    """Append each token and its log-prob to its request; the indices of the requests that SGLang
+    has to handle, because they end or ask for more than ids and log-probs."""
+    left = []
+    for index, (request, token, logprob) in enumerate(
+        zip(requests, tokens, logprobs_R.tolist(), strict=True)
+    ):
+        try:
+            ends, limit = request.selfplay_ends
+        except AttributeError:
+            ends, limit = request.selfplay_ends = _ends(request)
+        ids = request.output_ids
+        if (
+            token in ends
+            or len(ids) + 1 >= limit
+            or request.to_finish is not None
+            or request.finished_reason is not None
+            or request.is_retracted
+            or not 0 <= token < request.vocab_size
+        ):
+            left.append(index)
+            continue
+        ids.append(token)
+        request.logprob.output_token_logprobs_val.append(logprob)
+        request.logprob.output_token_logprobs_idx.append(token)
+    return left
+
+
+def _ends(request: Any) -> tuple[frozenset[int], int]:
+    """The tokens that end this request, and its limit of new tokens; (nothing, 0) if it asks for
+    more than ids and log-probs, so that SGLang handles all its tokens."""
+    sampling, logprob = request.sampling_params, request.logprob
+    more = (
+        not request.return_logprob,
+        request.stream,
+        request.grammar is not None,
+        request.tokenizer is not None,
+        request.require_reasoning,
+        request.return_hidden_states,
+        request.return_sampling_mask,
+        logprob is None or logprob.top_logprobs_num > 0 or logprob.token_ids_logprob is not None,
+        sampling.stop_strs,
+        sampling.stop_regex_strs,
+    )
+    if any(more):
+        return frozenset(), 0
+    ids = frozenset(sampling.stop_token_ids or ()) | frozenset(request.eos_token_ids or ())
+    return frozenset() if sampling.ignore_eos else ids, sampling.max_new_tokens
