@@ -124,8 +124,8 @@ class EngineConfig:
     )
     max_batch: int = key(
         512,
-        "largest batch of prompts that the hf engine generates at once, and most requests that "
-        "SGLang runs at once",
+        "most games that the hf engine plays, and most prompts that it generates, at once; most "
+        "requests that SGLang runs at once",
         within=(1, 65_536),
     )
     mem_fraction: float = key(

@@ -1,4 +1,4 @@
-"""Games with prepared moves: what each seat's transcript holds, how games end, waves and streams."""
+"""Games with prepared moves: what each seat's transcript holds, how games end."""
 
 import math
 from collections.abc import Sequence

@@ -28,9 +28,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tiny.save(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def start() -> Iterator[Start]:
-    """Starts `trainer_script.py` with the stand-ins; the test's end kills what it started."""
+    """Starts `trainer_script.py` with the stand-ins; the module's end kills what it started."""
     started: list[subprocess.Popen[str]] = []
 
     def start_one(*arguments: str) -> subprocess.Popen[str]:
@@ -43,14 +43,22 @@ def start() -> Iterator[Start]:
         process.kill()
 
 
+@pytest.fixture(scope="module")
+def trainers(model: str, start: Start) -> dict[str, subprocess.Popen[str]]:
+    """Three trainers by their case, started at the same time."""
+    return {case: start(case, model) for case in ("plain", "hang", "crash")}
+
+
 def family(process: subprocess.Popen[str], reports: dict[str, Any]) -> list[psutil.Process]:
     """The trainer's and engine's processes, without the child that is not the engine's."""
     return [p for p in processes.tree(process) if p.pid != reports["training"].get("bystander")]
 
 
-def test_sigterm_during_training_is_an_ordinary_exit(model: str, start: Start) -> None:
+def test_sigterm_during_training_is_an_ordinary_exit(
+    trainers: dict[str, subprocess.Popen[str]],
+) -> None:
     """`finally` runs while the engine lives, then the engine is closed; another child lives on."""
-    process = start("plain", model)
+    process = trainers["plain"]
     reports = processes.marks(processes.read_until(process, "MARK training"))
     everyone = family(process, reports)
     assert any("sglang::scheduler" in " ".join(p.cmdline()) for p in everyone)
@@ -63,9 +71,9 @@ def test_sigterm_during_training_is_an_ordinary_exit(model: str, start: Start) -
 
 
 def test_a_hang_ends_at_the_time_out_and_sigkill_ends_the_stopped_engine_too(
-    model: str, start: Start
+    trainers: dict[str, subprocess.Popen[str]],
 ) -> None:
-    process = start("hang", model)
+    process = trainers["hang"]
     reports = processes.marks(processes.read_until(process, "MARK training"))
     assert re.search(r"no answer within 3 s .*: 3 requests", reports["asked"]["error"])
     assert 3 <= reports["asked"]["after_s"] < 15
@@ -78,9 +86,9 @@ def test_a_hang_ends_at_the_time_out_and_sigkill_ends_the_stopped_engine_too(
 
 
 def test_a_crash_in_training_fails_the_next_call_and_sigterm_works_in_a_collective(
-    model: str, start: Start
+    trainers: dict[str, subprocess.Popen[str]],
 ) -> None:
-    process = start("crash", model)
+    process = trainers["crash"]
     reports = processes.marks(processes.read_until(process, "MARK training"))
     assert re.search(r"the engine is gone \(pid \d+ with exit code -9\)", reports["asked"]["error"])
     assert reports["asked"]["after_s"] < 5

@@ -48,12 +48,13 @@ def refused(engine: SGLangEngine) -> dict[str, object]:
 def train(engine: SGLangEngine) -> None:
     """Train until a signal comes; also start a child that does not belong to the engine."""
     bystander = subprocess.Popen(
-        ["sleep", "60"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     say("training", bystander=bystander.pid)
     try:
         while True:
             torch.randn(64, 64) @ torch.randn(64, 64)
+            time.sleep(0.01)  # other tests run meanwhile
     finally:
         say("finally", alive=[p.is_alive() for p in engine._loop.processes])
 
