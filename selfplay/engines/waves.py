@@ -29,7 +29,7 @@ class WaveScheduler:
         self._in_thread = in_thread
         self._waiting: list[tuple[Request, asyncio.Future[Completion]]] = []
         self._num_at_partners = 0
-        self._failed = False
+        self._error: BaseException | None = None  # of the first game that failed
         self._worker: asyncio.Task[None] | None = None
 
     def stream(self, tasks: Iterable[Task]) -> list[Any]:
@@ -41,9 +41,10 @@ class WaveScheduler:
         async def play_one(task: Task) -> Any:
             try:
                 return await task(self.generate)
-            except BaseException:
-                self._failed = True  # no further wave
-                raise
+            except BaseException as error:  # noqa: BLE001
+                # Even an interrupt leaves the event loop as a cancellation, so the loop can close.
+                self._error = self._error or error
+                raise asyncio.CancelledError from None
 
         async def play_all() -> list[Any]:
             games = [asyncio.ensure_future(play_one(task)) for task in tasks]
@@ -54,9 +55,13 @@ class WaveScheduler:
                     game.cancel()
                 await asyncio.gather(*games, return_exceptions=True)
 
-        # Not `asyncio.run`, whose handler of SIGINT would not interrupt a game that reads a line.
-        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-            return runner.get_loop().run_until_complete(play_all())
+        try:
+            # Not `Runner.run`: its handler of SIGINT interrupts no game that reads a line.
+            with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+                return runner.get_loop().run_until_complete(play_all())
+        except asyncio.CancelledError:
+            assert self._error is not None
+            raise self._error from None
 
     async def generate(self, request: Request) -> Completion:
         """The completion of one request, after its wave."""
@@ -79,7 +84,7 @@ class WaveScheduler:
     async def _work(self) -> None:
         """Generate waves until no game waits, or one waits for a partner."""
         await self._all_wait()
-        while self._waiting and not self._num_at_partners and not self._failed:
+        while self._waiting and not self._num_at_partners and self._error is None:
             wave, self._waiting = self._waiting, []
             requests = [request for request, _ in wave]
             if self._in_thread:

@@ -95,6 +95,15 @@ def test_an_exception_ends_all_games_without_another_wave() -> None:
     assert (recorded.waves, ended) == ([[1, 10]], ["waits"])
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_an_exception_of_the_engine_ends_all_games(error: type[BaseException]) -> None:
+    def fails(requests: Sequence[Request]) -> list[Completion]:
+        raise error("here")
+
+    with pytest.raises(error, match="here"):
+        WaveScheduler(fails).stream([game(1), game(2), game(3)])
+
+
 def test_too_few_completions_are_a_fault() -> None:
     with pytest.raises(EngineFault, match="returned 1 completions for 2 requests"):
         WaveScheduler(lambda requests: [completion(requests[0])]).stream([game(1), game(2)])
