@@ -40,8 +40,8 @@ from bench.talks import TURNS, Watched, talks
 from bench.update import matmul_peak, operations
 from selfplay import setup
 from selfplay import step as one_step
+from selfplay.advantages.sample import Sample
 from selfplay.config import Config, load_config
-from selfplay.credit.sample import Sample
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import (
     World,
@@ -57,8 +57,8 @@ from selfplay.distributed import (
 from selfplay.engines.base import Engine, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.learner.batch import micro_batches, split
-from selfplay.learner.learner import Learner, UpdateSettings
-from selfplay.learner.recompute import recompute_logprobs
+from selfplay.learner.learner import Learner
+from selfplay.learner.update import update_policy
 from selfplay.metrics.step_log import Stopwatch
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, Limits
@@ -232,14 +232,12 @@ def run_steps(
         alone.update(lone_pushes(run.learner, run.engine.engine, config, version=run.first_step))
         return run
 
-    def recompute(
-        learner: Learner, samples: list[Sample], *, settings: UpdateSettings
-    ) -> tuple[list[Sample], dict[str, float]]:
-        samples, metrics = recompute_logprobs(learner, samples, settings=settings)
+    def update(learner: Learner, samples: list[Sample], *others: Any, **named: Any) -> Any:
+        metrics, skipped = update_policy(learner, samples, *others, **named)
         last[:] = samples
         num_tokens = sum(len(sample.ids) for sample in samples)
         num_packed = float(sum(gather_objects(num_tokens, world)) // world.tp)
-        return samples, metrics | {"num_packed_tokens": num_packed}
+        return metrics | {"num_packed_tokens": num_packed}, skipped
 
     with (
         patch.multiple(
@@ -248,9 +246,7 @@ def run_steps(
             held_out_at_start=nothing,
             Stopwatch=partial(Timed, peaks),
         ),
-        patch.multiple(
-            one_step, _play_instances=partial(play_drawn, mean), recompute_logprobs=recompute
-        ),
+        patch.multiple(one_step, _play_instances=partial(play_drawn, mean), update_policy=update),
         patch.multiple(
             train, set_up=set_up, save_learner=nothing, held_out=nothing, finish=nothing
         ),
@@ -269,9 +265,9 @@ def update_work(
     """The computed tokens of an update of these samples, its operations (with the reference's
     forward pass), and the operations that the GPUs could do in a second. Sums over all ranks."""
     optim = config.optim
-    plan = split(samples, budget=optim.tokens_per_microbatch, share=optim.share_prefixes)
+    plan = split(samples, budget=optim.tokens_per_microbatch, share_prefixes=optim.share_prefixes)
     cpu = torch.device("cpu")
-    batches = list(micro_batches(samples, plan, device=cpu, share=optim.share_prefixes))
+    batches = list(micro_batches(samples, plan, device=cpu, share_prefixes=optim.share_prefixes))
     # A forward pass is a third of the work; adapters leave out the gradients of the other weights.
     thirds = (2.0 if config.model.lora else 3.0) + (1.0 if config.algorithm.kl else 0.0)
     work = operations(shape, batches) * thirds / 3.0

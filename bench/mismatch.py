@@ -22,16 +22,16 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
+from selfplay.advantages.advantages import imitation_samples
+from selfplay.advantages.sample import Sample, trained_stretches
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import Config, load_config
-from selfplay.credit.advantages import imitation_samples
-from selfplay.credit.sample import Sample, trained_stretches
 from selfplay.data.instances import HELD_OUT, generated
 from selfplay.distributed import close_world, init_world
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.learner.batch import micro_batches, split
-from selfplay.learner.mismatch import mismatch_values
+from selfplay.learner.rescore import mismatch_values
 from selfplay.model.policy import DTYPES, load_model, policy_logprobs
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import limits_of

@@ -50,13 +50,13 @@ from bench import loop
 from bench.rows import SHAPES, group_arguments, keep
 from bench.shapes import qwen2_config, random_model
 from bench.update import peak_gib, restart_peak, synchronize, transcripts
+from selfplay.advantages.sample import Sample
 from selfplay.config import load_config
-from selfplay.credit.sample import Sample
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, close_world, init_world
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.optimizer import make_optimizer
-from selfplay.learner.policy_update import update_policy
+from selfplay.learner.update import update_policy
 from selfplay.model.policy import DTYPES, liger_is_here
 from selfplay.setup import make_tokenizer
 
@@ -258,7 +258,6 @@ def our_step(
             f"out={folder}",
             "model.scratch={max_positions: 8192}",
             "algorithm.kl=0",
-            "engine.max_mismatch=1000",  # the given log-probs are not an engine's
             "optim={lr: 0.0, warmup_steps: 0, max_grad_norm: 1.0}",
             f"optim.share_prefixes={str(share).lower()}",
             f"optim.tokens_per_microbatch={options.budget}",
@@ -282,7 +281,10 @@ def our_step(
     for step in range(options.steps + 1):
         synchronize(world.device)
         start = time.perf_counter()
-        _, skipped = update_policy(learner, samples, [], step=step, settings=settings)
+        # The given log-probs are not an engine's.
+        _, skipped = update_policy(
+            learner, samples, [], step=step, settings=settings, max_mismatch=1000.0
+        )
         assert not skipped, skipped
         synchronize(world.device)
         seconds.append(time.perf_counter() - start)

@@ -44,9 +44,9 @@ from bench.mismatch import both_logprobs
 from bench.rows import SHAPES, keep, need_sglang
 from bench.shapes import qwen2_config, random_model
 from bench.talks import GROUP, TURNS, Watched, talks
+from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import Config, load_config
-from selfplay.credit.sample import Sample
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, close_world, init_world
 from selfplay.engines.base import Request, Sampling

@@ -34,7 +34,7 @@ import torch
 
 from bench.rows import group_arguments, keep, show
 from bench.shapes import SHAPES, random_model
-from selfplay.credit.sample import Sample
+from selfplay.advantages.sample import Sample
 from selfplay.distributed import World, all_reduce_max, clip_grad_norm, close_world, init_world
 from selfplay.learner.batch import MicroBatch, micro_batches, pack, split
 from selfplay.model.attention import attention_backend
@@ -195,8 +195,8 @@ def measure(
         samples = transcripts(options, vocab)
     else:
         samples = sequences(tokens, options.seq_len, vocab, world)
-    plan = split(samples, budget=tokens, share=share)
-    batches = list(micro_batches(samples, plan, device=device, share=share))
+    plan = split(samples, budget=tokens, share_prefixes=share)
+    batches = list(micro_batches(samples, plan, device=device, share_prefixes=share))
     num_trained = sum(len(batch.targets_M) for batch in batches)
     restart_peak(device)
     losses: list[float] = []

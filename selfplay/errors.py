@@ -14,6 +14,10 @@ class RunEnds(RuntimeError):
     """Ends the run with one line on stderr and status 1; the trainer's state is valid."""
 
 
+class EngineDisagrees(RunEnds):
+    """The engine's weights or log-probs are not the trainer's; the trainer's state is valid."""
+
+
 class EngineFault(RuntimeError):
     """The policy's engine died, does not answer, or gave an invalid answer. A restart may help."""
 

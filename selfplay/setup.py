@@ -371,8 +371,6 @@ def make_learner(
         world=world,
         compute_dtype=DTYPES[config.model.dtype],
         reference=reference,
-        kl=config.algorithm.kl,
-        reference_moves=config.algorithm.reference_every > 0,
         critic=critic,
         adapters=None if lora is None else Adapters(lora, weights),
     )

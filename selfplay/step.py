@@ -1,25 +1,24 @@
 """One training step, verb by verb: play, credit, update, push, measure, save.
 
-`train.py` calls them in this order. Each opens one room: play `rollout/`, credit `credit/`, update
-`learner/`, push `weight_sync/`. Every rank must call each.
+`train.py` calls them in this order. Each opens one room: play `rollout/`, credit `advantages/`,
+update `learner/`, push `weight_sync/`. Every rank must call each.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from selfplay.advantages.advantages import CreditStats, compute_advantages, reward_samples
+from selfplay.advantages.sample import Sample
 from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint
-from selfplay.credit.advantages import CreditStats, compute_advantages, reward_samples
-from selfplay.credit.sample import Sample
 from selfplay.distributed import all_reduce_sum, barrier
 from selfplay.engines.base import Sampling
 from selfplay.evaluation.held_out import validation
 from selfplay.learner.batch import balance_tokens
-from selfplay.learner.policy_update import update_policy
-from selfplay.learner.recompute import recompute_logprobs
+from selfplay.learner.update import update_policy
 from selfplay.metrics.step import step_metrics
 from selfplay.partners.judge import judge_interactivity
 from selfplay.rollout.driver import RolloutStats, first_turns
@@ -130,12 +129,14 @@ def update(run: Run, batch: Batch, step: int) -> tuple[dict[str, float], list[st
         run.engine.sleep()
     with run.timed("update"):
         auxiliary = auxiliary_imitation(run.teachers, run.rendering, step=step, world=run.world)
-        settings = replace(run.update_settings, max_mismatch=run.sync_check.bound)
-        samples, metrics = recompute_logprobs(run.learner, batch.samples, settings=settings)
-        updated, skipped = update_policy(
-            run.learner, samples, auxiliary, step=step, settings=settings
+        return update_policy(
+            run.learner,
+            batch.samples,
+            auxiliary,
+            step=step,
+            settings=run.update_settings,
+            max_mismatch=run.sync_check.bound,
         )
-        return metrics | updated, skipped
 
 
 def measure(

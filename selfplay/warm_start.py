@@ -21,6 +21,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dialop.kit import Played
+from selfplay.advantages.advantages import imitation_samples
+from selfplay.advantages.sample import Sample
 from selfplay.atomic import atomic_folder, damage, write_atomically
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
@@ -33,16 +35,13 @@ from selfplay.config import (
     RolloutConfig,
     WarmStartConfig,
 )
-from selfplay.credit.advantages import imitation_samples
-from selfplay.credit.sample import Sample
 from selfplay.data.instances import TEACHERS, TOKENIZER, generated, imitated_people
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, barrier
 from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner, UpdateSettings
-from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import learning_rate
-from selfplay.learner.optimizer_step import optimizer_step
+from selfplay.learner.update import LossTerm, optimizer_step
 from selfplay.metrics.console import progress
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.metrics.step_log import StepLog
@@ -147,7 +146,7 @@ def warm_start(
     recent = deque[dict[str, float]](state.get("recent", []), maxlen=LOG_EVERY)
     means: dict[str, float] = {}
     for step in progress(range(first, len(batches)), "warm start", rank=world.rank):
-        part = Part(batches[step][world.dp_rank :: world.dp_size], "imitation")
+        part = LossTerm(batches[step][world.dp_rank :: world.dp_size], "imitation")
         lr = learning_rate(
             step,
             peak=warm.lr,
@@ -326,7 +325,7 @@ def warm_start_batches(
 
 def auxiliary_imitation(
     settings: TeacherSettings, rendering: Rendering, *, step: int, world: World
-) -> list[Part]:
+) -> list[LossTerm]:
     """The auxiliary imitation loss of a self-play step: this rank's share of new teachers' games,
     weighted by `warm_start.auxiliary_weight`; [] if the weight is 0."""
     warm = settings.warm_start
@@ -335,7 +334,7 @@ def auxiliary_imitation(
     start = warm.num_games + step * warm.auxiliary_games
     samples = teacher_samples(settings, rendering, start=start, num=warm.auxiliary_games)
     return [
-        Part(samples[world.dp_rank :: world.dp_size], "imitation", weight=warm.auxiliary_weight)
+        LossTerm(samples[world.dp_rank :: world.dp_size], "imitation", weight=warm.auxiliary_weight)
     ]
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from selfplay.advantages.advantages import reward_samples
 from selfplay.config import AlgorithmConfig, RewardConfig
-from selfplay.credit.advantages import assign_advantages, reward_samples
 from selfplay.distributed import init_world
 from selfplay.step import Rollout
+from tests.helpers.hand_episodes import with_advantages
 from tests.helpers.processes import two_ranks
 from tests.helpers.resampling import METHODS, HasVariance, has_variance, play_rounds
 from tests.helpers.tiny_run import RUNS, finished, metrics_of, run_warm, same_weights
@@ -51,7 +52,7 @@ def test_two_ranks_play_the_rounds_of_one_and_give_its_advantages() -> None:
     for method in METHODS:
         algorithm = AlgorithmConfig(method=method)
         samples, _ = reward_samples(rollout.episodes, algorithm=algorithm, reward=RewardConfig())
-        alone = assign_advantages(samples, algorithm=algorithm, baselines={"seat 0": 0.25})
+        alone = with_advantages(samples, algorithm=algorithm, baselines={"seat 0": 0.25})
         first, second = (rank[method] for rank in ranks)
         assert first["baselines"] == second["baselines"]
         assert not first["advantages"].keys() & second["advantages"].keys()
@@ -83,5 +84,4 @@ def test_a_step_of_zero_variance_groups_is_logged_and_changes_no_weight(
 def test_a_checkpoint_holds_the_baselines() -> None:
     run = finished(*RUNS["baselines"])
     progress = json.loads((run / "checkpoints" / "step_000002" / "progress.json").read_text())
-    state = progress["state"]
-    assert set(state["baselines"]) == {"seat 0", "seat 1"}
+    assert set(progress["state"]["baselines"]) == {"seat 0", "seat 1"}

@@ -24,9 +24,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_model_state_dict,
     get_state_dict,
-    set_model_state_dict,
     set_state_dict,
 )
 from torch.optim import Optimizer
@@ -57,7 +55,6 @@ class OpenCheckpoint:
         world, final = self.learner.world, self.path.with_name(f"step_{self.step:06d}")
         progress = {
             "step": self.step,
-            "kl": self.learner.kl,
             "ranks": world.world_size,
             "state": state,
         }
@@ -170,9 +167,6 @@ def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
         optim_state_dict=state["optimizer"],
         options=_options(learner),
     )
-    if "reference" in state:
-        assert learner.reference is not None
-        set_model_state_dict(learner.reference, state["reference"])
     if learner.critic is not None:
         set_state_dict(
             learner.critic.module,
@@ -181,7 +175,7 @@ def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
             optim_state_dict=state["critic_optimizer"],
         )
     progress = json.loads((newest / "progress.json").read_text())
-    learner.kl, ranks = progress["kl"], learner.world.world_size
+    ranks = learner.world.world_size
     if learner.world.rank == 0 and progress.get("ranks", ranks) != ranks:
         print(
             f"{newest} goes on over another number of ranks ({progress['ranks']} -> {ranks}); "
@@ -284,8 +278,8 @@ def _options(learner: Learner) -> StateDictOptions:
 
 
 def learner_state(learner: Learner) -> dict[str, Any]:
-    """Weights and moments of policy and critic, and a reference that moves: what a checkpoint
-    writes, and the tensors that reading one fills."""
+    """Weights and moments of policy and critic: what a checkpoint writes, and the tensors that
+    reading one fills."""
     _begin_moments(learner.model, learner.optimizer, _options(learner))
     model_state, optimizer_state = get_state_dict(
         learner.model, learner.optimizer, options=_options(learner)
@@ -293,8 +287,6 @@ def learner_state(learner: Learner) -> dict[str, Any]:
     if learner.adapters is not None:  # drop the second name of a tied head, which torch keeps
         model_state = {n: value for n, value in model_state.items() if is_adapter(n)}
     state = {"model": model_state, "optimizer": optimizer_state}
-    if learner.reference is not None and learner.reference_moves:
-        state["reference"] = get_model_state_dict(learner.reference)
     if learner.critic is not None:
         _begin_moments(learner.critic.module, learner.critic.optimizer, StateDictOptions())
         critic_state, optimizer_state = get_state_dict(

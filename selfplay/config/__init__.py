@@ -244,11 +244,6 @@ class Config:
                 f"parallel.tp must be 1 with model.lora, got {self.parallel.tp}: adapters do not "
                 "support tensor parallel; use parallel.fsdp"
             )
-        if self.algorithm.reference_every:
-            raise ValueError(
-                "algorithm.reference_every must be 0 with model.lora, got "
-                f"{self.algorithm.reference_every}: the reference is the model without adapters"
-            )
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from selfplay.config.schema import RULES, key
@@ -115,9 +115,6 @@ class AlgorithmConfig:
         "with almost no variance",
         within=(0.0, 1000.0),
     )
-    ema_decay: float = key(
-        0.8, "decay of the moving-average baseline of ema, per step", within=(0.0, 0.999)
-    )
     error_credit: Literal["episode", "turn"] = key(
         "episode",
         "which tokens get reward.error_penalty: all of the seat's tokens in the episode, or "
@@ -140,35 +137,12 @@ class AlgorithmConfig:
         "mismatch (needs recomputed old_logprobs): off, per token, or per sequence",
     )
     importance_cap: float = key(
-        2.0, "importance ratios are truncated at this value; 0 does not truncate", within=(0.0, 1e6)
+        2.0, "importance ratios are truncated at this value", within=(0.01, 1e6)
     )
-    importance_low: float = key(
-        0.0, "importance ratios below this value are set to 0 (rejection)", within=(0.0, 1e6)
-    )
-    importance_high: float = key(
-        0.0,
-        "importance ratios above this value are set to 0 (rejection); 0 rejects none",
-        within=(0.0, 1e6),
-    )
-    loss: Literal["clip", "gspo", "cispo", "sapo", "vespo", "reinforce"] = key(
+    loss: Literal["clip", "gspo", "cispo", "reinforce"] = key(
         "clip",
         "policy loss: clip (PPO's clipped token ratios), gspo (clipped sequence ratios), "
-        "cispo (clipped ratios as constant weights), sapo (soft gate on token ratios), vespo "
-        "(soft sequence weights), reinforce (no ratios)",
-    )
-    sapo_temperatures: tuple[Annotated[float, Field(ge=0.01, le=1000.0)], ...] = key(
-        (1.0, 1.05),
-        "sapo's temperatures tau for positive and for other advantages; a larger tau narrows "
-        "the gate",
-    )
-    vespo_positive: tuple[Annotated[float, Field(ge=0.0, le=1000.0)], ...] = key(
-        (2.0, 3.0),
-        "k and lambda of vespo's sequence weight w^k exp(lambda (1 - w)) for advantages of at "
-        "least 0",
-    )
-    vespo_negative: tuple[Annotated[float, Field(ge=0.0, le=1000.0)], ...] = key(
-        (3.0, 2.0),
-        "k and lambda of vespo's sequence weight for negative advantages",
+        "cispo (clipped ratios as constant weights), reinforce (no ratios)",
     )
     clip_low: float = key(
         0.2, "lower clip range: ratios are clipped below at 1 - clip_low", within=(0.0, 1.0)
@@ -201,30 +175,11 @@ class AlgorithmConfig:
     )
     kl_estimator: Literal["k1", "k2", "k3"] = key(
         "k3",
-        "KL estimator: k2 or k3 in the loss, k1 in the reward; k1 in the loss needs kl_ratio",
-    )
-    kl_in: Literal["loss", "reward"] = key(
-        "loss", "apply the KL penalty in the loss or in the reward"
+        "KL estimator: k3, k2, or k1, which needs kl_ratio",
     )
     kl_ratio: bool = key(
         False,
-        "multiply the KL term of the loss by the token's ratio, which makes its gradient unbiased",
-    )
-    kl_target: float = key(
-        0.0,
-        "target KL in nats per token for an adaptive coefficient kl; 0 keeps it constant",
-        within=(0.0, 1000.0),
-    )
-    kl_horizon: float = key(
-        10.0,
-        "horizon of the adaptive coefficient in steps: a step changes kl by at most 20 % / "
-        "kl_horizon",
-        within=(1.0, 1e6),
-    )
-    reference_every: int = key(
-        0,
-        "steps between copies of the policy into the reference; 0 keeps the initial reference",
-        within=(0, 10_000_000),
+        "multiply the KL term by the token's ratio, which makes its gradient unbiased",
     )
     minibatches: int = key(
         1, "minibatches, each one optimizer step, that a rollout is split into", within=(1, 10_000)
@@ -244,11 +199,6 @@ class AlgorithmConfig:
                 "algorithm.dual_clip must be above 1 with algorithm.loss clip or gspo, else 0, got "
                 f"{self.dual_clip:g} with {self.loss}"
             )
-        for name in ("sapo_temperatures", "vespo_positive", "vespo_negative"):
-            if len(getattr(self, name)) != 2:
-                raise ValueError(
-                    f"algorithm.{name} must be two numbers, got {len(getattr(self, name))}"
-                )
         if (self.aggregation == "constant") != (self.constant_length > 0):
             raise ValueError(
                 "algorithm.constant_length must be at least 1 with algorithm.aggregation constant, "
@@ -256,46 +206,24 @@ class AlgorithmConfig:
             )
 
     def _check_kl(self) -> None:
-        if self.kl == 0 and (self.kl_target or self.reference_every or self.kl_in == "reward"):
+        if self.kl_estimator == "k1" and not self.kl_ratio:
             raise ValueError(
-                "algorithm.kl must be above 0 with algorithm.kl_target, reference_every or kl_in "
-                "reward, got 0; a common first value is 0.01"
-            )
-        if self.kl_in == "reward" and (self.kl_estimator != "k1" or self.kl_ratio):
-            raise ValueError(
-                "algorithm.kl_estimator must be k1 and kl_ratio false with algorithm.kl_in reward, "
-                f"got {self.kl_estimator} and {str(self.kl_ratio).lower()}: k2 and k3 have almost "
-                "no effect as rewards (docs/methods.md)"
-            )
-        if self.kl_in == "loss" and self.kl_estimator == "k1" and not self.kl_ratio:
-            raise ValueError(
-                "algorithm.kl_estimator must be k3 or k2 with algorithm.kl_in loss, got k1, whose "
-                "gradient is 0 on average; or set algorithm.kl_ratio true"
+                "algorithm.kl_estimator must be k3 or k2 with algorithm.kl_ratio false, got k1, "
+                "whose gradient is 0 on average; or set algorithm.kl_ratio true"
             )
 
     def _check_importance(self) -> None:
         if self.importance == "none":
-            if (self.importance_cap, self.importance_low, self.importance_high) != (2.0, 0.0, 0.0):
+            if self.importance_cap != 2.0:
                 raise ValueError(
-                    "algorithm.importance_cap, _low and _high need algorithm.importance token or "
-                    "sequence, got none"
+                    "algorithm.importance_cap needs algorithm.importance token or sequence, got "
+                    "none"
                 )
             return
         if self.old_logprobs != "recomputed":
             raise ValueError(
                 "algorithm.importance needs algorithm.old_logprobs recomputed, got "
                 f"{self.old_logprobs}: with engine log-probs the ratio corrects the mismatch"
-            )
-        if self.loss == "vespo":
-            raise ValueError(
-                f"algorithm.importance must be none with algorithm.loss vespo, got "
-                f"{self.importance}: with old_logprobs engine vespo's own weight corrects the "
-                "mismatch"
-            )
-        if self.importance_cap == 0 and self.importance_high == 0:
-            raise ValueError(
-                "algorithm.importance_cap or importance_high must be above 0, got 0 and 0: without "
-                "a bound one token can dominate the gradient"
             )
 
 
@@ -309,21 +237,16 @@ class CriticConfig:
         "policy; shared_head: the same head with that gradient; model: a second model with a "
         "head, initialised from the policy's weights",
     )
-    gamma: float = key(1.0, "discount per trained token", within=(0.0, 1.0))
     lam: float = key(
         0.95,
         "GAE's lambda: 0 relies on the critic (one-step TD), 1 on the observed return",
         within=(0.0, 1.0),
-    )
-    whiten: bool = key(
-        True, "normalise advantages to mean 0 and variance 1 over the trained tokens of all ranks"
     )
     clip: float = key(
         0.2,
         "value clip range: largest change of a value within one rollout; 0 turns clipping off",
         within=(0.0, 1e6),
     )
-    coefficient: float = key(0.5, "coefficient of the value loss", within=(0.0, 1000.0))
     lr: float = key(1e-4, "constant learning rate of the critic's own AdamW", within=(0.0, 10.0))
     warmup_steps: int = key(
         0, "self-play steps at the start that train only the critic", within=(0, 10_000_000)

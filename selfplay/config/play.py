@@ -315,14 +315,8 @@ class RewardConfig:
         "score_norm",
         "score_norm: the game's own rewards, such as the score divided by the best possible "
         "score; accept: 1 for any agreement; regret: as score_norm, but without an agreement "
-        "table_share times the score_norm of the last proposal; collab: weighted sum of "
+        "half the score_norm of the last proposal; collab: weighted sum of "
         "reward.collab",
-    )
-    table_share: float = key(
-        0.5,
-        "with regret, the fraction of its value that an unaccepted last proposal pays; below "
-        "1, so that agreement pays more",
-        within=(0.0, 0.99),
     )
     collab: CollabConfig = section(
         CollabConfig, "weights of a conversation's reward, with reward.kind collab"

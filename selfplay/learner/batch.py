@@ -1,7 +1,13 @@
 """Packs samples into micro-batches: one row of tokens without padding, and the trained positions.
 
-Shapes: N packed tokens of S samples, K tokens of all samples, M trained tokens. Logits are computed
-only at the positions whose next token is trained. Knows no games and no text.
+A prefix that several sequences share is computed once. Sequences in lexicographic order are read as
+a tree: each one adds a segment to the path of the one before it, after the prefix that both share.
+A segment's tokens stand at the same positions and see the same tokens in every sequence that
+contains them, so their hidden states are the same. This covers the prompt of a group's games, the
+played turns before a branch point, and rules that all games share.
+
+Shapes: N tokens of the row of S sequences, K tokens of all sequences, M trained tokens. Logits are
+computed only at the positions whose next token is trained. Knows no games and no text.
 """
 
 from __future__ import annotations
@@ -9,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, compress, repeat
+from itertools import chain, compress, islice, pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -17,13 +23,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from selfplay.credit.sample import Sample
-from selfplay.distributed import World, exchange_objects, gather_objects
-from selfplay.learner.prefixes import layout, split_by_prefix, split_by_tokens
+from selfplay.advantages.sample import Sample
+from selfplay.distributed import World, all_reduce_max, exchange_objects, gather_objects
 from selfplay.model.row import PackedRow, Prefixes
 
 # Fills the passes of a rank that has fewer micro-batches than others. Its losses have weight 0.
 FILLER = Sample(name="", ids=[0, 0], mask=[0, 1], old_logprobs=[0.0, 0.0], advantages=[0.0, 0.0])
+# Sharing must save at least this fraction of the tokens, or gathering keys costs more.
+LEAST_SAVED = 0.1
+
+Ids = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,85 +54,20 @@ class MicroBatch:
     names: tuple[str, ...]
 
 
-def pack(samples: Sequence[Sample], *, device: torch.device, share: bool = True) -> MicroBatch:
-    """One micro-batch of these samples, back to back. Each sequence of a sample is packed like a
-    separate sample; sequences without a trained token are left out.
-
-    With `share`, a prefix that a sample shares with the one before it is computed once. Raises
-    ValueError for a sample whose first token is trained.
-    """
-    parts = [(i, start, end) for i, s in enumerate(samples) for start, end in s.sequences()]
-    sequences = [samples[i].ids[start:end] for i, start, end in parts]
-    lengths_S = np.array([len(ids) for ids in sequences])
-    bounds_S1 = _bounds(lengths_S)
-    mask_K = np.frombuffer(b"".join(bytes(samples[i].mask[a:b]) for i, a, b in parts), np.bool_)
-    if mask_K[bounds_S1[:-1]].any():
-        raise ValueError("a transcript's first token cannot be trained: nothing predicts it")
-    targets_at_M = mask_K.nonzero()[0]
-    # Several times faster than `torch.tensor` on a list.
-    ids_K = np.fromiter(chain.from_iterable(sequences), np.int64, len(mask_K))
-    positions_K = np.arange(len(ids_K)) - np.repeat(bounds_S1[:-1], lengths_S)
-
-    def on_device(values: NDArray[Any]) -> Tensor:
-        tensor = torch.from_numpy(values)
-        # From pinned memory a copy to a GPU does not wait for the passes before it.
-        if device.type == "cuda":
-            return tensor.pin_memory().to(device, non_blocking=True)
-        return tensor.to(device)
-
-    def at_targets(rows: Sequence[Sequence[float]], *, absent: float = 0.0) -> Tensor:
-        if not any(rows):
-            return torch.full((len(targets_at_M),), absent, dtype=torch.float32, device=device)
-        kept = [
-            compress(row or repeat(absent), s.mask) for row, s in zip(rows, samples, strict=True)
-        ]
-        return on_device(np.fromiter(chain.from_iterable(kept), np.float32, len(targets_at_M)))
-
-    sharing = layout(sequences) if share else None
-    if sharing is None:
-        row = PackedRow(
-            on_device(ids_K),
-            on_device(positions_K),
-            on_device(bounds_S1.astype(np.int32)),
-            int(lengths_S.max()),
-            on_device(targets_at_M - 1),
-        )
-    else:
-        tokens_K, new_S = sharing.tokens_K, np.array(sharing.new)
-        first_N = np.unique(tokens_K, return_index=True)[1]
-        row = PackedRow(
-            on_device(ids_K[first_N]),
-            on_device(positions_K[first_N]),
-            on_device(_bounds(new_S).astype(np.int32)),
-            int(new_S.max()),
-            on_device(tokens_K[targets_at_M - 1]),
-            Prefixes(
-                on_device(tokens_K), on_device(bounds_S1.astype(np.int32)), int(lengths_S.max())
-            ),
-        )
-    return MicroBatch(
-        row=row,
-        targets_M=on_device(ids_K[targets_at_M]),
-        advantages_M=at_targets([s.advantages for s in samples]),
-        old_logprobs_M=at_targets([s.old_logprobs for s in samples]),
-        importance_M=at_targets([s.importance for s in samples], absent=1.0),
-        values_M=at_targets([s.values for s in samples]),
-        returns_M=at_targets([s.returns for s in samples]),
-        sample_M=on_device(np.repeat(np.array([i for i, _, _ in parts]), lengths_S)[targets_at_M]),
-        names=tuple(s.name for s in samples),
-    )
-
-
-def _bounds(lengths_S: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([[0], lengths_S.cumsum()])
-
-
-def split(samples: Sequence[Sample], *, budget: int, share: bool = True) -> list[list[int]]:
+def split(
+    samples: Sequence[Sample], *, budget: int, share_prefixes: bool = True
+) -> list[list[int]]:
     """The indices of the samples in each micro-batch of at most `budget` computed tokens."""
     sequences = [[s.ids[start:end] for start, end in s.sequences()] for s in samples]
-    if share:
+    if share_prefixes:
         return split_by_prefix(sequences, budget=budget)
     return split_by_tokens([sum(map(len, of)) for of in sequences], budget=budget)
+
+
+def even_out(plan: list[list[int]], world: World) -> list[list[int]]:
+    """The plan of a rank's micro-batches, with empty ones up to the largest number of any rank."""
+    most = int(all_reduce_max(float(len(plan)), world))
+    return plan + [[] for _ in range(most - len(plan))]
 
 
 def micro_batches(
@@ -131,18 +75,207 @@ def micro_batches(
     plan: Sequence[Sequence[int]],
     *,
     device: torch.device,
-    share: bool = True,
+    share_prefixes: bool = True,
 ) -> Iterator[MicroBatch]:
     """The micro-batches of a plan of `split`; a filler where it has no samples.
 
     Each is packed when it is asked for, while a GPU still works on the ones before it.
     """
     for indices in plan:
-        yield pack([samples[i] for i in indices] or [FILLER], device=device, share=share)
+        yield pack(
+            [samples[i] for i in indices] or [FILLER], device=device, share_prefixes=share_prefixes
+        )
 
 
 def is_filler(batch: MicroBatch) -> bool:
     return batch.names == (FILLER.name,)
+
+
+def pack(
+    samples: Sequence[Sample], *, device: torch.device, share_prefixes: bool = True
+) -> MicroBatch:
+    """One micro-batch of these samples, back to back. Each sequence of a sample is packed like a
+    separate sample; sequences without a trained token are left out.
+
+    With `share_prefixes`, a prefix that a sample shares with the one before it is computed once.
+    Raises ValueError for a sample whose first token is trained.
+    """
+    ranges = [(i, start, end) for i, s in enumerate(samples) for start, end in s.sequences()]
+    sequences = [samples[i].ids[start:end] for i, start, end in ranges]
+    lengths_S = np.array([len(ids) for ids in sequences])
+    mask_K = np.frombuffer(b"".join(bytes(samples[i].mask[a:b]) for i, a, b in ranges), np.bool_)
+    if mask_K[_bounds(lengths_S)[:-1]].any():
+        raise ValueError("a transcript's first token cannot be trained: nothing predicts it")
+    trained_M = mask_K.nonzero()[0]
+    # Several times faster than `torch.tensor` on a list.
+    ids_K = np.fromiter(chain.from_iterable(sequences), np.int64, len(mask_K))
+    sample_K = np.repeat(np.array([i for i, _, _ in ranges]), lengths_S)
+
+    def at_targets(rows: Sequence[Sequence[float]], *, absent: float = 0.0) -> Tensor:
+        if not any(rows):
+            return torch.full((len(trained_M),), absent, dtype=torch.float32, device=device)
+        values = [
+            compress(row or repeat(absent), s.mask) for row, s in zip(rows, samples, strict=True)
+        ]
+        values_M = np.fromiter(chain.from_iterable(values), np.float32, len(trained_M))
+        return _on_device(values_M, device)
+
+    return MicroBatch(
+        row=_packed_row(
+            ids_K,
+            lengths_S,
+            trained_M,
+            shared=layout(sequences) if share_prefixes else None,
+            device=device,
+        ),
+        targets_M=_on_device(ids_K[trained_M], device),
+        advantages_M=at_targets([s.advantages for s in samples]),
+        old_logprobs_M=at_targets([s.old_logprobs for s in samples]),
+        importance_M=at_targets([s.importance for s in samples], absent=1.0),
+        values_M=at_targets([s.values for s in samples]),
+        returns_M=at_targets([s.returns for s in samples]),
+        sample_M=_on_device(sample_K[trained_M], device),
+        names=tuple(s.name for s in samples),
+    )
+
+
+def _packed_row(
+    ids_K: NDArray[np.int64],
+    lengths_S: NDArray[np.int64],
+    trained_M: NDArray[np.int64],
+    *,
+    shared: Layout | None,
+    device: torch.device,
+) -> PackedRow:
+    """The row of sequences of these lengths, in which the tokens `trained_M` are trained."""
+    bounds_S1 = _bounds(lengths_S)
+    positions_K = np.arange(len(ids_K)) - np.repeat(bounds_S1[:-1], lengths_S)
+    sequences_S1 = _on_device(bounds_S1.astype(np.int32), device)
+    longest = int(lengths_S.max())
+    if shared is None:
+        return PackedRow(
+            _on_device(ids_K, device),
+            _on_device(positions_K, device),
+            sequences_S1,
+            longest,
+            _on_device(trained_M - 1, device),
+        )
+    tokens_K, new_S = shared.tokens_K, np.array(shared.new)
+    first_N = np.unique(tokens_K, return_index=True)[1]
+    return PackedRow(
+        _on_device(ids_K[first_N], device),
+        _on_device(positions_K[first_N], device),
+        _on_device(_bounds(new_S).astype(np.int32), device),
+        int(new_S.max()),
+        _on_device(tokens_K[trained_M - 1], device),
+        Prefixes(_on_device(tokens_K, device), sequences_S1, longest),
+    )
+
+
+def _on_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(values)
+    # From pinned memory a copy to a GPU does not wait for the passes before it.
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def _bounds(lengths_S: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], lengths_S.cumsum()])
+
+
+def num_trained_tokens(samples: Sequence[Sample]) -> int:
+    return sum(sum(s.mask) for s in samples)
+
+
+# --- shared prefixes ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The positions of sequences in a row.
+
+    `new[i]` is the length of sequence i's own segment. `tokens_K` are the row indices of every
+    sequence's tokens, sequence after sequence.
+    """
+
+    new: list[int]
+    tokens_K: NDArray[np.int64]
+
+
+def layout(sequences: Sequence[Ids]) -> Layout | None:
+    """The layout of sequences in one row, in their order; None if sharing saves too few tokens."""
+    shared = shared_lengths(sequences)
+    if sum(shared) < LEAST_SAVED * sum(map(len, sequences)):
+        return None
+    path = np.empty(0, np.int64)
+    paths, new, num = [], [], 0
+    for sequence, prefix in zip(sequences, shared, strict=True):
+        new.append(len(sequence) - prefix)
+        path = np.concatenate([path[:prefix], np.arange(num, num + new[-1])])
+        paths.append(path)
+        num += new[-1]
+    return Layout(new, np.concatenate(paths))
+
+
+def shared_lengths(sequences: Sequence[Ids]) -> list[int]:
+    """How many tokens each sequence shares with the one before it; 0 for the first.
+
+    At least one token of each sequence is its own, so no segment is empty.
+    """
+    arrays = [np.fromiter(sequence, np.int64, len(sequence)) for sequence in sequences]
+    shared = [0] * min(1, len(arrays))
+    for before, after in pairwise(arrays):
+        num = min(len(before), len(after) - 1)
+        differs = before[:num] != after[:num]
+        shared.append(int(differs.argmax()) if differs.any() else num)
+    return shared
+
+
+def split_by_prefix(samples: Sequence[Sequence[Ids]], *, budget: int) -> list[list[int]]:
+    """Indices of the samples in each micro-batch of at most `budget` computed tokens. Each sample
+    is given by its sequences, in the order in which they are packed.
+
+    Samples that share a prefix are neighbours. If sharing saves too few tokens (LEAST_SAVED), the
+    batches are those of `split_by_tokens`.
+    """
+    lengths = [sum(map(len, sequences)) for sequences in samples]
+    order = sorted(range(len(samples)), key=lambda i: (samples[i], i))
+    shared = shared_lengths([sequence for i in order for sequence in samples[i]])
+    if sum(shared) < LEAST_SAVED * sum(lengths):
+        return split_by_tokens(lengths, budget=budget)
+    batches: list[list[int]] = []
+    room, left = 0, iter(shared)
+    for i in order:
+        saved = list(islice(left, len(samples[i])))
+        num = lengths[i] - sum(saved)
+        if not batches or num > room:
+            batches.append([])
+            room, num = budget, lengths[i] - sum(saved[1:])  # nothing is before its first sequence
+        batches[-1].append(i)
+        room -= num
+    return batches
+
+
+def split_by_tokens(lengths: Sequence[int], *, budget: int) -> list[list[int]]:
+    """Indices of the samples in each micro-batch, filled longest first up to `budget` tokens.
+
+    A sample longer than the budget gets its own micro-batch. Samples of similar length end up
+    together, which keeps the padding inside SDPA attention small.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    batches: list[list[int]] = []
+    room = 0
+    for i in order:
+        if not batches or lengths[i] > room:
+            batches.append([])
+            room = budget
+        batches[-1].append(i)
+        room -= lengths[i]
+    return batches
+
+
+# --- samples over ranks ---------------------------------------------------------------------------
 
 
 def balance_tokens(samples: Sequence[Sample], world: World) -> list[Sample]:
@@ -154,11 +287,11 @@ def balance_tokens(samples: Sequence[Sample], world: World) -> list[Sample]:
     if world.world_size == 1:
         return list(samples)
     rows = deal(gather_objects([len(sample.ids) for sample in samples], world), tp=world.tp)
-    parts = [
+    outgoing = [
         [samples[i] for rank, i in rows[receiver // world.tp] if rank == world.rank]
         for receiver in range(world.world_size)
     ]
-    sources = [iter(part) for part in exchange_objects(parts, world)]
+    sources = [iter(received) for received in exchange_objects(outgoing, world)]
     return [next(sources[rank]) for rank, _ in rows[world.dp_rank]]
 
 
@@ -184,15 +317,3 @@ def deal(sizes: Sequence[Sequence[int]], *, tp: int) -> list[list[tuple[int, int
         insort(rows[empty], sample)
         loads[full] -= sample[0]
         loads[empty] += sample[0]
-
-
-def num_trained_tokens(samples: Sequence[Sample]) -> int:
-    return sum(sum(s.mask) for s in samples)
-
-
-def num_weighed_tokens(samples: Sequence[Sample]) -> int:
-    """Trained tokens that were not rejected."""
-    return sum(
-        sum(w > 0 for w in compress(s.importance, s.mask)) if s.importance else sum(s.mask)
-        for s in samples
-    )

@@ -70,21 +70,3 @@ def head_values(head: nn.Linear, hidden_MD: Tensor) -> Tensor:
 def _head_values(head: nn.Linear, hidden_MD: Tensor) -> Tensor:
     values_M1: Tensor = nn.Linear.forward(head, hidden_MD)
     return values_M1[:, 0]
-
-
-def clipped_value_loss(
-    values_M: Tensor, old_values_M: Tensor, returns_M: Tensor, *, clip: float
-) -> tuple[Tensor, Tensor]:
-    """Half the squared error, with the change of the value clipped (as in the PPO of OpenAI
-    Baselines; arXiv 2005.12729, section 3, item 1).
-
-    Returns max((v - R)^2, (v_old + clamp(v - v_old, -clip, clip) - R)^2) / 2 for each token, and a
-    0/1 mask of the tokens whose gradient the clip removed. `clip` 0 turns clipping off.
-    """
-    losses_M = 0.5 * (values_M - returns_M).square()
-    if clip == 0.0:
-        return losses_M, torch.zeros_like(losses_M)
-    near_M = old_values_M + (values_M - old_values_M).clamp(-clip, clip)
-    near_losses_M = 0.5 * (near_M - returns_M).square()
-    cut_M = (near_losses_M > losses_M) & ((values_M - old_values_M).abs() > clip)
-    return torch.maximum(losses_M, near_losses_M), cut_M.float()

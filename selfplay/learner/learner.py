@@ -21,15 +21,13 @@ from selfplay.model.policy import hidden_states, policy_logprobs
 
 @dataclass(frozen=True, slots=True)
 class UpdateSettings:
-    """The settings that an update reads. `temperature` is the rollout's. `max_mismatch` is the
-    largest accepted mean log-prob mismatch of a rollout, in nats per token (`SyncCheck.bound`).
-    `num_steps` counts the self-play steps of the run."""
+    """The settings that an update reads. `temperature` is the rollout's; `num_steps` counts the
+    self-play steps of the run."""
 
     algorithm: AlgorithmConfig
     critic: CriticConfig
     optim: OptimConfig
     temperature: float
-    max_mismatch: float
     seed: int
     num_steps: int
 
@@ -40,7 +38,6 @@ class UpdateSettings:
             critic=config.critic,
             optim=config.optim,
             temperature=config.rollout.temperature,
-            max_mismatch=config.engine.max_mismatch,
             seed=config.seed,
             num_steps=config.steps,
         )
@@ -50,9 +47,7 @@ class UpdateSettings:
 class Learner:
     """What an update changes (model, optimizer, critic) and what it only reads (the rest).
 
-    `kl` is the weight of the KL to the reference, which the KL controller may change.
-    `reference_moves`: the reference changes during the run, so checkpoints must hold it. The
-    reference of a model with adapters is the model itself, run without them.
+    The reference of a model with adapters is the model itself, run without them.
     """
 
     model: PreTrainedModel
@@ -60,16 +55,8 @@ class Learner:
     world: World
     compute_dtype: torch.dtype
     reference: PreTrainedModel | None = None
-    kl: float = 0.0
-    reference_moves: bool = False
     critic: Critic | None = None
     adapters: Adapters | None = None
-
-
-def even_out(plan: list[list[int]], world: World) -> list[list[int]]:
-    """The plan of a rank's micro-batches, with empty ones up to the largest number of any rank."""
-    most = int(all_reduce_max(float(len(plan)), world))
-    return plan + [[] for _ in range(most - len(plan))]
 
 
 def batch_logprobs(

@@ -16,10 +16,11 @@ gradient.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
+
+from selfplay.config import AlgorithmConfig
+from selfplay.learner.batch import MicroBatch
 
 LARGEST_LOG = 20.0  # nats; exp(20) is 4.9e8. verl clamps log-ratios to the same range
 
@@ -27,6 +28,24 @@ LARGEST_LOG = 20.0  # nats; exp(20) is 4.9e8. verl clamps log-ratios to the same
 def ratio(logs: Tensor) -> Tensor:
     """exp of log-ratios, clamped to [-LARGEST_LOG, LARGEST_LOG]."""
     return logs.clamp(-LARGEST_LOG, LARGEST_LOG).exp()
+
+
+def policy_losses(
+    logprobs_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The losses, ratios and 0/1 clip mask of `algorithm.loss`, each [M]."""
+    old_M, advantages_M = batch.old_logprobs_M, batch.advantages_M
+    clip = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
+    if algorithm.loss == "reinforce":
+        return reinforce(logprobs_M, old_M, advantages_M)
+    if algorithm.loss == "cispo":
+        return cispo(logprobs_M, old_M, advantages_M, **clip)
+    clip["dual_clip"] = algorithm.dual_clip
+    if algorithm.loss == "gspo":
+        return gspo(logprobs_M, old_M, advantages_M, batch.sample_M, **clip)
+    if algorithm.loss == "clip":
+        return clipped_surrogate(logprobs_M, old_M, advantages_M, **clip)
+    raise ValueError(f"algorithm.loss {algorithm.loss} has no function in {__name__}")
 
 
 def clipped_surrogate(
@@ -106,50 +125,6 @@ def cispo(
     return -weights_M * advantages_M * logprobs_M, ratios_M, clipped_M.float()
 
 
-def sapo(
-    logprobs_M: Tensor,
-    old_logprobs_M: Tensor,
-    advantages_M: Tensor,
-    *,
-    temperatures: tuple[float, ...],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """A soft gate instead of the clip: -(4 / tau) sigmoid(tau (r - 1)) A.
-
-    arXiv 2511.20347; `temperatures` are tau for A > 0 and for the other tokens. At ratio 1 the
-    gradient is REINFORCE's. It fades smoothly on both sides, faster for a larger tau.
-    """
-    ratios_M = ratio(logprobs_M - old_logprobs_M)
-    tau_M = torch.where(advantages_M > 0, temperatures[0], temperatures[1])
-    losses_M = -(4.0 / tau_M) * torch.sigmoid(tau_M * (ratios_M - 1.0)) * advantages_M
-    return losses_M, ratios_M.detach(), torch.zeros_like(losses_M)
-
-
-def vespo(
-    logprobs_M: Tensor,
-    old_logprobs_M: Tensor,
-    advantages_M: Tensor,
-    sample_M: Tensor,
-    *,
-    positive: tuple[float, ...],
-    negative: tuple[float, ...],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """REINFORCE with one soft weight per sequence: -w^k exp(lam (1 - w)) A log pi.
-
-    arXiv 2602.10693: w is the product of r over the sequence, without a root. The weight has no
-    gradient and is 1 at w = 1. (k, lam) is `positive` where A >= 0, else `negative`. log w is
-    clamped to [log 1e-8, LARGEST_LOG].
-    """
-    logs_M = (logprobs_M.detach() - old_logprobs_M).clamp(-LARGEST_LOG, LARGEST_LOG)
-    sums_S = logs_M.new_zeros(int(sample_M.max()) + 1).index_add_(0, sample_M, logs_M)
-    log_w_M = sums_S[sample_M].clamp(math.log(1e-8), LARGEST_LOG)
-    not_negative_M = advantages_M >= 0
-    k_M = torch.where(not_negative_M, positive[0], negative[0])
-    lam_M = torch.where(not_negative_M, positive[1], negative[1])
-    weights_M = (k_M * log_w_M + lam_M * (1.0 - log_w_M.exp())).exp()
-    losses_M = -weights_M * advantages_M * logprobs_M
-    return losses_M, log_w_M.exp(), torch.zeros_like(losses_M)
-
-
 def reinforce(
     logprobs_M: Tensor, old_logprobs_M: Tensor, advantages_M: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,6 +156,37 @@ def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, *, estimator: 
         return 0.5 * d_M.square()
     d_M = d_M.clamp(-LARGEST_LOG, LARGEST_LOG)
     return d_M.exp() - d_M - 1.0
+
+
+def kl_losses(
+    logprobs_M: Tensor, reference_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig
+) -> Tensor:
+    """Each token's KL estimate to the reference [M], before its weight.
+
+    With `kl_ratio` it is multiplied by the ratio pi / pi_old, so that its mean over the old
+    policy's samples, and the gradient of that mean, are unbiased for the new policy
+    (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
+    """
+    kl_M = kl_estimate(logprobs_M, reference_M, estimator=algorithm.kl_estimator)
+    return kl_M * ratio(logprobs_M - batch.old_logprobs_M) if algorithm.kl_ratio else kl_M
+
+
+def clipped_value_loss(
+    values_M: Tensor, old_values_M: Tensor, returns_M: Tensor, *, clip: float
+) -> tuple[Tensor, Tensor]:
+    """Half the squared error, with the change of the value clipped (as in the PPO of OpenAI
+    Baselines; arXiv 2005.12729, section 3, item 1).
+
+    Returns max((v - R)^2, (v_old + clamp(v - v_old, -clip, clip) - R)^2) / 2 for each token, and a
+    0/1 mask of the tokens whose gradient the clip removed. `clip` 0 turns clipping off.
+    """
+    losses_M = 0.5 * (values_M - returns_M).square()
+    if clip == 0.0:
+        return losses_M, torch.zeros_like(losses_M)
+    near_M = old_values_M + (values_M - old_values_M).clamp(-clip, clip)
+    near_losses_M = 0.5 * (near_M - returns_M).square()
+    cut_M = (near_losses_M > losses_M) & ((values_M - old_values_M).abs() > clip)
+    return torch.maximum(losses_M, near_losses_M), cut_M.float()
 
 
 def imitation(logprobs_M: Tensor, weights_M: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""PPO's part of a step: the critic's values of a rollout, advantages from them, the value loss.
+"""PPO's advantages: the critic's values of a rollout, GAE, whitening.
 
 Shapes: K trained tokens of this rank's samples. Knows no games and no text.
 """
@@ -9,13 +9,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from selfplay.config import CriticConfig
-from selfplay.credit.gae import with_gae
-from selfplay.credit.sample import Sample
+from selfplay.advantages.advantages import with_gae
+from selfplay.advantages.sample import Sample
 from selfplay.distributed import World, all_reduce_sum
 from selfplay.learner.learner import Learner, UpdateSettings, batch_values
-from selfplay.learner.objective import Part
-from selfplay.learner.recompute import token_values
+from selfplay.learner.rescore import token_values
 
 WHITE_EPS = 1e-8  # added to the variance, so that equal advantages become 0
 
@@ -28,10 +26,10 @@ def estimate_values(
     Every rank must call it once per rollout, before any weight changes. `explained_variance` is
     1 - Var(return - value) / Var(return); it is missing if all returns are equal.
     """
-    critic, world = settings.critic, learner.world
+    world = learner.world
     values = token_values(learner, samples, lambda b: batch_values(learner, b), settings=settings)
     valued = [
-        with_gae(sample, of_sample, gamma=critic.gamma, lam=critic.lam)
+        with_gae(sample, of_sample, lam=settings.critic.lam)
         for sample, of_sample in zip(samples, values, strict=True)
     ]
     returns_K = [g for s in valued for g, m in zip(s.returns, s.mask, strict=True) if m]
@@ -41,7 +39,7 @@ def estimate_values(
     if return_variance > 0.0:
         errors_K = [g - v for g, v in zip(returns_K, values_K, strict=True)]
         metrics["explained_variance"] = 1.0 - moments(errors_K, world)[1] / return_variance
-    return (whitened(valued, world) if critic.whiten else valued), metrics
+    return whitened(valued, world), metrics
 
 
 def whitened(samples: Sequence[Sample], world: World) -> list[Sample]:
@@ -67,12 +65,3 @@ def moments(values_K: Sequence[float], world: World) -> tuple[float, float]:
     mean = total / max(1.0, count)
     squares = all_reduce_sum([sum((value - mean) ** 2 for value in values_K)], world)[0]
     return mean, squares / max(1.0, count)
-
-
-def with_values(
-    parts: Sequence[Part], samples: Sequence[Sample], *, step: int, critic: CriticConfig
-) -> list[Part]:
-    """An optimizer step's parts plus the value loss of its samples; during the critic's warm-up the
-    value loss alone, so the policy does not change."""
-    values = Part(samples, "value", weight=critic.coefficient)
-    return [values] if step < critic.warmup_steps else [*parts, values]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from selfplay.credit.advantages import CreditStats
+from selfplay.advantages.advantages import CreditStats
 from selfplay.rollout.branches import siblings_of
 from selfplay.rollout.episode import BranchPoint, Episode
 

@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from selfplay.advantages.advantages import CreditStats
 from selfplay.config.player_spec import SELF
-from selfplay.credit.advantages import CreditStats
 from selfplay.distributed import World, gather_objects
 from selfplay.metrics.branches import branch_metrics, branch_records, branch_tally
 from selfplay.metrics.games import game_sums

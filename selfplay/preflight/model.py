@@ -26,6 +26,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
 from selfplay.config import (
     Config,
@@ -36,7 +37,6 @@ from selfplay.config import (
     ParallelConfig,
     RolloutConfig,
 )
-from selfplay.credit.sample import Sample
 from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.distributed import World, broadcast_object, reshard
 from selfplay.distributed.tensor_parallel import why_undivided

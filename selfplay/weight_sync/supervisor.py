@@ -22,9 +22,8 @@ import torch
 from selfplay.config import EngineConfig
 from selfplay.distributed import World, all_reduce_sum, barrier, gather_objects
 from selfplay.engines.base import Engine, Sampling
-from selfplay.errors import EngineFault, RunEnds
+from selfplay.errors import EngineDisagrees, EngineFault, RunEnds
 from selfplay.learner.learner import Learner
-from selfplay.learner.mismatch import EngineDisagrees
 from selfplay.rollout.driver import FinishedGames, RolloutStats, play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.weight_sync.offload import Offload

@@ -50,14 +50,13 @@ from typing import Any, Protocol
 import torch
 from torch.distributed.fsdp import FSDPModule
 
+from selfplay.advantages.sample import Sample
 from selfplay.config import EngineConfig
-from selfplay.credit.sample import Sample
 from selfplay.distributed import gather_objects
 from selfplay.engines.base import Engine
-from selfplay.errors import EngineFault
-from selfplay.learner.batch import is_filler, micro_batches, split
-from selfplay.learner.learner import Learner, batch_logprobs, even_out
-from selfplay.learner.mismatch import EngineDisagrees
+from selfplay.errors import EngineDisagrees, EngineFault
+from selfplay.learner.batch import even_out, is_filler, micro_batches, split
+from selfplay.learner.learner import Learner, batch_logprobs
 from selfplay.weight_sync.supervisor import EnginesFailed, PolicyEngine
 
 WINDOW_TURNS = 64

@@ -103,7 +103,7 @@ ADVISED = [
     (("model.dtype=float32",), 40, "model.lora.rank=16 model.dtype=bfloat16"),
     (("model.dtype=bfloat16", "rollout.partners=[self,pool]"), 45, "4 such GPUs"),
     (("model.dtype=bfloat16", "parallel.tp=2"), 45, "4 such GPUs"),
-    (("model.dtype=bfloat16", "algorithm={kl: 0.1, reference_every: 5}"), 80, "2 such GPUs"),
+    (("model.dtype=bfloat16", "algorithm.kl=0.1"), 80, "2 such GPUs"),
 ]
 
 

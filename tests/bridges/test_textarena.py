@@ -8,9 +8,9 @@ import pytest
 
 from dialop.checks import check_kit
 from dialop.kit import Kit, load_kit
+from selfplay.advantages.advantages import reward_samples
 from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, RewardConfig, load_config
-from selfplay.credit.advantages import reward_samples
 from selfplay.errors import SettingsError
 from selfplay.rollout.episode import Episode, Limits
 from tests.helpers.small_games import play_one

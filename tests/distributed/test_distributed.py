@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from selfplay.advantages.sample import Sample
 from selfplay.config import ScratchConfig
-from selfplay.credit.sample import Sample
 from selfplay.distributed import all_reduce_sum, clip_grad_norm, full_tensors, init_world, shard
 from selfplay.distributed.gather import chunk
 from selfplay.distributed.tensor_parallel import _checked_plan, divide

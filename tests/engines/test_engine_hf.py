@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
-from selfplay.credit.sample import Sample
+from selfplay.advantages.sample import Sample
 from selfplay.engines import hf
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.hf import HFEngine, first_batch

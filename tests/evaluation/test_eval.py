@@ -209,8 +209,9 @@ def test_an_evaluation_ignores_the_number_of_ranks_in_training(run: Path) -> Non
     folder = run.parent / "wide"
     folder.mkdir()
     shutil.copytree(run / "final", folder / "final")
-    charged = ["algorithm.kl=0.1", "algorithm.kl_in=reward", "algorithm.kl_estimator=k1"]
-    config = load_config(run / "given.yaml", ["parallel.tp=2", "parallel.fsdp=4", *charged])
+    config = load_config(
+        run / "given.yaml", ["parallel.tp=2", "parallel.fsdp=4", "algorithm.kl=0.1"]
+    )
     (folder / "config.yaml").write_text(dump(config), encoding="utf-8")
     settings = find_config(find_source(folder), None, [])
     assert (settings.parallel.tp, settings.parallel.fsdp) == (1, None)

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from selfplay.advantages.sample import Sample
 from selfplay.config import OptimConfig, ScratchConfig, load_config
-from selfplay.credit.sample import Sample
 from selfplay.distributed import (
     World,
     all_reduce_max,
@@ -35,9 +35,8 @@ from selfplay.distributed import (
 )
 from selfplay.learner.batch import balance_tokens, micro_batches, split
 from selfplay.learner.learner import Learner, UpdateSettings
-from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import make_optimizer
-from selfplay.learner.optimizer_step import optimizer_step
+from selfplay.learner.update import LossTerm, optimizer_step
 from selfplay.model.attention import register_packed_attention
 from selfplay.model.policy import export, load_sharded, policy_logprobs, scratch_model
 from selfplay.model.row import PackedRow
@@ -225,7 +224,7 @@ def aggregate(overrides: list[str], world: World) -> dict[str, float]:
             compute_dtype=torch.float32,
         )
         optimizer_step(
-            learner, [Part(share, "surrogate")], lr=1.0, settings=UpdateSettings.of(settings)
+            learner, [LossTerm(share, "surrogate")], lr=1.0, settings=UpdateSettings.of(settings)
         )
         start = dict(build("qwen2", True).named_parameters())
         moved.append({n: whole(p) - start[n].detach() for n, p in model.named_parameters()})

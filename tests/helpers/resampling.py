@@ -13,7 +13,7 @@ from selfplay.metrics.step_log import Stopwatch
 from selfplay.rollout.driver import RolloutStats
 from selfplay.rollout.episode import Episode
 from selfplay.step import Rollout
-from tests.credit.test_advantages import episode, said
+from tests.helpers.hand_episodes import episode, said
 
 METHODS = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "ema")
 HasVariance = Callable[[int], bool]

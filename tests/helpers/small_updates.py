@@ -1,21 +1,22 @@
 """Samples with made-up advantages, and one plain gradient step on them whose change can be read."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
 
+from selfplay.advantages.sample import Sample
 from selfplay.config import Config, load_config
-from selfplay.credit.sample import Sample
 from selfplay.distributed import init_world
 from selfplay.learner.learner import Learner, UpdateSettings
-from selfplay.learner.objective import Part
-from selfplay.learner.optimizer_step import optimizer_step
+from selfplay.learner.update import LossTerm, optimizer_step
 from tests.helpers.tiny_run import GRADIENT, VOCAB, trainer_logprobs
 from tests.helpers.tolerance import assert_all_near
 
 FREE = 1e6  # a bound on the gradient's norm that never binds
+PPO = ("algorithm.method=ppo",)
 
 
 def config_of(*overrides: str) -> Config:
@@ -27,9 +28,7 @@ def settings_of(*overrides: str) -> UpdateSettings:
     return UpdateSettings.of(config_of(*overrides))
 
 
-def learner_of(
-    model: PreTrainedModel, *, reference: PreTrainedModel | None = None, kl: float = 0.0
-) -> Learner:
+def learner_of(model: PreTrainedModel, *, reference: PreTrainedModel | None = None) -> Learner:
     """Plain gradient descent: with rate 1 the change of the parameters is minus the gradient."""
     return Learner(
         model=model,
@@ -37,7 +36,6 @@ def learner_of(
         world=init_world(device="cpu"),
         compute_dtype=torch.float32,
         reference=reference,
-        kl=kl,
     )
 
 
@@ -54,6 +52,12 @@ def some_samples(model: PreTrainedModel, num: int = 8, *, shift: float = 0.1) ->
         advantage = rng.uniform(-2, 2)
         samples.append(replace(sample, old_logprobs=old, advantages=[advantage * m for m in mask]))
     return samples
+
+
+def rewarded(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples with a random reward at the last token, which is trained."""
+    rng = random.Random(1)
+    return [replace(s, rewards=[0.0] * (len(s.ids) - 1) + [rng.uniform(0, 1)]) for s in samples]
 
 
 def group_samples(model: PreTrainedModel) -> list[Sample]:
@@ -81,15 +85,15 @@ def group_samples(model: PreTrainedModel) -> list[Sample]:
 
 def change(
     model: PreTrainedModel,
-    parts: list[Part],
+    terms: list[LossTerm],
     *overrides: str,
     reference: PreTrainedModel | None = None,
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Minus the gradient of one update, and its metrics."""
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     config = config_of(*overrides)
-    learner = learner_of(model, reference=reference, kl=config.algorithm.kl)
-    metrics = optimizer_step(learner, parts, lr=1.0, settings=UpdateSettings.of(config))
+    learner = learner_of(model, reference=reference)
+    metrics = optimizer_step(learner, terms, lr=1.0, settings=UpdateSettings.of(config))
     return {name: p.detach() - before[name] for name, p in model.named_parameters()}, metrics
 
 

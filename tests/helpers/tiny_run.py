@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from selfplay.advantages.sample import Sample
 from selfplay.config import ScratchConfig
-from selfplay.credit.sample import Sample
 from selfplay.learner.batch import pack
 from selfplay.model.policy import policy_logprobs, scratch_model
 from tests.helpers.shared_work import once
@@ -136,12 +136,6 @@ PPO_RUN = (
     *("algorithm.method=ppo", "rollout.group_size=1", "rollout.instances=12"),
     *("algorithm.minibatches=2", "critic.warmup_steps=3", "critic.lr=1.0e-3"),
 )
-MOVING = (
-    *("optim.schedule=constant", "algorithm.kl=0.2", "algorithm.kl_target=0.001"),
-    *("algorithm.kl_horizon=1.0", "algorithm.reference_every=3"),
-    *("algorithm.old_logprobs=recomputed", "algorithm.importance=token"),
-    *("steps=5", "save_every=4"),
-)
 RUNS: dict[str, tuple[str, ...]] = {
     "plain": (),
     "drift": ("eval.every=2", "eval.drift_monitor.action=stop", "eval.drift_monitor.tolerance=1.0"),
@@ -154,9 +148,11 @@ RUNS: dict[str, tuple[str, ...]] = {
         *("rollout.branch.turns=random", "rollout.branch.per_game=2", "rollout.branch.siblings=3"),
         *("rollout.branch.continuations=2", "log_games_every=1", "steps=2", "save_every=1"),
     ),
-    # The reference moves after the third step; the checkpoint is the fourth's.
-    "kl in the loss": (*MOVING, "algorithm.kl_in=loss"),
-    "kl in the reward": (*MOVING, "algorithm.kl_in=reward", "algorithm.kl_estimator=k1"),
+    "recomputed": (
+        *("optim.schedule=constant", "algorithm.kl=0.2"),
+        *("algorithm.old_logprobs=recomputed", "algorithm.importance=token"),
+        *("steps=5", "save_every=4"),
+    ),
     "baselines": (
         *("algorithm=ema", "optim.schedule=constant"),
         *("reward={kind: regret, error_penalty: 0.1}", "algorithm.error_credit=turn"),

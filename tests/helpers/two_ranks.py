@@ -17,6 +17,8 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import PreTrainedModel
 
+from selfplay.advantages.advantages import compute_advantages, reward_samples
+from selfplay.advantages.sample import Sample
 from selfplay.checkpoint import resume, save_checkpoint
 from selfplay.config import (
     AlgorithmConfig,
@@ -25,8 +27,6 @@ from selfplay.config import (
     OptimConfig,
     RewardConfig,
 )
-from selfplay.credit.advantages import compute_advantages, reward_samples
-from selfplay.credit.sample import Sample
 from selfplay.distributed import (
     World,
     barrier,
@@ -41,17 +41,15 @@ from selfplay.engines.hf import HFEngine
 from selfplay.learner.batch import balance_tokens
 from selfplay.learner.critic import make_critic
 from selfplay.learner.learner import Learner, UpdateSettings
-from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import make_optimizer
-from selfplay.learner.optimizer_step import optimizer_step
-from selfplay.learner.ppo import estimate_values, with_values
+from selfplay.learner.ppo import estimate_values
+from selfplay.learner.update import LossTerm, loss_terms, optimizer_step
 from selfplay.model.lora import Adapters, full_weights, is_adapter
 from selfplay.model.policy import export, load_model, load_sharded
 from selfplay.weight_sync import push as sync
 from tests.helpers import mesh_worker, resampling
-from tests.helpers.small_updates import config_of, settings_of, some_samples
+from tests.helpers.small_updates import PPO, config_of, rewarded, settings_of, some_samples
 from tests.helpers.tiny_run import CPU, tiny_model, trainer_logprobs
-from tests.learner.test_ppo import PPO, rewarded
 
 LR = 1e-3
 SMALL = LoraConfig(rank=4, alpha=8)
@@ -95,11 +93,11 @@ def critic_steps(
     """Three steps, the first of which gives the head something to hand down to its trunk."""
     config = config_of(*PPO, "optim.tokens_per_microbatch=64", "critic.warmup_steps=2")
     metrics: dict[str, float] = {}
-    judged = list(samples)
+    judged, settings = list(samples), UpdateSettings.of(config)
     for step in range(3):
-        judged, found = estimate_values(learner, samples, settings=UpdateSettings.of(config))
-        parts = with_values([Part(judged, "surrogate")], judged, step=step, critic=config.critic)
-        metrics = found | optimizer_step(learner, parts, lr=0.1, settings=UpdateSettings.of(config))
+        judged, found = estimate_values(learner, samples, settings=settings)
+        terms = loss_terms(learner, judged, [], step=step, settings=settings)
+        metrics = found | optimizer_step(learner, terms, lr=0.1, settings=settings)
     return [s.advantages for s in judged], metrics
 
 
@@ -164,7 +162,7 @@ def make_adapted(base: Path, world: World) -> Learner:
 def adapter_steps(learner: Learner, num: int) -> None:
     samples = dealt(some_samples(tiny_model()), learner.world)
     for _ in range(num):
-        optimizer_step(learner, [Part(samples, "surrogate")], lr=1.0, settings=settings_of())
+        optimizer_step(learner, [LossTerm(samples, "surrogate")], lr=1.0, settings=settings_of())
 
 
 def weights(learner: Learner) -> dict[str, torch.Tensor]:
@@ -209,7 +207,7 @@ def adapters(world: World, folder: Path) -> dict[str, float]:
 
 
 def make_saved(kind: str, world: World, base: Path) -> Learner:
-    """A learner of each kind of saved state: all weights with a moving reference, bf16 weights, a
+    """A learner of each kind of saved state: all weights beside a reference, bf16 weights, a
     critic with a backbone of its own, adapters, each under AdamW; all weights under Muon."""
     if kind == "critic":
         return make_with_critic("model", world, plain=False)
@@ -225,7 +223,6 @@ def make_saved(kind: str, world: World, base: Path) -> Learner:
     learner = Learner(model, optimizer, world, torch.float32)
     if kind == "weights":
         learner.reference = shard(tiny_model(seed=4), world).requires_grad_(False)
-        learner.kl, learner.reference_moves = 0.1, True
     return learner
 
 
@@ -242,8 +239,6 @@ def held(learner: Learner) -> dict[str, torch.Tensor]:
                 if moment in optimizer.state.get(parameter, {}):
                     tensor = optimizer.state[parameter][moment]
                     found[f"{part} {name} {moment}"] = mesh_worker.whole(tensor).clone()
-    if learner.reference is not None:
-        found |= {f"reference {n}": t.clone() for n, t in full_tensors(learner.reference)}
     return found
 
 
@@ -252,13 +247,13 @@ def one_step(learner: Learner) -> None:
     if learner.critic is not None:
         samples = rewarded(samples)
     mine = samples if learner.world.dp_size == 1 else dealt(samples, learner.world)
-    parts = [Part(mine, "surrogate")]
     config = config_of("algorithm.kl=0.1") if learner.reference else config_of()
     if learner.critic is not None:
         config = config_of(*PPO)
         mine, _ = estimate_values(learner, mine, settings=UpdateSettings.of(config))
-        parts = with_values([Part(mine, "surrogate")], mine, step=0, critic=config.critic)
-    optimizer_step(learner, parts, lr=LR, settings=UpdateSettings.of(config))
+    settings = UpdateSettings.of(config)
+    terms = loss_terms(learner, mine, [], step=0, settings=settings)
+    optimizer_step(learner, terms, lr=LR, settings=settings)
 
 
 def moved(kind: str, world: World, meshes: Sequence[World], folder: Path) -> dict[str, float]:

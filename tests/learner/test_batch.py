@@ -5,9 +5,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfplay.credit.sample import Sample
-from selfplay.learner.batch import deal, micro_batches, num_trained_tokens, pack, split
-from selfplay.learner.prefixes import split_by_tokens
+from selfplay.advantages.sample import Sample
+from selfplay.learner.batch import (
+    deal,
+    micro_batches,
+    num_trained_tokens,
+    pack,
+    split,
+    split_by_tokens,
+)
 
 CPU = torch.device("cpu")
 # Prompt 10 11, sampled 12 13, observed 14, sampled 15.
@@ -89,7 +95,7 @@ def test_trained_tokens_do_not_depend_on_the_budget() -> None:
     samples = [LONG, SHORT, LONG]
     assert num_trained_tokens(samples) == 7
     for budget, num_batches in ((100, 1), (8, 2), (2, 3)):
-        plan = split(samples, budget=budget, share=False)
-        batches = list(micro_batches(samples, plan, device=CPU, share=False))
+        plan = split(samples, budget=budget, share_prefixes=False)
+        batches = list(micro_batches(samples, plan, device=CPU, share_prefixes=False))
         assert len(batches) == num_batches
         assert sum(len(batch.targets_M) for batch in batches) == 7

@@ -15,10 +15,18 @@ from transformers import (
     PreTrainedModel,
 )
 
+from selfplay.advantages.sample import Sample
 from selfplay.config import ScratchConfig
-from selfplay.credit.sample import Sample
-from selfplay.learner.batch import MicroBatch, micro_batches, pack, split
-from selfplay.learner.prefixes import LEAST_SAVED, layout, shared_lengths, split_by_prefix
+from selfplay.learner.batch import (
+    LEAST_SAVED,
+    MicroBatch,
+    layout,
+    micro_batches,
+    pack,
+    shared_lengths,
+    split,
+    split_by_prefix,
+)
 from selfplay.model.attention import register_packed_attention
 from selfplay.model.policy import hidden_states, policy_logprobs, scratch_model
 from tests.helpers.tolerance import tolerance

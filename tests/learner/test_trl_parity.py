@@ -1,7 +1,7 @@
 """The losses are TRL's, number for number: loss and every gradient within 1e-5 in fp32.
 
 TRL's own `_compute_loss` runs unchanged on a padded batch that TRL scores; this project's
-`part_loss` runs on the same samples in two packed micro-batches. The attributes that TRL reads from
+`term_loss` runs on the same samples in two packed micro-batches. The attributes that TRL reads from
 a trainer are set here, so nothing is trained, loaded or generated. docs/methods.md lists where the
 two define a setting differently; the settings below translate.
 """
@@ -16,11 +16,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from selfplay.credit.sample import Sample
+from selfplay.advantages.sample import Sample
 from selfplay.learner.batch import micro_batches, split
 from selfplay.learner.learner import TokenMeans, UpdateSettings
-from selfplay.learner.mismatch import importance_weights
-from selfplay.learner.objective import Part, denominator, part_loss
+from selfplay.learner.rescore import importance_weights
+from selfplay.learner.update import LossTerm, denominator, term_loss
 from tests.helpers.small_updates import config_of, learner_of, some_samples
 from tests.helpers.tiny_run import CPU, GRADIENT, LOGPROB, tiny_model
 from tests.helpers.tolerance import tolerance
@@ -48,8 +48,6 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"loss_type": "cispo", "epsilon_high": 1.15},
         ("algorithm.loss=cispo", "algorithm.clip_low=1.0", "algorithm.clip_high=0.15"),
     ),
-    "sapo": ({"loss_type": "sapo"}, ("algorithm.loss=sapo", SEQUENCE)),
-    "vespo": ({"loss_type": "vespo"}, ("algorithm.loss=vespo",)),
     "delta": ({"loss_type": "bnpo", "delta": 1.25}, ("algorithm.dual_clip=1.25",)),
     "beta": ({"loss_type": "bnpo", "beta": 0.3}, ("algorithm.kl=0.3",)),
     "beta in grpo": ({"loss_type": "grpo", "beta": 0.3}, (SEQUENCE, "algorithm.kl=0.3")),
@@ -83,12 +81,6 @@ def trl_trainer(model: PreTrainedModel, *, weighted: bool, **settings: Any) -> A
         "delta": settings.get("delta"),
         "use_bias_correction_kl": settings.get("use_bias_correction_kl", False),
         "steps_per_generation": 1,
-        "sapo_temperature_pos": 1.0,
-        "sapo_temperature_neg": 1.05,
-        "vespo_k_pos": 2.0,
-        "vespo_lambda_pos": 3.0,
-        "vespo_k_neg": 3.0,
-        "vespo_lambda_neg": 2.0,
     }
     vars(trainer).update(
         args=SimpleNamespace(**args),
@@ -162,17 +154,17 @@ def theirs(
 
 
 def ours(
-    model: PreTrainedModel, reference: PreTrainedModel, samples: list[Sample], *settings: str
+    model: PreTrainedModel, reference: PreTrainedModel, samples: list[Sample], *overrides: str
 ) -> tuple[float, dict[str, torch.Tensor]]:
-    config = config_of(*settings, f"rollout.temperature={TEMPERATURE}")
+    config = config_of(*overrides, f"rollout.temperature={TEMPERATURE}")
     algorithm = config.algorithm
-    learner = learner_of(model, reference=reference if algorithm.kl else None, kl=algorithm.kl)
-    part = Part(samples, "surrogate")
+    learner = learner_of(model, reference=reference if algorithm.kl else None)
+    term = LossTerm(samples, "surrogate")
     batches = list(micro_batches(samples, split(samples, budget=100), device=CPU))
     assert len(batches) == 2
-    tally, settings_of = TokenMeans(learner.world), UpdateSettings.of(config)
-    losses = [part_loss(learner, part, b, settings=settings_of, tally=tally) for b in batches]
-    loss = torch.cat(losses).sum() / denominator(part, algorithm)
+    means, settings = TokenMeans(learner.world), UpdateSettings.of(config)
+    losses = [term_loss(learner, term, b, settings=settings, token_means=means) for b in batches]
+    loss = torch.cat(losses).sum() / denominator(term, algorithm)
     names, parameters = zip(*model.named_parameters(), strict=True)
     return float(loss.detach()), dict(
         zip(names, torch.autograd.grad(loss, parameters), strict=True)
@@ -211,33 +203,24 @@ def test_every_variant_differs_from_the_others(played: Any) -> None:
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("mode", ["truncate", "mask"])
-def test_importance_weighs_the_loss_as_in_trl(played: Any, level: str, mode: str) -> None:
-    """TRL's `token_truncate`, `token_mask`, `sequence_truncate` and `sequence_mask`. It
-    computes the weights while it generates, by the clamp and the mask below."""
+def test_importance_weighs_the_loss_as_in_trl(played: Any, level: str) -> None:
+    """TRL's `token_truncate` and `sequence_truncate`. It computes the weights while it generates,
+    by the clamp below."""
     model, reference, samples = played
-    low, high = (0.85, 1.2) if level == "token" else (0.6, 1.8)
+    cap = 1.2 if level == "token" else 1.8
     generator = torch.Generator().manual_seed(5)
     gaps = [0.3 * torch.randn(len(s.ids), generator=generator) for s in samples]
     masks = padded(samples)["tool_mask"]
     gaps_BT = torch.zeros(masks.shape)
     weighted = []
-    cut = {"cap": high, "low": 0.0, "high": 0.0}
-    bounds = cut if mode == "truncate" else {"cap": 0.0, "low": low, "high": high}
     for row, (sample, gap) in enumerate(zip(samples, gaps, strict=True)):
         gaps_BT[row, : len(sample.ids) - PROMPT] = gap[PROMPT:]
-        log_ratios_T = [g for g, m in zip(gap.tolist(), sample.mask, strict=True) if m]
-        left = iter(importance_weights(log_ratios_T, level=level, **bounds))
+        log_ratios_K = [g for g, m in zip(gap.tolist(), sample.mask, strict=True) if m]
+        left = iter(importance_weights(log_ratios_K, level=level, cap=cap))
         weights = [next(left) if m else 0.0 for m in sample.mask]
         weighted.append(replace(sample, importance=weights))
     logs = gaps_BT * masks
-    ratio = (logs.sum(-1, keepdim=True) if level == "sequence" else logs).exp()
-    if mode == "truncate":
-        ratio = ratio.clamp(max=high)
-        assert (ratio == high).any()
-    else:
-        outside = (ratio < low) | (ratio > high)
-        ratio = ratio.masked_fill(outside, 0.0)
-        assert outside.any() and not outside.all()
+    ratio = (logs.sum(-1, keepdim=True) if level == "sequence" else logs).exp().clamp(max=cap)
+    assert (ratio == cap).any() and (ratio < cap).any()
     mine = ours(model, reference, weighted, "algorithm.kl=0.3")
     assert_equal(mine, theirs(*played, weights=ratio, loss_type="bnpo", beta=0.3))

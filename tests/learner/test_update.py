@@ -1,4 +1,4 @@
-"""One optimizer step: its metrics, its parts, what ends it, and the rates of all steps."""
+"""One optimizer step: its metrics, its terms, what ends it, and the rates of all steps."""
 
 import math
 from dataclasses import replace
@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from selfplay.credit.sample import Sample
+from selfplay.advantages.sample import Sample
+from selfplay.errors import EngineDisagrees
 from selfplay.learner.batch import pack
-from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import learning_rate, self_play_rate
-from selfplay.learner.optimizer_step import NonFinite, optimizer_step
-from selfplay.learner.policy_update import update_policy
-from selfplay.learner.recompute import recompute_logprobs
+from selfplay.learner.update import LossTerm, NonFinite, optimizer_step, update_policy
 from tests.helpers.small_updates import (
     assert_same,
     change,
@@ -33,7 +32,14 @@ from tests.helpers.tiny_run import (
 )
 from tests.helpers.tolerance import near, tolerance
 
-LOOSE = "engine.max_mismatch=1"  # these samples' old log-probs are made up
+
+def updated(model: PreTrainedModel, samples: list[Sample], *overrides: str) -> dict[str, float]:
+    """The metrics of an update; the samples' old log-probs are made up, so any mismatch passes."""
+    metrics, skipped = update_policy(
+        learner_of(model), samples, [], step=0, settings=settings_of(*overrides), max_mismatch=9.0
+    )
+    assert not skipped
+    return metrics
 
 
 def as_taught(samples: list[Sample]) -> list[Sample]:
@@ -44,7 +50,7 @@ def as_taught(samples: list[Sample]) -> list[Sample]:
 def test_metrics_are_means_over_trained_tokens() -> None:
     model = tiny_model()
     samples = some_samples(model, shift=0.1)
-    _, metrics = change(tiny_model(), [Part(samples, "surrogate")])
+    _, metrics = change(tiny_model(), [LossTerm(samples, "surrogate")])
     new = trainer_logprobs(model, samples, temperature=1.0)
     old = pack(samples, device=CPU).old_logprobs_M
     assert metrics["mismatch_mean"] == near(float((new - old).abs().mean()), FORWARD, scale=LOGPROB)
@@ -53,26 +59,24 @@ def test_metrics_are_means_over_trained_tokens() -> None:
     assert 0 < metrics["entropy"] < math.log(VOCAB)
 
 
-def test_recomputed_old_logprobs_make_every_ratio_one() -> None:
-    model = tiny_model()
-    samples = some_samples(model, shift=0.5)
-    settings, learner = settings_of("algorithm.old_logprobs=recomputed", LOOSE), learner_of(model)
-    recomputed, mismatch = recompute_logprobs(learner, samples, settings=settings)
-    metrics, _ = update_policy(learner, recomputed, [], step=0, settings=settings)
-    assert metrics["ratio_mean"] == near(1.0, FORWARD, scale=LOGPROB)
-    assert metrics["clip_share"] == 0.0
-    assert mismatch["mismatch_max"] > 0.4 and "mismatch_max" not in metrics
+@pytest.mark.parametrize("old", ["engine", "recomputed"])
+def test_a_mismatch_above_the_bound_ends_the_update_before_any_weight_changes(old: str) -> None:
+    model = tiny_model().eval()
+    samples, learner = some_samples(model, shift=0.5), learner_of(model)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    settings = settings_of(f"algorithm.old_logprobs={old}")
+    with pytest.raises(EngineDisagrees, match="mean log-prob mismatch"):
+        update_policy(learner, samples, [], step=0, settings=settings, max_mismatch=0.1)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert all(p.grad is None for p in model.parameters()) and not model.training
 
 
 def test_minibatches_divide_a_rollout_and_epochs_repeat_it() -> None:
     """At learning rate 0 the means over all steps are those of the rollout."""
     model = tiny_model()
     samples = some_samples(model)
-    still = ("optim.lr=0.0", LOOSE)
     whole, cut = (
-        update_policy(learner_of(model), samples, [], step=0, settings=settings_of(*still, *more))[
-            0
-        ]
+        updated(model, samples, "optim.lr=0.0", *more)
         for more in ((), ("algorithm.minibatches=4", "algorithm.epochs=3"))
     )
     assert (whole["num_optimizer_steps"], cut["num_optimizer_steps"]) == (1, 12)
@@ -81,16 +85,15 @@ def test_minibatches_divide_a_rollout_and_epochs_repeat_it() -> None:
 
 def test_an_empty_mini_batch_is_no_optimizer_step() -> None:
     model = tiny_model()
-    settings = settings_of(LOOSE, "algorithm.minibatches=8")
     samples = some_samples(model)[:3]
-    metrics, _ = update_policy(learner_of(model), samples, [], step=0, settings=settings)
+    metrics = updated(model, samples, "algorithm.minibatches=8")
     assert metrics["num_optimizer_steps"] == 3
     assert metrics["num_trained_tokens"] == sum(sum(s.mask) for s in samples)
 
 
 def test_a_step_without_samples_changes_nothing() -> None:
     """As after a rollout in which every group has zero variance."""
-    moved, metrics = change(tiny_model(), [Part([], "surrogate")])
+    moved, metrics = change(tiny_model(), [LossTerm([], "surrogate")])
     assert metrics == {}
     assert not any(delta.any() for delta in moved.values())
 
@@ -106,7 +109,7 @@ def test_a_loss_that_is_not_finite_names_its_sample_and_takes_no_step() -> None:
     )
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     with pytest.raises(NonFinite, match=r"sample 5"):
-        change(model, [Part(samples, "surrogate")], "optim.tokens_per_microbatch=64")
+        change(model, [LossTerm(samples, "surrogate")], "optim.tokens_per_microbatch=64")
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
@@ -114,18 +117,18 @@ def test_imitation_ignores_the_rollouts_temperature() -> None:
     samples = as_taught(some_samples(tiny_model()))
     model = tiny_model()
     expected = -trainer_logprobs(model, samples, temperature=1.0).mean()
-    _, metrics = change(model, [Part(samples, "imitation")], "rollout.temperature=0.5")
+    _, metrics = change(model, [LossTerm(samples, "imitation")], "rollout.temperature=0.5")
     assert metrics["imitation_loss"] == near(float(expected), FORWARD, scale=LOGPROB)
 
 
-def test_parts_add_up_each_over_its_own_tokens() -> None:
+def test_terms_add_up_each_over_its_own_tokens() -> None:
     """An auxiliary imitation loss of weight 0.25 adds a quarter of its mean gradient."""
     played = some_samples(tiny_model())[:5]
     taught = as_taught(some_samples(tiny_model())[5:])
-    alone, _ = change(tiny_model(), [Part(played, "surrogate")])
-    replay, _ = change(tiny_model(), [Part(taught, "imitation")])
+    alone, _ = change(tiny_model(), [LossTerm(played, "surrogate")])
+    replay, _ = change(tiny_model(), [LossTerm(taught, "imitation")])
     both, metrics = change(
-        tiny_model(), [Part(played, "surrogate"), Part(taught, "imitation", weight=0.25)]
+        tiny_model(), [LossTerm(played, "surrogate"), LossTerm(taught, "imitation", weight=0.25)]
     )
     assert_same(both, {name: alone[name] + 0.25 * replay[name] for name in alone})
     assert {"policy_loss", "imitation_loss"} <= metrics.keys()
@@ -138,13 +141,13 @@ def test_the_kl_term_moves_the_policy_to_the_reference() -> None:
         for parameter in model.parameters():
             parameter.mul_(1.05)
     samples = [replace(s, advantages=[0.0] * len(s.ids)) for s in some_samples(model)]
-    learner = learner_of(model, reference=reference, kl=0.5)
-    parts, settings = [Part(samples, "surrogate")], settings_of("algorithm.kl=0.5")
-    steps = [optimizer_step(learner, parts, lr=0.02, settings=settings) for _ in range(12)]
+    learner = learner_of(model, reference=reference)
+    terms, settings = [LossTerm(samples, "surrogate")], settings_of("algorithm.kl=0.5")
+    steps = [optimizer_step(learner, terms, lr=0.02, settings=settings) for _ in range(12)]
     kls = [metrics["kl_reference"] for metrics in steps]
     assert kls[0] > 0.001 and kls[-1] < 0.5 * kls[0]
     assert all(p.grad is None for p in reference.parameters())
-    moved, metrics = change(tiny_model(seed=0), parts, "algorithm.kl=0.5", reference=reference)
+    moved, metrics = change(tiny_model(seed=0), terms, "algorithm.kl=0.5", reference=reference)
     assert metrics["kl_reference"] == near(0.0, FORWARD)
     assert max(float(delta.abs().max()) for delta in moved.values()) < tolerance(GRADIENT)
 
@@ -158,10 +161,10 @@ def test_a_filler_micro_batch_has_no_weight() -> None:
     filler = Sample(name="", ids=[0, 0], mask=[0, 1], old_logprobs=[0.0] * 2, advantages=[0.0] * 2)
     settings = ("algorithm.kl=0.5", "optim.tokens_per_microbatch=16")
     alone, metrics = change(
-        tiny_model(), [Part(samples, "surrogate")], *settings, reference=reference
+        tiny_model(), [LossTerm(samples, "surrogate")], *settings, reference=reference
     )
     filled, same = change(
-        tiny_model(), [Part([*samples, filler], "surrogate")], *settings, reference=reference
+        tiny_model(), [LossTerm([*samples, filler], "surrogate")], *settings, reference=reference
     )
     share = num_trained / (num_trained + 1)
     assert_same(filled, {name: share * delta for name, delta in alone.items()})
@@ -171,9 +174,9 @@ def test_a_filler_micro_batch_has_no_weight() -> None:
 
 def test_the_gradients_norm_is_clipped() -> None:
     samples = some_samples(tiny_model())
-    free, metrics = change(tiny_model(), [Part(samples, "surrogate")])
+    free, metrics = change(tiny_model(), [LossTerm(samples, "surrogate")])
     assert metrics["grad_norm"] > 0.1
-    bound, same = change(tiny_model(), [Part(samples, "surrogate")], "optim.max_grad_norm=0.1")
+    bound, same = change(tiny_model(), [LossTerm(samples, "surrogate")], "optim.max_grad_norm=0.1")
     assert same["grad_norm"] == near(metrics["grad_norm"], GRADIENT)
     share = 0.1 / metrics["grad_norm"]
     assert_same(bound, {name: share * delta for name, delta in free.items()})

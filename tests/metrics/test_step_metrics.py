@@ -7,7 +7,7 @@ import pytest
 
 from dialop.logged import Rules
 from dialop.matching.game import MatchingGame
-from selfplay.credit.advantages import CreditStats
+from selfplay.advantages.advantages import CreditStats
 from selfplay.distributed import init_world
 from selfplay.metrics.games import messages, talk_value
 from selfplay.metrics.step import add_up, game_measures, game_record, step_metrics, tally

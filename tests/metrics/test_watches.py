@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from selfplay import step as step_verbs
+from selfplay.advantages.sample import Sample
 from selfplay.checkpoint import checkpoints
 from selfplay.config import WatchConfig
-from selfplay.credit.sample import Sample
 from selfplay.metrics.watches import Watches, WatchStop
 from tests.helpers.tiny_run import begin_warm, finished, metrics_of, run_tiny, same_weights
 

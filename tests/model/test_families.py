@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from selfplay.advantages.sample import Sample
 from selfplay.config import load_config
-from selfplay.credit.sample import Sample
 from selfplay.distributed.tensor_parallel import DIVIDED, why_undivided
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.hf import HFEngine

@@ -21,10 +21,9 @@ from selfplay.engines.hf import HFEngine
 from selfplay.errors import SettingsError
 from selfplay.learner.batch import pack
 from selfplay.learner.learner import reference_logprobs
-from selfplay.learner.objective import Part
 from selfplay.learner.optimizer import make_optimizer
-from selfplay.learner.optimizer_step import optimizer_step
-from selfplay.learner.recompute import recompute_logprobs
+from selfplay.learner.rescore import recompute_logprobs
+from selfplay.learner.update import LossTerm, optimizer_step
 from selfplay.model.lora import (
     Adapters,
     add_adapters,
@@ -139,15 +138,15 @@ def test_only_adapters_are_trained() -> None:
     learner.optimizer = make_optimizer(model, config_of().optim)
     samples = some_samples(tiny_model())
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    parts = [Part(samples, "surrogate")]
-    metrics = optimizer_step(learner, parts, lr=0.01, settings=settings_of())
+    terms = [LossTerm(samples, "surrogate")]
+    metrics = optimizer_step(learner, terms, lr=0.01, settings=settings_of())
     changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
     # With B zero no gradient reaches A yet.
     assert changed == {name for name in before if "lora_B" in name}
     held = sum(p.numel() for g in learner.optimizer.param_groups for p in g["params"])
     assert held == sum(p.numel() for n, p in model.named_parameters() if is_adapter(n))
     assert metrics["grad_norm"] > 0
-    optimizer_step(learner, parts, lr=0.01, settings=settings_of())
+    optimizer_step(learner, terms, lr=0.01, settings=settings_of())
     changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
     assert changed == {name for name in before if is_adapter(name)}
 
@@ -204,13 +203,13 @@ def test_shared_prefixes_change_no_adapter_s_update() -> None:
     samples = group_samples(tiny_model())
     scored, updated = [], []
     for share in ("true", "false"):
-        overrides = ("algorithm.kl=0.1", f"optim.share_prefixes={share}", "engine.max_mismatch=9")
+        overrides = ("algorithm.kl=0.1", f"optim.share_prefixes={share}")
         settings = settings_of(*overrides)
         model = adapted(SMALL, trained=True)
-        learner = learner_of(model, reference=model, kl=0.1)
+        learner = learner_of(model, reference=model)
         scored.append(recompute_logprobs(learner, samples, settings=settings)[0])
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        optimizer_step(learner, [Part(scored[0], "surrogate")], lr=1.0, settings=settings)
+        optimizer_step(learner, [LossTerm(scored[0], "surrogate")], lr=1.0, settings=settings)
         updated.append({n: p.detach() - before[n] for n, p in model.named_parameters()})
     for shared, alone in zip(*scored, strict=True):
         assert shared.old_logprobs == pytest.approx(alone.old_logprobs, abs=1e-5)

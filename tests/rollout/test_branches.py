@@ -9,11 +9,11 @@ import pytest
 from dialop.game import Game
 from dialop.matching.game import MatchingGame
 from dialop.matching.scripted import make_scripted
+from selfplay.advantages.advantages import CreditStats, reward_samples
+from selfplay.advantages.rewards import branch_samples, episode_samples
+from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, RewardConfig, load_config
-from selfplay.credit.advantages import CreditStats, assign_advantages, reward_samples
-from selfplay.credit.returns import branch_samples, episode_samples
-from selfplay.credit.sample import Sample
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Request
 from selfplay.evaluation.game_text import game_text
@@ -24,6 +24,7 @@ from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Branching, Episode, GameSetup
 from selfplay.rollout.players import Move, Player, ScriptedPartner
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL, WORST
+from tests.helpers.hand_episodes import with_advantages
 from tests.helpers.scripted_engine import StreamEngine, WaveEngine
 from tests.helpers.small_games import LIMITS, SAMPLING, Lines, policies, tokens
 
@@ -163,7 +164,7 @@ def credited(
     """Samples by what follows the episode in their names."""
     reward = RewardConfig(error_penalty=penalty)
     samples, stats = reward_samples([episode], algorithm=algorithm, reward=reward)
-    samples = assign_advantages(samples, algorithm=algorithm)
+    samples = with_advantages(samples, algorithm=algorithm)
     return {s.name.removeprefix("instance hand/0 episode 0 "): s for s in samples}, stats
 
 
@@ -190,9 +191,7 @@ def test_sibling_turns_form_a_group_and_so_do_their_continuations(rendering: Ren
         assert sum(sample.advantages) == pytest.approx(advantage * sum(sample.mask))
     # Zero variance: the played game's two groups of one sample, and seat 1 after the rejections,
     # which had a turn in only one game.
-    assert replace(stats, reward_stds={}) == CreditStats(
-        2, 2, num_branch_groups=3, num_zero_variance_branch_groups=1
-    )
+    assert stats == CreditStats(2, 2, num_branch_groups=3, num_zero_variance_branch_groups=1)
 
 
 @pytest.mark.parametrize(
@@ -243,9 +242,7 @@ def test_the_continuations_of_one_point_form_a_group(rendering: Rendering) -> No
     }
     slips = samples["turn 1 sibling 1 continuation 1 seat 0"]
     assert sum(slips.mask) == 2 * len(rendering.action_ids("hm"))
-    assert replace(stats, reward_stds={}) == CreditStats(
-        1, 1, num_branch_groups=3, num_zero_variance_branch_groups=1
-    )
+    assert stats == CreditStats(1, 1, num_branch_groups=3, num_zero_variance_branch_groups=1)
 
 
 class Babbler(WaveEngine):

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from selfplay.advantages.advantages import reward_samples
 from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
 from selfplay.config.text import dump
-from selfplay.credit.advantages import assign_advantages, reward_samples
 from selfplay.errors import SettingsError
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, Limits, limits_of
@@ -22,6 +22,7 @@ from selfplay.rollout.seating import (
     teacher_games,
 )
 from tests.helpers import three_rooms
+from tests.helpers.hand_episodes import with_advantages
 from tests.helpers.small_games import games_of, play_one
 from tests.helpers.three_rooms import CLERK, Instance, ThreeRooms
 
@@ -88,7 +89,7 @@ def test_a_moves_reward_is_a_return_of_its_own_and_earlier_tokens(rendering: Ren
     samples, _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
     clerks = [s for s in samples if s.role == f"seat {CLERK}"]
     assert [sum(s.token_rewards()) for s in clerks] == [0.75, -1.0]
-    first, second = assign_advantages(clerks, algorithm=algorithm)
+    first, second = with_advantages(clerks, algorithm=algorithm)
     transcript = episodes[0].transcripts[CLERK]
     called, answered = transcript.spans
     n, m = called.end - called.start, answered.end - answered.start

@@ -8,11 +8,11 @@ import torch
 
 from dialop.logged import Rules
 from dialop.matching.game import MatchingGame
+from selfplay.advantages.advantages import reward_samples
+from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.thinking import CLOSE, think
 from selfplay.config import load_config
-from selfplay.credit.advantages import assign_advantages, reward_samples
-from selfplay.credit.sample import Sample
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Sampling
 from selfplay.errors import SettingsError
@@ -23,6 +23,7 @@ from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.rollout.players import PolicyPlayer
 from tests.helpers.chat_families import ANEW, tokenizer_of
 from tests.helpers.dialop_boards import BEST, SMALL
+from tests.helpers.hand_episodes import with_advantages
 from tests.helpers.scripted_engine import WaveEngine
 from tests.helpers.tiny_run import CPU, tiny_model, trainer_logprobs
 
@@ -114,7 +115,7 @@ def test_the_turns_of_a_seat_share_one_credit_and_each_has_its_own_context() -> 
     episodes = [play(rendering), play(rendering, index=1, moves=worse)]
     config = load_config(None, ["model.path=x", "rollout.group_size=2"])
     samples, _ = reward_samples(episodes, algorithm=config.algorithm, reward=config.reward)
-    samples = assign_advantages(samples, algorithm=config.algorithm)
+    samples = with_advantages(samples, algorithm=config.algorithm)
     by_name = {sample.name.partition("episode ")[2]: sample for sample in samples}
     good, bad = by_name["0 seat 0"], by_name["1 seat 0"]
     assert len(good.sequences()) == 2 and len(bad.sequences()) == 1
@@ -138,7 +139,7 @@ def test_the_turns_of_a_seat_share_one_credit_and_each_has_its_own_context() -> 
 def test_a_turn_without_a_trained_token_is_not_computed() -> None:
     sample = Sample("s", list(range(9)), [0, 0, 1, 0, 0, 0, 0, 0, 1], [], [], starts=(3, 6))
     assert sample.sequences() == [(0, 3), (6, 9)]
-    batch = pack([sample], device=CPU, share=False)
+    batch = pack([sample], device=CPU, share_prefixes=False)
     assert batch.row.ids_N.tolist() == [0, 1, 2, 6, 7, 8]
     assert batch.row.positions_N.tolist() == [0, 1, 2, 0, 1, 2]
     assert batch.targets_M.tolist() == [2, 8]

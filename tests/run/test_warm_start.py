@@ -11,10 +11,10 @@ import torch
 
 import selfplay.setup
 from selfplay import warm_start
+from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import make_rendering
 from selfplay.checkpoint import checkpoints
 from selfplay.config import Config, ScratchConfig, load_config
-from selfplay.credit.sample import Sample
 from selfplay.distributed import init_world
 from selfplay.errors import SettingsError
 from selfplay.model.policy import export, scratch_model

@@ -15,8 +15,7 @@ from selfplay.checkpoint import begin_checkpoint, checkpoints
 from selfplay.config import ParallelConfig
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Request, Sampling
-from selfplay.errors import EngineFault
-from selfplay.learner.mismatch import EngineDisagrees
+from selfplay.errors import EngineDisagrees, EngineFault
 from selfplay.rollout.episode import Episode
 from selfplay.weight_sync.offload import Offload
 from selfplay.weight_sync.supervisor import MAX_FAILURES, EngineLost, PolicyEngine

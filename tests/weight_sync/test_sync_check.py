@@ -15,12 +15,12 @@ import torch
 from transformers import PreTrainedModel
 
 from selfplay import step as step_verbs
+from selfplay.advantages.sample import Sample
 from selfplay.checkpoint import checkpoints
 from selfplay.config import ParallelConfig
-from selfplay.credit.sample import Sample
+from selfplay.errors import EngineDisagrees
 from selfplay.learner.learner import Learner
-from selfplay.learner.mismatch import EngineDisagrees
-from selfplay.learner.policy_update import update_policy
+from selfplay.learner.update import update_policy
 from selfplay.weight_sync import supervisor
 from selfplay.weight_sync.offload import Offload
 from selfplay.weight_sync.supervisor import PolicyEngine
@@ -285,7 +285,9 @@ def test_the_full_rollout_is_compared_before_any_weight_moves() -> None:
     before = [parameter.detach().clone() for parameter in model.parameters()]
     samples = some_samples(tiny_model(seed=0))
     with pytest.raises(EngineDisagrees, match=r"engine.max_mismatch"):
-        update_policy(learner_of(model), samples, [], step=0, settings=settings_of())
+        update_policy(
+            learner_of(model), samples, [], step=0, settings=settings_of(), max_mismatch=0.05
+        )
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -341,9 +343,9 @@ def test_a_resumed_run_is_bounded_by_the_noise_that_it_had(
             check._floor.add([0.2] * MIN_TURNS)
         return {}
 
-    def update(*args: Any, settings: Any, **named: Any) -> Any:
-        bounds.append(settings.max_mismatch)
-        return real_update(*args, settings=settings, **named)
+    def update(*args: Any, max_mismatch: float, **named: Any) -> Any:
+        bounds.append(max_mismatch)
+        return real_update(*args, max_mismatch=max_mismatch, **named)
 
     monkeypatch.setattr(SyncCheck, "after_push", noisy)
     monkeypatch.setattr(step_verbs, "update_policy", update)

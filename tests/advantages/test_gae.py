@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from selfplay.credit.gae import gae, with_gae
-from selfplay.credit.sample import Sample
+from selfplay.advantages.advantages import gae, with_gae
+from selfplay.advantages.sample import Sample
 
 
 def test_three_tokens_by_hand() -> None:
-    """d = (0.18 - 0.5, 0.54 - 0.2, 1 - 0.6) and gamma lam = 0.45."""
-    advantages = gae([0.0, 0.0, 1.0], [0.5, 0.2, 0.6], gamma=0.9, lam=0.5)
-    assert advantages == pytest.approx([-0.32 + 0.45 * 0.52, 0.34 + 0.45 * 0.4, 0.4])
+    """d = (0.2 - 0.5, 0.6 - 0.2, 1 - 0.6)."""
+    advantages = gae([0.0, 0.0, 1.0], [0.5, 0.2, 0.6], lam=0.5)
+    assert advantages == pytest.approx([-0.3 + 0.5 * 0.6, 0.4 + 0.5 * 0.4, 0.4])
 
 
 def episode(seed: int) -> tuple[list[float], list[float]]:
@@ -23,15 +23,15 @@ def test_lambda_0_is_the_one_step_error() -> None:
     """arXiv 1506.02438 eq. 17."""
     rewards, values = episode(0)
     after = [*values[1:], 0.0]
-    expected = [r + 0.7 * n - v for r, n, v in zip(rewards, after, values, strict=True)]
-    assert gae(rewards, values, gamma=0.7, lam=0.0) == pytest.approx(expected)
+    expected = [r + n - v for r, n, v in zip(rewards, after, values, strict=True)]
+    assert gae(rewards, values, lam=0.0) == pytest.approx(expected)
 
 
-def test_lambda_1_is_the_discounted_return_minus_the_value() -> None:
+def test_lambda_1_is_the_return_minus_the_value() -> None:
     """arXiv 1506.02438 eq. 18."""
     rewards, values = episode(1)
-    expected = [sum(0.7 ** (j - k) * rewards[j] for j in range(k, 9)) - values[k] for k in range(9)]
-    assert gae(rewards, values, gamma=0.7, lam=1.0) == pytest.approx(expected)
+    expected = [sum(rewards[k:]) - values[k] for k in range(9)]
+    assert gae(rewards, values, lam=1.0) == pytest.approx(expected)
 
 
 def test_exact_values_leave_no_advantage() -> None:
@@ -39,27 +39,27 @@ def test_exact_values_leave_no_advantage() -> None:
     rewards = [0.25, 0.0, -0.5, 1.0]
     values = [0.75, 0.5, 0.5, 1.0]
     for lam in (0.0, 0.3, 1.0):
-        assert gae(rewards, values, gamma=1.0, lam=lam) == pytest.approx([0.0] * 4)
+        assert gae(rewards, values, lam=lam) == pytest.approx([0.0] * 4)
 
 
 def test_tokens_that_the_seat_reads_are_no_steps() -> None:
-    """Between two turns, tokens of the other seat and of the game neither discount nor decay."""
+    """Between two turns, tokens of the other seat and of the game do not decay."""
     without_reading = Sample(
         "a", [7] * 4, [0, 1, 1, 1], [0.0] * 4, [0.0] * 4, [0.0, 0.0, -0.1, 1.0]
     )
     mask, rewards = [0, 1, 0, 0, 0, 1, 0, 1], [0.0, 0.0, 9.0, 9.0, 9.0, -0.1, 9.0, 1.0]
     with_reading = Sample("b", [7] * 8, mask, [0.0] * 8, [0.0] * 8, rewards)
-    short = with_gae(without_reading, [0.0, 0.5, 0.2, 0.6], gamma=0.9, lam=0.5)
+    short = with_gae(without_reading, [0.0, 0.5, 0.2, 0.6], lam=0.5)
     values = [0.0, 0.5, 0.0, 0.0, 0.0, 0.2, 0.0, 0.6]
-    long = with_gae(with_reading, values, gamma=0.9, lam=0.5)
+    long = with_gae(with_reading, values, lam=0.5)
     assert [long.advantages[i] for i in (1, 5, 7)] == short.advantages[1:]
     assert [a for a, m in zip(long.advantages, mask, strict=True) if not m] == [0.0] * 5
-    assert short.advantages[1:] == pytest.approx([-0.32 + 0.45 * 0.42, 0.24 + 0.45 * 0.4, 0.4])
+    assert short.advantages[1:] == pytest.approx([-0.3 + 0.5 * 0.5, 0.3 + 0.5 * 0.4, 0.4])
 
 
 def test_the_target_of_a_value_is_advantage_plus_value() -> None:
-    """With lambda 1 and no discount that is the sum of the rewards to come."""
+    """With lambda 1 that is the sum of the rewards to come."""
     sample = Sample("a", [7] * 3, [0, 1, 1], [0.0] * 3, [0.0] * 3, [0.0, 0.25, 0.5])
-    sample = with_gae(sample, [0.0, 0.9, -0.3], gamma=1.0, lam=1.0)
+    sample = with_gae(sample, [0.0, 0.9, -0.3], lam=1.0)
     assert sample.returns == pytest.approx([0.0, 0.75, 0.5])
     assert sample.values == [0.0, 0.9, -0.3]

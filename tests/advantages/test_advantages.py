@@ -6,62 +6,30 @@ from typing import get_args
 
 import pytest
 
-from dialop.game import Outcome
 from dialop.matching.game import MatchingGame
+from selfplay.advantages import advantages
+from selfplay.advantages.advantages import (
+    CreditStats,
+    SampleStatistics,
+    batch_moments,
+    compute_advantages,
+    group_std,
+    imitation_samples,
+    leave_one_out,
+    reward_samples,
+    sample_statistics,
+)
+from selfplay.advantages.rewards import seat_reward
+from selfplay.advantages.sample import Sample
 from selfplay.chat.transcript import Transcript
 from selfplay.config import AlgorithmConfig, RewardConfig
 from selfplay.config.schema import fields_of
-from selfplay.credit.advantages import (
-    CreditStats,
-    assign_advantages,
-    imitation_samples,
-    reward_samples,
-    sample_statistics,
-    updated_baselines,
-)
-from selfplay.credit.baselines import batch_moments, leave_one_out, moved_average, reward_std
-from selfplay.credit.rewards import seat_reward
-from selfplay.credit.sample import Sample
+from selfplay.distributed import init_world
 from selfplay.rollout.episode import Episode, Turn
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL, WORST
+from tests.helpers.hand_episodes import episode, said, with_advantages
 
 NO_STD = AlgorithmConfig(method="dr_grpo")
-
-
-def said(token: int, *, num: int = 1, trained: bool = True) -> Transcript:
-    """A prompt 1 2, then `num` sampled tokens."""
-    transcript = Transcript()
-    transcript.observe([1, 2])
-    transcript.act([token] * num, logprobs=[-0.5] * num, version=0, finish="stop", trained=trained)
-    return transcript
-
-
-def episode(
-    rewards: tuple[float, float],
-    index: int = 0,
-    *,
-    instance: str = "hand/0",
-    errors: tuple[int, int] = (0, 0),
-    agreed: bool = True,
-    transcripts: tuple[Transcript | None, ...] | None = None,
-) -> Episode:
-    turns = [
-        Turn(seat, "?", None, "Error: no", "no_tag", ("", ""), 1)
-        for seat in (0, 1)
-        for _ in range(errors[seat])
-    ]
-    game = MatchingGame(SMALL, BRIEF)
-    return Episode(
-        instance=instance,
-        index=index,
-        players=("policy", "policy"),
-        prompts=(game.prompt(0), game.prompt(1)),
-        turns=tuple(turns),
-        transcripts=transcripts or (said(10 + index), said(20 + index, num=2)),
-        views=(game.view(0), game.view(1)),
-        outcome=Outcome(True, agreed, 0.0, rewards[0], rewards, {}),
-        ended="agreed",
-    )
 
 
 def credited(
@@ -69,7 +37,7 @@ def credited(
 ) -> tuple[list[Sample], CreditStats]:
     """Both steps of credit: rewards, then advantages."""
     samples, stats = reward_samples(episodes, algorithm=algorithm, reward=reward)
-    return assign_advantages(samples, algorithm=algorithm), stats
+    return with_advantages(samples, algorithm=algorithm), stats
 
 
 def test_seats_share_the_score_and_pay_for_their_own_errors() -> None:
@@ -120,7 +88,7 @@ def test_leave_one_out_by_hand() -> None:
 
 
 def test_every_method_of_the_settings_has_a_baseline_and_no_other_name_has() -> None:
-    """A choice that `_baselines_and_divisors` does not know must not train as dr_grpo."""
+    """A choice that `baselines_and_divisors` does not know must not train as dr_grpo."""
     for name in get_args(fields_of(AlgorithmConfig)["method"].annotation):
         assert len(by_method(name, [0.0, 1.0], eps=1.0)) == 2
     with pytest.raises(ValueError, match="method unheard_of has no baseline"):
@@ -130,7 +98,8 @@ def test_every_method_of_the_settings_has_a_baseline_and_no_other_name_has() -> 
 def test_reinforce_pp_normalizes_over_all_tokens_of_the_batch() -> None:
     """One token of reward 0 and three of reward 1: mean 3/4, variance 3/16."""
     std = math.sqrt(3 / 16)
-    assert batch_moments([0.0, 1.0], [0.0, 0.0], [1, 3]) == (0.75, std)
+    batch = [SampleStatistics("", "", "", num, mean, 0.0) for num, mean in ((1, 0.0), (3, 1.0))]
+    assert batch_moments(batch) == (0.75, std)
     advantages = by_method("reinforce_pp", [0.0, 1.0], num=(1, 3))
     assert advantages == pytest.approx([-0.75 / std, 0.25 / std])
     # Two zero-variance groups, one above the batch's mean and one below.
@@ -155,35 +124,33 @@ def test_reinforce_pp_credits_a_token_with_the_rewards_from_it_on() -> None:
     algorithm = AlgorithmConfig(method="reinforce_pp", advantage_eps=0.0)
     (sample,), _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
     penalized = replace(sample, rewards=[0.0, 0.0, -0.5, 1.0])
-    (sample,) = assign_advantages([penalized], algorithm=algorithm)
+    (sample,) = with_advantages([penalized], algorithm=algorithm)
     assert sample.advantages == [0.0, 0.0, -1.0, 1.0]
 
 
 def test_a_moving_average_is_kept_for_each_role() -> None:
-    """Decay 0.75. The baselines of step 1 are its own means, 0.5 and 0.25. Step 2 uses these, then
-    moves them a quarter of the way to its own means."""
-    algorithm = AlgorithmConfig(method="ema", ema_decay=0.75)
+    """The baselines of step 1 are its own means, 0.5 and 0.25. Step 2 uses these, then moves them a
+    fifth of the way to its own means."""
+    algorithm, world = AlgorithmConfig(method="ema"), init_world(device="cpu")
 
     def step(
         rewards: list[tuple[float, float]], baselines: dict[str, float]
     ) -> tuple[list[float], dict[str, float]]:
         episodes = [episode((a, b), i) for i, (a, b) in enumerate(rewards)]
         samples, _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
-        statistics = [sample_statistics(samples, algorithm=algorithm)]
-        samples = assign_advantages(samples, algorithm=algorithm, baselines=baselines)
-        return (
-            [s.advantages[-1] for s in samples],
-            updated_baselines(baselines, statistics, algorithm=algorithm),
+        samples, baselines = compute_advantages(
+            samples, baselines, algorithm=algorithm, world=world
         )
+        return [s.advantages[-1] for s in samples], baselines
 
     advantages, baselines = step([(0.0, 0.25), (1.0, 0.25)], {})
     assert advantages == [-0.5, 0.5, 0.0, 0.0]
     assert baselines == {"seat 0": 0.5, "seat 1": 0.25}
     advantages, baselines = step([(1.0, 0.25), (1.0, 0.75)], baselines)
     assert advantages == [0.5, 0.5, 0.0, 0.5], "a zero-variance group counts too"
-    assert baselines == {"seat 0": 0.75 * 0.5 + 0.25, "seat 1": 0.75 * 0.25 + 0.25 * 0.5}
-    assert moved_average(None, 0.3, decay=0.75) == 0.3
-    assert updated_baselines({}, [], algorithm=AlgorithmConfig()) == {}
+    assert baselines == pytest.approx({"seat 0": 0.6, "seat 1": 0.3})
+    grpo = AlgorithmConfig()
+    assert compute_advantages([], {"seat 0": 1.0}, algorithm=grpo, world=world)[1] == {}
 
 
 def erring(index: int, reward: float, *, errors: int) -> Episode:
@@ -205,14 +172,18 @@ def test_with_turn_credit_only_the_refused_turn_is_penalized() -> None:
     reward = RewardConfig(error_penalty=0.25)
     samples, _ = reward_samples(episodes, algorithm=algorithm, reward=reward)
     assert [s.token_rewards() for s in samples] == [[0.0, -0.25, 0.0, 1.0], [0.0, 0.5]]
-    with_advantages = assign_advantages(samples, algorithm=algorithm)
-    assert [s.advantages for s in with_advantages] == [[0.0, 0.0625, 0.0, 0.3125], [0.0, -0.1875]]
+    found = with_advantages(samples, algorithm=algorithm)
+    assert [s.advantages for s in found] == [[0.0, 0.0625, 0.0, 0.3125], [0.0, -0.1875]]
     # grpo divides by the standard deviation of the values, with equal weight for each episode.
     grpo = replace(algorithm, method="grpo", advantage_eps=0.0)
     divisor = math.sqrt(((0.1875**2 + 0.125**2) + 0.1875**2) / 2)
-    (first, _) = assign_advantages(samples, algorithm=grpo)
+    (first, _) = with_advantages(samples, algorithm=grpo)
     assert first.advantages == pytest.approx([0.0, 0.0625 / divisor, 0.0, 0.3125 / divisor])
-    assert reward_std([0.875, 0.5], [0.125**2, 0.0]) == pytest.approx(divisor)
+    first, second = (
+        SampleStatistics("", "", "", num, mean, variance)
+        for num, mean, variance in ((2, 0.875, 0.125**2), (1, 0.5, 0.0))
+    )
+    assert group_std([first, second]) == pytest.approx(divisor)
 
 
 def test_turn_credit_learns_from_equal_scores_and_changes_nothing_without_errors() -> None:
@@ -232,7 +203,7 @@ def test_turn_credit_learns_from_equal_scores_and_changes_nothing_without_errors
 def test_kind_regret_rewards_a_pending_proposal_less_than_an_accepted_one() -> None:
     """SMALL's best is 12. Without a proposal 0; then half of the last proposal's score; once it is
     accepted, all of it."""
-    config = RewardConfig(kind="regret", table_share=0.5)
+    config = RewardConfig(kind="regret")
     game = MatchingGame(SMALL, BRIEF)
 
     def reward() -> float:
@@ -321,19 +292,20 @@ def test_a_reward_is_at_the_last_trained_token_and_others_may_be_added() -> None
     assert [s.group for s in samples] == [f"seat {seat} of hand/0" for seat in (0, 0, 1, 1)]
     assert all(not any(s.advantages) for s in samples)
     penalized = replace(samples[3], rewards=[0.0, 0.0, -0.25, 1.0])
-    samples = assign_advantages([*samples[:3], penalized], algorithm=NO_STD)
+    samples = with_advantages([*samples[:3], penalized], algorithm=NO_STD)
     assert [s.advantages[-1] for s in samples] == [-0.5, 0.5, -0.375, 0.375]
 
 
-def test_a_group_on_several_ranks_has_one_baseline() -> None:
+def test_a_group_on_several_ranks_has_one_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks of one tensor parallel row hold the same sample, which counts once."""
     episodes = [episode((r, r), i, instance="i") for i, r in enumerate((0.0, 0.3, 0.9))]
     samples, _ = reward_samples(episodes, algorithm=NO_STD, reward=RewardConfig())
-    alone = {s.name: s.advantages for s in assign_advantages(samples, algorithm=NO_STD)}
+    alone = {s.name: s.advantages for s in with_advantages(samples, algorithm=NO_STD)}
     parts = [samples[:2], samples[2:], samples[2:]]
     everyone = [sample_statistics(part, algorithm=NO_STD) for part in parts]
+    monkeypatch.setattr(advantages, "gather_objects", lambda own, world: everyone)
     for part in parts:
-        for sample in assign_advantages(part, algorithm=NO_STD, everyone=everyone):
+        for sample in with_advantages(part, algorithm=NO_STD):
             assert sample.advantages == pytest.approx(alone[sample.name])
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from dialop.game import Prompt
+from selfplay.advantages.rewards import branch_samples, collab_parts, part_sums, seat_reward
 from selfplay.chat.transcript import Transcript
 from selfplay.config import CollabConfig, Config, RewardConfig, load_config
-from selfplay.credit.returns import branch_samples
-from selfplay.credit.rewards import collab_parts, part_sums, seat_reward
 from selfplay.distributed import init_world
 from selfplay.errors import SettingsError
 from selfplay.metrics.games import game_sums

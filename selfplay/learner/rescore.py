@@ -1,0 +1,173 @@
+"""The trainer's own log-probs of a rollout: their mismatch with the engine's, and importance
+weights that correct for it.
+
+The engine samples from its own probabilities. With other kernels, another precision or stale
+weights they differ from the trainer's. Shapes: M trained tokens of a micro-batch, K trained tokens
+of one sample. Log-probs in nats. Knows no games and no text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from selfplay.advantages.sample import Sample
+from selfplay.config import AlgorithmConfig
+from selfplay.distributed import World, all_reduce_sum
+from selfplay.errors import EngineDisagrees
+from selfplay.learner.batch import MicroBatch, even_out, micro_batches, split
+from selfplay.learner.learner import Learner, TokenMeans, UpdateSettings, batch_logprobs
+from selfplay.learner.loss import LARGEST_LOG
+
+MISMATCH_METRICS = ("mismatch_mean", "mismatch_max", "mismatch_kl", "mismatch_ess")
+
+
+def recompute_logprobs(
+    learner: Learner, samples: Sequence[Sample], *, settings: UpdateSettings
+) -> tuple[list[Sample], dict[str, float]]:
+    """The samples with the trainer's log-probs in place of the engine's and, if set, importance
+    weights; metrics of the mismatch. Every rank must call, before any weight changes."""
+    algorithm, token_means = settings.algorithm, TokenMeans(learner.world)
+
+    def policy_logprobs(batch: MicroBatch) -> Tensor:
+        logprobs_M, _ = batch_logprobs(
+            learner, learner.model, batch, temperature=settings.temperature
+        )
+        add_mismatch(token_means, logprobs_M, batch)
+        return logprobs_M
+
+    recomputed = []
+    logprobs = token_values(learner, samples, policy_logprobs, settings=settings)
+    for sample, by_trainer in zip(samples, logprobs, strict=True):
+        importance = _importance(sample, by_trainer, algorithm)
+        recomputed.append(replace(sample, old_logprobs=by_trainer, importance=importance))
+    metrics = mismatch_metrics(token_means.means())
+    return recomputed, metrics | _importance_metrics(recomputed, learner.world)
+
+
+def token_values(
+    learner: Learner,
+    samples: Sequence[Sample],
+    function: Callable[[MicroBatch], Tensor],
+    *,
+    settings: UpdateSettings,
+) -> list[list[float]]:
+    """The values of `function`, [M] for a micro-batch, as one float for each token of each sample.
+
+    Untrained tokens have 0. Computes no gradients. Every rank must call; `function` is called
+    equally often on each.
+    """
+    world, budget = learner.world, settings.optim.tokens_per_microbatch
+    share_prefixes = settings.optim.share_prefixes
+    plan = even_out(split(samples, budget=budget, share_prefixes=share_prefixes), world)
+    batches = micro_batches(samples, plan, device=world.device, share_prefixes=share_prefixes)
+    values: list[list[float]] = [[] for _ in samples]
+    for indices, batch in zip(plan, batches, strict=True):
+        with torch.no_grad():
+            values_M = iter(function(batch).tolist())
+        for i in indices:
+            values[i] = _at_trained_tokens(values_M, samples[i])
+    return values
+
+
+def importance_weights(log_ratios_K: Sequence[float], *, level: str, cap: float) -> list[float]:
+    """The importance weight of each token, from its log pi_trainer - log pi_engine.
+
+    w = exp(log-ratio) for each token, or with `level` "sequence" exp(sum of the log-ratios) for all
+    tokens of the sample, truncated at `cap`; the exponent is at most `LARGEST_LOG` (verl's bound,
+    too). Truncated importance sampling: Ionides 2008, and Yao et al. 2025, "Your efficient RL
+    framework secretly brings you off-policy RL training".
+    """
+    logs_K = [sum(log_ratios_K)] * len(log_ratios_K) if level == "sequence" else log_ratios_K
+    return [min(math.exp(min(log, LARGEST_LOG)), cap) for log in logs_K]
+
+
+def _importance(
+    sample: Sample, by_trainer: Sequence[float], algorithm: AlgorithmConfig
+) -> list[float]:
+    """An importance weight for each token, 0 where it is not trained; [] without importance."""
+    if algorithm.importance == "none":
+        return []
+    log_ratios_K = [
+        new - old
+        for new, old, m in zip(by_trainer, sample.old_logprobs, sample.mask, strict=True)
+        if m
+    ]
+    weights_K = importance_weights(
+        log_ratios_K, level=algorithm.importance, cap=algorithm.importance_cap
+    )
+    return _at_trained_tokens(weights_K, sample)
+
+
+def _importance_metrics(samples: Sequence[Sample], world: World) -> dict[str, float]:
+    """The mean importance of all ranks' trained tokens; {} without importance."""
+    weights = [w for s in samples for w, m in zip(s.importance, s.mask, strict=False) if m]
+    total, num = all_reduce_sum([sum(weights), float(len(weights))], world)
+    return {"importance_mean": total / num} if num else {}
+
+
+def _at_trained_tokens(values: Iterable[float], sample: Sample) -> list[float]:
+    """The next values at the sample's trained tokens, 0 at the others."""
+    left = iter(values)
+    return [next(left) if m else 0.0 for m in sample.mask]
+
+
+# --- the mismatch of engine and trainer -----------------------------------------------------------
+
+
+def add_mismatch(token_means: TokenMeans, trainer_M: Tensor, batch: MicroBatch) -> None:
+    """Add the mismatch of the trainer's log-probs [M] and those that the batch has to the means."""
+    values = mismatch_values(trainer_M, batch.old_logprobs_M)
+    token_means.add(values, batch)
+    token_means.largest("mismatch_max", values["mismatch_mean"], batch)
+
+
+def mismatch_values(trainer_M: Tensor, engine_M: Tensor) -> dict[str, Tensor]:
+    """The per-token values whose means `mismatch_metrics` takes, each [M].
+
+    They are |log-ratio|, Schulman's k3 estimate of KL(engine || trainer) from the engine's samples,
+    and the importance weight with its square.
+    """
+    logs_M = (trainer_M - engine_M).detach()
+    weights_M = logs_M.clamp(max=LARGEST_LOG).exp()
+    return {
+        "mismatch_mean": logs_M.abs(),
+        "mismatch_kl": logs_M.clamp(max=LARGEST_LOG).expm1() - logs_M,
+        "mismatch_weight": weights_M,
+        "mismatch_weight_square": weights_M.square(),
+    }
+
+
+def mismatch_metrics(means: Mapping[str, float]) -> dict[str, float]:
+    """The means, with the two moments of the weights replaced by `mismatch_ess`.
+
+    That is the effective share of tokens, (mean of w)^2 / mean of w^2 (Kong 1992): 1 if engine and
+    trainer agree.
+    """
+    metrics = dict(means)
+    if "mismatch_weight" in metrics:
+        mean, square = metrics.pop("mismatch_weight"), metrics.pop("mismatch_weight_square")
+        metrics["mismatch_ess"] = mean * mean / square if square else 0.0
+    return metrics
+
+
+def check_mismatch(metrics: Mapping[str, float], bound: float) -> None:
+    """Check the mean log-prob mismatch over the full rollout, before any weight moves.
+
+    Raises EngineDisagrees if it is above `bound` (`SyncCheck.bound`), in nats a token. The
+    standard deviation of a token's difference is near 0.05 in bf16, so the standard error over
+    10,000 tokens is 0.0005: a healthy mean of 0.02 is 60 standard errors below a bound of 0.05. A
+    false alarm needs a model whose noise reaches `engine.max_mismatch`, and happens in the first
+    step; noise that grows later raises the bound.
+    """
+    mismatch = metrics.get("mismatch_mean", 0.0)
+    if not mismatch <= bound:  # also true for NaN
+        raise EngineDisagrees(
+            f"the mean log-prob mismatch of this step's games is {mismatch:.4f} nats a token, "
+            f"above {bound:.4g}, the larger of engine.max_mismatch and what the noise floor "
+            "allows: the engine's weights are not the trainer's"
+        )
