@@ -216,8 +216,8 @@ def _backward(
     world, budget = learner.world, settings.optim.tokens_per_microbatch
     share_prefixes = settings.optim.share_prefixes
     token_means, losses = TokenMeans(world), list[tuple[str, MicroBatch, Tensor]]()
-    for term, denominator in zip(terms, denominators, strict=True):
-        if denominator == 0.0:
+    for term, size in zip(terms, denominators, strict=True):
+        if size == 0.0:
             continue
         plan = split(term.samples, budget=budget, share_prefixes=share_prefixes)
         for batch in micro_batches(
@@ -226,7 +226,7 @@ def _backward(
             losses_M = term_loss(learner, term, batch, settings=settings, token_means=token_means)
             losses.append((term.objective, batch, losses_M.detach()))
             # Also of a loss that is not finite: its collectives involve the other ranks.
-            (losses_M.sum() * (term.weight / denominator)).backward()
+            (losses_M.sum() * (term.weight / size)).backward()
     metrics = mismatch_metrics(token_means.means())
     causes = [cause for of_rank in gather_objects(_not_finite(losses), world) for cause in of_rank]
     if causes:
