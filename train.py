@@ -34,8 +34,7 @@ from selfplay.config import Config
 from selfplay.data.instances import check_files
 from selfplay.distributed import World, close_world
 from selfplay.errors import Ending, RunEnds, SettingsError
-from selfplay.evaluation.drift_monitor import check_validation
-from selfplay.evaluation.held_out import held_out
+from selfplay.evaluation.held_out import check_fixed_partner, held_out
 from selfplay.partners.partners import check_partners
 from selfplay.preflight.run import check_run
 from selfplay.rollout.seating import check_players
@@ -86,9 +85,9 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         evaluates = config.eval.every > 0 and num_done % config.eval.every == 0
         with ending.after_update():
             metrics |= push(run, num_done)
-            run.watches.check(num_done, metrics, skipped=skipped)
             if evaluates:
-                metrics |= evaluate(run, num_done)
+                metrics |= evaluate(run)
+            run.monitors.check(num_done, metrics, skipped)
         run.journal.step(num_done, metrics, rollout.episodes, run.timed)
         if evaluates:
             refresh_report(run.folder, rank=world.rank)
@@ -111,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asked, config = read_train_words(words, __doc__ or "")
         check_players(config)
         check_partners(config.rollout.partners, config.game, out=config.out)
-        check_validation(config.eval, config.game, config.rollout, out=config.out)
+        check_fixed_partner(config.eval, config.game, config.rollout, out=config.out)
         check_files(config.game, config.data)
         check_run(config, here=not asked.dry_run)
         if asked.dry_run:

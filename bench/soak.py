@@ -62,7 +62,7 @@ SETTINGS = (
     "rollout={instances: 3, group_size: 4, partners: [self, pool*2], max_turns: 4, max_retries: 1,"
     " max_new_tokens: 24, max_game_tokens: 160}",
     "policy_pool.every=2",
-    "eval={every: 2, num_games: 4, final_games: 8, drift_monitor: {action: warn}}",
+    "eval={every: 2, num_games: 4, final_games: 8, partner: warm_start}",
     "save_every=2",
     "log_games_every=5",
     "device=cpu",

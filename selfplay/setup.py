@@ -32,21 +32,21 @@ from selfplay.distributed import World, barrier, gather_objects, init_world, on_
 from selfplay.engines.endpoint import Endpoint
 from selfplay.engines.hf import HFEngine
 from selfplay.errors import SettingsError
-from selfplay.evaluation.drift_monitor import DriftMonitor, make_drift_monitor
 from selfplay.evaluation.evaluate import EvaluationContext
-from selfplay.evaluation.held_out import held_out_at_start
+from selfplay.evaluation.held_out import fixed_partner, held_out_at_start
 from selfplay.learner.critic import make_critic
 from selfplay.learner.learner import Learner, UpdateSettings
 from selfplay.learner.optimizer import make_optimizer
+from selfplay.metrics.monitors import Monitors
 from selfplay.metrics.run_folder import hold_run, open_run
 from selfplay.metrics.step_log import Journal, Stopwatch
-from selfplay.metrics.watches import Watches
 from selfplay.model.hub import local_folder
 from selfplay.model.lora import Adapters
 from selfplay.model.policy import DTYPES, export, liger_is_here, load_sharded, scratch_model
 from selfplay.partners.judge import make_judge
 from selfplay.partners.partners import Partners
 from selfplay.preflight.model import check_model
+from selfplay.rollout.seating import Partner
 from selfplay.warm_start import (
     TeacherSettings,
     progress_folder,
@@ -94,8 +94,8 @@ class Run:
     judge: Endpoint | None
     teachers: TeacherSettings
     evaluation: EvaluationContext
-    drift_monitor: DriftMonitor
-    watches: Watches
+    fixed_partner: Partner | None
+    monitors: Monitors
     sync_check: SyncCheck
     journal: Journal
     timed: Stopwatch
@@ -126,13 +126,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     shares = parse_shares(config.rollout.partners)
     partners = Partners(shares, config, rendering=rendering, world=world)
     cleanup.callback(partners.close)
-    drift_monitor = make_drift_monitor(
-        config.eval.drift_monitor,
-        config.game,
-        weights=weights,
-        partners=partners,
-        rank=world.rank,
-    )
+    eval_partner = fixed_partner(config.eval, config.game, weights=weights, partners=partners)
     # Without sharding the hf engine generates with the learner's own parameters, not a copy.
     shares_policy = config.engine.kind == "hf" and world.mesh is None
     engine = None
@@ -159,8 +153,8 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     first_step, state = resume(folder, learner)
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
     partners.restore(state.get("partners", {}), learner, tokenizer)
-    watches = Watches(config.watch, rank=world.rank)
-    watches.restore(state.get("watches", {}))
+    monitors = Monitors(config.monitors, rank=world.rank)
+    monitors.restore(state.get("monitors", {}))
     sync_check = SyncCheck(
         learner,
         policy_engine,
@@ -171,7 +165,6 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     sync_check.restore(state.get("sync_check", {}))
     policy_engine.push_weights(first_step)
     held_out_at_start(first_step, config.steps, evaluation, folder=folder)
-    drift_monitor.start(state.get("drift_monitor", {}), first_step, evaluation)
     journal = Journal(
         folder,
         config.track,
@@ -195,8 +188,8 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         judge=judge,
         teachers=TeacherSettings.of(config),
         evaluation=evaluation,
-        drift_monitor=drift_monitor,
-        watches=watches,
+        fixed_partner=eval_partner,
+        monitors=monitors,
         sync_check=sync_check,
         journal=journal,
         timed=Stopwatch(),

@@ -162,13 +162,10 @@ def push(run: Run, version: int) -> dict[str, float]:
         return run.sync_check.after_push(version=version)
 
 
-def evaluate(run: Run, step: int) -> dict[str, float]:
-    """Play the validation games after `step` steps. Raises LanguageDrift."""
+def evaluate(run: Run) -> dict[str, float]:
+    """Play the validation games, and once more with `eval.partner`, if any."""
     with run.timed("eval"):
-        metrics = validation(run.evaluation)
-        metrics |= run.drift_monitor.measure(step, metrics)
-        run.drift_monitor.check()
-    return metrics
+        return validation(run.evaluation, run.fixed_partner)
 
 
 def save_learner(run: Run, step: int) -> OpenCheckpoint:
@@ -188,7 +185,6 @@ def trainer_state(run: Run) -> dict[str, Any]:
     return {
         "baselines": dict(run.baselines),
         "partners": run.partners.state(),
-        "drift_monitor": run.drift_monitor.state(),
-        "watches": run.watches.state(),
+        "monitors": run.monitors.state(),
         "sync_check": run.sync_check.state(),
     }

@@ -31,7 +31,8 @@ from selfplay.config.learning import (
     WarmStartConfig,
 )
 from selfplay.config.load import load
-from selfplay.config.partners import DriftMonitorConfig, EndpointConfig, PolicyPoolConfig
+from selfplay.config.monitors import DEFAULT_MONITORS, parse_rule
+from selfplay.config.partners import EndpointConfig, PolicyPoolConfig
 from selfplay.config.play import (
     BranchConfig,
     CollabConfig,
@@ -43,7 +44,6 @@ from selfplay.config.play import (
 )
 from selfplay.config.player_spec import POOL, parse_shares
 from selfplay.config.schema import RULES, key, section
-from selfplay.config.watches import WatchConfig
 from selfplay.errors import SettingsError
 
 __all__ = [
@@ -55,7 +55,6 @@ __all__ = [
     "Config",
     "CriticConfig",
     "DataConfig",
-    "DriftMonitorConfig",
     "EndpointConfig",
     "EngineConfig",
     "EvalConfig",
@@ -70,7 +69,6 @@ __all__ = [
     "ScratchConfig",
     "TrackConfig",
     "WarmStartConfig",
-    "WatchConfig",
     "load_config",
 ]
 
@@ -113,6 +111,11 @@ class Config:
         50, "write every n-th game in full to games.jsonl", within=(1, 10_000_000)
     )
     threads: int = key(0, "CPU threads of PyTorch; 0 keeps PyTorch's default", within=(0, 256))
+    monitors: tuple[str, ...] = key(
+        DEFAULT_MONITORS,
+        "rules over the numbers of metrics.jsonl that warn or stop the run, as in 'stop if entropy "
+        "< 0.05 over 5'; a list replaces the default rules (docs/monitors.md)",
+    )
     device: Literal["auto", "cpu", "cuda"] = key("auto", "auto uses a GPU if there is one")
     game: GameConfig = section(GameConfig, "rules of the game, and which instances are drawn")
     data: DataConfig = section(DataConfig, "sources of training and evaluation instances")
@@ -140,7 +143,6 @@ class Config:
     )
     parallel: ParallelConfig = section(ParallelConfig, "how the update is distributed over ranks")
     eval: EvalConfig = section(EvalConfig, "evaluation on held-out instances")
-    watch: WatchConfig = section(WatchConfig, "watches over the metrics of training steps")
     track: TrackConfig = section(
         TrackConfig,
         "an experiment tracker; a plain value sets the kind, as in `track: wandb`",
@@ -149,6 +151,8 @@ class Config:
     @model_validator(mode="after")
     def check(self) -> Self:
         """Raise ValueError for settings of different sections that contradict each other."""
+        for rule in self.monitors:
+            parse_rule(rule)
         self._check_game()
         if self.model.lora is not None:
             self._check_lora()

@@ -1,18 +1,16 @@
-"""Settings of partners: the policy pool, endpoints, and the fixed partner of the drift monitor."""
+"""Settings of partners: the policy pool and endpoints."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from selfplay.config.player_spec import CHECKPOINT, SCRIPTED, parse_spec
 from selfplay.config.schema import RULES, key
 from selfplay.config.secrets import check_body
 
-WARM_START = "warm_start"
 Price = Annotated[float, Field(ge=0.0, le=1e6)]
 
 
@@ -66,46 +64,4 @@ class EndpointConfig:
         except (TypeError, ValueError) as error:
             raise ValueError(f"endpoint.body must be valid JSON: {error}") from None
         check_body(self.body)
-        return self
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
-class DriftMonitorConfig:
-    """Detection of language drift.
-
-    Drift is a self-play score that rises while the score with a fixed partner falls.
-    """
-
-    action: Literal["off", "warn", "stop"] = key(
-        "off",
-        "off; warn prints a warning at each evaluation that shows drift; stop saves a "
-        "checkpoint and ends the run",
-    )
-    partner: str = key(
-        WARM_START,
-        "fixed partner of each evaluation: warm_start (the policy at the start of self-play, "
-        "a second copy of the model in memory), scripted:NAME or checkpoint:PATH",
-    )
-    tolerance: float = key(
-        0.03,
-        "allowed drop of the score with the fixed partner below its best so far",
-        within=(0.0, 1.0),
-    )
-    patience: int = key(
-        3, "consecutive evaluations that must exceed the tolerance", within=(1, 10_000_000)
-    )
-
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        if self.partner == WARM_START:
-            return self
-        try:
-            kind = parse_spec(self.partner).kind
-        except ValueError as error:
-            raise ValueError(f"eval.drift_monitor.partner: {error}; or warm_start") from None
-        if kind not in (SCRIPTED, CHECKPOINT):
-            raise ValueError(
-                "eval.drift_monitor.partner must be warm_start, scripted:NAME or checkpoint:PATH "
-                f"(a partner that does not change), got {self.partner!r}"
-            )
         return self

@@ -11,8 +11,15 @@ from pydantic.dataclasses import dataclass
 from dialop.kit import SHARED, Kit, NoOptions, load_kit
 from dialop.starts import checked_entries
 from selfplay.config.load import read_options
-from selfplay.config.partners import DriftMonitorConfig
-from selfplay.config.player_spec import ENDPOINT, PERSON, parse_shares, parse_spec
+from selfplay.config.player_spec import (
+    CHECKPOINT,
+    ENDPOINT,
+    PERSON,
+    SCRIPTED,
+    WARM_START,
+    parse_shares,
+    parse_spec,
+)
 from selfplay.config.schema import RULES, fields_of, key, section
 
 # Games whose settings are keys of `game` itself.
@@ -341,23 +348,26 @@ class EvalConfig:
     final_games: int = key(
         1024, "games of the evaluations before and after self-play", within=(1, MAX_GAMES)
     )
-    human_words: str | None = key(
+    partner: str | None = key(
         None,
-        "a .jsonl of recorded human games; evaluations during training then log the distance "
-        "between the policy's and the human word distributions",
-    )
-    drift_monitor: DriftMonitorConfig = section(
-        DriftMonitorConfig,
-        "warning or stop when the policy's language drifts",
+        "a partner that does not change: evaluations during training play the games once more with "
+        "it and log eval_score_with_partner. warm_start (the policy at the start of self-play, a "
+        "second copy of the model in memory), scripted:NAME or checkpoint:PATH",
     )
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        needs_every = {
-            "eval.drift_monitor.action": self.drift_monitor.action != "off",
-            "eval.human_words": self.human_words is not None,
-        }
-        for name, is_set in needs_every.items():
-            if is_set and not self.every:
-                raise ValueError(f"eval.every must be at least 1 with {name}, got 0")
+        if self.partner is None:
+            return self
+        if not self.every:
+            raise ValueError(f"eval.every must be at least 1 with eval.partner, got {self.every}")
+        try:
+            kind = parse_spec(self.partner).kind if self.partner != WARM_START else CHECKPOINT
+        except ValueError as error:
+            raise ValueError(f"eval.partner: {error}; or warm_start") from None
+        if kind not in (SCRIPTED, CHECKPOINT):
+            raise ValueError(
+                "eval.partner must be warm_start, scripted:NAME or checkpoint:PATH (a partner that "
+                f"does not change), got {self.partner!r}"
+            )
         return self

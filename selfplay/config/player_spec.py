@@ -26,6 +26,7 @@ SELF, SCRIPTED, CHECKPOINT, POOL, ENDPOINT, PERSON = (
     "endpoint",
     "person",
 )
+WARM_START = "warm_start"  # the policy at the start of self-play; only in eval.partner
 MAX_SHARE = 1e6
 _SHAPES = {
     SELF: "self",

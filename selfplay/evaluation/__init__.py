@@ -1,4 +1,4 @@
-"""Measures a policy: held-out games, cross-play, language drift, and the reports on them.
+"""Measures a policy: held-out games, cross-play, and the reports on them.
 
 Speaks of games, scores and intervals. Never sees gradients or losses.
 """

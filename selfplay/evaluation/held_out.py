@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from selfplay.atomic import write_atomically
+from selfplay.config import EvalConfig, GameConfig, RolloutConfig
+from selfplay.config.player_spec import CHECKPOINT, WARM_START, Spec
 from selfplay.data.instances import HELD_OUT, VALIDATION, evaluation_instances
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import (
     EvaluationContext,
     evaluate,
     evaluate_scripted,
-    play_instances,
-    summarize,
 )
 from selfplay.evaluation.report import rows_json, table_text
-from selfplay.evaluation.word_drift import read_people, word_drift
 from selfplay.metrics.tables import COLUMNS, paired_change, show_interval
+from selfplay.partners.partners import Partners, check_spec
+from selfplay.rollout.seating import Partner, chosen_seats, read_spec
 
 
 def held_out(stage: str, context: EvaluationContext, *, folder: Path) -> None:
@@ -111,27 +113,47 @@ def what_changed(folder: Path) -> str:
     )
 
 
-def validation(context: EvaluationContext) -> dict[str, float]:
-    """Play the validation instances, sampled as in training. Returns metrics with the prefix
-    `eval_`. Every rank must call."""
-    settings = context.eval
-    played = play_instances(_validation_instances(context), context)
-    row = summarize(played, context)
-    measures = {name: row.measures[name] for name, _, _ in COLUMNS if name in row.measures}
-    if settings.human_words is not None:
-        people = read_people(settings.human_words, context.game)
-        measures |= word_drift(played.games.values(), people, context.world)
-    metrics = {f"eval_{name}": value for name, value in measures.items()}
-    names = ("eval_score", "eval_score_low", "eval_score_high")
-    return metrics | dict(zip(names, row.interval, strict=True))
-
-
-def validation_score(context: EvaluationContext) -> float:
-    """Play the validation instances and return the mean score alone. Every rank must call."""
-    return evaluate(_validation_instances(context), context).interval[0]
-
-
-def _validation_instances(context: EvaluationContext) -> list[Any]:
-    return evaluation_instances(
+def validation(context: EvaluationContext, fixed: Partner | None) -> dict[str, float]:
+    """Play the validation instances, sampled as in training, and once more with the partner
+    `fixed`, if any. Returns metrics with the prefix `eval_`. Every rank must call."""
+    instances = evaluation_instances(
         VALIDATION, num=context.eval.num_games, game=context.game, data=context.data
     )
+    row = evaluate(instances, context)
+    measures = {name: row.measures[name] for name, _, _ in COLUMNS if name in row.measures}
+    metrics = {f"eval_{name}": value for name, value in measures.items()}
+    names = ("eval_score", "eval_score_low", "eval_score_high")
+    metrics |= dict(zip(names, row.interval, strict=True))
+    if fixed is not None:
+        with_partner = evaluate(instances, replace(context, partner=fixed))
+        metrics["eval_score_with_partner"] = with_partner.interval[0]
+    return metrics
+
+
+def fixed_partner(
+    settings: EvalConfig, game: GameConfig, *, weights: Path, partners: Partners
+) -> Partner | None:
+    """The partner that `eval.partner` names, loaded here; None if it names none. `weights` is the
+    folder that self-play starts from."""
+    if settings.partner is None:
+        return None
+    if settings.partner == WARM_START:
+        return partners.add(Spec(CHECKPOINT, str(weights), WARM_START))
+    return partners.add(read_spec(settings.partner, game, what="eval.partner"))
+
+
+def check_fixed_partner(
+    settings: EvalConfig, game: GameConfig, rollout: RolloutConfig, *, out: str
+) -> None:
+    """Raise SettingsError, before anything starts, if the partner of evaluations during training
+    is missing or cannot play this game."""
+    if settings.partner is None:
+        return
+    if chosen_seats(game, rollout) is not None:
+        raise SettingsError(
+            f"eval.partner must be null for {game.name} where the policy does not play all seats "
+            f"and there is no self-play, got {settings.partner}"
+        )
+    if settings.partner != WARM_START:
+        spec = read_spec(settings.partner, game, what="eval.partner")
+        check_spec(spec, game, out=out, what="eval.partner")

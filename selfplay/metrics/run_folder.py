@@ -24,7 +24,7 @@ from selfplay.errors import SettingsError
 # Settings that may change when a run resumes: first those of its length and logs.
 _LENGTH = (
     *("out", "steps", "save_every", "keep_checkpoints", "log_games_every"),
-    *("eval", "watch", "track"),
+    *("eval", "monitors", "track"),
 )
 # Settings of where and how things are computed. Results stay equal up to rounding or, with SGLang,
 # in distribution.

@@ -138,7 +138,7 @@ PPO_RUN = (
 )
 RUNS: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "drift": ("eval.every=2", "eval.drift_monitor.action=stop", "eval.drift_monitor.tolerance=1.0"),
+    "fixed partner": ("eval.every=2", "eval.partner=warm_start"),
     # A third of the games beside itself; the second step may meet the first's weights.
     "pool": (
         *("rollout.partners=[self,pool*2]", "policy_pool.every=1", "rollout.instances=6"),

@@ -18,7 +18,7 @@ from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.router import EngineRouter, Frozen
 from selfplay.errors import SettingsError
-from selfplay.evaluation.drift_monitor import check_validation
+from selfplay.evaluation.held_out import check_fixed_partner
 from selfplay.metrics.step import game_measures, tally
 from selfplay.partners import policy_pool
 from selfplay.partners.partners import check_partners
@@ -426,12 +426,12 @@ def test_a_run_with_a_frozen_checkpoint_and_a_script(
         assert line["mismatch_max"] < RUN_GAP and line["num_groups"] > 8
 
 
-@pytest.mark.parametrize("partner", ["rollout.partners=[{}]", "eval.drift_monitor.partner={}"])
+@pytest.mark.parametrize("partner", ["rollout.partners=[{}]", "eval.partner={}"])
 def test_a_partner_of_another_game_ends_at_once(
     partner: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A policy without private reasoning may play where it is on, but not the other way round."""
-    other, drift_monitor = tmp_path / "other", ("eval.every=2", "eval.drift_monitor.action=warn")
+    other, evaluating = tmp_path / "other", ("eval.every=2",)
     (other / "final").mkdir(parents=True)
     for name in ("config.json", "model.safetensors"):
         (other / "final" / name).touch()
@@ -440,13 +440,13 @@ def test_a_partner_of_another_game_ends_at_once(
     for words in ("game.brief=false", "game.messages=false", "game.private_reasoning=true"):
         key, _, value = words.partition("=")
         (other / "config.yaml").write_text(dump(config_of(words)))
-        assert run_tiny(tmp_path / "run", *drift_monitor, sits) == 2
+        assert run_tiny(tmp_path / "run", *evaluating, sits) == 2
         message = capsys.readouterr().err
         assert f"{key} must be" in message
         assert f"got {value} in {other} and " in message and f"in {tmp_path / 'run'}\n" in message
     assert not (tmp_path / "run").exists()
     older = dump(config_of()) + "a_key_that_went: 1\n"
     (other / "config.yaml").write_text(older)
-    config = config_of(*drift_monitor, sits, run, "game.private_reasoning=true")
+    config = config_of(*evaluating, sits, run, "game.private_reasoning=true")
     check_partners(config.rollout.partners, config.game, out=config.out)
-    check_validation(config.eval, config.game, config.rollout, out=config.out)
+    check_fixed_partner(config.eval, config.game, config.rollout, out=config.out)

@@ -32,7 +32,6 @@ from dialop.tags import drop_reasoning, split_move
 from selfplay.chat.rendering import Rendering
 from selfplay.engines.base import Completion, Request
 from selfplay.evaluation.report import fenced
-from selfplay.evaluation.word_drift import count_words
 from selfplay.partners.judge import read_mark
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Limits
@@ -131,7 +130,6 @@ READERS: dict[str, Callable[[str], object]] = {
     "statements": statements,
     "tag": split_move,
     "reasoning": lambda text: drop_reasoning(text, ("message", "propose")),
-    "words": lambda text: count_words([text]),
     "number": lambda text: grading.equal_values(text, "8"),
     "target": lambda text: grading.equal_values("8", text),
     "bleu": lambda text: grading.bleu(text, LETTER.target),

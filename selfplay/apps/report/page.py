@@ -51,7 +51,7 @@ _CURVES = (
     ("Groups without signal", (("zero_variance_groups", "zero-variance groups"),), "share"),
     (
         "A fixed partner",
-        (("eval_score", "by itself"), ("eval_drift_score", "with the drift monitor's partner")),
+        (("eval_score", "by itself"), ("eval_score_with_partner", "with eval.partner")),
         "score on validation games",
     ),
     ("Speed", (("tokens_per_s", "tokens a second"),), "of the engine"),
@@ -207,7 +207,7 @@ def run_charts(run: RunFiles) -> list[Chart]:
         line_chart("Score", list(score_lines(run, COLOURS[0])), reference_levels(run), note=note)
     ]
     for title, metrics, note in _CURVES:
-        if title == "A fixed partner" and not points_of(run, "eval_drift_score"):
+        if title == "A fixed partner" and not points_of(run, "eval_score_with_partner"):
             continue
         charts.append(
             line_chart(

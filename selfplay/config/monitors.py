@@ -1,0 +1,81 @@
+"""The rules of the setting `monitors`: which number of metrics.jsonl warns of or stops a run.
+
+stop if entropy < 0.05 over 5
+warn if score/scripted:* falls 0.2 over 10
+stop if eval_score_with_partner falls 0.03 over 3 while eval_score rises
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+DEFAULT_MONITORS = (
+    "stop if num_skipped_steps > 0",
+    "warn if entropy < 0.001 over 10",
+    "warn if ratio_mean < 0.5 over 10",
+    "warn if ratio_mean > 1.5 over 10",
+    "warn if score < 0.001 over 10",
+    "warn if honesty falls 0.2 over 10",
+    "warn if score/scripted:* falls 0.2 over 10",
+    "warn if score/checkpoint:* falls 0.2 over 10",
+    "warn if score/endpoint:* falls 0.2 over 10",
+    "warn if eval_score_with_partner falls 0.03 over 3 while eval_score rises",
+)
+_SHAPE = re.compile(
+    r"(?P<action>warn|stop) if (?P<metric>\S+) (?P<relation><|>|falls) (?P<bound>\S+)"
+    r"( over (?P<window>\d{1,6}))?( while (?P<rising>\S+) rises)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`action` if the mean of `metric` over its last `window` values is `<` or `>` than `bound`, or
+    `falls` more than `bound` below the largest such mean so far.
+
+    `metric` may contain `*`: every metric that matches has its own mean. With `rising` the rule
+    also needs this second metric's mean to be above what it was at the first one's largest mean.
+    """
+
+    text: str
+    action: str
+    metric: str
+    relation: str
+    bound: float
+    window: int
+    rising: str | None
+
+
+def parse_rule(text: str) -> Rule:
+    """Raises ValueError for text that is no rule."""
+    words = " ".join(text.split())
+    found = _SHAPE.fullmatch(words)
+    if found is None:
+        raise ValueError(
+            "monitors: a rule must be 'warn|stop if METRIC <|>|falls NUMBER [over STEPS] [while "
+            f"METRIC rises]', as in 'stop if entropy < 0.05 over 5', got {text!r}"
+        )
+    try:
+        bound = float(found["bound"])
+    except ValueError:
+        bound = math.nan
+    if not math.isfinite(bound) or (found["relation"] == "falls" and bound < 0):
+        rule = "a number of at least 0" if found["relation"] == "falls" else "a finite number"
+        raise ValueError(f"monitors: {words!r} needs {rule}, got {found['bound']}")
+    window = int(found["window"] or 1)
+    if window < 1:
+        raise ValueError(f"monitors: {words!r} needs 'over' at least 1 step, got {window}")
+    if found["rising"] and found["relation"] != "falls":
+        raise ValueError(
+            f"monitors: {words!r} needs 'falls' before 'while … rises', got {found['relation']}"
+        )
+    return Rule(
+        words,
+        found["action"],
+        found["metric"],
+        found["relation"],
+        bound,
+        window,
+        found["rising"],
+    )

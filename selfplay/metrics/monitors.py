@@ -1,0 +1,128 @@
+"""Monitors: rules over the numbers of metrics.jsonl that warn of a run or stop it.
+
+docs/monitors.md lists the rules that are on by default, and the noise of healthy runs.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from dialop.specs import nearest
+from selfplay.config.monitors import DEFAULT_MONITORS, Rule, parse_rule
+from selfplay.errors import RunEnds
+
+
+class MonitorStop(RunEnds):
+    """A rule whose action is stop ended the run."""
+
+
+@dataclass(slots=True)
+class _Series:
+    """What one rule has read of one metric. The lists have at most the rule's window of values."""
+
+    values: list[float] = field(default_factory=list)
+    rising: list[float] = field(default_factory=list)  # of the metric that must rise, if any
+    best: float | None = None  # the largest mean over a full window
+    rising_at_best: float = 0.0
+    holds: bool = False  # whether the rule held at the last value
+
+
+class Monitors:
+    """The rules of a run. Every rank calls with the same metrics and gets the same verdict."""
+
+    def __init__(self, rules: Sequence[str], *, rank: int) -> None:
+        self._rules = [parse_rule(text) for text in rules]
+        self._series: dict[tuple[str, str], _Series] = {}  # by the rule's text and the metric
+        self._unmatched = [rule for rule in self._rules if rule.text not in DEFAULT_MONITORS]
+        self._rank = rank
+
+    def check(self, step: int, metrics: Mapping[str, float], skipped: Sequence[str] = ()) -> None:
+        """Read the metrics after `step` steps. `skipped` says why optimizer steps were skipped.
+
+        A rule that warns prints a line when it begins to hold. Raises MonitorStop, after reading
+        all metrics, for the first rule that holds and stops.
+        """
+        metrics = {"num_skipped_steps": 0.0, **metrics}  # which is logged only where it is above 0
+        self._warn_of_unmatched(metrics)
+        stops = []
+        for rule in self._rules:
+            for name in (n for n in metrics if fnmatchcase(n, rule.metric)):
+                problem = self._read(rule, name, metrics)
+                if not problem:
+                    continue
+                if name == "num_skipped_steps" and skipped:
+                    problem += f" ({skipped[0]})"
+                if rule.action == "stop":
+                    stops.append(f"monitor '{rule.text}' stopped the run after step {step}: ")
+                    stops[-1] += problem
+                else:
+                    self._warn(f"monitor '{rule.text}', step {step}: {problem}")
+        if stops:
+            raise MonitorStop(f"{stops[0]}; `monitors` without this rule goes on")
+
+    def state(self) -> dict[str, Any]:
+        """The part of the trainer state that `restore` takes, as plain values."""
+        return {"series": [[*key, asdict(series)] for key, series in self._series.items()]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`. Rules that were not in it begin without values."""
+        self._series = {(rule, n): _Series(**saved) for rule, n, saved in state.get("series", [])}
+
+    def _read(self, rule: Rule, name: str, metrics: Mapping[str, float]) -> str:
+        """Add the metric's value to the rule's series; what to report now, "" for nothing."""
+        value, rising = metrics[name], metrics.get(rule.rising or name, math.nan)
+        if not (math.isfinite(value) and math.isfinite(rising)):
+            return ""
+        series = self._series.setdefault((rule.text, name), _Series())
+        series.values = [*series.values, value][-rule.window :]
+        series.rising = [*series.rising, rising][-rule.window :] if rule.rising else []
+        if len(series.values) < rule.window:
+            return ""
+        mean, rising_mean = _mean(series.values), _mean(series.rising)
+        if series.best is None or mean >= series.best:
+            series.best, series.rising_at_best = mean, rising_mean
+        held, series.holds = series.holds, _holds(rule, series, mean, rising_mean)
+        if not series.holds or (held and rule.action == "warn"):
+            return ""
+        over = f" over {rule.window} steps" if rule.window > 1 else ""
+        problem = f"the mean of {name}{over} is {mean:.4g}"
+        if rule.relation == "falls":
+            problem += f", {series.best - mean:.4g} below its best"
+        if rule.rising:
+            problem += f", {rule.rising} went from {series.rising_at_best:.4g} to {rising_mean:.4g}"
+        return problem
+
+    def _warn_of_unmatched(self, metrics: Mapping[str, float]) -> None:
+        """Warn once of a rule of the user's that names no metric of the run. Metrics of evaluations
+        are looked for at the first evaluation."""
+        for rule in list(self._unmatched):
+            if rule.metric.startswith("eval_") and "eval_score" not in metrics:
+                continue
+            self._unmatched.remove(rule)
+            for metric in filter(None, (rule.metric, rule.rising)):
+                if not any(fnmatchcase(name, metric) for name in metrics):
+                    near = nearest(metric, list(metrics))
+                    self._warn(f"monitor '{rule.text}': no metric is called {metric}{near}")
+
+    def _warn(self, text: str) -> None:
+        if self._rank == 0:
+            print(f"warning: {text}", file=sys.stderr)
+
+
+def _holds(rule: Rule, series: _Series, mean: float, rising_mean: float) -> bool:
+    if rule.relation == "<":
+        return mean < rule.bound
+    if rule.relation == ">":
+        return mean > rule.bound
+    assert series.best is not None
+    falls = series.best - mean > rule.bound
+    return falls and (rule.rising is None or rising_mean > series.rising_at_best)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,223 @@
+"""Each default rule fires on what it is for and on no healthy run; stop saves before it ends."""
+
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfplay import step as step_verbs
+from selfplay.checkpoint import checkpoints
+from selfplay.config.monitors import DEFAULT_MONITORS, parse_rule
+from selfplay.credit.sample import Sample
+from selfplay.metrics.monitors import Monitors, MonitorStop
+from tests.helpers.tiny_run import begin_warm, finished, metrics_of, run_tiny, same_weights
+
+HEALTHY = {
+    "entropy": 0.024,
+    "ratio_mean": 1.0,
+    "score": 0.8,
+    "honesty": 0.95,
+    "score/scripted:honest/0": 0.9,
+    "num_optimizer_steps": 1.0,
+}
+# What goes wrong, and after how many such steps the mean over ten passes the bound of the default
+# rule of this metric.
+PROVOKED = {
+    "entropy": (1e-6, 10),
+    "ratio_mean": (9.0, 1),
+    "score": (0.0, 10),
+    "honesty": (0.5, 5),
+    "score/scripted:honest/0": (0.45, 5),
+}
+STOPPING = [rule.replace("warn if", "stop if") for rule in DEFAULT_MONITORS]
+FALLS = "stop if eval_score_with_partner falls 0.05 over 2 while eval_score rises"
+
+
+def stopped(steps: Sequence[Mapping[str, float]], *rules: str) -> int | None:
+    """The step, from 1, after which a rule stopped the run; None if none did."""
+    monitors = Monitors(rules, rank=0)
+    for step, metrics in enumerate(steps, 1):
+        try:
+            monitors.check(step, metrics)
+        except MonitorStop:
+            return step
+    return None
+
+
+@pytest.mark.parametrize("metric", PROVOKED)
+def test_a_default_rule_fires_on_what_it_is_for(
+    metric: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value, num = PROVOKED[metric]
+    steps = [HEALTHY] * 20 + [HEALTHY | {metric: value}] * 20
+    assert stopped(steps, *STOPPING) == 20 + num
+    capsys.readouterr()  # rules of partners that this run has not
+    assert stopped(steps, *DEFAULT_MONITORS) is None
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f", step {20 + num}: the mean of {metric} over 10 steps is " in line
+    assert stopped(steps) is None
+
+
+def test_a_warning_comes_again_only_after_the_rule_did_not_hold(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    silent = [HEALTHY | {"score": 0.0}] * 10
+    stopped([*silent, *silent, *[HEALTHY] * 10, *silent], *DEFAULT_MONITORS)
+    assert capsys.readouterr().err.count("score < 0.001") == 2
+
+
+def test_healthy_steps_fire_no_default_rule() -> None:
+    """10,000 steps with the noise of the smallest batches: 16 games, 12 statements a step."""
+    rng = random.Random(0)
+
+    def mean(p: float, num: int) -> float:
+        return sum(rng.random() < p for _ in range(num)) / num
+
+    steps = [
+        {
+            "entropy": 0.024 * math.exp(rng.gauss(0, 0.3)),
+            "ratio_mean": 1 + rng.gauss(0, 0.05),
+            "score": mean(0.6, 16),
+            "honesty": mean(0.95, 12),
+            "score/scripted:honest/0": mean(0.97, 16),
+        }
+        for _ in range(10_000)
+    ]
+    assert stopped(steps, *STOPPING) is None
+
+
+@pytest.mark.parametrize(
+    ("alone", "paired", "step"),
+    [
+        # Both rise, both fall, or the fall is within the bound.
+        ((0.5, 0.6, 0.7, 0.8), (0.5, 0.6, 0.7, 0.8), None),
+        ((0.8, 0.6, 0.5, 0.4), (0.8, 0.6, 0.5, 0.4), None),
+        ((0.5, 0.6, 0.7, 0.8), (0.50, 0.48, 0.46, 0.46), None),
+        # Self-play rises and the score with the partner falls: means 0.5, 0.45, 0.35.
+        ((0.5, 0.5, 0.6, 0.7), (0.5, 0.5, 0.4, 0.3), 4),
+        # Both are compared with the best pair of means, which is the second.
+        ((0.5, 0.9, 0.9, 0.8), (0.5, 0.8, 0.8, 0.6), None),
+    ],
+)
+def test_a_score_that_falls_while_another_rises(
+    alone: Sequence[float], paired: Sequence[float], step: int | None
+) -> None:
+    steps = [
+        {"eval_score": a, "eval_score_with_partner": p} for a, p in zip(alone, paired, strict=True)
+    ]
+    assert stopped(steps, FALLS) == step
+
+
+def test_restored_monitors_go_on_where_they_were() -> None:
+    steps = [HEALTHY] * 15 + [HEALTHY | {"honesty": 0.5}] * 5
+    first, second = (Monitors(STOPPING, rank=0) for _ in range(2))
+    for step, metrics in enumerate(steps[:18], 1):
+        first.check(step, metrics)
+    second.restore(json.loads(json.dumps(first.state())))
+    second.check(19, steps[18])
+    with pytest.raises(MonitorStop, match=r"after step 20: .*honesty"):
+        second.check(20, steps[19])
+
+
+def test_a_metric_that_does_not_exist_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """One of evaluations at the first evaluation; default rules may lack theirs."""
+    rules = ["stop if entropi < 1", "stop if eval_scor < 1 over 2", *DEFAULT_MONITORS]
+    monitors = Monitors(rules, rank=0)
+    monitors.check(1, HEALTHY)
+    monitors.check(2, HEALTHY | {"eval_score": 0.9})
+    monitors.check(3, HEALTHY | {"eval_score": 0.9})
+    first, second = capsys.readouterr().err.splitlines()
+    assert "entropi; nearest is entropy" in first and "eval_scor; nearest is eval_score" in second
+
+
+@pytest.mark.parametrize(
+    ("rule", "got"),
+    [
+        ("entropy < 0.05: stop", "stop if entropy < 0.05 over 5"),
+        ("stop if entropy < low", "got low"),
+        ("warn if score falls -1", "at least 0, got -1"),
+        ("warn if score > nan", "finite number, got nan"),
+        ("warn if score > 1 over 0", "at least 1 step, got 0"),
+        ("warn if score > 1 while eval_score rises", "got >"),
+    ],
+)
+def test_a_bad_rule_says_what_is_wrong(rule: str, got: str) -> None:
+    with pytest.raises(ValueError, match=r"^monitors: ") as error:
+        parse_rule(rule)
+    assert got in str(error.value)
+
+
+# --- in a run -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
+    """Steps, from 1, in which one sample's advantages are not numbers."""
+    steps: set[int] = set()
+    real = step_verbs.update_policy
+
+    def update(
+        learner: Any, samples: Sequence[Sample], *words: Any, step: int, **named: Any
+    ) -> Any:
+        if step + 1 in steps:
+            first = samples[0]
+            nan = [math.nan * m for m in first.mask]
+            samples = [replace(first, advantages=nan), *samples[1:]]
+        return real(learner, samples, *words, step=step, **named)
+
+    monkeypatch.setattr(step_verbs, "update_policy", update)
+    return steps
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_after_a_save(
+    tmp_path: Path, poisoned: set[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The weights after the step are those before it, and a restart goes on with the next one."""
+    folder = tmp_path / "run"
+    begin_warm(folder)
+    poisoned.add(3)
+    assert run_tiny(folder) == 1
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "stopped the run after step 3: the mean of num_skipped_steps is 1 (the surr" in line
+    assert "is nan" in line and "goes on with step 4" in line
+    assert checkpoints(folder)[-1].name == "step_000003"
+    assert same_weights(*(c / "hf" for c in checkpoints(folder)[-2:]))
+    poisoned.clear()
+    assert run_tiny(folder) == 0
+    assert [line["step"] for line in metrics_of(folder)] == [1, 2, 3, 4]
+
+
+def test_a_rule_that_warns_leaves_the_optimizer_step_out_and_goes_on(
+    tmp_path: Path, poisoned: set[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With two mini-batches one step of the two is taken."""
+    folder = tmp_path / "run"
+    words = ("monitors=[warn if num_skipped_steps > 0]", "algorithm.minibatches=2")
+    begin_warm(folder)
+    poisoned.add(2)
+    assert run_tiny(folder, *words) == 0
+    lines = metrics_of(folder)
+    assert [line["num_optimizer_steps"] for line in lines] == [2, 1, 2, 2]
+    assert [line.get("num_skipped_steps") for line in lines] == [None, 1, None, None]
+    (warning,) = [x for x in capsys.readouterr().err.splitlines() if "num_skipped" in x]
+    assert "step 2" in warning
+
+
+def test_a_rule_stops_a_run_after_a_save_and_without_it_the_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The entropy of a tiny run is below 50 nats in every window."""
+    folder = tmp_path / "run"
+    begin_warm(folder)
+    assert run_tiny(folder, "monitors=[stop if entropy < 50 over 3]") == 1
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "'stop if entropy < 50 over 3' stopped the run after step 3" in line
+    assert "goes on with step 4" in line
+    assert checkpoints(folder)[-1].name == "step_000003"
+    assert run_tiny(folder) == 0
+    assert metrics_of(folder) == metrics_of(finished())
