@@ -16,14 +16,13 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from selfplay.atomic import atomic_folder, clear_leftovers, damage, discard
+from selfplay.atomic import atomic_folder, discard
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.checkpoint import (
-    checkpoints,
     export_atomically,
     keep_newest,
+    repair_folder,
     resume,
-    set_damaged_aside,
 )
 from selfplay.config import Config, ModelConfig, OptimConfig
 from selfplay.config.player_spec import parse_shares
@@ -116,7 +115,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     on_first_rank(lambda: cleanup.callback(hold_run(folder).close), world)
     on_first_rank(partial(open_run, folder, config), world)
     check_shared(folder, world)
-    on_first_rank(partial(repair_folder, folder), world)
+    on_first_rank(partial(repair_folder, folder, imitation=progress_folder(folder)), world)
     stream = cleanup.enter_context(closing(TrainStream(config)))
     tokenizer = make_tokenizer(config, folder, world)
     warn_low_rate(config.model, config.optim, world)
@@ -212,34 +211,6 @@ def check_shared(folder: Path, world: World) -> None:
             f"out must be a folder on storage that all hosts share, got {folder}: ranks "
             f"{ranks_without} do not see what rank 0 wrote there"
         )
-
-
-def repair_folder(folder: Path) -> None:
-    """Delete what killed processes left in a run's folder, and set damaged checkpoints aside.
-
-    Raises SettingsError, which says what to do, for damage that cannot be repaired.
-    """
-    imitation = progress_folder(folder)
-    places = (folder, folder / "checkpoints", folder / "policy_pool", imitation / "checkpoints")
-    clear_leftovers(places)
-    if (folder / "warm_start").exists():
-        discard(imitation)
-    set_damaged_aside(folder)
-    set_damaged_aside(imitation)
-    log = folder / "metrics.jsonl"
-    if not checkpoints(folder) and log.exists() and log.stat().st_size:
-        print(
-            f"warning: {folder / 'checkpoints'} holds no checkpoint: the run begins with its first "
-            "step again",
-            file=sys.stderr,
-        )
-    for part in (folder / "tokenizer", folder / "random_start", folder / "warm_start"):
-        found = damage(part) if part.exists() else None
-        if found is not None:
-            raise SettingsError(
-                f"{part} must be undamaged, got {found}; delete it and the run makes it again, "
-                "or restore a copy"
-            )
 
 
 def make_tokenizer(config: Config, folder: Path, world: World) -> PreTrainedTokenizerBase:

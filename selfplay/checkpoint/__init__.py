@@ -3,6 +3,7 @@
 This room speaks of states, folders and their damage. It never sees games or text.
 """
 
+from selfplay.checkpoint.repair import repair_folder
 from selfplay.checkpoint.saving import (
     OpenCheckpoint,
     begin_checkpoint,
@@ -14,7 +15,6 @@ from selfplay.checkpoint.saving import (
     policies,
     resume,
     save_checkpoint,
-    set_damaged_aside,
 )
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "finish",
     "keep_newest",
     "policies",
+    "repair_folder",
     "resume",
     "save_checkpoint",
-    "set_damaged_aside",
 ]

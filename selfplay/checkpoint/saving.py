@@ -10,8 +10,6 @@ resumed from.
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -30,9 +28,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from selfplay.atomic import UNFINISHED, atomic_folder_on_ranks, damage, discard, write_atomically
+from selfplay.atomic import atomic_folder, discard, filled, hidden, take_name
 from selfplay.distributed import World, broadcast_object, on_first_rank
-from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
 from selfplay.model.lora import export_adapters, is_adapter
 from selfplay.model.policy import export
@@ -40,33 +37,35 @@ from selfplay.model.policy import export
 
 @dataclass(frozen=True, slots=True)
 class OpenCheckpoint:
-    """A checkpoint whose learner is on disk, at `path`, and whose trainer state is still to come.
-    Only `finish` gives it the name under which a run resumes."""
+    """A checkpoint whose learner is written and whose trainer state is still to come. Until
+    `finish` its folder is a hidden one, which no run resumes from."""
 
     run: Path
-    path: Path
     step: int
     learner: Learner
+
+    @property
+    def folder(self) -> Path:
+        return self.run / "checkpoints" / f"step_{self.step:06d}"
 
     def finish(self, state: Mapping[str, Any], *, keep: int) -> Path:
         """Add the trainer state that the next step needs in addition to the learner: plain JSON
         values, the same on every rank. Then delete all but the newest `keep` checkpoints. Every
         rank must call."""
-        world, final = self.learner.world, self.path.with_name(f"step_{self.step:06d}")
+        world = self.learner.world
         progress = {
             "step": self.step,
             "ranks": world.world_size,
             "state": state,
         }
 
-        def name() -> None:
-            write_atomically(self.path / "progress.json", json.dumps(progress))
-            discard(final)  # of the same step, so of the same state
-            self.path.rename(final)
+        def complete() -> None:
+            (hidden(self.folder) / "progress.json").write_text(json.dumps(progress))
+            take_name(self.folder)
             keep_newest(self.run, keep)
 
-        on_first_rank(name, world)
-        return final
+        on_first_rank(complete, world)
+        return self.folder
 
 
 def begin_checkpoint(
@@ -77,24 +76,22 @@ def begin_checkpoint(
     step: int,
     policy: bool = True,
 ) -> OpenCheckpoint:
-    """Write the learner after `step` finished steps; its tensors must not be offloaded. Every rank
-    must call.
+    """Write the learner after `step` finished steps; its tensors must not be offloaded. Neither
+    needs nor changes the engine. Every rank must call.
 
     Without `policy` there is no `hf/`, and only `resume` can read the checkpoint.
     """
-    world, path = learner.world, folder / "checkpoints" / f"{UNFINISHED}step_{step:06d}"
-    with atomic_folder_on_ranks(path, world) as partial_folder:
+    world, opened = learner.world, OpenCheckpoint(folder, step, learner)
+    with filled(opened.folder, world) as partial:
         with _without_no_dist_warning():
             dcp.save(
-                learner_state(learner),
-                checkpoint_id=partial_folder / "state",
-                no_dist=world.mesh is None,
+                learner_state(learner), checkpoint_id=partial / "state", no_dist=world.mesh is None
             )
         if policy and learner.adapters is None:
-            export(learner.model, tokenizer, partial_folder / "hf", world=world)
+            export(learner.model, tokenizer, partial / "hf", world=world)
         elif policy:
-            _export_adapters(learner, tokenizer, partial_folder / "hf")
-    return OpenCheckpoint(folder, path, step, learner)
+            _export_adapters(learner, tokenizer, partial / "hf")
+    return opened
 
 
 def save_checkpoint(
@@ -118,38 +115,8 @@ def keep_newest(folder: Path, keep: int) -> None:
         discard(old)
 
 
-def set_damaged_aside(folder: Path) -> None:
-    """Rename damaged checkpoints newer than the newest undamaged one to `damaged_step_N`, and
-    print it. One process calls.
-
-    Raises SettingsError if there are checkpoints and all are damaged.
-    """
-    damaged: dict[Path, str] = {}
-    for saved in checkpoints(folder)[::-1]:
-        found = damage(saved)
-        if found is None:
-            break
-        damaged[saved] = found
-    else:
-        if damaged:
-            told = "; ".join(f"{saved.name}: {found}" for saved, found in damaged.items())
-            raise SettingsError(
-                f"{folder / 'checkpoints'} must hold an undamaged checkpoint, got {told}; "
-                "restore a copy of one, or start a new run with out=FOLDER"
-            )
-    for saved, found in damaged.items():
-        aside = saved.with_name(f"damaged_{saved.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        saved.rename(aside)
-        print(
-            f"warning: checkpoint {saved} is damaged: {found}; it is now {aside.name}, and the run "
-            "goes on from the one before",
-            file=sys.stderr,
-        )
-
-
 def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
-    """Load the newest checkpoint, which `set_damaged_aside` has checked, into the learner, in
+    """Load the newest checkpoint, which `repair_folder` has checked, into the learner, in
     place. Every rank must call.
 
     Returns the number of finished steps and the trainer state; (0, {}) without a checkpoint.
@@ -218,12 +185,12 @@ def finish(
 
     Replaces earlier exports once the new ones are complete.
     """
-    with atomic_folder_on_ranks(folder / "final", learner.world) as place:
+    with atomic_folder(folder / "final", learner.world) as place:
         export(learner.model, tokenizer, place, world=learner.world)
         if learner.world.rank == 0:
             (place / "progress.json").write_text(json.dumps({"step": step}))
     if learner.adapters is not None:
-        with atomic_folder_on_ranks(folder / "final_adapters", learner.world) as place:
+        with atomic_folder(folder / "final_adapters", learner.world) as place:
             _export_adapters(learner, tokenizer, place)
 
 
@@ -232,7 +199,7 @@ def export_atomically(
 ) -> None:
     """Write a Hugging Face folder that replaces an older one only when it is complete. Every rank
     must call and returns when the folder exists."""
-    with atomic_folder_on_ranks(folder, world) as place:
+    with atomic_folder(folder, world) as place:
         export(model, tokenizer, place, world=world)
 
 

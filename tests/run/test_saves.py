@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 import train
-from selfplay.checkpoint import checkpoints, set_damaged_aside
+from selfplay.checkpoint import checkpoints, repair_folder
+from selfplay.checkpoint.repair import set_damaged_aside
 from selfplay.errors import SettingsError
-from selfplay.setup import repair_folder
+from selfplay.warm_start import progress_folder
 from tests.helpers.processes import own_output
 from tests.helpers.tiny_run import RUNS, assert_same_run, finished, metrics_of, run_tiny, write_tiny
 from tests.run.test_atomic import largest_file
@@ -24,20 +25,12 @@ STATE = "state/__0_0.distcp"
 Harm = Callable[[Path], object]
 
 
-def flip(path: Path) -> None:
-    """Change one bit in the middle of the file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-# tests/checkpoint/test_atomic.py has all kinds of damage.
+# tests/run/test_atomic.py has all kinds of damage.
 HARMS: dict[str, tuple[Harm, str]] = {
-    "flipped weights": (lambda f: flip(f / STATE), f"{STATE} has other bytes"),
     "cut weights": (lambda f: cut(f / STATE), f"{STATE} has "),
     "no state": (lambda f: shutil.rmtree(f / "state"), "state/.metadata is missing"),
     "no progress": (lambda f: (f / "progress.json").unlink(), "progress.json is missing"),
@@ -66,7 +59,7 @@ def test_a_damaged_checkpoint_is_set_aside_by_name(
     assert (newest.parent / "damaged_step_000004").exists()
 
 
-@pytest.mark.parametrize("harm", ["flipped weights", "no progress"])
+@pytest.mark.parametrize("harm", ["cut weights", "no progress"])
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     run: Path, harm: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,7 +77,7 @@ def test_without_a_whole_checkpoint_the_run_ends(
 ) -> None:
     """It does not begin anew: a message, status 2, and no file changes."""
     older, newest = checkpoints(run)
-    flip(older / STATE)
+    cut(older / STATE)
     (newest / "progress.json").unlink()
     with pytest.raises(SettingsError):
         set_damaged_aside(run)
@@ -103,10 +96,10 @@ def test_a_run_whose_checkpoints_are_gone_says_so(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(run / "checkpoints")
-    repair_folder(run)
+    repair_folder(run, imitation=progress_folder(run))
     assert f"{run / 'checkpoints'} holds no checkpoint" in capsys.readouterr().err
     (run / "metrics.jsonl").unlink()
-    repair_folder(run)
+    repair_folder(run, imitation=progress_folder(run))
     assert capsys.readouterr().err == ""
 
 
@@ -116,10 +109,10 @@ def test_other_damaged_saves_end_the_run_with_their_name(
 ) -> None:
     shutil.copytree(finished(*RUNS["pool"]), tmp_path / "run")
     folder = tmp_path / "run" / part
-    flip(folder / ("tokenizer.json" if part == "tokenizer" else "model.safetensors"))
+    cut(folder / ("tokenizer.json" if part == "tokenizer" else "model.safetensors"))
     assert run_tiny(tmp_path / "run", *RUNS["pool"]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and str(folder) in said and "has other bytes" in said
+    assert said.count("\n") == 1 and str(folder) in said and "bytes instead of" in said
 
 
 @pytest.mark.slow
