@@ -21,7 +21,7 @@ from selfplay.config import TrackConfig
 from selfplay.errors import SettingsError
 from selfplay.metrics.console import step_line
 from selfplay.metrics.step import Pieces, game_record
-from selfplay.metrics.tracker import open_tracker
+from selfplay.metrics.tracker import Tracker
 from selfplay.rollout.episode import Episode
 
 
@@ -81,7 +81,7 @@ class Journal:
         self._num_steps, self._log_games_every, self._rank = num_steps, log_games_every, rank
         self._metrics = StepLog(folder / "metrics.jsonl", after_step=after_step, rank=rank)
         self._games = StepLog(folder / "games.jsonl", after_step=after_step, rank=rank)
-        self._tracker = open_tracker(folder, track, after_step=after_step, rank=rank)
+        self._tracker = Tracker(folder, track, after_step=after_step, rank=rank)
 
     def step(
         self,
