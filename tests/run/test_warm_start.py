@@ -13,15 +13,16 @@ import selfplay.setup
 from selfplay import warm_start
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import make_rendering
-from selfplay.checkpoint import checkpoints
+from selfplay.checkpoint import checkpoints, repair_folder
 from selfplay.config import Config, ScratchConfig, load_config
 from selfplay.distributed import init_world
 from selfplay.errors import SettingsError
 from selfplay.model.policy import export, scratch_model
-from selfplay.setup import first_weights, make_tokenizer, repair_folder
+from selfplay.setup import first_weights, make_tokenizer
 from selfplay.warm_start import (
     TeacherSettings,
     kept_samples,
+    progress_folder,
     scratch_tokenizer,
     teacher_samples,
     warm_start_batches,
@@ -216,7 +217,7 @@ def warm_up(run: Path, *overrides: str) -> Path:
     shape = "model.scratch={tokenizer_games: 20, width: 32, layers: 2, heads: 2, kv_heads: 2}"
     config = config_of(games, shape, f"out={run}", "threads=1", *overrides)
     world = init_world(device="cpu")
-    repair_folder(run)
+    repair_folder(run, imitation=progress_folder(run))
     tokenizer = make_tokenizer(config, run, world)
     rendering = make_rendering(tokenizer, template_kwargs={})
     with pytest.MonkeyPatch.context() as patch:
