@@ -18,7 +18,7 @@ from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.distributed import World
 from selfplay.evaluation.evaluate import Evaluation, EvaluationContext, evaluate, evaluate_scripted
-from selfplay.evaluation.question import ITSELF, Match, Question
+from selfplay.evaluation.plan import ITSELF, EvalPlan, Match
 from selfplay.partners.partners import Partners
 from selfplay.weight_sync.start import load_engine
 from selfplay.weight_sync.supervisor import EngineSupervisor
@@ -34,7 +34,7 @@ class MatrixPolicy:
 
 
 def play_matches(
-    question: Question,
+    plan: EvalPlan,
     *,
     instances: Sequence[Any],
     policies: Mapping[str, MatrixPolicy],
@@ -50,12 +50,10 @@ def play_matches(
         SettingsError: for a partner whose weights or API key cannot be used.
     """
     rows: dict[str, Evaluation] = {}
-    for one, own in groupby(question.matches, key=lambda match: match.one):
+    for one, own in groupby(plan.matches, key=lambda match: match.one):
         if one.source is None:
             rows |= {
-                match.name: _scripted(
-                    match, question.config.game, question.config.rollout, instances
-                )
+                match.name: _scripted(match, plan.config.game, plan.config.rollout, instances)
                 for match in own
             }
             continue

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import math
+import os
 import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence

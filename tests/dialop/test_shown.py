@@ -18,7 +18,7 @@ from selfplay.engines.base import Message, Request
 from selfplay.engines.endpoint import Endpoint
 from selfplay.evaluation.evaluate import Evaluation
 from selfplay.evaluation.game_text import game_text
-from selfplay.evaluation.question import pair_name
+from selfplay.evaluation.plan import pair_name
 from selfplay.evaluation.report import Report, markdown, matrix_text, report_text
 from selfplay.rollout.text_players import PersonPlayer
 from tests.evaluation.test_report import record, turn

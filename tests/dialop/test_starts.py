@@ -19,7 +19,7 @@ from dialop.starts import RecordedGame, checked_entries
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, load_config
 from selfplay.data.stream import TrainStream
-from selfplay.evaluation.question import find_games, find_start
+from selfplay.evaluation.games import find_games, find_start
 from selfplay.rollout.driver import play_games
 from tests.helpers.chat_families import tokenizer_of
 from tests.helpers.dialop_boards import BRIEF, FULL, SMALL, human_games, record_of, write_records

@@ -19,8 +19,9 @@ from selfplay.data.instances import HELD_OUT, generated
 from selfplay.distributed import init_world
 from selfplay.engines.hf import HFEngine
 from selfplay.evaluation.evaluate import evaluate_people, evaluate_scripted, example_places
+from selfplay.evaluation.games import find_games
 from selfplay.evaluation.held_out import EvaluationContext, held_out
-from selfplay.evaluation.question import find_config, find_games, report_folder
+from selfplay.evaluation.plan import find_config, report_folder
 from selfplay.evaluation.report import Report, fenced, markdown, rows_json, table_text
 from selfplay.partners.checkpoints import Source, find_source
 from selfplay.setup import make_learner, make_tokenizer

@@ -12,7 +12,7 @@ from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, load_config
 from selfplay.data.instances import imitated_people
 from selfplay.errors import SettingsError
-from selfplay.evaluation.question import find_games, imitated_boards
+from selfplay.evaluation.games import find_games, imitated_boards
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.partners.checkpoints import Source
 from selfplay.warm_start import TeacherSettings, people_samples, teacher_samples

@@ -38,7 +38,8 @@ from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, PERSON, SCRIPTED, 
 from selfplay.distributed import World
 from selfplay.errors import RunEnds, SettingsError
 from selfplay.evaluation.evaluate import check_room
-from selfplay.evaluation.question import ITSELF, find_config, find_games, find_partner
+from selfplay.evaluation.games import find_games
+from selfplay.evaluation.plan import ITSELF, find_config, find_partner
 from selfplay.partners.checkpoints import Source, find_source
 from selfplay.partners.partners import Partners
 from selfplay.preflight.command_line import Words, refused

@@ -1,0 +1,109 @@
+"""Finds the games of an evaluation: held-out instances, a file's, or people's recorded games.
+
+Every mistake is a ValueError that names the argument, the rule, the value and the nearest valid
+choice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dialop.kit import Entries
+from dialop.rows import read_records
+from dialop.starts import checked_entries
+from selfplay.config import DataConfig, EvalConfig, GameConfig
+from selfplay.config.play import MAX_GAMES
+from selfplay.data.instances import GENERATED, HELD_OUT, begun, evaluation_instances, read_instances
+from selfplay.metrics.run_folder import IMITATED_BOARDS
+from selfplay.partners.checkpoints import Source, nearest_beside
+
+
+@dataclass(frozen=True, slots=True)
+class Games:
+    """The instances to play. `records` are people's games on the same instances; may be empty."""
+
+    instances: Sequence[Any]
+    records: Sequence[dict[str, Any]]
+
+
+def find_games(
+    games: str,
+    num: int | None,
+    *,
+    game: GameConfig,
+    data: DataConfig,
+    eval_settings: EvalConfig,
+    start: Entries | None = None,
+    imitated: Collection[str] = (),
+) -> Games:
+    """The first `num` instances of the held-out stream or of a file.
+
+    `num` None means `eval.final_games` of the stream or all of the file. With `start` the instances
+    begin with people's recorded first moves. Instances of a file whose digest is in `imitated` are
+    left out.
+
+    Raises:
+        ValueError: for a missing or empty file or more games than it holds.
+        OSError: for a file that cannot be read.
+    """
+    if num is not None and not 1 <= num <= MAX_GAMES:
+        raise ValueError(f"--num must be at least 1 and at most {MAX_GAMES}, got {num}")
+    if games == GENERATED and start:
+        raise ValueError("--start needs --games FILE.jsonl with recorded games, got generated")
+    if games == GENERATED:
+        num = num or eval_settings.final_games
+        return Games(evaluation_instances(HELD_OUT, num=num, game=game, data=data), [])
+    path = Path(games)
+    if not path.is_file():
+        raise ValueError(
+            f"--games must be '{GENERATED}' or a .parquet or .jsonl file, got {games}"
+            + nearest_beside(path, lambda p: p.suffix in (".parquet", ".jsonl"), GENERATED)
+        )
+    try:
+        instances = read_instances(path, game)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--games: {error}") from None
+    if not instances:
+        raise ValueError(f"--games: {path} holds no games")
+    kit = game.kit
+    numbers = [i for i, one in enumerate(instances) if kit.digest(one) not in imitated]
+    left_out = len(instances) - len(numbers)
+    if not numbers:
+        raise ValueError(
+            f"--games: the policy's warm start imitated all {left_out} games of {path}"
+        )
+    if num is not None and num > len(numbers):
+        besides = f" that its warm start did not imitate ({left_out} were)" if left_out else ""
+        raise ValueError(
+            f"--num must be at most {len(numbers)}, the games in {path}{besides}, got {num}"
+        )
+    numbers = numbers[:num]
+    records = list(read_records(path)) if path.suffix == ".jsonl" and kit.PLAYED_BY_PEOPLE else []
+    if start:
+        recorded = kit.read_recorded(path)
+        chosen = [begun(recorded[i], start, "evaluation", i) for i in numbers]
+    else:
+        chosen = [instances[i] for i in numbers]
+    return Games(chosen, [records[i] for i in numbers] if records else [])
+
+
+def imitated_boards(sources: Sequence[Source]) -> set[str]:
+    """The digests of the recorded boards that the warm starts of these policies imitated."""
+    files = {home / IMITATED_BOARDS for source in sources for home in (source.home, source.weights)}
+    return {digest for file in files if file.is_file() for digest in json.loads(file.read_text())}
+
+
+def find_start(text: str) -> Entries:
+    """The value of --start. Raises ValueError for an invalid one."""
+    try:
+        value: object = float(text) if "." in text else int(text)
+    except ValueError:
+        value = text
+    try:
+        return checked_entries(value)
+    except ValueError as error:
+        raise ValueError(f"--start: {error}") from None

@@ -1,0 +1,336 @@
+"""Plans an evaluation: who plays whom, with which settings, and where the report goes.
+
+Every mistake is a ValueError that names the argument, the rule, the value and the nearest valid
+choice. Loads no weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from selfplay.config import Config, GameConfig, RolloutConfig, load_config
+from selfplay.config.player_spec import (
+    CHECKPOINT,
+    ENDPOINT,
+    PERSON,
+    POOL,
+    SCRIPTED,
+    SELF,
+    Spec,
+    parse_shares,
+)
+from selfplay.config.settings import read_value
+from selfplay.errors import SettingsError
+from selfplay.partners.checkpoints import (
+    ONE_PROCESS,
+    Source,
+    check_same_game,
+    find_source,
+    model_words,
+    part_of_run,
+    template_of,
+)
+from selfplay.rollout.seating import chosen_seats, read_spec
+
+# Policies come first, because the engine of a match's first player runs its games.
+_RANK = (CHECKPOINT, SCRIPTED, ENDPOINT)
+_LONGEST_NAME = 150  # bytes of a report's folder, of 255 that file systems allow
+ITSELF = Spec(SELF, "", SELF)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixPlayer:
+    """A player of the matrix. `label` is its name there; `source` is None without weights."""
+
+    label: str
+    spec: Spec
+    source: Source | None
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """`one` plays `other` on every instance. `one` has `seat`; None takes the seats in turn.
+    `temperature` 0 is greedy. `name` is the row of the report."""
+
+    name: str
+    one: MatrixPlayer
+    other: MatrixPlayer
+    seat: int | None
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPlan:
+    """What eval.py plays. A player's matches are consecutive, so that its weights are loaded once.
+
+    `config` holds the settings of the game, read from the file `settings` (None: the defaults).
+    `rows` and `columns` are the labels of a cross-play matrix; a single policy has none. `out` is
+    the folder of the report.
+    """
+
+    config: Config
+    settings: Path | None
+    matches: list[Match]
+    out: Path
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+    @property
+    def players(self) -> list[MatrixPlayer]:
+        """Each player once, those with weights first."""
+        return list(dict.fromkeys(p for match in self.matches for p in (match.one, match.other)))
+
+
+def plan_evaluation(
+    checkpoints: Sequence[Path],
+    partners: Sequence[str] = (),
+    *,
+    games: str,
+    partner: str | None = None,
+    temperatures: Sequence[float] = (),
+    out: Path | None = None,
+    given: Path | None = None,
+    overrides: Sequence[str] = (),
+    options: Sequence[str] = (),
+) -> EvalPlan:
+    """One policy with itself or with `partner`, its seats taken in turn; or, with `partners`, the
+    matrix of policies and partners, each pair in both seats.
+
+    Without `checkpoints` the partners are also the rows of the matrix. The settings are those of
+    the file `given`, or else of the first run. `options` are words for the folder's name, such as
+    num=64.
+
+    Raises:
+        SettingsError, ValueError: for players or settings that cannot be used.
+    """
+    what = "--checkpoint and --partners" if partners and checkpoints else "--partners"
+    sources = [find_source(path, what=what if partners else "--checkpoint") for path in checkpoints]
+    sources += [_source_of(entry, what=what) for entry in partners]
+    policies = [source for source in sources if source is not None]
+    path = given or next((s.settings for s in policies if s.settings is not None), None)
+    rows: list[MatrixPlayer] = []
+    columns: list[MatrixPlayer] = []
+    if not partners:
+        config = find_config(policies[0], path, overrides)
+        pairs = [_pair_of_one(policies[0], partner, config, path, overrides)]
+        folder = report_folder(policies[0], games, pairs[0][1].spec.text, [*options, *overrides])
+    else:
+        if path is None:
+            raise ValueError(
+                "--config is needed: no player comes from a run whose settings name the game; give "
+                "a file such as configs/tiny.yaml"
+            )
+        config = load_config(path, [*ONE_PROCESS, *overrides])
+        for source in policies:
+            check_same_game(source, config.game, what=what, played=path, overrides=overrides)
+        entries = [*map(str, checkpoints), *partners]
+        named = _read_players(entries, sources, config.game, what=what)
+        players = sorted(dict.fromkeys(named), key=lambda player: _RANK.index(player.spec.kind))
+        rows = [player for player in players if player in named[: len(checkpoints) or None]]
+        columns = [*rows, *(player for player in players if player not in rows)]
+        pairs = _pairs_of_matrix(players, rows)
+        home = next((source.home for source in policies if source.hub is None), None)
+        if out is None and home is None:
+            raise ValueError("--out is needed: no player is a local folder to write to")
+        name = _folder_name(["crossplay", Path(games).stem], [*options, *overrides])
+        folder = Path(f"{home}/{name}")
+    usual = config.rollout.temperature
+    matches = [
+        Match(
+            pair_name(*in_seats(one, other, seat)) + ("" if rows else _sampling(t, usual=usual)),
+            one,
+            other,
+            seat,
+            t,
+        )
+        for one, other, seat in pairs
+        for t in temperatures or [usual]
+    ]
+    labels = (tuple(player.label for player in group) for group in (rows, columns))
+    return EvalPlan(config, path, matches, out or folder, *labels)
+
+
+Pair = tuple[MatrixPlayer, MatrixPlayer, int | None]  # `one`, `other` and the seat of `one`
+
+
+def _pair_of_one(
+    source: Source,
+    partner: str | None,
+    config: Config,
+    settings: Path | None,
+    overrides: Sequence[str],
+) -> Pair:
+    text = partner or usual_partner(config.game, config.rollout)
+    played = settings or source.home
+    spec = find_partner(text, config.game, played=played, overrides=overrides)
+    policy = MatrixPlayer("policy", ITSELF, source)
+    return policy, policy if spec.kind == SELF else MatrixPlayer(text, spec, None), None
+
+
+def _pairs_of_matrix(players: Sequence[MatrixPlayer], rows: Sequence[MatrixPlayer]) -> list[Pair]:
+    """Every pair with a player of the rows, in both seats; each with itself once."""
+    kinds = {player.spec.kind for player in rows}
+    with_endpoint = any(player.spec.kind == ENDPOINT for player in players)
+    if ENDPOINT in kinds or (SCRIPTED in kinds and with_endpoint):
+        raise ValueError(
+            "--partners: only checkpoints can play with an endpoint; give them with --checkpoint"
+        )
+    return [
+        (one, other, seat)
+        for number, one in enumerate(players)
+        for other in players[number:]
+        if one in rows or other in rows
+        for seat in ((None,) if one == other else (0, 1))
+    ]
+
+
+def in_seats(one: MatrixPlayer, other: MatrixPlayer, seat: int | None) -> tuple[str, str]:
+    """The labels of the players of seat 0 and of seat 1, where `one` has `seat`."""
+    return (other.label, one.label) if seat == 1 else (one.label, other.label)
+
+
+def pair_name(first: str, second: str) -> str:
+    """The row of a cell of the matrix, with `first` in seat 0."""
+    return first if first == second else f"{first} with {second}"
+
+
+def _sampling(temperature: float, *, usual: float) -> str:
+    """The end of a row's name: "" for the temperature of training."""
+    if temperature == usual:
+        return ""
+    return f", temperature {temperature:g}" if temperature else ", greedy"
+
+
+def find_config(source: Source, given: Path | None, overrides: Sequence[str]) -> Config:
+    """The settings of --config (`given`), else of the run, else the defaults (the full matching
+    game), with the policy's folder as the model and the chat template as in its training.
+
+    Raises:
+        SettingsError, ValueError: for settings that cannot be used.
+    """
+    for key in ("model.path", "model.scratch"):
+        if (value := read_value(None, overrides, key)) is not None:
+            raise SettingsError(
+                f"{key} must not be given, because --checkpoint names the model, got {value}"
+            )
+    path = given or source.settings
+    config = load_config(path, [*ONE_PROCESS, *overrides, *model_words(source)])
+    own = template_of(source)
+    if own is None or any(word.startswith("model.chat_template") for word in overrides):
+        return config
+    return replace(config, model=replace(config.model, chat_template=own))
+
+
+def find_partner(
+    partner: str, game: GameConfig, *, played: Path | str, overrides: Sequence[str]
+) -> Spec:
+    """The partner that --partner names. Raises ValueError for one that cannot play here.
+
+    `played` names where `game` was read from.
+    """
+    spec = read_spec(partner, game, what="--partner")
+    if spec.kind == CHECKPOINT:
+        what = f"--partner {spec.text}"
+        source = find_source(Path(spec.argument), what=what)
+        check_same_game(source, game, what=what, played=played, overrides=overrides)
+    if spec.kind == POOL:
+        raise ValueError(
+            "--partner must name one policy, got pool; nearest is "
+            "checkpoint:RUN/policy_pool/step_000020"
+        )
+    return spec
+
+
+def usual_partner(game: GameConfig, rollout: RolloutConfig) -> str:
+    """The default partner of an evaluation: the policy itself, or the first training partner where
+    the policy does not play all seats."""
+    if chosen_seats(game, rollout) is None:
+        return SELF
+    return parse_shares(rollout.partners)[0][0].text
+
+
+def report_folder(source: Source, games: str, partner: str, options: Sequence[str] = ()) -> Path:
+    """RUN/eval_NAME, where NAME joins the part of the run (unless it is final/), the games, the
+    partner (unless it is self), and `options` (words such as num=64), so that no report
+    replaces one with other options. Weights from the hub or a .gguf file have runs/MODEL as
+    RUN."""
+    words = ["eval", Path(games).stem]
+    if part := part_of_run(source):
+        words.insert(1, part)
+    if partner != SELF:
+        words.append(re.sub(r"[^\w.-]+", "_", partner))
+    home = source.home
+    if source.hub is not None:
+        home = Path("runs") / re.sub(r"[^\w.-]+", "_", source.hub)
+    return home / _folder_name(words, options)
+
+
+def _folder_name(words: Sequence[str], options: Sequence[str]) -> str:
+    """Both, joined by underscores; a hash stands for what a file name cannot hold."""
+    plain = [re.sub(r"[^\w.=-]+", "_", word).strip("_") for word in options]
+    name = "_".join([*words, *plain])
+    if len(name.encode()) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.sha256("\n".join([*words, *options]).encode()).hexdigest()[:8]
+    return f"{name.encode()[:_LONGEST_NAME].decode(errors='ignore')}_{digest}"
+
+
+def _source_of(entry: str, *, what: str) -> Source | None:
+    """The policy on disk that an entry of --partners names; None for a player without weights.
+
+    Raises:
+        ValueError: for a path that does not exist, with the nearest folder that does.
+    """
+    path = Path(entry.removeprefix(f"{CHECKPOINT}:"))
+    looks_like_path = "/" in entry and "://" not in entry
+    has_weights = path.is_dir() or entry.startswith(f"{CHECKPOINT}:") or looks_like_path
+    return find_source(path, what=what) if has_weights else None
+
+
+def _read_players(
+    entries: Sequence[str], sources: Sequence[Source | None], game: GameConfig, *, what: str
+) -> list[MatrixPlayer]:
+    """The players that these entries name; equal ones may repeat. `sources` holds each entry's
+    policy on disk.
+
+    Raises:
+        ValueError, SettingsError: for an entry that is no player, or cannot play in a matrix.
+    """
+    kit = game.kit
+    if len(kit.ROLES) != 2 or len(kit.POLICY_SEATS) != 2:
+        raise ValueError(
+            f"{what}: the policy must be able to play each of 2 seats, got game.name {game.name}"
+        )
+    labels = _labels([source for source in sources if source is not None])
+    players = []
+    for entry, source in zip(entries, sources, strict=True):
+        if source is not None:
+            weights = str(source.weights)
+            spec = Spec(CHECKPOINT, weights, f"{CHECKPOINT}:{weights}")
+            players.append(MatrixPlayer(labels[source.weights], spec, source))
+            continue
+        spec = read_spec(entry, game, what=what)
+        if spec.kind in (SELF, POOL, PERSON):
+            raise ValueError(
+                f"{what} must name folders, scripted players and endpoints, got {entry!r}; "
+                "every player plays with itself anyway"
+            )
+        players.append(MatrixPlayer(spec.text, spec, None))
+    return players
+
+
+def _labels(sources: Sequence[Source]) -> dict[Path, str]:
+    """A short name of each policy by its weights: RUN or RUN/PART, or the full path where two
+    policies would share a name."""
+    names = {}
+    for source in sources:
+        part = part_of_run(source)
+        names[source.weights] = f"{source.home.name}/{part}" if part else source.home.name
+    return {
+        weights: name if list(names.values()).count(name) == 1 else str(weights)
+        for weights, name in names.items()
+    }
