@@ -280,11 +280,11 @@ def _evaluation(
     """This rank's games, by the index of their instance, joined with those of all other ranks.
     `world` None means that `games` are all games."""
     own_scores = {place: episode.score for place, episode in games.items()}
-    parts = _gather((own_scores, tally(list(games.values())), num_void), world)
+    by_rank = _gather((own_scores, tally(list(games.values())), num_void), world)
     scores_by_place: dict[int, float] = {}
-    for part_scores, _, _ in parts:
-        scores_by_place |= part_scores
-    num_void = sum(part_void for _, _, part_void in parts)
+    for rank_scores, _, _ in by_rank:
+        scores_by_place |= rank_scores
+    num_void = sum(rank_void for _, _, rank_void in by_rank)
     if not scores_by_place:
         raise AllVoid(f"{name}: all {num_void} games ended void, so there is nothing to score")
     # Void games leave gaps in the indices but not in the scores.
@@ -294,13 +294,13 @@ def _evaluation(
     shown = {*places[:NUM_SHOWN], *chosen.values()}
     records: dict[int, dict[str, Any]] = {}
     own = {p: game_record(games[p], step=0, pieces=pieces) for p in shown if p in games}
-    for part in _gather(own, world):
-        records |= part
+    for rank_records in _gather(own, world):
+        records |= rank_records
     return Evaluation(
         name=name,
         scores=scores,
         interval=bootstrap_interval(scores, seed=0),
-        measures=game_measures(add_up(part_sums for _, part_sums, _ in parts))
+        measures=game_measures(add_up(rank_sums for _, rank_sums, _ in by_rank))
         | ({"num_void": float(num_void)} if num_void else {}),
         games=tuple(records[place] for place in places[:NUM_SHOWN]),
         examples={label: records[place] for label, place in chosen.items()},

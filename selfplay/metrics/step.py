@@ -57,11 +57,11 @@ def _partner_and_seat(episode: Episode) -> str:
     return f"{'+'.join(partners)}/{'+'.join(map(str, policy))}" if partners and policy else SELF
 
 
-def add_up(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The sums of all parts, name by name."""
+def add_up(tallies: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sums of all tallies, name by name."""
     sums: dict[str, float] = {}
-    for part in parts:
-        for name, value in part.items():
+    for one in tallies:
+        for name, value in one.items():
             sums[name] = sums.get(name, 0.0) + value
     return sums
 
@@ -146,9 +146,9 @@ def _turn_tokens(episode: Episode, pieces: Pieces) -> list[list[list[Any]] | Non
             tokens.append(None)
             continue
         span = transcript.spans[number]
-        kept = slice(span.start, min(span.end, span.start + MAX_PIECES))
-        texts = pieces(transcript.ids[kept])
-        nats = [round(logprob, 3) for logprob in transcript.logprobs[kept]]
+        first = slice(span.start, min(span.end, span.start + MAX_PIECES))
+        texts = pieces(transcript.ids[first])
+        nats = [round(logprob, 3) for logprob in transcript.logprobs[first]]
         tokens.append([list(pair) for pair in zip(texts, nats, strict=True)])
     return tokens
 
