@@ -108,7 +108,9 @@ def plan_evaluation(
         SettingsError, ValueError: for players or settings that cannot be used.
     """
     what = "--checkpoint and --partners" if partners and checkpoints else "--partners"
-    sources = [find_source(path, what=what if partners else "--checkpoint") for path in checkpoints]
+    sources: list[Source | None] = [
+        find_source(path, what=what if partners else "--checkpoint") for path in checkpoints
+    ]
     sources += [_source_of(entry, what=what) for entry in partners]
     policies = [source for source in sources if source is not None]
     path = given or next((s.settings for s in policies if s.settings is not None), None)
