@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from selfplay.config import Config, GameConfig, RolloutConfig, load_config
+from selfplay.config.load import read_value
 from selfplay.config.player_spec import (
     CHECKPOINT,
     ENDPOINT,
@@ -23,7 +24,6 @@ from selfplay.config.player_spec import (
     Spec,
     parse_shares,
 )
-from selfplay.config.settings import read_value
 from selfplay.errors import SettingsError
 from selfplay.partners.checkpoints import (
     ONE_PROCESS,

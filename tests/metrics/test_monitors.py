@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from selfplay import step as step_verbs
+from selfplay.advantages.sample import Sample
 from selfplay.checkpoint import checkpoints
 from selfplay.config.monitors import DEFAULT_MONITORS, parse_rule
-from selfplay.credit.sample import Sample
 from selfplay.metrics.monitors import Monitors, MonitorStop
 from tests.helpers.tiny_run import begin_warm, finished, metrics_of, run_tiny, same_weights
 
