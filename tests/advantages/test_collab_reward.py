@@ -16,14 +16,12 @@ from selfplay.distributed import init_world
 from selfplay.errors import SettingsError
 from selfplay.metrics.games import game_sums
 from selfplay.partners.judge import judge_interactivity, make_judge, read_mark
-from selfplay.rollout.driver import RolloutStats
 from selfplay.rollout.episode import BranchPoint, Episode, Turn
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.collab_tasks import NUMBER, talked
 from tests.helpers.tiny_run import metrics_of
 
 TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny_collab.yaml"
-STATS = RolloutStats(0, 0, 0.0)
 
 
 def conversation(*texts: str, tokens: int = 10) -> Episode:
@@ -138,7 +136,7 @@ def test_a_judge_marks_games_and_their_continuations() -> None:
             init_world(device="cpu"),
             cleanup=cleanup,
         )
-        (judged,), _ = judge_interactivity(([replace(asked, branches=(point,))], STATS), judge)
+        (judged,) = judge_interactivity([replace(asked, branches=(point,))], judge)
     (unmarked,) = judged.branches[0].continuations.values()
     assert len(server.bodies) == 2
     texts = [body["messages"][-1]["content"] for body in server.bodies]  # two threads: any order
