@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dialop.kit import switch
 from selfplay.apps.report.charts import curves_svg
 from selfplay.atomic import write_atomically
 from selfplay.config import Config, load_config
@@ -60,7 +61,7 @@ class Run:
 
     @property
     def is_control(self) -> bool:
-        return not self.config.game.messages
+        return not switch(self.config.game.rules(), "messages", default=True)
 
 
 def read_run(folder: Path) -> Run:
@@ -73,7 +74,8 @@ def read_run(folder: Path) -> Run:
     config = load_config(paths[0])
     before, after = (json.loads(path.read_text(encoding="utf-8")) for path in paths[1:3])
     lines = paths[3].read_text(encoding="utf-8").split("\n")
-    label = f"{'talk' if config.game.messages else 'no messages'}, seed {config.seed}"
+    talks = switch(config.game.rules(), "messages", default=True)
+    label = f"{'talk' if talks else 'no messages'}, seed {config.seed}"
     code = folder / "code.txt"
     told = code.read_text("utf-8").splitlines() if code.exists() else []
     commits = tuple(line for line in told if line.startswith("commit "))
@@ -104,10 +106,10 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 def held_to(config: Config) -> Config:
     """The settings that decide which held-out games a run plays; all others have defaults. Messages
     and search are always on, because controls may turn them off."""
-    options = config.game.options
+    options = config.game.rules()
     allowed = {name: True for name in ("messages", "search") if hasattr(options, name)}
     options = replace(options, **allowed) if allowed else options
-    game = replace(config.game, messages=True, options=options)
+    game = replace(config.game, options=options)
     return Config(
         game=game,
         data=replace(Config().data, test=config.data.test, validation=config.data.validation),

@@ -138,7 +138,7 @@ def settings(
             *(SCRATCH if weights is None else [f"model.path={weights}", "model.scratch=null"]),
             f"steps={options.steps + 1}",
             "warm_start.num_games=0",
-            "game.keep=all",
+            "game.options.keep=all",
             "warm_start.keep=all",
             f"rollout.instances={max(1, options.games * num_ranks // group_size)}",
             f"rollout.group_size={group_size}",

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from dialop.checks import check_kit
 from dialop.game import Game
-from dialop.kit import SHARED, Kit, games, load_kit
+from dialop.kit import SWITCHES, Kit, games, load_kit
 from dialop.rows import read_records
 from dialop.shown import printable
 
@@ -98,13 +98,6 @@ def _parser(kit: Kit) -> argparse.ArgumentParser:
     step.add_argument("--game", default="matching", help=_GAME_HELP)
     step.add_argument("--instances", type=Path, required=True, help=".parquet or recorded .jsonl")
     step.add_argument("--index", type=int, default=0, help="index of the instance, from 0")
-    step.add_argument("--brief", action="store_true", help="use the short texts for tiny models")
-    step.add_argument(
-        "--no-messages", dest="messages", action="store_false", help="refuse [message] moves"
-    )
-    step.add_argument(
-        "--private-reasoning", action="store_true", help="allow private text before the tag"
-    )
     _add_options(step, kit, play=True)
     step.add_argument("--prompts", action="store_true", help="print all prompts to standard error")
 
@@ -183,8 +176,6 @@ def _step(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.instances} holds no instances")
     if not 0 <= args.index < len(instances):
         raise ValueError(f"--index must be 0 to {len(instances) - 1}, got {args.index}")
-    if args.messages is False and not any(each.name == "messages" for each in fields(kit.Options)):
-        raise ValueError(f"--no-messages cannot be used with {kit.name}, which needs messages")
     game = kit.new_game(instances[args.index], _options(kit, args))
     if args.prompts:
         for seat in range(game.num_seats):
@@ -199,8 +190,8 @@ def _check(args: argparse.Namespace) -> int:
     kit = load_kit(args.game)
     options = kit.Options()
     results = check_kit(kit, options, seed=args.seed)
-    # Repeat the checks with each setting that games share; show only failures.
-    for name in SHARED[1:]:
+    # Repeat the checks with each switch that many games have; show only failures.
+    for name in SWITCHES[1:]:
         if hasattr(options, name):
             other = replace(options, **{name: not getattr(options, name)})
             failed = (r for r in check_kit(kit, other, seed=args.seed) if r.problem)

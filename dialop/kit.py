@@ -16,12 +16,15 @@ and may define
     BASELINES                scripted players that evaluations compare the policy with
     POLICY_SEATS             the seats that the policy can have (default: all)
     PLAYED_BY_PEOPLE         whether a .jsonl of instances holds recorded games of people
+    ANSWERS                  whether a move can call for an answer (`Game.answer_due`; default: yes)
+    TITLE                    what to call the game in prose (default: its name)
 
 and any other method of `Kit` as a function of that name. For a function that the module lacks,
 `Kit` has a default or raises ValueError when it is called.
 
-The settings `game.messages`, `game.brief` and `game.private_reasoning` reach a game as the fields
-of its `Options` that have these names. All other fields are set as `game.options.NAME`.
+The fields of `Options` are the settings `game.options.NAME`. Three yes-or-no fields mean the same
+in every game that has them (`switch`): `messages` allows messages, `brief` selects short texts for
+small models, `private_reasoning` allows private text before a move's tag.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dialop.game import Game, Script
+from dialop.forms import Form, tag_forms
+from dialop.game import Game, Prompt, Script
 from dialop.specs import nearest, parse_spec
 from dialop.turns import FunctionScript
 
@@ -46,7 +50,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 Entries = int | float | str  # how much of a recorded game is replayed before play starts
-SHARED = ("messages", "brief", "private_reasoning")
+SWITCHES = ("messages", "brief", "private_reasoning")
 _REQUIRED = ("ROLES", "generate", "new_game")
 _HERE = Path(__file__).resolve().parent
 
@@ -121,6 +125,11 @@ def check_options(options: Any) -> None:
             raise ValueError(f"{each.name} must be {low} to {high}, got {value}")
 
 
+def switch(options: Any, name: str, *, default: bool = False) -> bool:
+    """The yes-or-no field `name` of a game's options; `default` if the game has none."""
+    return bool(getattr(options, name, default))
+
+
 def stream_rng(seed: int, index: int) -> np.random.Generator:
     """The generator of instance `index` of the stream `seed`, the same in every process."""
     if seed < 0 or index < 0:
@@ -154,6 +163,8 @@ class Kit:
         all_seats = range(len(self.ROLES))
         self.POLICY_SEATS: tuple[int, ...] = tuple(getattr(module, "POLICY_SEATS", all_seats))
         self.PLAYED_BY_PEOPLE: bool = getattr(module, "PLAYED_BY_PEOPLE", False)
+        self.ANSWERS: bool = getattr(module, "ANSWERS", True)
+        self.TITLE: str = getattr(module, "TITLE", name)
 
     def generate(
         self, options: Any, *, seed: int, start: int, num: int, processes: int = 1
@@ -274,6 +285,61 @@ class Kit:
     def figures(self, instances: Sequence[Any]) -> str:
         """Mean reference values of the instances in one line, "" for a game without them."""
         return str(self._module.figures(instances)) if self.has("figures") and instances else ""
+
+    def board(self, game: Game, seat: int) -> dict[str, Any]:
+        """The seat's own table for a page, {} for none: names of `rows` and `columns`, the `cells`
+        of each row (a number, a text, or None for one that the seat does not see), and perhaps a
+        `note`, a `key` in words, and the `marks` [row, column] that seat `marked_by` has made."""
+        return dict(self._module.board(game, seat)) if self.has("board") else {}
+
+    def picture(self, state: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> Any:
+        """What a page draws of a finished game, and of each of its turns: (table, [of each turn]).
+
+        `state` and `turns` are those of the game's record. The module's `picture(game, num)` gets
+        the game and the number of legal moves made in play, and returns a table and a dict for each
+        of these moves. A table, {} for none, is like a `board`, of what all seats see together:
+        `title`, `note`, `key`, `seen` (for each cell the seats that see it), `best` (a list of
+        [row, column] to point out) and `own` (each seat's board). A move's dict may have `notes`
+        (each a list of texts and, for what is wrong, {"wrong": text}) and `proposal`: its `cells`
+        [row, column, what to write beside it], `best` for it, and `label`.
+        """
+        nothing: list[dict[str, Any]] = [{} for _ in turns]
+        if not self.has("picture"):
+            return {}, nothing
+        legal = [number for number, turn in enumerate(turns) if turn["error"] is None]
+        table, moves = self._module.picture(self.restore(state), len(legal))
+        for number, move in zip(legal, moves, strict=True):
+            nothing[number] = move
+        return table, nothing
+
+    def forms(self, game: Game, seat: int) -> list[Form]:
+        """The forms of the moves that a person in this seat, whose move it is, may make now."""
+        return list(self._module.forms(game, seat) if self.has("forms") else tag_forms(game))
+
+    def rooms(self, game: Game, seat: int) -> list[str]:
+        """The names of the private rooms that a seat talks in, by number; [] where all share one.
+        A move begins with the number of its room, as in "0: [message] hello"."""
+        return list(self._module.rooms(game, seat)) if self.has("rooms") else []
+
+    def talk(self, game: Game, seat: int) -> list[tuple[int, str, str]] | None:
+        """All moves so far as (seat, kind, text), if this seat knows them all; None if a page has
+        to read them from the seat's texts."""
+        return list(self._module.talk(game, seat)) if self.has("talk") else None
+
+    def record(self, game: Game) -> dict[str, Any] | None:
+        """A finished game in the published form of the game's data set; None if it has none."""
+        return dict(self._module.record(game)) if self.has("record") else None
+
+    def judge_prompt(self, game: Game) -> Prompt:
+        """What a judge, a chat model, reads of a finished game."""
+        prompt: Prompt = self._part("judge_prompt")(game)
+        return prompt
+
+    def judged(self, game: Game, answer: str) -> Game:
+        """A copy of the game whose outcome and measures rest on the judge's answer, and its own
+        rule if the answer holds no rating."""
+        twin: Game = self._part("judged")(game, answer)
+        return twin
 
     def is_record(self, record: Mapping[str, Any]) -> bool:
         """Whether a record is a recorded game of this module."""

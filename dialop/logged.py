@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeVar
 
 from dialop.game import Game, Outcome, PlayerError, Prompt, Step
+from dialop.kit import option
 from dialop.tags import drop_reasoning, split_move
 from dialop.values import frozen, plain
 
@@ -22,15 +23,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Rules:
-    """How a game is played.
+    """How a game is played."""
 
-    `messages` allows `[message]` moves, `brief` selects the short texts, and `private_reasoning`
-    allows private text before a move's tag.
-    """
-
-    messages: bool = True
-    brief: bool = False
-    private_reasoning: bool = False
+    messages: bool = option(True, "allow messages between the seats", play=True)
+    brief: bool = option(
+        False, "use short texts for small models instead of the full rules", play=True
+    )
+    private_reasoning: bool = option(
+        False,
+        "allow private text before a move's tag, which no other seat sees; the rules in the prompt "
+        "do not mention it",
+        play=True,
+    )
 
 
 @dataclass(slots=True)
@@ -104,6 +108,11 @@ class LoggedGame(Game):
     def answer_due(self) -> bool:
         """Whether a proposal waits for an answer from the seat to move."""
         return getattr(self._play, "pending", None) is not None
+
+    @property
+    def moves(self) -> tuple[Any, ...]:
+        """All legal moves so far, also those made before play."""
+        return tuple(self._play.log)
 
     @property
     def num_errors(self) -> tuple[int, ...]:

@@ -28,7 +28,6 @@ from selfplay.config import Config, ModelConfig, OptimConfig
 from selfplay.config.player_spec import parse_shares
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, barrier, gather_objects, init_world, on_first_rank
-from selfplay.engines.endpoint import Endpoint
 from selfplay.engines.hf import HFEngine
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext
@@ -42,7 +41,7 @@ from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.model.hub import local_folder
 from selfplay.model.lora import Adapters
 from selfplay.model.policy import DTYPES, export, liger_is_here, load_sharded, scratch_model
-from selfplay.partners.judge import make_judge
+from selfplay.partners.judge import Judge, make_judge
 from selfplay.partners.partners import Partners
 from selfplay.preflight.model import check_model
 from selfplay.rollout.seating import Partner
@@ -90,7 +89,7 @@ class Run:
     update_settings: UpdateSettings
     engine: PolicyEngine
     partners: Partners
-    judge: Endpoint | None
+    judge: Judge | None
     teachers: TeacherSettings
     evaluation: EvaluationContext
     fixed_partner: Partner | None
@@ -148,7 +147,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     evaluation = EvaluationContext.of(
         config, policy_engine, rendering, world, partner=partners.held_out_partner()
     )
-    judge = make_judge(config.reward, config.endpoint, world, cleanup=cleanup)
+    judge = make_judge(config, world, cleanup=cleanup)
     first_step, state = resume(folder, learner)
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
     partners.restore(state.get("partners", {}), learner, tokenizer)

@@ -20,7 +20,7 @@ from selfplay.evaluation.held_out import validation
 from selfplay.learner.batch import balance_tokens
 from selfplay.learner.update import update_policy
 from selfplay.metrics.step import step_metrics
-from selfplay.partners.judge import judge_interactivity
+from selfplay.partners.judge import judge_games
 from selfplay.rollout.driver import RolloutStats, first_turns
 from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.seating import self_play_games
@@ -90,7 +90,7 @@ def _play_instances(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
         limits=limits_of(config.rollout),
         version=step,
     )
-    return Rollout(judge_interactivity(episodes, run.judge), stats)
+    return Rollout(judge_games(episodes, run.judge), stats)
 
 
 def _count_groups(run: Run, rollout: Rollout) -> list[float]:

@@ -109,3 +109,26 @@ import {program}
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.stderr.strip() == "passive"
+
+
+# Words of the games: their names, and what their rules speak of.
+WORDS = re.compile(
+    rf"\b({'|'.join(sorted(GAMES))}|reviewers?|flights?|calendars?)\b", re.IGNORECASE
+)
+
+
+def test_the_trainer_knows_no_game() -> None:
+    """No line of selfplay/, prose and scripts of pages included, names a game of dialop; only the
+    settings have one default, on one line."""
+    named = []
+    for path in sorted((ROOT / "selfplay").rglob("*.*")):
+        if path.suffix not in (".py", ".js", ".j2", ".css"):
+            continue
+        name = path.relative_to(ROOT / "selfplay").as_posix()
+        lines = path.read_text(encoding="utf-8").splitlines()
+        named += [(name, line.strip()) for line in lines if WORDS.search(line)]
+        if path.suffix == ".py":
+            games = {part for each in imports_of(path) for part in each.split(".")[1:2]} & GAMES
+            assert not games, f"{name} imports {games}"
+    ((name, line),) = named
+    assert name == "config/play.py" and '"matching"' in line

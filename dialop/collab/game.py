@@ -2,13 +2,19 @@
 
 The user (seat 0) knows the goal and has made a request before the first move, so the assistant
 (seat 1) moves first. They exchange plain messages until the assistant's `[answer]` or the user's
-`[end]`. Both seats' reward is the answer's grade in [0, 1], 0 without an answer. Knows no tokens or
-turn limits.
+`[end]`. Both seats' reward is
+
+    R(t | g) = accuracy * R_task(t, g) + interactivity * R_interactivity(t)
+
+without the cost of tokens, which the game does not know. R_task is the answer's grade in [0, 1], 0
+without an answer. R_interactivity in [0, 1] is the judge's rating, else that of a fixed rule.
+Source: Wu et al., CollabLLM, arXiv 2502.00640, section 3. Knows no tokens or turn limits.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import cast
 
@@ -37,6 +43,8 @@ _OWNER = {ANSWER: ASSISTANT, END: USER}
 @dataclass(slots=True)
 class _Play(Play):
     to_move: int | None = ASSISTANT
+    judged: float | None = None  # 1 with a rating of the judge, 0 after an answer without one
+    rating: float | None = None
 
 
 class CollabGame(LoggedGame):
@@ -84,19 +92,42 @@ class CollabGame(LoggedGame):
     def outcome(self) -> Outcome:
         """The outcome, with the answer's grade in [0, 1] as score.
 
-        `facts` holds the number of moves and words of each seat, and `grading.interactivity`.
+        `facts` holds the number of moves and words of each seat, and the rating of interactivity.
         """
-        log = self._play.log
+        log, options = self._play.log, self.options
         answers = [move.text for move in log if move.kind == ANSWER]
-        wall = self.options.code_wall
+        wall = options.code_wall
         score = grade(self.instance, answers[0], code_wall=wall) if answers else 0.0
-        facts = {"interactivity": interactivity(log)}
+        facts = {"interactivity": self._interactivity()}
         for seat, name in ((USER, "user"), (ASSISTANT, "assistant")):
             moves = [move.text for move in log if move.seat == seat]
             facts[f"{name}_moves"] = float(len(moves))
             facts[f"{name}_words"] = float(sum(len(text.split()) for text in moves))
         over = self._play.to_move is None
-        return Outcome(over, bool(answers), score, score, (score, score), facts)
+        reward = options.accuracy * score + options.interactivity * facts["interactivity"]
+        return Outcome(over, bool(answers), score, score, (reward, reward), facts)
+
+    def measures(self, seats: Collection[int]) -> dict[str, float]:
+        """Questions of these seats, the user's words, and the rating of interactivity."""
+        log, judged = self._play.log[self._num_opening :], self._play.judged
+        said = [move.text for move in log if move.kind == "message" and move.seat in seats]
+        user = [move.text for move in log if move.seat == USER]
+        return {
+            "questions": float(sum("?" in text for text in said)),
+            "user_words": float(sum(len(text.split()) for text in user)),
+            "interactivity": self._interactivity(),
+            **({} if judged is None else {"judged": judged}),
+        }
+
+    def rated(self, rating: float | None) -> CollabGame:
+        """A copy of the game with a judge's rating in [0, 1]; None for an answer without one."""
+        twin = self.clone()
+        twin._play.judged, twin._play.rating = float(rating is not None), rating
+        return twin
+
+    def _interactivity(self) -> float:
+        rating = self._play.rating
+        return interactivity(self._play.log) if rating is None else rating
 
     def _apply(self, move: Move) -> tuple[str, str]:
         self._play.to_move = 1 - move.seat if move.kind == "message" else None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dialop.collab import numbers, sandbox, script, store, texts
+from dialop.collab import judge, numbers, pages, sandbox, script, store, texts
 from dialop.collab.game import CollabGame
 from dialop.collab.task import (
     ANSWER,
@@ -21,7 +21,9 @@ from dialop.collab.task import (
 from dialop.kit import check_options, option
 from dialop.logged import part_of
 
+TITLE = "collaborative simulation"
 ROLES: tuple[str, ...] = NAMES
+ANSWERS = False  # there are no proposals
 POLICY_SEATS: tuple[int, ...] = (ASSISTANT,)
 SCRIPT_NAMES: tuple[str, ...] = script.NAMES
 BASELINES: tuple[str, ...] = ("ask", "guess")
@@ -29,6 +31,8 @@ BASELINES: tuple[str, ...] = ("ask", "guess")
 make_script = script.make_scripted
 restore = CollabGame.from_state
 read, write = store.read_instances, store.write_instances
+forms, talk = pages.forms, pages.talk
+judge_prompt, judged = judge.prompt, judge.judged
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,12 +62,22 @@ class CollabOptions:
     """How a collaboration is played.
 
     `brief` leaves the rules out of the prompts, for small models. `private_reasoning` allows text
-    up to `</think>`, which is hidden from the other seat. `code_wall` selects the wall of the
-    sandbox for code answers.
+    up to `</think>`, which is hidden from the other seat. `accuracy` and `interactivity` weight the
+    two parts of the reward. `code_wall` selects the wall of the sandbox for code answers.
     """
 
-    brief: bool = False
-    private_reasoning: bool = False
+    brief: bool = option(False, "use short texts for small models", play=True)
+    private_reasoning: bool = option(False, "allow private text up to </think>", play=True)
+    accuracy: float = option(
+        1.0, "weight of the answer's grade in the reward", low=0, high=1000, play=True
+    )
+    interactivity: float = option(
+        0.0,
+        "weight in the reward of how well the assistant drew out the goal, from 0 to 1",
+        low=0,
+        high=1000,
+        play=True,
+    )
     code_wall: str = option(
         "auto", "isolation of code answers while they are graded", choices=CHOICES, play=True
     )

@@ -9,6 +9,7 @@ Collaboration", TACL 12 (2024); proposals are scored by the pairs they name.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from dialop.game import Outcome, PlayerError, Prompt
@@ -22,6 +23,7 @@ from dialop.matching.board import (
     instance_from_dict,
 )
 from dialop.matching.proposal import Pairs, parse_proposal, render_proposal
+from dialop.matching.statements import count_true
 
 __all__ = ["Action", "MatchingGame", "MatchingInstance", "MatchingView"]
 
@@ -98,6 +100,22 @@ class MatchingGame(LoggedGame):
             num_errors_this_turn=self._tries(seat),
             options=self.options,
         )
+
+    def measures(self, seats: Collection[int]) -> dict[str, float]:
+        """Proposals, all and true statements in messages, and the gain from talking: the normalized
+        score minus that of the better seat's solo plan."""
+        names = ("proposals", "statements", "true_statements")
+        sums, outcome = dict.fromkeys(names, 0.0), self.outcome()
+        views = {seat: self.view(seat) for seat in seats}
+        for action in self._play.log[self._num_opening :]:
+            if action.seat in views:
+                sums["proposals"] += action.kind == "propose"
+            if action.seat in views and action.kind == "message":
+                true, stated = count_true(views[action.seat], action.text)
+                sums["statements"] += stated
+                sums["true_statements"] += true
+        solo = max(outcome.facts["solo_0"], outcome.facts["solo_1"])
+        return {**sums, "talk_value": outcome.score_norm - solo}
 
     def outcome(self) -> Outcome:
         """The outcome, with the score in the table's units. Both seats' reward is its share of the

@@ -36,14 +36,21 @@ class MatchingRecipe:
     `max_tables` rejected tables, the next one is kept unconditionally.
     """
 
-    size: int = option(8, "number of reviewers and of papers", low=2, high=len(REVIEWERS))
+    size: int = option(8, "number of rows and of columns of the board", low=2, high=len(REVIEWERS))
     p_observed: float = option(0.4, "probability that a seat sees a cell", low=0.01, high=1.0)
     scale: bool = option(True, "multiply each seat's values by a hidden factor from 1 to 10")
     max_value: int = option(MAX_VALUE, "all values are below this", low=2, high=MAX_MAX_VALUE)
     hardness: float = option(
-        1.25, "keep a table if solo value x hardness < best value", low=1.0, high=1000.0
+        1.25,
+        "a seat's plan from its own cells is weak if its value times this is below the best",
+        low=1.0,
+        high=1000.0,
     )
-    keep: str = option("both", "seats for which that must hold", choices=KEEPS)
+    keep: str = option(
+        "both",
+        "keep boards where both seats' own plans are weak, exactly one is, or all",
+        choices=KEEPS,
+    )
     max_tables: int = option(
         10_000, "most tables to reject for one instance", low=0, high=1_000_000_000
     )

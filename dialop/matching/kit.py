@@ -13,13 +13,14 @@ from typing import Any, cast
 from dialop.demonstrations import demonstrated
 from dialop.kit import option
 from dialop.logged import Rules, part_of
-from dialop.matching import people, recorded, scripted, store, texts
+from dialop.matching import pages, people, recorded, scripted, store, texts
 from dialop.matching.board import MatchingInstance
 from dialop.matching.game import MatchingGame
 from dialop.matching.generate import MatchingRecipe, generate_instance
 from dialop.matching.solve import best_value, solo_value
 from dialop.starts import tally
 
+TITLE = "reviewer–paper matching (DialOp)"
 ROLES: tuple[str, ...] = ("player", "player")
 SCRIPT_NAMES: tuple[str, ...] = scripted.NAMES
 BASELINES: tuple[str, ...] = ("honest", "solo", "random")
@@ -32,6 +33,7 @@ restore = MatchingGame.from_state
 read, write, digest = store.read_instances, store.write_instances, people.board_digest
 replay, read_recorded = recorded.replay, recorded.read_recorded
 recorded_messages = recorded.said_in
+board, picture, forms, talk = pages.board, pages.picture, pages.forms, pages.talk
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,11 @@ class Options(MatchingRecipe, Rules):
     """The recipe of instances and the rules of play."""
 
     demonstrations: int = option(
-        0, "finished games that every prompt shows first", low=0, high=16, play=True
+        0,
+        "finished games of scripted players that every prompt shows first; they have no loss",
+        low=0,
+        high=16,
+        play=True,
     )
 
 
@@ -142,6 +148,11 @@ def figures(instances: Sequence[MatchingInstance]) -> str:
         f"better solo plan {fmean(i.norm(max(i.solo)) for i in instances):.3f}, "
         f"cells a seat sees {fmean(num_visible):.1f}, both together {fmean(together):.1f}"
     )
+
+
+def record(game: MatchingGame) -> dict[str, Any]:
+    """A finished game in the form of the published human games."""
+    return recorded.record_of(game.instance, game.view(0).log)
 
 
 def is_record(record: Mapping[str, Any]) -> bool:

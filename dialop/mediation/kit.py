@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dialop.logged import Rules, part_of
-from dialop.mediation import recorded, scripted, store, texts
+from dialop.mediation import pages, recorded, scripted, store, texts
 from dialop.mediation.game import MediationGame
 from dialop.mediation.generate import MediationRecipe, generate_instance
 from dialop.mediation.records import MAX_IMPORTANCE, USERS, MediationInstance
@@ -18,6 +18,7 @@ from dialop.mediation.score import calendar_costs, pair_costs, pair_scores
 from dialop.mediation.search import with_references
 from dialop.starts import tally
 
+TITLE = "mediation (DialOp)"
 ROLES = ("user", "user", "agent")
 SCRIPT_NAMES = scripted.NAMES
 BASELINES = ("honest", "solo", "random")
@@ -28,6 +29,7 @@ restore = MediationGame.from_state
 read, write = store.read_instances, store.write_instances
 replay, read_recorded = recorded.replay, recorded.read_recorded
 recorded_messages = recorded.said_in
+picture, forms, rooms = pages.picture, pages.forms, pages.rooms
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ from statistics import fmean
 from typing import Any
 
 from dialop.logged import part_of
-from dialop.planning import recorded, scripted, store, texts
+from dialop.planning import pages, recorded, scripted, store, texts
 from dialop.planning.board import USER, PlanningInstance, PlanningOptions
 from dialop.planning.city import COMMON
 from dialop.planning.game import PlanningGame
 from dialop.planning.generate import PlanningRecipe, generate_instance, other_preferences
 from dialop.planning.scripted import ASK, GREETING
 
+TITLE = "city planning (DialOp)"
 ROLES = ("user", "agent")
 SCRIPT_NAMES = scripted.NAMES
 BASELINES = ("searcher", "guesser")
@@ -25,6 +26,7 @@ restore = PlanningGame.from_state
 read, write = store.read_instances, store.write_instances
 replay, read_recorded = recorded.replay, recorded.read_recorded
 recorded_messages, recorded_tally = recorded.recorded_messages, recorded.recorded_tally
+picture, forms = pages.picture, pages.forms
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, compress
 from typing import TypeVar
 
 from selfplay.advantages.rewards import (
     branch_samples,
     episode_samples,
-    part_sums,
     seat_sample,
     trained_seats,
 )
@@ -34,13 +33,12 @@ EMA_DECAY = 0.8  # a step's part in the moving average of `ema` is 1 - EMA_DECAY
 @dataclass(frozen=True, slots=True)
 class CreditStats:
     """How many groups a step had and how many of them had zero variance; those of branch points are
-    counted separately. `parts` has the sums of the reward's parts."""
+    counted separately."""
 
     num_groups: int
     num_zero_variance_groups: int
     num_branch_groups: int = 0
     num_zero_variance_branch_groups: int = 0
-    parts: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,6 @@ def reward_samples(
         num_zero_variance_groups=len(zero_variance & games.keys()),
         num_branch_groups=len(turns),
         num_zero_variance_branch_groups=len(zero_variance & turns.keys()),
-        parts=part_sums(episodes, config=reward),
     )
 
 

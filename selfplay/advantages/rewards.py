@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from selfplay.advantages.sample import Sample
-from selfplay.config import AlgorithmConfig, CollabConfig, RewardConfig
+from selfplay.config import AlgorithmConfig, RewardConfig
 from selfplay.rollout.branches import siblings_of
 from selfplay.rollout.episode import BranchPoint, Episode
 
@@ -91,29 +91,31 @@ def game_return(episode: Episode, seat: int, *, config: RewardConfig) -> float:
 
 
 def final_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
-    """The seat's reward at the end of the game.
+    """The seat's reward at the end of the game, minus the cost of its tokens.
 
     - `score_norm`: the game's own reward, of any sign; in a cooperative game in [0, 1].
     - `accept`: 1 for any agreement.
     - `regret`: the game's own reward after an agreement, else half of what the last proposal would
       have given, so accepting it always gives more.
+
+    The cost of the seat's tokens, refused turns included, is min(1, token_cost * tokens), as in Wu
+    et al., CollabLLM, arXiv 2502.00640, section 3.
     """
-    outcome = episode.outcome
-    if config.kind == "collab":
-        return sum(collab_parts(episode, seat, config=config.collab).values())
+    outcome, reward = episode.outcome, episode.outcome.rewards[seat]
     if config.kind == "accept":
-        return float(outcome.agreed)
-    if config.kind == "regret" and not outcome.agreed:
-        return UNACCEPTED * outcome.proposal_norm
-    return outcome.rewards[seat]
+        reward = float(outcome.agreed)
+    elif config.kind == "regret" and not outcome.agreed:
+        reward = UNACCEPTED * outcome.proposal_norm
+    num_tokens = sum(turn.num_tokens for turn in episode.turns if turn.seat == seat)
+    return reward - min(1.0, config.token_cost * num_tokens)
 
 
 def move_rewards(episode: Episode, seat: int, *, config: RewardConfig) -> dict[int, float]:
     """The seat's rewards of single moves, by the number of turns before it.
 
-    Empty with the kinds accept and collab, which do not use the game's own rewards.
+    Empty with the kind accept, which does not use the game's own rewards.
     """
-    if config.kind in ("accept", "collab"):
+    if config.kind == "accept":
         return {}
     return {
         number: turn.rewards[seat]
@@ -135,36 +137,6 @@ def turn_penalties(
         for turn, span in zip(turns, transcript.spans, strict=True)
         if turn.error is not None
     )
-
-
-def collab_parts(episode: Episode, seat: int, *, config: CollabConfig) -> dict[str, float]:
-    """The weighted and clamped parts of a conversation's reward:
-
-    R(t | g) = R_task(t, g) + R_interactivity(t) - min(cost * tokens(t), clamp)
-
-    Source: Wu et al., CollabLLM, arXiv 2502.00640, section 3. The multiturn-aware reward of one
-    reply is the mean of R over its sampled continuations (`rollout.branch`). R_task is the game's
-    grade and R_interactivity the judge's mark in the outcome's facts, both in [0, 1] before
-    weighting. tokens(t) counts the tokens that this seat sampled, refused turns included.
-    """
-    num_tokens = sum(turn.num_tokens for turn in episode.turns if turn.seat == seat)
-    parts = {
-        "accuracy": config.accuracy * episode.outcome.rewards[seat],
-        "interactivity": config.interactivity * episode.outcome.facts["interactivity"],
-        "token_cost": -config.token_cost * num_tokens,
-    }
-    return {name: max(-config.clamp, min(config.clamp, part)) for name, part in parts.items()}
-
-
-def part_sums(episodes: Sequence[Episode], *, config: RewardConfig) -> dict[str, float]:
-    """Each part of collab's reward summed over conversations, for the log; {} for other rewards."""
-    sums: dict[str, float] = {}
-    for episode in episodes if config.kind == "collab" else ():
-        for seat, transcript in enumerate(episode.transcripts):
-            if transcript is not None:
-                for name, part in collab_parts(episode, seat, config=config.collab).items():
-                    sums[name] = sums.get(name, 0.0) + part
-    return sums
 
 
 # --- samples --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
+from dialop.kit import switch
 from selfplay.config.hardware import (
     EngineConfig,
     LoraConfig,
@@ -35,7 +36,6 @@ from selfplay.config.monitors import DEFAULT_MONITORS, parse_rule
 from selfplay.config.partners import EndpointConfig, PolicyPoolConfig
 from selfplay.config.play import (
     BranchConfig,
-    CollabConfig,
     DataConfig,
     EvalConfig,
     GameConfig,
@@ -51,7 +51,6 @@ __all__ = [
     "COMPARED_IN_GROUPS",
     "AlgorithmConfig",
     "BranchConfig",
-    "CollabConfig",
     "Config",
     "CriticConfig",
     "DataConfig",
@@ -161,19 +160,17 @@ class Config:
         return self
 
     def _check_game(self) -> None:
-        if self.reward.kind == "collab" and self.game.name != "collab":
-            raise ValueError(f"reward.kind collab needs game.name collab, got {self.game.name}")
-        if self.game.name == "collab" and not self.game.messages:
-            raise ValueError("game.messages must be true in collab, got false")
-        if self.game.name != "matching" and self.game.demonstrations:
+        kit, rules = self.game.kit, self.game.rules()
+        if self.reward.judge != "rubric" and not kit.has("judged"):
             raise ValueError(
-                f"game.demonstrations must be 0 with game.name {self.game.name}, got "
-                f"{self.game.demonstrations}; nearest: game.name matching"
+                f"reward.judge must be rubric with game.name {self.game.name}, whose games are not "
+                f"rated, got {self.reward.judge}"
             )
-        if self.warm_start.recorded and (self.game.brief or not self.game.messages):
+        full = switch(rules, "messages", default=True) and not switch(rules, "brief")
+        if self.warm_start.recorded and not full:
             raise ValueError(
-                "game.brief must be false and game.messages true with warm_start.recorded: people "
-                "wrote their messages in the full game"
+                "game.options.brief must be false and game.options.messages true with "
+                "warm_start.recorded: people wrote their messages in the full game"
             )
         scratch = self.model.scratch
         if scratch and self.rollout.max_game_tokens > scratch.max_positions:
@@ -207,10 +204,10 @@ class Config:
                 f"engine.sessions must be false with rollout.branch.turns {branch_turns}, got "
                 "true: a branch goes on from a turn that only its game's session holds"
             )
-        if branch_turns == "decisions" and self.game.name == "collab":
+        if branch_turns == "decisions" and not self.game.kit.ANSWERS:
             raise ValueError(
-                "rollout.branch.turns must not be decisions with game.name collab, which has no "
-                "proposals to answer; nearest: all"
+                f"rollout.branch.turns must not be decisions with game.name {self.game.name}, "
+                "which has no proposals to answer; nearest: all"
             )
         if size < 2 and in_groups and branch_turns != "all":
             raise ValueError(

@@ -40,9 +40,8 @@ class ScratchConfig:
     )
     split_lines: bool = key(
         False,
-        "with game.brief, encode a line of a proposal as two tokens, one for the paper and "
-        "one for the reviewer, instead of one token for the pair; this helps small models on "
-        "large boards to track which reviewers are already assigned",
+        'make a line of a proposal, such as "column: row", two tokens instead of one where the '
+        "game's texts are short; small models on large boards then see which row is taken",
     )
 
     @model_validator(mode="after")

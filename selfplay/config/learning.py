@@ -70,8 +70,8 @@ class WarmStartConfig:
     )
     keep: Literal["same", "all"] = key(
         "same",
-        "instances that the teachers play: same applies game.keep, all keeps every instance "
-        "(much faster to generate at 8x8)",
+        "instances that the teachers play: same applies the game's own filter, all keeps every "
+        "instance (much faster to generate where the filter keeps few)",
     )
     auxiliary_games: int = key(
         8,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from dialop.kit import SHARED, Kit, NoOptions, load_kit
+from dialop.kit import Kit, games, load_kit
 from dialop.starts import checked_entries
 from selfplay.config.load import read_options
 from selfplay.config.player_spec import (
@@ -20,10 +19,8 @@ from selfplay.config.player_spec import (
     parse_shares,
     parse_spec,
 )
-from selfplay.config.schema import RULES, fields_of, key, section
+from selfplay.config.schema import RULES, key, section
 
-# Games whose settings are keys of `game` itself.
-KEYED_GAMES = ("matching", "collab")
 MAX_GAMES = 1_000_000  # per step and per evaluation
 
 
@@ -33,49 +30,8 @@ class GameConfig:
 
     name: str = key(
         "matching",
-        "game to play: matching, collab, another game of this project, a module such as "
-        "my_package.my_game, or the path of a .py file (docs/your_game.md)",
-    )
-    size: int = key(8, "number of rows and of columns of the board", within=(2, 8))
-    p_observed: float = key(0.4, "probability that a seat sees a cell", within=(0.01, 1.0))
-    scale: bool = key(True, "multiply each seat's values by a private factor between 1 and 10")
-    max_value: int = key(
-        100,
-        "cell values (in collab: the hidden numbers) are integers below this",
-        within=(2, 10_000),
-    )
-    hardness: float = key(
-        1.25,
-        "a seat's solo plan, made from its own observations alone, is weak if its value times "
-        "this factor is below the best possible value",
-        within=(1.0, 1000.0),
-    )
-    keep: Literal["both", "exactly_one", "all"] = key(
-        "both",
-        "which instances are kept: those where both seats' solo plans are weak, exactly one "
-        "is, or all",
-    )
-    messages: bool = key(
-        True, "allow messages between the seats; false is the no-communication control"
-    )
-    brief: bool = key(
-        False, "use short texts for small from-scratch models instead of the full rules"
-    )
-    demonstrations: int = key(
-        0,
-        "finished games between scripted players that every prompt shows as chat turns before the "
-        "real game; they have no loss and count in no reward",
-        within=(0, 16),
-    )
-    private_reasoning: bool = key(
-        False,
-        "allow private text before a move's tag, which the partner never sees; the rules in the "
-        "prompt do not mention it",
-    )
-    code_wall: Literal["auto", "namespaces", "landlock", "none"] = key(
-        "auto",
-        "isolation of code answers while they are graded: auto uses the strongest that the "
-        "machine supports, none uses no isolation (docs/collab.md)",
+        f"game to play: {', '.join(games())}, a module such as my_package.my_game, or the path of "
+        "a .py file (docs/your_game.md)",
     )
     options: Any = Field(
         default=None,
@@ -93,46 +49,19 @@ class GameConfig:
             return read_options(kind, options or {}, "game.options")
         return options
 
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        if self.name in KEYED_GAMES:
-            return self
-        own = {entry.name for entry in fields(options_type(self.name))}
-        for entry in fields(self):
-            given = getattr(self, entry.name)
-            default = fields_of(type(self))[entry.name].default
-            if entry.name in ("name", "options") or given == default:
-                continue
-            if entry.name not in SHARED or entry.name not in own:
-                near = f"; nearest is game.options.{entry.name}" if entry.name in own else ""
-                raise ValueError(
-                    f"game.{entry.name} is no setting of {self.name}, got {given}{near}"
-                )
-        if self.options is not None:
-            options = type(self.options)()
-            for name in own.intersection(SHARED):
-                if getattr(self.options, name) != getattr(options, name):
-                    raise ValueError(f"game.options.{name} must be given as game.{name}")
-        return self
-
     @property
     def kit(self) -> Kit:
         """What the game gives the trainer: instances, new games, scripted players, texts."""
         return load_kit(self.name)
 
     def rules(self) -> Any:
-        """The game's own options (dialop/kit.py), filled from these settings."""
-        keyed = self.name in KEYED_GAMES
-        options = None if keyed else self.options
-        options = options or self.kit.Options()
-        keys = {entry.name for entry in fields(self)} if keyed else set(SHARED)
-        own = keys.intersection(entry.name for entry in fields(options))
-        return replace(options, **{name: getattr(self, name) for name in own})
+        """The game's own options (dialop/kit.py)."""
+        return self.kit.Options() if self.options is None else self.options
 
 
 def options_type(name: str) -> type:
     """The class of a game's options. Raises ValueError for a name that is no game."""
-    return NoOptions if name in KEYED_GAMES else load_kit(name).Options
+    return load_kit(name).Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
@@ -276,26 +205,29 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
-class CollabConfig:
-    """Weights of a conversation's reward; used with `reward.kind: collab`."""
+class RewardConfig:
+    """The reward of an episode."""
 
-    accuracy: float = key(1.0, "weight of the task's grade", within=(0.0, 1000.0))
-    interactivity: float = key(
-        1.0,
-        "weight of the interactivity score, which measures how well the assistant drew out "
-        "the user's goal",
-        within=(0.0, 1000.0),
-    )
-    token_cost: float = key(
-        1e-4, "penalty for each token that the assistant sampled", within=(0.0, 1000.0)
-    )
-    clamp: float = key(
-        1.0, "each part of the reward is clamped to [-clamp, clamp]", within=(0.0, 1000.0)
+    kind: Literal["score_norm", "accept", "regret"] = key(
+        "score_norm",
+        "score_norm: the game's own rewards, such as the score divided by the best possible "
+        "score; accept: 1 for any agreement; regret: as score_norm, but without an agreement "
+        "half the score_norm of the last proposal",
     )
     judge: str = key(
         "rubric",
-        "who scores interactivity: rubric (a fixed rule) or endpoint:MODEL@URL, a model that "
-        "is called with the settings of `endpoint`",
+        "who rates games that are rated: rubric (the game's own rule) or endpoint:MODEL@URL, a "
+        "model that is called with the settings of `endpoint`",
+    )
+    token_cost: float = key(
+        0.0,
+        "penalty for each token that the seat sampled, at most 1 in all",
+        within=(0.0, 1000.0),
+    )
+    error_penalty: float = key(
+        0.0,
+        "penalty for each refused move of the seat, subtracted from its reward",
+        within=(0.0, 1000.0),
     )
 
     @model_validator(mode="after")
@@ -305,34 +237,13 @@ class CollabConfig:
         try:
             kind = parse_spec(self.judge).kind
         except ValueError as error:
-            raise ValueError(f"reward.collab.judge: {error}") from None
+            raise ValueError(f"reward.judge: {error}") from None
         if kind != ENDPOINT:
             raise ValueError(
-                "reward.collab.judge must be rubric or endpoint:MODEL@URL, as in "
+                "reward.judge must be rubric or endpoint:MODEL@URL, as in "
                 f"endpoint:small@http://127.0.0.1:8000/v1, got {self.judge!r}"
             )
         return self
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
-class RewardConfig:
-    """The reward of an episode."""
-
-    kind: Literal["score_norm", "accept", "regret", "collab"] = key(
-        "score_norm",
-        "score_norm: the game's own rewards, such as the score divided by the best possible "
-        "score; accept: 1 for any agreement; regret: as score_norm, but without an agreement "
-        "half the score_norm of the last proposal; collab: weighted sum of "
-        "reward.collab",
-    )
-    collab: CollabConfig = section(
-        CollabConfig, "weights of a conversation's reward, with reward.kind collab"
-    )
-    error_penalty: float = key(
-        0.0,
-        "penalty for each refused move of the seat, subtracted from its reward",
-        within=(0.0, 1000.0),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=RULES)

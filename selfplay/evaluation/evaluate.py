@@ -242,7 +242,8 @@ def check_room(
         advice = f"set rollout.max_game_tokens={enough}"
     else:
         advice = f"the model reads at most {max_positions}, so use smaller boards"
-        advice += "" if game.brief else " or game.brief=true"
+        short = getattr(game.rules(), "brief", True)
+        advice += "" if short else " or game.options.brief=true"
     raise ValueError(
         f"rollout.max_game_tokens must be above the longest prompt, which has {longest} tokens "
         f"({where}), got {limit}; {advice}"

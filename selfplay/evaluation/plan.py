@@ -208,7 +208,7 @@ def _sampling(temperature: float, *, usual: float) -> str:
 
 
 def find_config(source: Source, given: Path | None, overrides: Sequence[str]) -> Config:
-    """The settings of --config (`given`), else of the run, else the defaults (the full matching
+    """The settings of --config (`given`), else of the run, else the defaults (the full default
     game), with the policy's folder as the model and the chat template as in its training.
 
     Raises:

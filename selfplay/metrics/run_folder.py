@@ -29,7 +29,8 @@ _LENGTH = (
 # Settings of where and how things are computed. Results stay equal up to rounding or, with SGLang,
 # in distribution.
 _WHERE = (
-    *("device", "threads", "parallel", "engine", "model.liger", "data.processes", "game.code_wall"),
+    *("device", "threads", "parallel", "engine", "model.liger", "data.processes"),
+    "game.options.code_wall",
     *("optim.tokens_per_microbatch", "optim.share_prefixes"),
     *("endpoint.key_variable", "endpoint.timeout_s", "endpoint.concurrency"),
 )

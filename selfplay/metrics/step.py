@@ -6,14 +6,14 @@ docs/metrics.md gives the formula and the warning signs of each.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from dialop.tags import drop_reasoning
 from selfplay.advantages.advantages import CreditStats
 from selfplay.config.player_spec import SELF
 from selfplay.distributed import World, gather_objects
 from selfplay.metrics.branches import branch_metrics, branch_records, branch_tally
-from selfplay.metrics.games import game_sums
 from selfplay.rollout.driver import RolloutStats
 from selfplay.rollout.episode import Episode
 
@@ -40,7 +40,9 @@ def tally(episodes: Sequence[Episode]) -> dict[str, float]:
         partner = _partner_and_seat(episode)
         counts[f"{_GAMES_WITH}{partner}"] += 1
         score_sums[f"score/{partner}"] += episode.score
-        own_sums = add_up((own_sums, game_sums(episode, turns)))
+        sent = messages(episode, policy or range(len(episode.transcripts)))
+        words = {"words": float(sum(len(text.split()) for text in sent))}
+        own_sums = add_up((own_sums, words | episode.measures))
     return {
         **{name: float(count) for name, count in counts.items()},
         **score_sums,
@@ -48,6 +50,17 @@ def tally(episodes: Sequence[Episode]) -> dict[str, float]:
         "games": float(len(episodes)),
         "score": sum(e.score for e in episodes),
     }
+
+
+def messages(episode: Episode, seats: Collection[int]) -> list[str]:
+    """The texts of the messages that these seats sent, without the tag and without private
+    reasoning before it."""
+    sent = [t.text for t in episode.turns if t.action == "message" and t.seat in seats]
+    return [_content(drop_reasoning(text, ("message",))) for text in sent]
+
+
+def _content(text: str) -> str:
+    return text.partition("]")[2].strip() if "[message]" in text.lower() else text.strip()
 
 
 def _partner_and_seat(episode: Episode) -> str:
@@ -164,7 +177,7 @@ def step_metrics(
 
     `engine_s` is the mean over replicas. Every rank must call.
     """
-    of_games = tally(episodes) | {f"reward_{name}": s for name, s in credited.parts.items()}
+    of_games = tally(episodes)
     of_step = {
         "num_instances": float(len({episode.instance for episode in episodes})),
         "num_groups": float(credited.num_groups),

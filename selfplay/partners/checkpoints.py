@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dialop.kit import SWITCHES, switch
 from dialop.specs import closest
 from selfplay.checkpoint import policies
 from selfplay.config import GameConfig
@@ -101,20 +102,37 @@ def check_same_game(
     if source.settings is None:
         return
     saved = _saved(source.settings, "game")
-    keys = ("name", "brief", "messages", "private_reasoning")
-    words = [f"{key}={json.dumps(saved[key], ensure_ascii=False)}" for key in keys if key in saved]
-    words += [word.removeprefix("game.") for word in overrides if word.startswith("game.")]
-    trained_on = load(GameConfig, None, words)
-    rules = dict.fromkeys(("name", "brief", "messages"), "the same for all who meet")
-    if trained_on.private_reasoning:  # a policy without private reasoning can play in either game
-        rules["private_reasoning"] = "true where one was trained with it"
-    for key, rule in rules.items():
-        trained, wanted = (str(getattr(each, key)).lower() for each in (trained_on, game))
-        if trained != wanted:
+    options = saved.get("options") or {}
+    words = [("name", saved["name"])] if "name" in saved else []
+    words += [(f"options.{name}", options[name]) for name in SWITCHES if name in options]
+    given = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in words]
+    given += [word.removeprefix("game.") for word in overrides if word.startswith("game.")]
+    names = [word for word in given if word.startswith("name=")]
+    for key, rule in _SAME.items():
+        # Options can be read only once both play the game that has them.
+        trained_on = load(GameConfig, None, names if key == "name" else given)
+        trained, wanted = (_value(each, key) for each in (trained_on, game))
+        # A policy without private reasoning can play in either game.
+        if trained != wanted and (key != _REASONING or trained == "true"):
             raise ValueError(
                 f"{what}: game.{key} must be {rule}, got {trained} in {source.home} and "
                 f"{wanted} in {played}"
             )
+
+
+_REASONING = "options.private_reasoning"
+_SAME = {
+    **dict.fromkeys(("name", "options.brief", "options.messages"), "the same for all who meet"),
+    _REASONING: "true where one was trained with it",
+}
+
+
+def _value(game: GameConfig, key: str) -> str:
+    """A game's name or one of its switches, as text."""
+    name = key.removeprefix("options.")
+    if key == "name":
+        return game.name
+    return str(switch(game.rules(), name, default=name == "messages")).lower()
 
 
 def model_words(source: Source) -> tuple[str, str]:

@@ -1,20 +1,16 @@
-"""The judge: a chat model that rates how interactive each conversation was.
+"""The judge: a chat model that rates each finished game, where `reward.judge` names one.
 
-Only the game collab uses it, and only if the settings name one. Its rating in [0, 1] replaces the
-rubric's rating in the outcome's facts, which rewards and metrics read. Without a valid rating the
-rubric's is kept.
+The game's kit says what the judge reads and how its answer changes the game's outcome.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from dialop.collab.task import NAMES
-from selfplay.config import EndpointConfig, RewardConfig
+from dialop.kit import Kit
+from selfplay.config import Config
 from selfplay.config.player_spec import parse_spec
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World
@@ -23,81 +19,65 @@ from selfplay.engines.endpoint import Endpoint, endpoint_key
 from selfplay.rollout.episode import Episode
 
 _MAX_NEW_TOKENS = 300
-_RULES = """\
-You mark how well an assistant worked together with a user who had not said all that was needed. \
-You read what the user wanted and the whole conversation. Consider three things, each from 0 to 1:
-- understanding: did the assistant grasp what the user wanted, and were its messages clear?
-- questions: did it ask for what was missing, precisely and only where it was needed?
-- help: did it offer something useful on the way, such as choices or a draft?
-The mark is their mean. Whether the result is right does not count here. Answer with one sentence \
-of reason and then, on a line of its own, JSON such as {"interactivity": 0.6}."""
-_MARK = re.compile(r"\{[^{}]*\}")
 
 
-def make_judge(
-    reward: RewardConfig, endpoint: EndpointConfig, world: World, *, cleanup: ExitStack
-) -> Endpoint | None:
-    """The judge that `reward.collab.judge` names; None for the rubric and on ranks that play no
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """A model that rates games, and the kit of the game."""
+
+    kit: Kit
+    endpoint: Endpoint
+
+
+def make_judge(config: Config, world: World, *, cleanup: ExitStack) -> Judge | None:
+    """The judge that `reward.judge` names; None for the game's own rule and on ranks that play no
     games.
 
     `cleanup` ends its threads. Raises SettingsError if the variable with the API key is not set.
     """
-    if reward.kind != "collab" or reward.collab.judge == "rubric":
+    if config.reward.judge == "rubric":
         return None
-    key = endpoint_key(endpoint)
+    key = endpoint_key(config.endpoint)
     if not world.replica.leads:
         return None
-    model, url = parse_spec(reward.collab.judge).address
-    judge = Endpoint(model, url, settings=endpoint, key=key)
-    cleanup.callback(judge.close)
-    return judge
+    model, url = parse_spec(config.reward.judge).address
+    endpoint = Endpoint(model, url, settings=config.endpoint, key=key)
+    cleanup.callback(endpoint.close)
+    return Judge(config.game.kit, endpoint)
 
 
-def judge_interactivity(episodes: list[Episode], judge: Endpoint | None) -> list[Episode]:
-    """The games with the judge's marks, including the continuations of branch points.
-
-    Each outcome's facts get `judged` (1.0 or 0.0) and, if the judge gave a mark, `interactivity`.
-    All requests are sent at once.
-    """
+def judge_games(episodes: list[Episode], judge: Judge | None) -> list[Episode]:
+    """The games with the judge's ratings in their outcomes and measures, including the
+    continuations of branch points. All requests are sent at once."""
     if judge is None:
         return episodes
     answers = {
-        id(game): judge.submit(_question(game))
+        id(game): judge.endpoint.submit(_request(game, judge.kit))
         for episode in episodes
         for game in (episode, *_continuations(episode))
     }
 
-    def with_mark(game: Episode) -> Episode:
-        answer = answers[id(game)].result()
-        mark = read_mark(answer.text) if answer.finish == "stop" else None
-        facts = {**game.outcome.facts, "judged": float(mark is not None)}
-        if mark is not None:
-            facts["interactivity"] = mark
+    def rated(episode: Episode) -> Episode:
+        answer = answers[id(episode)].result()
+        assert episode.game is not None
+        game = judge.kit.judged(episode.game, answer.text if answer.finish == "stop" else "")
         branches = tuple(
             replace(
                 point,
-                continuations={
-                    place: with_mark(continuation)
-                    for place, continuation in point.continuations.items()
-                },
+                continuations={place: rated(each) for place, each in point.continuations.items()},
             )
-            for point in game.branches
+            for point in episode.branches
         )
-        return replace(game, outcome=replace(game.outcome, facts=facts), branches=branches)
+        seats = episode.policy_seats or range(game.num_seats)
+        return replace(
+            episode,
+            game=game,
+            outcome=game.outcome(),
+            measures=game.measures(seats),
+            branches=branches,
+        )
 
-    return [with_mark(episode) for episode in episodes]
-
-
-def read_mark(text: str) -> float | None:
-    """The last valid mark in an answer; None if it has no mark in [0, 1]."""
-    for candidate in reversed(_MARK.findall(text)):
-        try:
-            value = json.loads(candidate).get("interactivity")
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
-            return float(value)
-    return None
+    return [rated(episode) for episode in episodes]
 
 
 def _continuations(episode: Episode) -> Iterator[Episode]:
@@ -105,14 +85,12 @@ def _continuations(episode: Episode) -> Iterator[Episode]:
         yield from point.continuations.values()
 
 
-def _question(episode: Episode) -> Request:
-    view = episode.views[0]  # the user's view contains the goal
-    messages = [("user", view.request), *((NAMES[entry.seat], entry.text) for entry in view.log)]
-    conversation = "\n\n".join(f"{name}: {text}" for name, text in messages)
-    prompt = f"What the user wanted:\n{view.goal}\n\nThe conversation:\n{conversation}"
+def _request(episode: Episode, kit: Kit) -> Request:
+    assert episode.game is not None
+    prompt = kit.judge_prompt(episode.game)
     return Request(
         prompt_ids=(),
         max_new_tokens=_MAX_NEW_TOKENS,
-        seed=named_seed("judge", episode.instance, episode.index, conversation),
-        messages=(Message("system", _RULES), Message("user", prompt)),
+        seed=named_seed("judge", episode.instance, episode.index, prompt.user),
+        messages=(Message("system", prompt.system), Message("user", prompt.user)),
     )

@@ -16,6 +16,7 @@ import torch
 from jinja2.exceptions import TemplateError
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
+from dialop.kit import switch
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
@@ -44,9 +45,8 @@ def check_run(config: Config, *, here: bool = True) -> None:
     check_tracker(config.track, here=here)
     for spec, _ in parse_shares(config.rollout.partners):
         check_endpoint(spec, config.endpoint, what="rollout.partners")
-    if config.reward.kind == "collab" and config.reward.collab.judge != "rubric":
-        judge = parse_spec(config.reward.collab.judge)
-        check_endpoint(judge, config.endpoint, what="reward.collab.judge")
+    if config.reward.judge != "rubric":
+        check_endpoint(parse_spec(config.reward.judge), config.endpoint, what="reward.judge")
     if config.warm_start.recorded is not None:
         share = config.warm_start.recorded_share
         recorded = config.warm_start.recorded
@@ -134,9 +134,9 @@ def read_rendering(
             f"the chat template of {model.path or 'model.scratch'} with "
             f"model.chat_template {model.chat_template} cannot be used: {error}"
         ) from error
-    if rendering.rewritten and not game.private_reasoning:
+    if rendering.rewritten and not switch(game.rules(), "private_reasoning"):
         raise SettingsError(
-            f"game.private_reasoning must be true with this chat template; otherwise moves "
+            f"game.options.private_reasoning must be true with this chat template; otherwise moves "
             f"would begin with a thought: {rendering.rewritten}"
         )
     return rendering

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from dialop.collab.judge import read_mark
 from dialop.game import Prompt
-from selfplay.advantages.rewards import branch_samples, collab_parts, part_sums, seat_reward
+from selfplay.advantages.rewards import branch_samples, seat_reward
 from selfplay.chat.transcript import Transcript
-from selfplay.config import CollabConfig, Config, RewardConfig, load_config
+from selfplay.config import Config, RewardConfig, load_config
 from selfplay.distributed import init_world
 from selfplay.errors import SettingsError
-from selfplay.metrics.games import game_sums
-from selfplay.partners.judge import judge_interactivity, make_judge, read_mark
+from selfplay.partners.judge import judge_games, make_judge
 from selfplay.rollout.episode import BranchPoint, Episode, Turn
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.collab_tasks import NUMBER, talked
@@ -26,7 +26,7 @@ TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny_collab.yaml"
 
 def conversation(*texts: str, tokens: int = 10) -> Episode:
     """A conversation whose assistant sampled `tokens` tokens in each turn."""
-    game, transcript, turns = talked(NUMBER, *texts), Transcript(), []
+    game, transcript, turns = talked(NUMBER, *texts, interactivity=0.5), Transcript(), []
     for place, text in enumerate(texts):
         seat = 1 - place % 2
         if seat == 1:
@@ -44,6 +44,8 @@ def conversation(*texts: str, tokens: int = 10) -> Episode:
         views=(game.view(0), game.view(1)),
         outcome=game.outcome(),
         ended="agreed",
+        measures=game.measures([1]),
+        game=game,
     )
 
 
@@ -52,53 +54,30 @@ WRONG = ("What number?", "My number is 5.", "[answer] 9")
 GUESSED = ("[answer] 4",)
 
 
-def test_parts_of_the_reward_by_hand() -> None:
-    config = CollabConfig(accuracy=1.0, interactivity=0.5, token_cost=0.01, clamp=1.0)
-    assert collab_parts(conversation(*ASKED), 1, config=config) == pytest.approx(
-        {"accuracy": 1.0, "interactivity": 0.5, "token_cost": -0.2}
-    )
-    assert collab_parts(conversation(*GUESSED), 1, config=config) == pytest.approx(
-        {"accuracy": 0.0, "interactivity": 0.0, "token_cost": -0.1}
-    )
-
-
-def test_each_part_is_clamped_separately() -> None:
-    config = CollabConfig(accuracy=3.0, interactivity=0.5, token_cost=1.0, clamp=0.8)
-    assert collab_parts(conversation(*ASKED), 1, config=config) == pytest.approx(
-        {"accuracy": 0.8, "interactivity": 0.5, "token_cost": -0.8}
-    )
-
-
-def test_a_cost_may_take_the_reward_below_zero() -> None:
-    config = RewardConfig(kind="collab", collab=CollabConfig(token_cost=0.01))
+def test_the_reward_by_hand() -> None:
+    """1 for the right answer, 0.5 for the question, −0.01 for each of the assistant's tokens."""
+    config = RewardConfig(token_cost=0.01)
+    assert seat_reward(conversation(*ASKED), 1, config=config) == pytest.approx(1 + 0.5 - 0.2)
     assert seat_reward(conversation(*GUESSED), 1, config=config) == pytest.approx(-0.1)
-    assert seat_reward(conversation(*ASKED), 1, config=config) == pytest.approx(1 + 1 - 0.2)
+    assert seat_reward(conversation(*ASKED), 1, config=RewardConfig()) == pytest.approx(1.5)
 
 
-def test_parts_are_summed_for_the_log() -> None:
-    config = RewardConfig(kind="collab", collab=CollabConfig(token_cost=0.01))
-    episodes = [conversation(*ASKED), conversation(*GUESSED)]
-    assert part_sums(episodes, config=config) == pytest.approx(
-        {"accuracy": 1.0, "interactivity": 1.0, "token_cost": -0.3}
-    )
-    assert part_sums(episodes, config=RewardConfig()) == {}
+def test_tokens_cost_at_most_one() -> None:
+    config = RewardConfig(token_cost=1.0)
+    assert seat_reward(conversation(*ASKED), 1, config=config) == pytest.approx(1.5 - 1)
 
 
-def test_metrics_of_a_conversation_count_the_assistants_turns() -> None:
-    episode = conversation(*ASKED)
-    turns = [turn for turn in episode.turns if turn.seat == 1]
-    assert game_sums(episode, turns) == {
-        "words": 2.0,
+def test_measures_of_a_conversation_count_the_assistants_moves() -> None:
+    assert conversation(*ASKED).measures == {
         "questions": 1.0,
-        "tokens": 20.0,
         "user_words": 4.0,
         "interactivity": 1.0,
     }
 
 
 def test_the_reward_of_a_reply_is_the_mean_over_its_continuations() -> None:
-    """The question ends right once (2.0) and wrong once (1.0); the guess is wrong (0)."""
-    reward = RewardConfig(kind="collab", collab=CollabConfig(token_cost=0.0))
+    """The question ends right once (1.5) and wrong once (0.5); the guess is wrong (0)."""
+    reward = RewardConfig()
     point = BranchPoint(turn=0, seat=1)
     point.continuations.update({(0, 1): conversation(*WRONG), (1, 0): conversation(*GUESSED)})
     game = replace(conversation(*ASKED), branches=(point,))
@@ -109,7 +88,7 @@ def test_the_reward_of_a_reply_is_the_mean_over_its_continuations() -> None:
         for s in samples
         if "continuation" not in s.name
     }
-    assert values == pytest.approx({"sibling 0": 1.5, "sibling 1": 0.0})
+    assert values == pytest.approx({"sibling 0": 1.0, "sibling 1": 0.0})
 
 
 def marks(body: dict[str, Any], number: int) -> Answer:
@@ -122,7 +101,7 @@ def marks(body: dict[str, Any], number: int) -> Answer:
 
 
 def judged_config(url: str) -> Config:
-    return load_config(TINY, [f"reward.collab.judge=endpoint:judge@{url}"])
+    return load_config(TINY, [f"reward.judge=endpoint:judge@{url}"])
 
 
 def test_a_judge_marks_games_and_their_continuations() -> None:
@@ -130,22 +109,19 @@ def test_a_judge_marks_games_and_their_continuations() -> None:
     point = BranchPoint(turn=0, seat=1)
     point.continuations[1, 0] = guessed
     with chat_server(marks) as server, ExitStack() as cleanup:
-        judge = make_judge(
-            judged_config(server.url).reward,
-            judged_config(server.url).endpoint,
-            init_world(device="cpu"),
-            cleanup=cleanup,
-        )
-        (judged,) = judge_interactivity([replace(asked, branches=(point,))], judge)
+        judge = make_judge(judged_config(server.url), init_world(device="cpu"), cleanup=cleanup)
+        (judged,) = judge_games([replace(asked, branches=(point,))], judge)
     (unmarked,) = judged.branches[0].continuations.values()
     assert len(server.bodies) == 2
     texts = [body["messages"][-1]["content"] for body in server.bodies]  # two threads: any order
     (text,) = [text for text in texts if "What number?" in text]
     assert NUMBER.goal in text and "assistant: What number?\n\nuser: My number is 5." in text
-    assert judged.outcome.facts["interactivity"] == 0.25 and judged.outcome.facts["judged"] == 1.0
-    assert "judged" not in asked.outcome.facts, "the input is not changed"
-    assert unmarked.outcome.facts["interactivity"] == 0.0, "the rubric's mark stays"
-    assert unmarked.outcome.facts["judged"] == 0.0
+    assert judged.measures["interactivity"] == 0.25 and judged.measures["judged"] == 1.0
+    assert judged.outcome.rewards == (1 + 0.5 * 0.25,) * 2
+    assert "judged" not in asked.measures, "the input is not changed"
+    assert asked.game is not None and asked.outcome == asked.game.outcome()
+    assert unmarked.measures["interactivity"] == 0.0, "the rubric's mark stays"
+    assert unmarked.measures["judged"] == 0.0
 
 
 def test_marks_are_read_or_refused() -> None:
@@ -160,9 +136,10 @@ def test_invalid_reward_settings_are_refused() -> None:
             load_config(TINY, overrides)
         return str(refusal.value)
 
-    assert "reward.collab.judge" in refused("reward.collab.judge=self")
-    assert "reward.kind collab needs game.name" in refused("game.name=matching")
-    assert "game.messages" in refused("game.messages=false")
+    url = "reward.judge=endpoint:small@http://127.0.0.1:8000/v1"
+    assert "reward.judge must be rubric or endpoint" in refused("reward.judge=self")
+    assert "whose games are not rated" in refused(url, "game.name=matching", "game.options=null")
+    assert "game.options.messages" in refused("game.options.messages=false")
 
 
 @pytest.mark.slow
@@ -175,7 +152,7 @@ def test_a_run_with_a_user_and_a_judge_behind_endpoints(tmp_path: Path) -> None:
             *("warm_start.num_games=640", "rollout.instances=2", "rollout.group_size=4"),
             *("rollout.branch.turns=first", "rollout.branch.siblings=2", "eval.every=0"),
             *("eval.final_games=4", f"rollout.partners=[endpoint:user@{server.url}]"),
-            f"reward.collab.judge=endpoint:judge@{server.url}",
+            f"reward.judge=endpoint:judge@{server.url}",
         ]
         assert train.main(["--config", str(TINY), *overrides]) == 0
     models = [body["model"] for body in server.bodies]

@@ -234,7 +234,11 @@ def test_a_dry_run_of_a_scratch_model_counts_the_runs_own_tokens_and_refuses_a_p
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY)
-    words = ["game.brief=false", "model.scratch.max_positions=4096", f"out={tmp_path / 'run'}"]
+    words = [
+        "game.options.brief=false",
+        "model.scratch.max_positions=4096",
+        f"out={tmp_path / 'run'}",
+    ]
     command = ["--dry-run", "--config", str(tmp_path / "tiny.yaml"), *words]
     assert train.main([*command, "rollout.max_game_tokens=4000"]) == 0
     shown = capsys.readouterr().out

@@ -143,7 +143,7 @@ def test_a_plans_loss_is_followed_from_the_cells_to_the_proposal(
     """Teachers write every level right; in one game a level is altered, in another the table
     lacks a line."""
     model, rules = "model.scratch={max_positions: 8192}", "game={size: 4, brief: true}"
-    config = load_config(None, [model, rules, "game.private_reasoning=true"])
+    config = load_config(None, [model, rules, "game.options.private_reasoning=true"])
     instances = generated(TRAIN, game=config.game, seed=config.seed, start=0, num=6)
     tables = scripted_games(instances, spec=f"honest:tell=all,think={think}", game=config.game)
     episodes = play_scripted(tables, limits=limits_of(config.rollout))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dialop.kit import SWITCHES
 from selfplay.config import Config, load_config
 from selfplay.config.schema import names_of
 from selfplay.errors import SettingsError
@@ -25,7 +26,8 @@ def test_pretrained_models_have_room_for_the_longest_human_game() -> None:
     pretrained = [load_config(path) for path in CONFIGS if path.stem.startswith("qwen")]
     assert len(pretrained) == 6
     for config in pretrained:
-        assert (config.game.size, config.game.brief, config.game.scale) == (8, False, True)
+        rules = config.game.rules()
+        assert (rules.size, rules.brief, rules.scale) == (8, False, True)
         assert config.model.path is not None and config.model.path.startswith("Qwen/Qwen")
         assert (config.engine.kind, config.model.dtype) == ("sglang", "bfloat16")
         # A prompt of 560 tokens, then 1.5 tokens per word and 16 per turn for the template.
@@ -41,7 +43,7 @@ def test_small_models_on_a_cpu_take_one_thread() -> None:
 
 def test_tiny3_is_tiny_long_with_a_larger_board() -> None:
     tiny3, tiny = (load_config(p) for p in CONFIGS if p.stem in ("tiny_long", "tiny3"))
-    assert (tiny.game.size, tiny3.game.size) == (2, 3)
+    assert (tiny.game.rules().size, tiny3.game.rules().size) == (2, 3)
     assert tiny3.optim == tiny.optim and tiny3.algorithm == tiny.algorithm
 
 
@@ -74,7 +76,10 @@ def test_an_invalid_method_names_its_key_place_and_nearest_choice(tmp_path: Path
 
 KEY = re.compile(r"(?<![\w./-])([a-z_]+(?:\.[a-z_]+)+)(?![\w(/])")
 # Dotted names in messages that are not settings.
-NOT_KEYS = {"eval.py", "model.resize_token_embeddings"}
+NOT_KEYS = {
+    *("eval.py", "model.resize_token_embeddings"),
+    *(f"game.options.{name}" for name in SWITCHES),
+}
 
 
 def messages(tree: ast.AST) -> Iterator[str]:

@@ -6,13 +6,13 @@ from selfplay.config import load_config
 from selfplay.errors import SettingsError
 from selfplay.rollout.seating import check_players
 
-BASE = ("model.scratch={}", "rollout.max_game_tokens=1000", "game.scale=false")
+BASE = ("model.scratch={}", "rollout.max_game_tokens=1000", "game.options.scale=false")
 ALGORITHM = ("algorithm.old_logprobs=recomputed", "algorithm.importance=token")
 BRANCH = "rollout.branch.turns=decisions"
 FIRST, BESIDE = "warm_start={num_games: 4, first_games: 2}", "rollout.partners=[self,pool]"
 HONEST = "rollout.partners=[scripted:honest]"
 ALONE = ("algorithm.method=reinforce_pp", "rollout.group_size=1")
-FILE = ("data.train=games.jsonl", "game.brief=true")
+FILE = ("data.train=games.jsonl", "game.options.brief=true")
 # The key or the choice that the message names, and settings of which one has to change.
 REFUSED: list[tuple[str, ...]] = [
     ("dual_clip", "algorithm.dual_clip=0.5"),
@@ -34,7 +34,7 @@ REFUSED: list[tuple[str, ...]] = [
     ("critic", "critic.lam=0.5"),
     (r"rollout\.branch.*ema", BRANCH, "algorithm.method=ema"),
     ("group_size", BRANCH, "rollout.group_size=1"),
-    (r"game\.name", BRANCH, "game.name=collab", "game.scale=true"),
+    (r"game\.name", BRANCH, "game.name=collab", "game.options.scale=true"),
     (r"engine\.sessions", BRANCH, "engine.sessions=true"),
     ("resample.*decisions", "rollout.branch.turns=all", "algorithm.resample=4"),
     ("siblings", BRANCH, "rollout.branch.siblings=1"),
@@ -42,8 +42,13 @@ REFUSED: list[tuple[str, ...]] = [
     ("first_teachers", "warm_start.first_teachers=[solo]"),
     ("first_games", "warm_start={num_games: 4, first_games: 5, first_teachers: [solo]}"),
     (r"first_teachers: .*nearest is solo", FIRST, "warm_start.first_teachers=[sole]"),
-    (r"game\.brief", "warm_start.recorded=people.jsonl", "game.brief=true"),
-    (r"game\.demonstrations", "game.name=collab", "game.scale=true", "game.demonstrations=1"),
+    (r"game\.brief", "warm_start.recorded=people.jsonl", "game.options.brief=true"),
+    (
+        r"game\.demonstrations",
+        "game.name=collab",
+        "game.options.scale=true",
+        "game.options.demonstrations=1",
+    ),
     (r"data\.start needs data\.train", *FILE, "data.start.entries=3", "data.train=generated"),
     (r"data\.start\.entries", *FILE, "data.start.entries=half"),
     (r"model\.dtype.*optim\.master_dtype", "optim.master_dtype=bfloat16"),

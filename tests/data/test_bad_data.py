@@ -19,12 +19,12 @@ import pytest
 import eval as eval_door
 import train as train_door
 from dialop import cli
+from dialop.collab import prepare as collab
 from dialop.collab.store import write_instances as write_tasks
 from dialop.matching.generate import MatchingRecipe
 from dialop.matching.kit import generate
 from dialop.matching.store import read_instances, write_instances
 from dialop.rows import MAX_FILE_BYTES, MAX_LINE_BYTES
-from selfplay.data import prepare_collab as collab
 from selfplay.errors import SettingsError
 from selfplay.metrics.step_log import StepLog
 from tests.dialop.test_starts import RECORD
@@ -34,17 +34,20 @@ from tests.helpers.dialop_boards import SCALED, SMALL
 SETTINGS = """
 threads: 1
 device: cpu
-game: {size: 2, p_observed: 0.5, scale: false, max_value: 10, keep: exactly_one, brief: true}
+game:
+  options: {size: 2, p_observed: 0.5, scale: false, max_value: 10, keep: exactly_one, brief: true}
 model: {scratch: {width: 32, layers: 2, heads: 2, kv_heads: 2, mlp_width: 48,
                   max_positions: 1024, vocab_size: 400, tokenizer_games: 40}}
 rollout: {instances: 1, max_new_tokens: 6, max_game_tokens: 160}
 """
-COLLAB = SETTINGS.replace("game: {", "game: {name: collab, ").replace(
-    "instances: 1, ", "instances: 1, partners: ['scripted:user'], "
+OWN = "size: 2, p_observed: 0.5, scale: false, max_value: 10, keep: exactly_one, brief: true"
+COLLAB = (
+    SETTINGS.replace(OWN, "brief: true")
+    .replace("game:", "game:\n  name: collab")
+    .replace("instances: 1, ", "instances: 1, partners: ['scripted:user'], ")
 )
 COLLAB += """
 warm_start: {teachers: [ask]}
-reward: {kind: collab}
 """
 
 Row = dict[str, Any]
@@ -288,7 +291,7 @@ def replay(path: Path) -> int:
 
 
 def prepare(path: Path) -> int:
-    return collab.main(["prepare", "--dataset", str(path), "--out", "made"])
+    return collab.main(["--dataset", str(path), "--out", "made"])
 
 
 MATCHING_DOORS = {

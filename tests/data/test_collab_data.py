@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from dialop.collab.grading import grade
+from dialop.collab.prepare import main, rows_of
 from dialop.collab.published import instances_of
 from dialop.collab.script import content_words, sentences
 from dialop.collab.store import read_instances, write_instances
-from selfplay.data.prepare_collab import main, rows_of
 from tests.helpers.collab_tasks import DOUBLE, LETTER, NUMBER
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "collab" / "tasks.jsonl"
@@ -97,7 +97,7 @@ def test_prepare_splits_a_local_file(tmp_path: Path, suffix: str) -> None:
         lines = EXAMPLES.read_text() if suffix == ".jsonl" else json.dumps({"train": rows})
         path.write_text(lines)
     out = tmp_path / "out"
-    assert main(["prepare", "--dataset", str(path), "--out", str(out), "--test", "0.2"]) == 0
+    assert main(["--dataset", str(path), "--out", str(out), "--test", "0.2"]) == 0
     sizes = {"train": 28, "validation": 4, "test": 8}
     parts = {part: read_instances(out / f"{part}.parquet") for part in sizes}
     assert {part: len(tasks) for part, tasks in parts.items()} == sizes
@@ -105,7 +105,7 @@ def test_prepare_splits_a_local_file(tmp_path: Path, suffix: str) -> None:
     assert len(set(goals)) == 40
     again = tmp_path / "again"
     path.with_suffix(".jsonl").write_text("\n".join(json.dumps(row) for row in reversed(rows)))
-    words = ["prepare", "--dataset", str(path.with_suffix(".jsonl")), "--out", str(again)]
+    words = ["--dataset", str(path.with_suffix(".jsonl")), "--out", str(again)]
     assert main([*words, "--test", "0.2"]) == 0
     assert {i.goal for i in read_instances(again / "test.parquet")} == {
         i.goal for i in parts["test"]
@@ -116,7 +116,7 @@ def test_what_prepare_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def error_of(dataset: Path | str, *more: str) -> str:
-        words = ["prepare", "--dataset", str(dataset), "--out", str(tmp_path / "out"), *more]
+        words = ["--dataset", str(dataset), "--out", str(tmp_path / "out"), *more]
         assert main(words) == 2
         return capsys.readouterr().err
 

@@ -12,7 +12,12 @@ from selfplay.data.seeds import named_seed
 from selfplay.data.stream import TrainStream
 from selfplay.distributed.world import Replica
 
-BOARD = ["game.size=2", "game.scale=false", "game.keep=all", "rollout.max_game_tokens=1000"]
+BOARD = [
+    "game.options.size=2",
+    "game.options.scale=false",
+    "game.options.keep=all",
+    "rollout.max_game_tokens=1000",
+]
 
 
 def config_of(*overrides: str) -> Config:
@@ -52,7 +57,7 @@ def test_ranks_share_a_step_without_overlap(num_ranks: int) -> None:
 
 
 def test_purposes_never_share_an_instance() -> None:
-    config = config_of("game.size=4")
+    config = config_of("game.options.size=4")
     drawn = {
         purpose: generated(purpose, game=config.game, seed=config.seed, start=0, num=50)
         for purpose in (TRAIN, VALIDATION, HELD_OUT, TEACHERS, TOKENIZER)

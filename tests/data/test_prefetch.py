@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def config_of(*overrides: str) -> Config:
-    board = ["game.size=3", "game.keep=all", "rollout.max_game_tokens=1000"]
+    board = ["game.options.size=3", "game.options.keep=all", "rollout.max_game_tokens=1000"]
     return load_config(None, ["model.scratch={}", "rollout.instances=4", *board, *overrides])
 
 

@@ -9,7 +9,12 @@ from selfplay.config import Config, load_config
 from selfplay.data.stream import TrainStream
 from selfplay.errors import SettingsError
 
-BOARD = ["game.size=3", "game.scale=false", "game.keep=all", "rollout.max_game_tokens=1000"]
+BOARD = [
+    "game.options.size=3",
+    "game.options.scale=false",
+    "game.options.keep=all",
+    "rollout.max_game_tokens=1000",
+]
 
 
 def config_of(*overrides: str) -> Config:

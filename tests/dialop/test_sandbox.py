@@ -19,6 +19,7 @@ from dialop.collab import sandbox
 from dialop.collab.sandbox import NoWall, available_wall, passes
 from dialop.collab.store import write_instances
 from dialop.collab.task import CollabInstance
+from dialop.kit import load_kit
 from selfplay.config import GameConfig
 from selfplay.data.instances import read_instances
 from tests.helpers.sandbox_abuses import FAKES, HONEST, PROBES
@@ -478,7 +479,7 @@ def test_the_setting_reaches_the_grade_and_the_wall_is_printed(
     task = CollabInstance("k", "code", "Write.", "f gives 1.", "", "assert f() == 1", "f")
     path = tmp_path / "tasks.parquet"
     write_instances(path, [task])
-    game = GameConfig(name="collab", code_wall="none")
+    game = GameConfig(name="collab", options=load_kit("collab").Options(code_wall="none"))
     kit = game.kit
     assert read_instances(path, game) == [task]
     assert "none" in capfd.readouterr().err

@@ -205,7 +205,12 @@ class Accepts(Proposes):
 
 
 def config_of(file: Path, *overrides: str) -> Config:
-    rules = ["game.size=2", "game.brief=true", "rollout.max_game_tokens=1000", "game.scale=false"]
+    rules = [
+        "game.options.size=2",
+        "game.options.brief=true",
+        "rollout.max_game_tokens=1000",
+        "game.options.scale=false",
+    ]
     batch = ["rollout.instances=4", "rollout.group_size=4", f"data.train={file}"]
     return load_config(None, ["model.scratch={}", *rules, *batch, *overrides])
 

@@ -174,7 +174,7 @@ def test_concurrency_limits_the_requests_at_a_time() -> None:
 
 
 def partners_of(url: str, rendering: Rendering, *overrides: str) -> tuple[Config, Partners]:
-    fast = ["endpoint.timeout_s=10", "endpoint.retries=1", "game.brief=false"]
+    fast = ["endpoint.timeout_s=10", "endpoint.retries=1", "game.options.brief=false"]
     config = config_of(*fast, *overrides)
     shares = [(parse_spec(f"endpoint:small@{url}"), 1.0)]
     world = init_world(device="cpu")

@@ -163,8 +163,8 @@ def test_the_loss_of_a_pair_by_hand() -> None:
 
 OTHER_GAMES = {
     "name: collab": "game.name must be the same for all who meet, got collab in {b}",
-    "brief: false": "game.brief must be the same for all who meet, got false in {b}",
-    "messages: false": "game.messages must be the same for all who meet, got false in {b}",
+    "brief: false": "game.options.brief must be the same for all who meet, got false in {b}",
+    "messages: false": "game.options.messages must be the same for all who meet, got false in {b}",
     "private_reasoning: true": "must be true where one was trained with it, got true in {b}",
 }
 
@@ -191,7 +191,7 @@ def test_runs_of_two_games_are_refused(
         assert OTHER_GAMES[other].format(b=b) in message and message.count("\n") == 1
         assert str(runs / "a" / "config.yaml") in message
     if key == "messages":
-        assert run_eval([*first, "--partners", str(b), *games, "game.messages=true"]) == 0
+        assert run_eval([*first, "--partners", str(b), *games, "game.options.messages=true"]) == 0
 
 
 def test_players_without_a_folder_need_settings_and_an_output_folder(

@@ -33,7 +33,8 @@ from tests.helpers.run_folders import evaluated, untrained_run
 SETTINGS = """
 threads: 1
 device: cpu
-game: {size: 2, p_observed: 0.5, scale: false, max_value: 10, keep: exactly_one, brief: true}
+game:
+  options: {size: 2, p_observed: 0.5, scale: false, max_value: 10, keep: exactly_one, brief: true}
 model: {scratch: {width: 32, layers: 2, heads: 2, kv_heads: 2, mlp_width: 48,
                   max_positions: 1024, vocab_size: 400, tokenizer_games: 40}}
 rollout: {max_turns: 4, max_retries: 1, max_new_tokens: 6, max_game_tokens: 160}
@@ -92,10 +93,10 @@ def test_a_scripted_partner_alternates_seats(run: Path, tmp_path: Path) -> None:
 def test_overrides_are_told_and_replace_no_other_answer(run: Path) -> None:
     words = ["--checkpoint", str(run), "--games", "generated", "--num", "2"]
     assert run_eval(words) == 0
-    assert run_eval([*words, "game.p_observed=1.0"]) == 0
+    assert run_eval([*words, "game.options.p_observed=1.0"]) == 0
     assert "overrides" not in evaluated(run / "eval_generated_num=2")
-    out = run / "eval_generated_num=2_game.p_observed=1.0"
-    assert evaluated(out)["overrides"] == ["game.p_observed=1.0"]
+    out = run / "eval_generated_num=2_game.options.p_observed=1.0"
+    assert evaluated(out)["overrides"] == ["game.options.p_observed=1.0"]
     assert "p_observed=1.0" in (out / "evaluation.md").read_text().replace("\\", "")
     assert run_eval([*words, "--temperature", "0.5", "--temperature", "0"]) == 0
     assert evaluated(run / "eval_generated_num=2_temperature=0.5_temperature=0")["num_games"] == 2
@@ -200,8 +201,8 @@ def test_a_folder_outside_a_run_takes_its_game_from_config(run: Path, tmp_path: 
     shutil.copytree(run / "final", model)
     words = ["--checkpoint", str(model), "--games", "generated", "--num", "2"]
     assert run_eval(words) == 2
-    assert run_eval([*words, "--config", str(run / "given.yaml"), "game.size=3"]) == 0
-    page = evaluated(model / "eval_generated_config=given_num=2_game.size=3")
+    assert run_eval([*words, "--config", str(run / "given.yaml"), "game.options.size=3"]) == 0
+    page = evaluated(model / "eval_generated_config=given_num=2_game.options.size=3")
     assert page["config"] == "given.yaml"
     assert (page["weights"], page["board_sizes"]) == (str(model), [3])
 
@@ -223,7 +224,8 @@ def test_a_model_outside_a_run_is_a_baseline_of_the_full_game(tmp_path: Path) ->
     """`eval.py --checkpoint ORG/NAME --games generated` needs neither settings nor a folder."""
     source = Source(tmp_path, tmp_path, None, hub="Qwen/Qwen2.5-0.5B-Instruct")
     config = find_config(source, None, ["rollout.max_turns=9"])
-    assert (config.game.name, config.game.size, config.game.brief) == ("matching", 8, False)
+    rules = config.game.rules()
+    assert (config.game.name, rules.size, rules.brief) == ("matching", 8, False)
     assert (config.model.path, config.rollout.max_turns) == (str(tmp_path), 9)
     folder = report_folder(source, "generated", "self")
     assert folder == Path("runs/Qwen_Qwen2.5-0.5B-Instruct/eval_generated")
@@ -248,7 +250,8 @@ def test_more_games_than_the_file_holds_are_refused(
 
 def test_the_page_shows_every_pair_and_its_games() -> None:
     config = Config()
-    small = replace(config, game=replace(config.game, size=2, scale=False, keep="exactly_one"))
+    options = replace(config.game.rules(), size=2, scale=False, keep="exactly_one")
+    small = replace(config, game=replace(config.game, options=options))
     instances = generated(HELD_OUT, game=small.game, seed=small.seed, start=0, num=6)
     rows = {
         "policy": replace(
@@ -273,7 +276,7 @@ def test_the_report_of_several_runs(
     instances = generated(HELD_OUT, game=config.game, seed=config.seed, start=0, num=12)
     folders = []
     for name, overrides in (
-        ("control", ["game.messages=false"]),
+        ("control", ["game.options.messages=false"]),
         ("talk", ["seed=3"]),
         ("again", ["seed=4"]),
     ):
@@ -325,14 +328,14 @@ def test_the_report_refuses_what_cannot_be_compared(
     for size in (2, 3):
         folder = tmp_path / str(size)
         folder.mkdir()
-        config = load_config(run / "config.yaml", [f"game.size={size}"])
+        config = load_config(run / "config.yaml", [f"game.options.size={size}"])
         (folder / "config.yaml").write_text(dump(config), encoding="utf-8")
         for name in ("held_out_before.json", "held_out_after.json"):
             (folder / name).write_text("{}", encoding="utf-8")
         (folder / "metrics.jsonl").write_text("", encoding="utf-8")
         folders.append(str(folder))
     assert compare_runs.main(folders) == 2
-    assert "different held-out games: game.size: 2 -> 3" in capsys.readouterr().err
+    assert "different held-out games: game.options.size: 2 -> 3" in capsys.readouterr().err
 
 
 def test_a_family_that_the_engine_cannot_play_is_refused_in_one_line(

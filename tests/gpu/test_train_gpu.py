@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
 steps: 2
 save_every: 2
-game: {size: 2, p_observed: 0.5, scale: false, max_value: 10, keep: exactly_one, brief: true}
+game:
+  options: {size: 2, p_observed: 0.5, scale: false, max_value: 10, keep: exactly_one, brief: true}
 model:
   dtype: bfloat16
   scratch: {width: 256, layers: 2, heads: 4, kv_heads: 2, mlp_width: 512, max_positions: 256,

@@ -1,5 +1,7 @@
 """Hand-sized collaborations: a hidden number, a short text, a function."""
 
+from dataclasses import replace
+
 from dialop.collab.game import CollabGame
 from dialop.collab.task import CollabInstance, CollabOptions
 
@@ -29,9 +31,11 @@ DOUBLE = CollabInstance(
 )
 
 
-def talked(instance: CollabInstance, *texts: str, options: CollabOptions = FULL) -> CollabGame:
+def talked(
+    instance: CollabInstance, *texts: str, options: CollabOptions = FULL, interactivity: float = 0.0
+) -> CollabGame:
     """A game after these moves, the assistant's first, all legal."""
-    game = CollabGame(instance, options)
+    game = CollabGame(instance, replace(options, interactivity=interactivity))
     for text in texts:
         seat = game.seat_to_move
         assert seat is not None and game.step(seat, text).error is None, text

@@ -15,7 +15,7 @@ from selfplay.warm_start import scratch_tokenizer
 
 SETTINGS = """
 steps: 12
-game: {size: 3, scale: true, max_value: 50}
+game: {options: {size: 3, scale: true, max_value: 50}}
 model: {scratch: {width: 32, max_positions: 4096}}
 """
 

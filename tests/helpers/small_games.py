@@ -27,7 +27,12 @@ SAMPLING = Sampling(temperature=1.0, stop_ids=())
 
 
 def config_of(*overrides: str) -> Config:
-    tiny = ["model.scratch={}", "rollout.max_game_tokens=1000", "game.size=2", "game.brief=true"]
+    tiny = [
+        "model.scratch={}",
+        "rollout.max_game_tokens=1000",
+        "game.options.size=2",
+        "game.options.brief=true",
+    ]
     return load_config(None, [*tiny, "rollout.group_size=4", *overrides])
 
 

@@ -30,7 +30,8 @@ save_every: 2
 log_games_every: 7
 threads: 1
 device: cpu
-game: {size: 2, p_observed: 0.5, scale: false, max_value: 10, keep: exactly_one, brief: true}
+game:
+  options: {size: 2, p_observed: 0.5, scale: false, max_value: 10, keep: exactly_one, brief: true}
 model:
   scratch: {width: 32, layers: 2, heads: 2, kv_heads: 2, mlp_width: 64, max_positions: 192,
             vocab_size: 400, tokenizer_games: 60}

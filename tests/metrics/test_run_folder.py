@@ -72,7 +72,13 @@ WHERE = (
     *("optim.tokens_per_microbatch=4096", "optim.share_prefixes=false", "endpoint.concurrency=2"),
 )
 WHAT = (
-    *("seed=1", "game.size=3", "data.train=x.parquet", "model.dtype=bfloat16", "model.lora={}"),
+    *(
+        "seed=1",
+        "game.options.size=3",
+        "data.train=x.parquet",
+        "model.dtype=bfloat16",
+        "model.lora={}",
+    ),
     *("warm_start.num_games=7", "rollout.instances=3", "rollout.temperature=0.9", "optim.lr=1"),
     *("policy_pool.every=3", "reward.error_penalty=0.3", "algorithm.kl=0.1"),
     *("optim.schedule=linear", "endpoint.max_new_tokens=7"),

@@ -9,8 +9,14 @@ from dialop.logged import Rules
 from dialop.matching.game import MatchingGame
 from selfplay.advantages.advantages import CreditStats
 from selfplay.distributed import init_world
-from selfplay.metrics.games import messages, talk_value
-from selfplay.metrics.step import add_up, game_measures, game_record, step_metrics, tally
+from selfplay.metrics.step import (
+    add_up,
+    game_measures,
+    game_record,
+    messages,
+    step_metrics,
+    tally,
+)
 from selfplay.rollout.driver import RolloutStats, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL, WORST
@@ -67,14 +73,14 @@ def test_private_reasoning_counts_as_no_statement_and_no_word() -> None:
     episode = played([thoughts + "[message] Ava BLEU 3", "[accept]"], [thoughts + BEST], 0, options)
     means = game_measures(tally([episode]))
     assert (means["statements"], means["honesty"], means["words"]) == (1, 1, 3)
-    assert messages(episode, [0, 1]) == [(0, "Ava BLEU 3")] and messages(episode, [1]) == []
+    assert messages(episode, [0, 1]) == ["Ava BLEU 3"] and messages(episode, [1]) == []
 
 
 def test_talk_value_is_the_gain_over_the_better_solo_plan() -> None:
     """The solo plan of seat 0 reaches 12 of 12, that of seat 1 8 of 12."""
-    assert talk_value(TALKED) == pytest.approx(0.0)
-    assert talk_value(SILENT) == pytest.approx(8 / 12 - 1)
-    assert talk_value(FAILED) == pytest.approx(-1.0)
+    assert TALKED.measures["talk_value"] == pytest.approx(0.0)
+    assert SILENT.measures["talk_value"] == pytest.approx(8 / 12 - 1)
+    assert FAILED.measures["talk_value"] == pytest.approx(-1.0)
 
 
 def test_tallies_of_ranks_add_up() -> None:

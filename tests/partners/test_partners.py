@@ -437,7 +437,11 @@ def test_a_partner_of_another_game_ends_at_once(
         (other / "final" / name).touch()
     sits = partner.format(f"checkpoint:{other}")
     run = f"out={tmp_path}/run"
-    for words in ("game.brief=false", "game.messages=false", "game.private_reasoning=true"):
+    for words in (
+        "game.options.brief=false",
+        "game.options.messages=false",
+        "game.options.private_reasoning=true",
+    ):
         key, _, value = words.partition("=")
         (other / "config.yaml").write_text(dump(config_of(words)))
         assert run_tiny(tmp_path / "run", *evaluating, sits) == 2
@@ -447,6 +451,6 @@ def test_a_partner_of_another_game_ends_at_once(
     assert not (tmp_path / "run").exists()
     older = dump(config_of()) + "a_key_that_went: 1\n"
     (other / "config.yaml").write_text(older)
-    config = config_of(*evaluating, sits, run, "game.private_reasoning=true")
+    config = config_of(*evaluating, sits, run, "game.options.private_reasoning=true")
     check_partners(config.rollout.partners, config.game, out=config.out)
     check_fixed_partner(config.eval, config.game, config.rollout, out=config.out)

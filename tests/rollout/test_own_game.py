@@ -205,7 +205,7 @@ def test_scripts_play_all_seats_and_only_able_teachers_are_imitated(rendering: R
 
 
 def test_a_games_own_options_are_settings(tmp_path: Path) -> None:
-    config = config_of("game.options.max_value=5", "game.brief=true")
+    config = config_of("game.options.max_value=5", "game.options.brief=true")
     assert config.game.rules() == three_rooms.Options(max_value=5, brief=True)
     saved = tmp_path / "config.yaml"
     saved.write_text(dump(config))
@@ -219,9 +219,9 @@ def test_a_games_own_options_are_settings(tmp_path: Path) -> None:
         ("game.options.max_valu=3", "nearest is game.options.max_value"),
         ("game.options.cost=much", "game.options.cost must be a number"),
         ("game.options.brief=true", "must be given as game.brief"),
-        ("game.size=3", "game.size is no setting of"),
-        ("game.max_value=3", "nearest is game.options.max_value"),
-        ("game.messages=false", "game.messages is no setting"),
+        ("game.options.size=3", "game.size is no setting of"),
+        ("game.options.max_value=3", "nearest is game.options.max_value"),
+        ("game.options.messages=false", "game.messages is no setting"),
         ("game.name=three_room", "must be one of"),
     ],
 )

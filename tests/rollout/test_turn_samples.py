@@ -152,10 +152,14 @@ def test_a_thinking_model_needs_private_reasoning(tmp_path: object) -> None:
     config = load_config(None, [f"model.path={folder}"])
     with pytest.raises(SettingsError, match=r"game\.private_reasoning must be true"):
         read_rendering(config.model, config.game, seed=0)
-    config = load_config(None, [f"model.path={folder}", "game.private_reasoning=true"])
+    config = load_config(None, [f"model.path={folder}", "game.options.private_reasoning=true"])
     assert read_rendering(config.model, config.game, seed=0).rewritten
     check_run(config, here=False)
-    with_sessions = ["engine.kind=sglang", "engine.sessions=true", "game.private_reasoning=true"]
+    with_sessions = [
+        "engine.kind=sglang",
+        "engine.sessions=true",
+        "game.options.private_reasoning=true",
+    ]
     config = load_config(None, [f"model.path={folder}", *with_sessions])
     with pytest.raises(SettingsError, match=r"engine\.sessions must be false with this chat"):
         check_run(config, here=False)

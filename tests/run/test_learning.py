@@ -84,7 +84,7 @@ def test_a_helper_learns_to_ask(tmp_path: Path) -> None:
     for seed, run in enumerate(runs):
         overrides = [
             *(f"out={run}", f"seed={seed}", "threads=1", "device=cpu", "steps=25", "save_every=25"),
-            *("game.max_value=3", "warm_start.num_games=4000", "warm_start.lr=4.0e-3"),
+            *("game.options.max_value=3", "warm_start.num_games=4000", "warm_start.lr=4.0e-3"),
             *("rollout.instances=8", "eval.every=0", "eval.final_games=64"),
         ]
         assert train.main(["--config", str(COLLAB), *overrides]) == 0

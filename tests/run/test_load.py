@@ -12,6 +12,7 @@ import pytest
 
 from dialop.collab import grading, numbers
 from dialop.collab.game import CollabGame
+from dialop.collab.judge import read_mark
 from dialop.collab.published import instances_of
 from dialop.collab.script import content_words, sentences
 from dialop.collab.task import ASSISTANT, USER, CollabOptions
@@ -32,7 +33,6 @@ from dialop.tags import drop_reasoning, split_move
 from selfplay.chat.rendering import Rendering
 from selfplay.engines.base import Completion, Request
 from selfplay.evaluation.report import fenced
-from selfplay.partners.judge import read_mark
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Limits
 from tests.helpers.collab_tasks import LETTER, NUMBER

@@ -105,7 +105,7 @@ def test_the_first_teachers_play_the_first_games_and_no_others(tmp_path: Path) -
 def test_a_reviewer_is_the_same_token_on_every_line() -> None:
     """So a line shows by its tokens who is already assigned. With one token per pair of paper and
     reviewer 10 % of first proposals of 8 lines were legal instead of 98 %."""
-    config = config_of("game.size=8", "model.scratch={vocab_size: 512, split_lines: true}")
+    config = config_of("game.options.size=8", "model.scratch={vocab_size: 512, split_lines: true}")
     rendering = make_rendering(scratch_tokenizer(config), template_kwargs={})
     lines = [rendering.action_ids(f"x\n{title}: Ava")[-3:-1] for title in ("BLEU", "GLUE", "SWAG")]
     assert len({paper for paper, _ in lines}) == 3

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import uvicorn
 
+from dialop.kit import switch
 from selfplay.apps.play.games import (
     Opponent,
     Session,
@@ -180,7 +181,9 @@ def play_here(session: Session, out: Path) -> int:
     for number in count():
         person = PersonPlayer(name=PERSON, lines_in=sys.stdin, lines_out=sys.stdout)
         begin = lambda game, seat, rules: print(  # noqa: E731
-            f"\nYou play with {name}.", *([rules] if session.game.brief else []), sep="\n\n"
+            f"\nYou play with {name}.",
+            *([rules] if switch(session.game.rules(), "brief") else []),
+            sep="\n\n",
         )
         episode = None
         with suppress(KeyboardInterrupt):
@@ -188,14 +191,14 @@ def play_here(session: Session, out: Path) -> int:
         if episode is None:
             print("\nThe game ended without a result.")
             return 0
-        keep_game(episode, out)
-        print(f"\n{ending_text(episode)}\nkept in {out}", flush=True)
+        keep_game(episode, session.game.kit, out)
+        print(f"\n{ending_text(episode, session.game.kit)}\nkept in {out}", flush=True)
     return 0
 
 
 def play_on_page(session: Session, out: Path, sock: socket.socket) -> int:
     """Serve the page until the program is stopped; games run in a thread of their own."""
-    table = Table(session.game.kit.ROLES, session.suggested)
+    table = Table(session.game.kit, session.suggested)
     token, port = secrets.token_urlsafe(24), sock.getsockname()[1]
     app = make_app(table, token=token, port=port, opponent=session.opponent.name)
     server = uvicorn.Server(
@@ -211,8 +214,8 @@ def play_on_page(session: Session, out: Path, sock: socket.socket) -> int:
                 if episode is None:
                     table.finish({"error": "The game ended without a result and is not kept."})
                     continue
-                keep_game(episode, out)
-                table.finish(result_of(episode, session.opponent))
+                keep_game(episode, session.game.kit, out)
+                table.finish(result_of(episode, session))
             except Exception as error:  # noqa: BLE001 the page tells it and can start another game
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
                 print(f"{PROGRAM}: {reason}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """Games between a person and a partner: who sits where, how a game ends, how it is kept.
 
-A finished game is one JSON line: in matching a record of the published form (see
-dialop/matching/recorded.py), in other games what games.jsonl holds.
+A finished game is one JSON line: a record of the published form where the game has one, else what
+games.jsonl holds.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dialop.game import Game, Instance
-from dialop.matching.game import MatchingGame
-from dialop.matching.recorded import record_of
+from dialop.kit import Kit, switch
 from selfplay.apps.report.games import Texts, drawn_game
 from selfplay.chat.rendering import Rendering
 from selfplay.config import GameConfig, RolloutConfig
@@ -69,14 +68,16 @@ class Session:
         instance = self.instances[number % len(self.instances)]
         own, opponent = self.seats[number % len(self.seats)], self.opponent
         kit = self.game.kit
-        game = kit.new_game(instance, self.game.rules())
+        options = self.game.rules()
+        game = kit.new_game(instance, options)
         names = (self.seed, "with a person", instance.key, number)
         players = tuple(
             person if seat == own else self._other(names, seat) for seat in range(len(kit.ROLES))
         )
         setup = GameSetup(game=game, players=players, instance=instance.key, index=number)
-        brief = self.game.brief
-        full = kit.new_game(instance, replace(self.game, brief=False).rules()) if brief else game
+        full = game
+        if switch(options, "brief"):
+            full = kit.new_game(instance, replace(options, brief=False))
         begin(game, own, full.prompt(own).system)
         limits = limits_of(self.rollout)
         if opponent.engine is None or opponent.rendering is None:
@@ -107,55 +108,55 @@ class Session:
         return policy_player(names, self.rollout, opponent.rendering)
 
 
-def result_of(episode: Episode, opponent: Opponent) -> dict[str, Any]:
+def result_of(episode: Episode, session: Session) -> dict[str, Any]:
     """A finished game with everything that was hidden, as the page's viewer reads it."""
-    pieces = None if opponent.rendering is None else opponent.rendering.pieces
+    rendering, kit = session.opponent.rendering, session.game.kit
+    pieces = None if rendering is None else rendering.pieces
     texts = Texts()
-    game = drawn_game(game_record(episode, step=0, pieces=pieces), "played", 0, texts)
-    return {"game": game, "texts": texts.all}
+    record = game_record(episode, step=0, pieces=pieces)
+    return {"game": drawn_game(record, "played", 0, texts, kit=kit), "texts": texts.all}
 
 
-def keep_game(episode: Episode, path: Path) -> None:
+def keep_game(episode: Episode, kit: Kit, path: Path) -> None:
     """Append the game to a .jsonl file, which is made if needed."""
-    if isinstance(episode.game, MatchingGame):
-        record = record_of(episode.game.instance, episode.views[0].log)
-        record["players"] = list(episode.players)
-    else:
+    record = None if episode.game is None else kit.record(episode.game)
+    if record is None:
         record = game_record(episode, step=0)
+    else:
+        record["players"] = list(episode.players)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         # JSON escapes keep the line whole, whatever a message holds.
         file.write(json.dumps(record) + "\n")
 
 
-def ending_text(episode: Episode) -> str:
-    """How a game ended, for a terminal; in matching with the pooled table."""
+def ending_text(episode: Episode, kit: Kit) -> str:
+    """How a game ended, for a terminal, with the table of its picture."""
     score = f"{episode.outcome.score_norm:.3f} of the best"
     ended = "agreed" if episode.outcome.agreed else f"no agreement ({episode.ended})"
     lines = [f"The game is over: {ended}, {score}."]
-    if isinstance(episode.game, MatchingGame):
-        lines += ["", *_pooled_lines(drawn_game(game_record(episode, step=0), "", 0, Texts()))]
+    game = drawn_game(game_record(episode, step=0), "", 0, Texts(), kit=kit)
+    if "board" in game:
+        lines += ["", *_table_lines(game)]
     return "\n".join(lines)
 
 
-def _pooled_lines(game: dict[str, Any]) -> Sequence[str]:
+def _table_lines(game: dict[str, Any]) -> Sequence[str]:
     board = game["board"]
     proposals = [turn["proposal"] for turn in game["turns"] if "proposal" in turn]
-    chosen = {tuple(pair) for pair in proposals[-1]["pairs"]} if proposals else set()
-    best = {
-        tuple(pair) for pair in (proposals[-1] if proposals else {"best": board["best"]})["best"]
-    }
+    last = proposals[-1] if proposals else {}
+    chosen = {(row, column) for row, column, _ in last.get("cells", ())}
+    best = {tuple(cell) for cell in last.get("best", board.get("best", ()))}
     width = max(len(name) for name in board["columns"]) + 3
     first = max(len(name) for name in board["rows"]) + 1
-    lines = ["Both tables together ([ ] the last proposal, * a best assignment):"]
+    lines = [f"{board.get('title', 'The table')} ([ ] the last proposal, * a best one):"]
     lines.append(" " * first + "".join(f"{name:>{width}}" for name in board["columns"]))
     for r, name in enumerate(board["rows"]):
         cells = []
-        for p, value in enumerate(board["values"][r]):
-            shown = f"[{value}]" if (r, p) in chosen else f"{value} "
-            cells.append(f"{shown + ('*' if (r, p) in best else ' '):>{width}}")
+        for c, value in enumerate(board["cells"][r]):
+            shown = f"[{value}]" if (r, c) in chosen else f"{'·' if value is None else value} "
+            cells.append(f"{shown + ('*' if (r, c) in best else ' '):>{width}}")
         lines.append(f"{name:{first}}" + "".join(cells))
-    if proposals:
-        lines.append(f"The last proposal is worth {proposals[-1]['value']}.")
-    lines.append(f"The best assignment is worth {board['best_value']}.")
+    notes = [board.get("note", ""), f"last proposal {last['label']}" if "label" in last else ""]
+    lines += [f"{'; '.join(filter(None, notes))}."] if any(notes) else []
     return [line.rstrip() for line in lines]

@@ -46,10 +46,10 @@ const partners = (state) => (state.names.length > 2 ? "The others are" : "Your p
 const nameOf = (state, seat) => (seat === state.seat ? "you" : state.names.length === 2 && /\d$/.test(state.names[seat]) ? "your partner" : state.names[seat]);
 
 function drawPlaying(state) {
-  const board = state.board, yours = state.phase === "yours", due = Boolean(board && board.answer_due);
+  const board = state.board, yours = state.phase === "yours";
   find("own").className = `panel view ${seatClass(state.seat)}`;
-  find("builder").hidden = !board;
-  if (board) { drawBoard(state, yours && !due); drawBuilder(board, yours && !due); } else drawText(state);
+  find("builder").hidden = !builder(state);
+  if (board) drawBoard(state); else drawText(state);
   find("prompt").textContent = (board ? [state.prompt.system, state.prompt.user] : [state.prompt.system]).filter(Boolean).join("\n\n");
   document.querySelector(".rules").hidden = !find("prompt").textContent;
   const waiting = yours ? null : make("p", { class: "waiting" }, `${partners(state)} thinking …`);
@@ -81,9 +81,10 @@ function drawText(state) {
     make("pre", {}, prose(state.prompt.user)));
 }
 
-// The moves of the moment: a button, a text, or one choice of each list.
+// The moves of the moment: a button, a text, or one choice of each list. A board has its own builder.
+const typed = (state) => state.forms.filter((form) => !form.button && !form.grid);
 function drawForms(state) {
-  const written = state.forms.filter((form) => !form.button), buttons = state.forms.filter((form) => form.button);
+  const written = typed(state), buttons = state.forms.filter((form) => form.button);
   play.form = Math.min(play.form, Math.max(0, written.length - 1));
   const form = written[play.form];
   find("answers").replaceChildren(...buttons.map((one, i) => make("button", { type: "button", id: one.name.toLowerCase(), class: i ? "" : "big", on: { click: () => send(one.before) } }, one.name)));
@@ -118,79 +119,81 @@ function offer(form) {
 
 const send = (text) => call("move", { text });
 
-// The own table is the builder: a cell gives its paper to its reviewer. A reviewer or a paper that
-// has a pair already loses it, so no two pairs can clash.
-function drawBoard(state, building) {
-  const board = state.board, pending = board.pending || [];
-  const table = grid(board, (r, p) => {
-    const value = board.shown[r][p], mine = play.chosen.get(p) === r, theirs = pending.some(([row, paper]) => row === r && paper === p);
-    const shown = value === null ? "·" : String(value), named = `${board.rows[r]}, ${board.columns[p]}: ${value === null ? "you do not see it" : value}`;
+// The own table is the builder: each column's choice is a cell. A row or a column that has one already
+// loses it where no choice may be made twice, so no two can clash.
+const builder = (state) => state.forms.find((form) => form.grid);
+
+function drawBoard(state) {
+  const board = state.board, form = builder(state);
+  const table = grid(board, (r, c) => {
+    const value = board.cells[r][c], mine = play.chosen.get(c) === r, theirs = among(board.marks || [], r, c);
+    const shown = value === null ? "·" : String(value), named = `${board.rows[r]}, ${board.columns[c]}: ${value === null ? "you do not see it" : value}`;
     const look = `cell ${value === null ? "unseen" : "seen"} ${mine ? "mine" : ""} ${theirs ? `theirs` : ""}`;
-    const style = theirs ? { "--t": `var(--s${board.pending_seat % 5})` } : {};
-    if (!building) return make("span", { class: look, style, title: named }, shown);
-    return make("button", { type: "button", class: look, style, title: named, "aria-label": named, "aria-pressed": String(mine), on: { click: () => choose(r, p) } }, shown);
+    const style = theirs ? { "--t": `var(--s${board.marked_by % 5})` } : {};
+    if (!form) return make("span", { class: look, style, title: named }, shown);
+    return make("button", { type: "button", class: look, style, title: named, "aria-label": named, "aria-pressed": String(mine), on: { click: () => choose(form, r, c) } }, shown);
   });
   find("own").replaceChildren(
-    make("div", { class: "who" }, "Your table", make("small", {}, `you are ${state.names[state.seat]}`), board.unknown === null ? make("small", {}, "in your own units") : null),
+    make("div", { class: "who" }, "Your table", make("small", {}, `you are ${state.names[state.seat]}`), board.note ? make("small", {}, board.note) : null),
     table,
-    make("p", { class: "key" }, board.pending ? "Framed: the proposal on the table." : "A dot: you do not see this value.", board.unknown === null ? "" : ` A value that nobody sees counts as ${board.unknown}.`));
+    make("p", { class: "key" }, (board.marks || []).length ? "Framed: the proposal on the table." : "A dot: you do not see this value.", board.key ? ` ${board.key}` : ""));
+  drawBuilder(state, form);
 }
 
-function choose(r, p) {
-  if (play.chosen.get(p) === r) play.chosen.delete(p);
+function choose(form, r, c) {
+  if (play.chosen.get(c) === r) play.chosen.delete(c);
   else {
-    for (const [paper, reviewer] of play.chosen) if (reviewer === r) play.chosen.delete(paper);
-    play.chosen.set(p, r);
+    if (form.distinct) for (const [column, row] of play.chosen) if (row === r) play.chosen.delete(column);
+    play.chosen.set(c, r);
     const size = play.state.board.rows.length;
-    if (play.chosen.size === size - 1) { // one reviewer and one paper are left: they go together
-      const free = [...Array(size).keys()];
-      play.chosen.set(free.find((paper) => !play.chosen.has(paper)), free.find((reviewer) => ![...play.chosen.values()].includes(reviewer)));
+    if (form.distinct && form.choices.length === size && play.chosen.size === size - 1) { // one row and one column are left
+      const left = [...Array(size).keys()];
+      play.chosen.set(left.find((column) => !play.chosen.has(column)), left.find((row) => ![...play.chosen.values()].includes(row)));
     }
   }
-  drawBoard(play.state, true);
-  drawBuilder(play.state.board, true);
+  drawBoard(play.state);
 }
 
-function drawBuilder(board, building) {
-  const size = board.rows.length, left = size - play.chosen.size;
-  const known = [...play.chosen].map(([p, r]) => board.shown[r][p]).filter((value) => value !== null);
-  const pairs = [...play.chosen].sort((a, b) => a[0] - b[0]);
+const chosenText = (form) => form.before + form.choices.map(([, options], c) => options[play.chosen.get(c)][0]).join(form.between) + form.after;
+
+function drawBuilder(state, form) {
+  const board = state.board, left = form ? form.choices.length - play.chosen.size : 0;
+  const known = [...play.chosen].map(([c, r]) => board.cells[r][c]).filter((value) => typeof value === "number");
+  const chosen = [...play.chosen].sort((a, b) => a[0] - b[0]);
   find("builder").replaceChildren(
     make("div", { class: "who" }, "Your proposal"),
-    pairs.length ? make("div", { class: "text" }, pairs.map(([p, r]) => `${board.columns[p]}: ${board.rows[r]}`).join("\n"))
-      : make("p", { class: "key" }, "Choose one cell of your table for each paper."),
-    make("p", { class: "key" }, pairs.length ? `${known.length} of ${pairs.length} pairs are values you see, together ${known.reduce((a, b) => a + b, 0)}.` : ""),
+    chosen.length ? make("div", { class: "text" }, chosen.map(([c, r]) => `${board.columns[c]}: ${board.rows[r]}`).join("\n"))
+      : make("p", { class: "key" }, "Choose one cell of your table in each column."),
+    make("p", { class: "key" }, chosen.length ? `${known.length} of ${chosen.length} are values you see, together ${known.reduce((a, b) => a + b, 0)}.` : ""),
     make("div", { class: "actions" },
-      make("button", { type: "button", class: "big", id: "propose", disabled: !building || left > 0, on: { click: propose } }, left ? `Propose (${left} to choose)` : "Propose"),
-      make("button", { type: "button", id: "clear", disabled: !building || !pairs.length, on: { click: () => { play.chosen.clear(); drawBoard(play.state, true); drawBuilder(board, true); } } }, "Clear")));
+      make("button", { type: "button", class: "big", id: "propose", disabled: !form || left > 0, on: { click: () => propose(form) } }, left ? `Propose (${left} to choose)` : "Propose"),
+      make("button", { type: "button", id: "clear", disabled: !form || !chosen.length, on: { click: () => { play.chosen.clear(); drawBoard(play.state); } } }, "Clear")));
 }
 
 // What a scripted player would do in this seat, filled into the form that makes such a move.
 function suggest() {
-  const { suggestion, forms, board } = play.state, lines = suggestion.split("\n");
+  const { suggestion, forms } = play.state;
   find("told").textContent = `A script would: ${suggestion}`;
   find("told").hidden = false;
-  if (board && lines[0] === "[propose]") {
-    play.chosen = new Map(lines.slice(1).map((line) => line.split(": ")).filter((pair) => pair[1]).map(([paper, reviewer]) => [numberOf(board.columns, paper), numberOf(board.rows, reviewer)]));
-    drawBoard(play.state, true);
-    drawBuilder(board, true);
-    return;
-  }
   const written = forms.filter((form) => !form.button), fits = written.filter((form) => suggestion.startsWith(form.before.trim()));
   const form = fits.sort((a, b) => b.before.length - a.before.length)[0];
   if (!form) return;
-  play.form = written.indexOf(form);
-  drawForms(play.state);
   const words = suggestion.slice(form.before.trim().length).trim();
+  const said = words.slice(0, words.length - form.after.length).split(form.between);
+  if (form.grid) {
+    play.chosen = new Map(form.choices.map(([, options], c) => [c, options.findIndex(([value]) => value === said[c])]).filter(([, r]) => r >= 0));
+    drawBoard(play.state);
+    return;
+  }
+  play.form = typed(play.state).indexOf(form);
+  drawForms(play.state);
   if (!form.choices.length) { find("words").value = words; return; }
-  words.slice(0, words.length - form.after.length).split(", ").forEach((value, i) => { const list = find("picks").querySelectorAll("select")[i]; if (list) list.value = value; });
+  said.forEach((value, i) => { const list = find("picks").querySelectorAll("select")[i]; if (list) list.value = value; });
   offer(form);
 }
-// A proposal names people and papers in full or in short, as the game's style has them.
-const numberOf = (names, name) => names.findIndex((one) => name === one || name.startsWith(`${one} `));
 
-async function propose() {
-  if (await call("move", { pairs: [...play.chosen].map(([p, r]) => [r, p]) })) play.chosen.clear();
+async function propose(form) {
+  if (await send(chosenText(form))) play.chosen.clear();
 }
 
 function drawEnding(state) {
@@ -218,7 +221,7 @@ find("suggest").addEventListener("click", suggest);
 find("leave").addEventListener("click", () => call("move", { leave: true }));
 find("say").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const form = play.state.forms.filter((one) => !one.button)[play.form], words = form && form.choices.length ? picked().join(", ") : find("words").value;
+  const form = typed(play.state)[play.form], words = form && form.choices.length ? picked().join(form.between) : find("words").value;
   if (!form || !words.trim() || find("send").disabled) return;
   find("send").disabled = true;
   if (await send(form.before + words + form.after)) find("words").value = "";

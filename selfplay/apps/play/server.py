@@ -100,7 +100,7 @@ def make_app(table: Table, *, token: str, port: int, opponent: str) -> Starlette
         if body.get("leave") is True:
             table.leave()
         else:
-            table.give(move_text(body, table))
+            table.give(move_text(body))
         return JSONResponse(table.state())
 
     def guarded(
@@ -158,14 +158,11 @@ async def read_body(request: Request) -> dict[str, Any]:
     return value
 
 
-def move_text(body: dict[str, Any], table: Table) -> str:
-    """The move that a request asks for, as the game reads it: {"pairs": [[reviewer, paper], …]} or
-    {"text": the move itself}. Raises ValueError for anything else."""
-    if "pairs" in body:
-        return table.proposal_of(body["pairs"])
+def move_text(body: dict[str, Any]) -> str:
+    """The move in a request, {"text": the move itself}. Raises ValueError for anything else."""
     text = body.get("text")
     if not isinstance(text, str) or not text.strip():
-        raise ValueError("a move must be pairs or text that is not empty")
+        raise ValueError("a move must be text that is not empty")
     if len(text) > MAX_TEXT:
         raise ValueError(f"a move has at most {MAX_TEXT} characters, got {len(text)}")
     return text.strip()

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
-from dialop.collab.task import CollabView
+from dialop.forms import Form
 from dialop.game import Game
-from dialop.matching.board import MatchingView
-from dialop.matching.proposal import render_proposal
-from dialop.matching.roster import display_names
+from dialop.kit import Kit
 from dialop.shown import printable
-from selfplay.apps.play.forms import forms_of, own_move, rooms_of, spoken, tags_of
+from selfplay.apps.play.talk import own_move, spoken, tags_of
 from selfplay.apps.report.games import seat_names
 from selfplay.rollout.players import Move, Moving, PartnerPlayer
 
@@ -32,27 +31,24 @@ class NotNow(ValueError):
 class Table:
     """One person's table. All methods may be called from any thread."""
 
-    def __init__(
-        self, roles: Sequence[str], suggest: Callable[[Game, int], str] = lambda *_: ""
-    ) -> None:
-        """`roles` are those of the game's seats. `suggest` names a move that the person, in a seat
+    def __init__(self, kit: Kit, suggest: Callable[[Game, int], str] = lambda *_: "") -> None:
+        """`kit` is that of the game. `suggest` names a move that the person, in a seat
         whose move it is, could make; "" for none."""
         self._suggest, self._suggestion = suggest, ""
         self._lock = threading.Lock()
         self._moves: queue.Queue[str | None] = queue.Queue()
         self._starts: queue.Queue[bool] = queue.Queue()
         self._phase, self._number, self._version = IDLE, 0, 0
-        self._names = seat_names(roles)
+        self._kit, self._names = kit, seat_names(kit.ROLES)
         self._seat = 0
         self._prompt: dict[str, str] = {}
-        self._view: Any = None
         self._rooms: list[str] = []
-        self._board: dict[str, Any] | None = None
-        self._forms: list[dict[str, Any]] = []
+        self._board: dict[str, Any] = {}
+        self._forms: list[Form] = []
         self._talk: list[dict[str, Any]] = []
         self._given: str | None = None
         self._refused = False
-        self._num_log = 0
+        self._num_moves = 0
         self._result: dict[str, Any] | None = None
 
     def state(self) -> dict[str, Any]:
@@ -67,8 +63,8 @@ class Table:
                 "names": self._names,
                 "rooms": self._rooms,
                 "prompt": self._prompt,
-                "board": self._board,
-                "forms": self._forms if self._phase == YOURS else [],
+                "board": self._board or None,
+                "forms": [asdict(form) for form in self._forms] if self._phase == YOURS else [],
                 "suggestion": self._suggestion if self._phase == YOURS else "",
                 "talk": [*self._talk, *sent],
                 "result": self._result,
@@ -106,26 +102,6 @@ class Table:
         self._starts.put(False)
         self._moves.put(None)
 
-    def proposal_of(self, pairs: Any) -> str:
-        """A full assignment as a move. Raises ValueError unless `pairs` gives each reviewer and
-        each paper once, by their numbers."""
-        with self._lock:
-            view = self._view
-        if not isinstance(view, MatchingView):
-            raise ValueError("this game has no table to propose on")
-        valid = isinstance(pairs, list) and all(
-            isinstance(pair, list) and len(pair) == 2 and all(type(i) is int for i in pair)
-            for pair in pairs
-        )
-        for side in (0, 1):
-            valid = valid and sorted(pair[side] for pair in pairs) == list(range(view.size))
-        if not valid:
-            raise ValueError("pairs must give each reviewer and each paper once")
-        chosen = tuple((reviewer, paper) for reviewer, paper in pairs)
-        brief = view.options.brief
-        text = render_proposal(chosen, view.reviewers, papers=view.papers, brief=brief)
-        return f"[propose]\n{text}"
-
     # --- the game's side
 
     def wait_for_start(self) -> bool:
@@ -137,7 +113,7 @@ class Table:
         prompt = game.prompt(seat)
         with self._lock:
             self._number += 1
-            self._seat, self._given, self._refused, self._num_log = seat, None, False, 0
+            self._seat, self._given, self._refused, self._num_moves = seat, None, False, 0
             self._talk, self._result = [], None
             self._prompt = {"system": printable(rules), "user": printable(prompt.user)}
             self._see(game, "")
@@ -169,50 +145,33 @@ class Table:
 
     def _sent(self, text: str) -> dict[str, Any]:
         """A try of the person at a move, as the talk shows it."""
-        tags = tags_of(self._forms) | ({"propose"} if self._board else set())
-        return {"seat": self._seat, **own_move(text, rooms=self._rooms, tags=tags)}
+        return {"seat": self._seat, **own_move(text, rooms=self._rooms, tags=tags_of(self._forms))}
 
     def _see(self, game: Game, observation: str) -> None:
-        """Take over the seat's view. In matching the talk is the public log with the person's own
-        refused tries; in other games it is the texts that the seat reads and writes."""
+        """Take over what the seat knows. The talk is the moves so far with the person's own refused
+        tries, or the texts that the seat reads and writes where the kit has no such moves."""
         own = [] if self._given is None else [self._sent(self._given)]
-        view = self._view = game.view(self._seat)
-        self._rooms, self._forms = rooms_of(view), forms_of(game, view)
+        kit, seat = self._kit, self._seat
+        to_move = game.seat_to_move == seat
+        self._rooms, self._board = kit.rooms(game, seat), kit.board(game, seat)
+        self._forms = kit.forms(game, seat) if to_move else []
         if own and self._refused:
             own[0]["error"] = printable(observation)
             observation = ""
-        if isinstance(view, MatchingView):
+        moves = kit.talk(game, seat)
+        if moves is not None:
             said = [
-                {"seat": a.seat, "kind": a.kind, "text": printable(a.text), "pairs": a.pairs}
-                for a in view.log[self._num_log :]
+                {"seat": mover, "kind": kind, "text": printable(text)}
+                for mover, kind, text in moves[self._num_moves :]
             ]
             self._talk += [*(own if self._refused else []), *said]
-            self._num_log = len(view.log)
-            self._board = drawn_view(view, answer_due=game.answer_due)
+            self._num_moves = len(moves)
         else:
-            self._board = None
-            if isinstance(view, CollabView):  # whose texts do not name who speaks
-                said = [{"seat": 1 - self._seat, "kind": "", "text": printable(observation)}]
-            else:
-                said = spoken(observation, self._names, rooms=self._rooms)
+            said = spoken(observation, self._names, rooms=self._rooms)
             if own and said and "seat" not in said[0]:
                 own[0]["note"] = said.pop(0)["note"]  # a tool's answer, or what a move did
             self._talk += [*own, *(entry for entry in said if entry.get("note") or entry["text"])]
         self._given, self._refused = None, False
-
-
-def drawn_view(view: MatchingView, *, answer_due: bool) -> dict[str, Any]:
-    """A seat's own table and what it may do, as plain values."""
-    rows, columns = display_names(view.reviewers, view.papers, brief=True)
-    return {
-        "rows": rows,
-        "columns": columns,
-        "shown": view.displayed,
-        "unknown": view.public_unknown,
-        "answer_due": answer_due and view.to_move == view.seat,
-        "pending": view.pending,
-        "pending_seat": view.pending_seat,
-    }
 
 
 class SeatedPerson(PartnerPlayer):

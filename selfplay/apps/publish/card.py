@@ -27,12 +27,6 @@ from selfplay.model.hub import is_hub_name
 from selfplay.rollout.seating import chosen_seats
 
 Rows = Mapping[str, Mapping[str, Any]]
-_GAMES = {
-    "matching": "reviewer–paper matching (DialOp)",
-    "planning": "city planning (DialOp)",
-    "mediation": "mediation (DialOp)",
-    "collab": "collaborative simulation",
-}
 _MALFORMED = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError),
     yaml.YAMLError,
@@ -86,7 +80,7 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
 
     `code` is the newest paragraph of the run's code.txt, `step` the number of self-play steps.
     """
-    game = _GAMES.get(config.game.name, config.game.name)
+    game = config.game.kit.TITLE
     base = config.model.path
     sampled = results.after["sampled"]
     start = "random weights" if base is None else escaped(Path(base).name)

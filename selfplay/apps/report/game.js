@@ -53,7 +53,10 @@ function prose(text) {
     : make("div", { class: "list" }, make("table", {}, part.map((cells) => make("tr", {}, cells.map((cell) => make("td", {}, cell))))))));
 }
 
-const proposalsOf = (game) => game.turns.map((turn, number) => ({ ...turn.proposal, seat: turn.seat, number })).filter((turn) => turn.pairs);
+const proposalsOf = (game) => game.turns.map((turn, number) => ({ ...turn.proposal, seat: turn.seat, number })).filter((turn) => turn.cells);
+const among = (cells, r, c) => cells.some(([row, column]) => row === r && column === c);
+// A note of a turn: texts, and what is wrong in it.
+const note = (pieces) => pieces.map((piece) => (typeof piece === "string" ? piece : make("span", { class: "wrong" }, piece.wrong)));
 
 // The tables, the private views and the talk of a game; `picked` is the proposal on the table.
 function gamePanels(game, texts, picked, pick) {
@@ -74,44 +77,44 @@ function grid(board, cellOf, corner) {
   cells.push(...board.columns.map((name) => make("span", { class: "name", title: name }, name)));
   board.rows.forEach((name, r) => {
     cells.push(make("span", { class: "name row", title: name }, name));
-    board.columns.forEach((_, p) => cells.push(cellOf(r, p)));
+    board.columns.forEach((_, c) => cells.push(cellOf(r, c)));
   });
   return make("div", { class: "grid", style: { "grid-template-columns": `minmax(3.2rem, auto) repeat(${size}, minmax(${size > 4 ? 1.8 : 2.6}rem, 6rem))` } }, cells);
 }
 
 function pooled(game, picked, pick) {
   const board = game.board, proposals = proposalsOf(game), shown = proposals[picked];
-  const best = shown ? shown.best : board.best;
-  const isBest = (r, p) => best.some(([row, paper]) => row === r && paper === p);
-  const table = grid(board, (r, p) => {
-    const place = shown ? shown.pairs.findIndex(([row, paper]) => row === r && paper === p) : -1;
-    const lost = place >= 0 ? shown.lost[place] : 0;
-    return make("span", { class: `cell ${place >= 0 ? `chosen ${seatClass(shown.seat)}` : ""} ${isBest(r, p) ? "best" : ""}` },
-      make("span", { class: "dots" }, board.shown.map((own, seat) => (own[r][p] === null ? null : make("i", { class: seatClass(seat), title: `${seatName(game, seat)} sees it` })))),
-      String(board.values[r][p]),
-      lost ? make("span", { class: `lost ${lost < 0 ? "gain" : ""}`, title: "value lost against the best assignment of this paper" }, lost > 0 ? `−${lost}` : `+${-lost}`) : null);
+  const best = (shown && shown.best) || board.best || [];
+  const table = grid(board, (r, c) => {
+    const cell = shown && shown.cells.find(([row, column]) => row === r && column === c), value = board.cells[r][c];
+    const seen = board.seen ? board.seen[r][c] : [];
+    return make("span", { class: `cell ${cell ? `chosen ${seatClass(shown.seat)}` : ""} ${among(best, r, c) ? "best" : ""}` },
+      make("span", { class: "dots" }, seen.map((seat) => make("i", { class: seatClass(seat), title: `${seatName(game, seat)} sees it` }))),
+      value === null ? "·" : String(value),
+      cell && cell[2] ? make("span", { class: `lost ${cell[2].startsWith("+") ? "gain" : ""}`, title: "against the best" }, cell[2]) : null);
   });
   table.classList.add("pool");
   return make("div", { class: "panel" },
-    make("div", { class: "who" }, "Both tables together", make("small", {}, `best ${short(board.best_value)}`)),
+    make("div", { class: "who" }, board.title || "The table", board.note ? make("small", {}, board.note) : null),
     proposals.length ? make("div", { class: "choices" }, proposals.map((one, i) => make("button", {
       type: "button", class: seatClass(one.seat), "aria-pressed": String(i === picked),
       on: { click: () => pick(i) },
-    }, `${seatName(game, one.seat)}: ${short(one.value)} (${share(one.share)})`))) : null,
+    }, `${seatName(game, one.seat)}: ${one.label || "proposal"}`))) : null,
     table,
-    make("p", { class: "key" }, "Framed: the proposal, with the value that each pair loses. Dotted: a best assignment. Dots: the seats that see the cell."));
+    board.key ? make("p", { class: "key" }, board.key) : null);
 }
 
 function views(game, texts) {
   return game.seats.map((seat, number) => {
     const prompt = [texts[seat.system], texts[seat.user]].filter(Boolean);
-    const table = game.board && grid(game.board, (r, p) => {
-      const value = game.board.shown[number][r][p];
+    const own = game.board && (game.board.own || [])[number];
+    const table = own && grid(own, (r, c) => {
+      const value = own.cells[r][c];
       return make("span", { class: `cell ${value === null ? "unseen" : "seen"}` }, value === null ? "·" : String(value));
     });
     const raw = prompt.map((text) => make("pre", {}, prose(text)));
     return make("div", { class: `panel view ${seatClass(number)}` },
-      make("div", { class: "who" }, seatName(game, number), make("small", {}, seat.player), game.board && game.board.scaled ? make("small", {}, "in its own units") : null),
+      make("div", { class: "who" }, seatName(game, number), make("small", {}, seat.player), own && own.note ? make("small", {}, own.note) : null),
       table || null,
       table ? make("details", {}, make("summary", {}, "what it reads first"), raw)
         : texts[seat.system] ? [make("details", {}, make("summary", {}, "the rules it reads"), make("pre", {}, texts[seat.system])), make("pre", {}, prose(texts[seat.user]))] : raw);
@@ -129,21 +132,12 @@ function talk(game, picked, pick) {
       turn.thought ? make("div", { class: "thought" }, spelled(turn, turn.thought, true)) : null,
       body || turn.error ? make("div", { class: "text" }, body ? spelled(turn, body) : "(nothing)") : null,
       turn.error ? make("div", { class: "told" }, `It was told: ${turn.error}`) : null,
-      turn.proposal ? make("div", { class: "note" }, "value ", make("b", {}, `${short(turn.proposal.value)} of ${short(game.board.best_value)}`),
-        lossText(game.board, turn.proposal)) : null,
-      turn.worth ? make("div", { class: "note" }, "worth ", make("b", {}, `${short(turn.worth[0])} points`), `, ${share(turn.worth[1])} of the way from the worst to the best`) : null,
-      (turn.stated || []).length ? make("div", { class: "note" }, "states ", turn.stated.map(([r, p, value, isTrue], i) => [i ? ", " : "",
-        make("span", { class: isTrue ? "" : "wrong" }, `${game.board.rows[r]} ${game.board.columns[p]} ${value} ${isTrue ? "✓" : `✗ (own table: ${game.board.shown[turn.seat][r][p] ?? "unseen"})`}`)])) : null,
+      (turn.notes || []).map((pieces) => make("div", { class: "note" }, note(pieces))),
       readers(game, turn),
       turn.branch ? branch(turn.branch) : null);
     if (at >= 0) node.addEventListener("click", () => { if (picked !== at) pick(at); });
     return node;
   }), game.turns.length ? null : make("p", { class: "quiet" }, "Nobody moved.")));
-}
-
-function lossText(board, proposal) {
-  const losses = proposal.pairs.map(([, p], i) => [board.columns[p], proposal.lost[i]]).filter(([, lost]) => lost);
-  return losses.length ? `; against the best: ${losses.map(([name, lost]) => `${name} ${lost > 0 ? "−" : "+"}${Math.abs(lost)}`).join(", ")}` : "; nothing is lost";
 }
 
 // What a game without tables tells the mover (a tool's answer, for one), and who reads the move where

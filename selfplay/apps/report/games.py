@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from dialop.kit import games, load_kit
+from dialop.kit import Kit
 from dialop.shown import on_one_line, printable
 from dialop.tags import THINK_END, drop_reasoning
-from selfplay.apps.report.boards import draw_matching, proposal_values
 from selfplay.apps.report.run_files import RunFiles
 
 MAX_BYTES = 12_000_000  # of the viewer's data as JSON
@@ -53,7 +52,7 @@ def viewer_data(runs: Sequence[RunFiles]) -> dict[str, Any]:
     for record, source, number in _in_order(runs):
         num_texts = len(texts.all)
         try:
-            game = drawn_game(record, source, number, texts)
+            game = drawn_game(record, source, number, texts, kit=runs[number].kit)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             name = on_one_line(str(record.get("instance")))
             runs[number].problems.append(f"{source} game {name:.80}: {error!r}")
@@ -88,29 +87,30 @@ def _in_order(runs: Sequence[RunFiles]) -> Iterator[tuple[dict[str, Any], str, i
         yield from ((record, TRAINING, number) for record in run.games)
 
 
-def drawn_game(record: Mapping[str, Any], source: str, run: int, texts: Texts) -> dict[str, Any]:
-    """One record of a game for the viewer. Private thoughts are split from the move's own text."""
-    state, picture = record.get("state") or {}, {}
-    name = state.get("game")
-    try:
-        if name == "matching":
-            picture = draw_matching(state, record["turns"])
-        elif name in ("mediation", "planning"):
-            picture = {"turns": proposal_values(name, state, record["turns"])}
-    except (LookupError, TypeError, ValueError):
-        picture = {}  # a record of another version: its texts are shown
-    roles = load_kit(name).ROLES if name in games() else ()
-    called = seat_names(roles) if len(set(roles)) > 1 else [None] * len(record["seats"])
-    extras = picture.pop("turns", [{}] * len(record["turns"]))
+def drawn_game(
+    record: Mapping[str, Any], source: str, run: int, texts: Texts, *, kit: Kit | None
+) -> dict[str, Any]:
+    """One record of a game for the viewer. Private thoughts are split from the move's own text.
+
+    `kit` is that of the game; None, or a kit that cannot read the record, shows texts alone.
+    """
+    state, roles = record.get("state") or {}, () if kit is None else kit.ROLES
+    board: dict[str, Any] = {}
+    extras: list[dict[str, Any]] = [{} for _ in record["turns"]]
+    if kit is not None:
+        with suppress(LookupError, TypeError, ValueError, AttributeError):  # of another version
+            board, extras = kit.picture(state, record["turns"])
+    told_apart = len(set(roles)) > 1 and len(roles) == len(record["seats"])
+    called = seat_names(roles) if told_apart else [None] * len(record["seats"])
     reasons = bool(state.get("options", {}).get("private_reasoning"))
-    tags = tuple(sorted({turn["action"] for turn in record["turns"] if turn.get("action")}))
-    tags = tuple(picture.pop("tags", tags)) if reasons else ()
+    actions = {turn["action"] for turn in record["turns"] if turn.get("action")}
+    tags = tuple(sorted(actions)) if reasons else ()
     branches = {branch["turn"]: _branch(branch) for branch in record.get("branches", ())}
     turns = [
         _turn(turn, tags, {**extra, **({"branch": branches[i]} if i in branches else {})})
         for i, (turn, extra) in enumerate(zip(record["turns"], extras, strict=True))
     ]
-    stated = [cell for extra in extras for cell in extra.get("stated", ())]
+    pieces = [piece for extra in extras for note in extra.get("notes", ()) for piece in note]
     return {
         "run": run,
         "source": source,
@@ -127,8 +127,8 @@ def drawn_game(record: Mapping[str, Any], source: str, run: int, texts: Texts) -
         ],
         "turns": turns,
         "num_errors": sum(bool(turn["error"]) for turn in record["turns"]),
-        "num_false": sum(not true for *_, true in stated),
-        **({"board": picture} if picture else {}),
+        "num_false": sum(isinstance(piece, dict) for piece in pieces),
+        **({"board": board} if board else {}),
     }
 
 

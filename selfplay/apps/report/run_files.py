@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from dialop.kit import Kit
 from dialop.shown import on_one_line
 from selfplay.config import Config
 from selfplay.config.load import load
@@ -42,7 +43,7 @@ class RunFiles:
 
     name: str
     folder: Path
-    game: str
+    kit: Kit | None  # None if the settings cannot be read
     settings: list[tuple[str, str, str]]
     steps: list[dict[str, Any]]
     rows: list[Row]
@@ -65,7 +66,7 @@ def read_run(folder: Path) -> RunFiles:
     return RunFiles(
         name=folder.resolve().name,
         folder=folder,
-        game=config.game.name if config else "",
+        kit=config.game.kit if config else None,
         settings=changed_settings(config) if config else [],
         steps=list(_steps(folder, problems)),
         rows=list(_rows(folder, problems)),

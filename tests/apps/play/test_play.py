@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 
 from dialop.cli import main as dialop
+from dialop.forms import Form
 from dialop.matching.board import MatchingInstance
 from dialop.matching.game import MatchingGame
 from dialop.matching.recorded import (
@@ -24,10 +25,10 @@ from dialop.matching.recorded import (
 )
 from dialop.matching.store import read_instances
 from selfplay.apps.play.__main__ import bound, main, play_here, play_on_page
-from selfplay.apps.play.forms import forms_of, own_move, spoken, tags_of
 from selfplay.apps.play.games import Opponent, Session, keep_game, result_of, seats_for_a_person
 from selfplay.apps.play.server import MAX_BODY, MAX_MOVES, MAX_TEXT, TOKEN_HEADER, make_app
 from selfplay.apps.play.table import NotNow, SeatedPerson, Table
+from selfplay.apps.play.talk import own_move, spoken, tags_of
 from selfplay.apps.report.games import seat_names
 from selfplay.config import Config, load_config
 from selfplay.rollout.players import ScriptedPartner
@@ -53,7 +54,12 @@ def session(config: Config, instance: Any, opponent: Opponent, seat: int = 0) ->
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    return settings(tmp_path / "run", "game.size=2", "game.scale=false", "game.max_value=10")
+    return settings(
+        tmp_path / "run",
+        "game.options.size=2",
+        "game.options.scale=false",
+        "game.options.max_value=10",
+    )
 
 
 class Running:
@@ -61,7 +67,7 @@ class Running:
 
     def __init__(self, config: Config, instance: Any, *, seat: int = 0) -> None:
         self.session = session(config, instance, honest(config), seat)
-        self.table = Table(config.game.kit.ROLES, self.session.suggested)
+        self.table = Table(config.game.kit, self.session.suggested)
         self.episodes: list[Any] = []
         self.thread = threading.Thread(target=self._play)
         socket = bound(0)
@@ -78,7 +84,7 @@ class Running:
         if self.table.wait_for_start():
             episode = self.session.play(0, SeatedPerson(self.table), self.table.begin)
             self.episodes.append(episode)
-            result = {} if episode is None else result_of(episode, self.session.opponent)
+            result = {} if episode is None else result_of(episode, self.session)
             self.table.finish(result)
 
     def post(self, path: str, body: Any, **headers: str) -> Any:
@@ -116,12 +122,12 @@ def test_a_whole_game_and_what_it_shows(running: Running) -> None:
     assert running.post("/start", {}).status_code == 200
     state = running.wait("yours")
     # Seat 0 sees the diagonal alone, and nothing of the other table.
-    assert state["board"]["shown"] == [[3, None], [None, 9]] and state["result"] is None
-    assert "7" not in json.dumps(state["board"]["shown"])
+    assert state["board"]["cells"] == [[3, None], [None, 9]] and state["result"] is None
+    assert "7" not in json.dumps(state["board"]["cells"])
     assert running.post("/move", {"text": f"[message] {EVIL}"}).status_code == 200
     for _ in range(6):
         state = running.wait("yours")
-        if state["board"]["answer_due"]:
+        if state["forms"][0]["name"] == "Accept":
             break
         assert running.post("/move", {"text": "[message] go on"}).status_code == 200
     assert state["talk"][0]["text"].startswith("</script>") and "\x1b" not in json.dumps(state)
@@ -130,34 +136,26 @@ def test_a_whole_game_and_what_it_shows(running: Running) -> None:
     assert "answer the proposal" in state["talk"][-1]["error"]
     assert running.post("/move", {"text": "[accept]"}).status_code == 200
     game = running.wait("over")["result"]["game"]
-    assert game["board"]["values"] == [[3, 7], [1, 9]] and game["agreed"]
+    assert game["board"]["cells"] == [[3, 7], [1, 9]] and game["agreed"]
     assert game["seats"][0]["player"] == "person" and game["num_errors"] == 1
 
 
-def test_a_proposal_is_a_full_assignment_or_none(running: Running) -> None:
+def test_a_proposal_is_built_on_the_own_table(running: Running) -> None:
+    """One row in each column, as the form of the table writes it."""
     running.post("/start", {})
-    running.wait("yours")
-    for pairs in (
-        [],
-        [[0, 0]],
-        [[0, 0], [0, 1]],
-        [[0, 0], [1, 2]],
-        [[0, 0], [True, 1]],
-        "x",
-        [[0]],
-    ):
-        answer = running.post("/move", {"pairs": pairs})
-        assert answer.status_code == 400 and "once" in answer.json()["error"]
-    assert running.state()["phase"] == "yours" and running.state()["talk"] == []
-    assert running.post("/move", {"pairs": [[1, 0], [0, 1]]}).status_code == 200
+    form = running.wait("yours")["forms"][-1]
+    assert form["grid"] and form["distinct"]
+    lines = [options[1 - column][0] for column, (_, options) in enumerate(form["choices"])]
+    text = form["before"] + form["between"].join(lines) + form["after"]
+    assert running.post("/move", {"text": text}).status_code == 200
     while (state := running.state())["phase"] == "theirs":
         threading.Event().wait(0.2)
     # An honest partner accepts or rejects it; either way the game took it as it was built.
     if state["phase"] == "over":
-        proposed = state["result"]["game"]["turns"][0]["proposal"]["pairs"]
+        cells = state["result"]["game"]["turns"][0]["proposal"]["cells"]
+        assert [cell[:2] for cell in cells] == [[0, 1], [1, 0]]
     else:
-        proposed = state["talk"][0]["pairs"]
-    assert proposed == [[0, 1], [1, 0]]
+        assert "error" not in state["talk"][0] and state["talk"][0]["kind"] == "propose"
 
 
 def test_only_the_page_of_this_start_is_answered(running: Running) -> None:
@@ -280,7 +278,7 @@ def test_the_terminal_plays_the_same_game(
     assert dialop(["replay", str(out)]) == 0
     monkeypatch.undo()
     said = screen.getvalue()
-    assert "Both tables together" in said and "The best assignment is worth 12." in said
+    assert "Both tables together" in said and "best 12; last proposal 12 (1.000)." in said
     (record,) = [json.loads(line) for line in out.read_text().splitlines()]
     assert record["players"] == ["person", "scripted:honest"] and record["proposal_reward"] == 12
 
@@ -302,21 +300,26 @@ def test_ctrl_c_ends_the_terminal_without_a_game(
 
 
 def test_a_game_of_another_kind_is_kept_whole(tmp_path: Path) -> None:
-    config = settings(tmp_path / "run", "game.name=collab", "rollout.partners=[scripted:user]")
+    config = settings(
+        tmp_path / "run",
+        "game.name=collab",
+        "game.options=null",
+        "rollout.partners=[scripted:user]",
+    )
     opponent = Opponent("policy", None, None)
     assert seats_for_a_person(config.game, opponent) == [0], (
         "the policy can have only the other seat"
     )
     (task,) = config.game.kit.generate(config.game.rules(), seed=0, start=0, num=1)
     sit = lambda names, seat: scripted_partner("ask", names, seat, config.game)  # noqa: E731
-    table = Table(("user", "assistant"))
+    table = Table(config.game.kit)
     for _ in range(100):
         table._moves.put("[message] It is 3.")
     games = session(config, task, Opponent("scripted:ask", None, None, sit))
     episode = games.play(0, SeatedPerson(table), table.begin)
     state = table.state()
     assert state["board"] is None and any("text" in turn for turn in state["talk"])
-    keep_game(episode, tmp_path / "played.jsonl")
+    keep_game(episode, config.game.kit, tmp_path / "played.jsonl")
     (line,) = (tmp_path / "played.jsonl").read_text().splitlines()
     kept = json.loads(line)
     assert kept["state"]["game"] == "collab" and kept["seats"][0]["player"] == "person"
@@ -339,7 +342,7 @@ def dealt(seat: int, name: str) -> Iterator[Running]:
 def filled(form: dict[str, Any], words: str = "") -> dict[str, Any]:
     """A form as the page sends it; of each list the choice of its own place."""
     chosen = [options[place][0] for place, (_, options) in enumerate(form["choices"])]
-    return {"text": form["before"] + (", ".join(chosen) or words) + form["after"]}
+    return {"text": form["before"] + (form["between"].join(chosen) or words) + form["after"]}
 
 
 def to_the_end(game: Running, words: str) -> dict[str, Any]:
@@ -429,7 +432,7 @@ def test_the_rooms_are_apart_in_the_brief_style() -> None:
     ],
 )
 def test_only_a_tag_of_the_forms_is_cut(text: str, rooms: list[str], kind: str, words: str) -> None:
-    tags = tags_of([{"before": "[answer] "}, {"before": "0: [message] "}, {"before": ""}])
+    tags = tags_of([Form("", "[answer] "), Form("", "0: [message] "), Form("")])
     assert tags == {"answer", "message"}
     move = own_move(text, rooms=rooms, tags=tags)
     assert (move["kind"], move["text"]) == (kind, words)
@@ -464,7 +467,7 @@ def test_a_game_of_ones_own_has_a_form_for_each_tag() -> None:
     kit = config.game.kit
     (instance,) = kit.generate(kit.easy(config.game.rules()), seed=0, start=0, num=1)
     played = kit.new_game(instance, config.game.rules())
-    names = [form["name"] for form in forms_of(played, played.view(0))]
+    names = [form.name for form in kit.forms(played, 0)]
     assert names == ["message", "meet"] and seat_names(kit.ROLES) == ["player 0", "player 1"]
     step = played.step(0, "[message] mon\nseat 1: [meet] tue")
     read = spoken(step.observations[1], seat_names(kit.ROLES), rooms=())

@@ -55,7 +55,9 @@ def accept_when_asked(page: Page) -> None:
 
 def test_a_whole_game_with_a_script(tmp_path: Path) -> None:
     out = tmp_path / "played.jsonl"
-    with started(out, "--partner", "scripted:honest", "--seat", "1", "game.size=3") as address:
+    with started(
+        out, "--partner", "scripted:honest", "--seat", "1", "game.options.size=3"
+    ) as address:
         assert address.split("?")[0].startswith("http://127.0.0.1:")
         with open_page(address) as page:
             page.click("#start")
@@ -87,8 +89,8 @@ def test_the_builder_cannot_build_an_illegal_proposal(tmp_path: Path) -> None:
         "scripted:honest:tell=top",
         "--seat",
         "0",
-        "game.size=3",
-        "game.brief=false",
+        "game.options.size=3",
+        "game.options.brief=false",
     )
     with started(out, *words, "rollout.max_game_tokens=192") as address, open_page(address) as page:
         page.click("#start")

@@ -124,7 +124,7 @@ def test_the_card_tells_what_an_evaluation_asked(run: Path) -> None:
         (run / f"eval_{name}").mkdir()
         (run / f"eval_{name}" / "evaluation.json").write_text(json.dumps(page))
 
-    words = ["game.p_observed=1.0", "data={train: /home/jane/boards.parquet}"]
+    words = ["game.options.p_observed=1.0", "data={train: /home/jane/boards.parquet}"]
     add("a", partner="self")
     add("b", partner="scripted:honest")
     add("c", partner="self", overrides=words)

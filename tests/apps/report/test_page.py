@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from dialop.kit import load_kit
+from dialop.matching.board import instance_from_dict
 from dialop.matching.generate import MatchingRecipe
 from dialop.matching.kit import generate
+from dialop.matching.pages import lost
 from dialop.matching.solve import best_pairs
 from selfplay.apps.report import games, page
 from selfplay.apps.report.__main__ import main
-from selfplay.apps.report.boards import draw_matching, drawn_proposal
 from selfplay.apps.report.charts import smoothed
 from selfplay.apps.report.games import Texts, drawn_game, safe_json, seat_names, viewer_data
 from selfplay.apps.report.page import page_html, refresh_report, scores_table
@@ -68,22 +70,17 @@ def test_losses_add_up_to_what_the_proposal_loses() -> None:
     for instance in generate(MatchingRecipe(size=4), seed=0, num=20):
         reviewers = rng.sample(range(4), 4)
         pairs = tuple(sorted(zip(reviewers, range(4), strict=True)))
-        drawn = drawn_proposal(instance, pairs)
-        assert sum(drawn["lost"]) == instance.best - instance.value(pairs)
-        assert sum(instance.table[r][p] for r, p in drawn["best"]) == instance.best
-        best = drawn_proposal(instance, best_pairs(instance.table))
-        assert best["lost"] == [0, 0, 0, 0] and best["share"] == 1
+        best, losses = lost(instance, pairs)
+        assert sum(losses) == instance.best - instance.value(pairs)
+        assert sum(instance.table[r][p] for r, p in best) == instance.best
+        assert lost(instance, best_pairs(instance.table))[1] == [0, 0, 0, 0]
 
 
 def test_a_best_proposal_among_several_loses_nothing(run: Path) -> None:
     instance = read_run(run).games[0]["state"]["instance"]
-    flat = {**instance, "table": [[25] * 3] * 3, "best": 75}
-    turns = [{"error": None}]
+    flat = instance_from_dict({**instance, "table": [[25] * 3] * 3, "best": 75, "solo": [75, 75]})
     for order in ((0, 1, 2), (2, 0, 1)):
-        pairs = sorted([r, p] for p, r in enumerate(order))
-        action = {"seat": 0, "kind": "propose", "text": "", "pairs": pairs}
-        drawn = draw_matching({"instance": flat, "play": {"log": [action]}}, turns)
-        assert drawn["turns"][0]["proposal"]["lost"] == [0, 0, 0]
+        assert lost(flat, tuple(sorted((r, p) for p, r in enumerate(order))))[1] == [0, 0, 0]
 
 
 def test_no_text_of_a_game_becomes_markup(tmp_path: Path) -> None:
@@ -126,7 +123,7 @@ def test_what_the_page_shows_of_a_run(run: Path) -> None:
     assert change and change[0] == pytest.approx(after.interval[0] - before.interval[0])
     html = page_html([files])
     assert f"{before.interval[0]:.3f} → {after.interval[0]:.3f}" in html
-    assert "<code>game.size</code>" in html and "<code>seed</code>" not in html
+    assert "<code>game.options.size</code>" in html and "<code>seed</code>" not in html
     names = [(row["source"], row["name"]) for row in scores_table([files])["rows"]]
     # The scripted row of both stages stands once.
     assert names == [("before", "sampled"), ("after", "sampled"), ("held-out", "random")]
@@ -143,7 +140,7 @@ def test_the_viewer_pairs_the_games_before_and_after(run: Path) -> None:
         twin = games[game["twin"]]
         assert (twin["source"], twin["instance"]) == ("before", game["instance"])
         assert game["change"] == game["score_norm"] - twin["score_norm"]
-        assert game["board"]["best_value"] == game["facts"]["best"]
+        assert game["board"]["note"] == f"best {game['facts']['best']:g}"
     assert any(game["num_errors"] for game in games if game["source"] == "training")
 
 
@@ -165,10 +162,12 @@ def test_a_turn_shows_its_thoughts_apart_and_its_statements(run: Path) -> None:
             "tokens": [["Lie.", -0.5]],
         }
     ]
-    game = drawn_game(record, "training", 0, Texts())
+    game = drawn_game(record, "training", 0, Texts(), kit=load_kit("matching"))
     (turn,) = game["turns"]
     assert turn["thought"] == "Lie.</think>" and turn["text"] == f"[message] Ava BLEU {own + 900}"
-    assert turn["stated"] == [[0, 0, own + 900, False]] and game["num_false"] == 1
+    ((said, piece),) = turn["notes"]
+    assert said == "states " and piece["wrong"].startswith(f"Ava BLEU {own + 900} ✗")
+    assert game["num_false"] == 1
     assert turn["tokens"] == [["Lie.", -0.5]] and turn["read"] == ["", "x"]
 
 
@@ -185,7 +184,11 @@ def test_a_game_without_a_picture_keeps_its_talk(run: Path) -> None:
     }
     for state in ({"game": "other", "x": 1}, {"game": "matching", "instance": {}}, None):
         shown = drawn_game(
-            {**record, "seats": seats, "turns": [turn], "state": state}, "training", 0, Texts()
+            {**record, "seats": seats, "turns": [turn], "state": state},
+            "training",
+            0,
+            Texts(),
+            kit=load_kit("matching"),
         )
         assert "board" not in shown and len(shown["seats"]) == 3
         assert shown["turns"][0]["text"] == "0: [message] hi"
@@ -346,8 +349,8 @@ def test_a_proposal_shows_what_it_is_worth(name: str) -> None:
     )
     for record in row.games:
         record = json.loads(json.dumps(record))
-        game = drawn_game(record, "training", 0, Texts())
-        worth = [turn["worth"] for turn in game["turns"] if "worth" in turn]
-        assert game["agreed"] and worth[-1][1] == pytest.approx(record["score_norm"], abs=1e-4)
+        game = drawn_game(record, "training", 0, Texts(), kit=kit)
+        worth = [note for turn in game["turns"] for (note,) in turn.get("notes", ())]
+        assert game["agreed"] and f", {record['score_norm']:.3f} of the way" in worth[-1]
         assert len(worth) == sum(turn.get("action") == "propose" for turn in game["turns"])
         assert [seat["role"] for seat in game["seats"]] == seat_names(kit.ROLES)

@@ -1,7 +1,7 @@
 """Turns a published data set into collab instances in three splits (a command).
 
-    python -m selfplay.data.prepare_collab prepare --dataset rows.jsonl --out data/math
-    python -m selfplay.data.prepare_collab prepare \\
+    python -m dialop.collab.prepare --dataset rows.jsonl --out data/math
+    python -m dialop.collab.prepare \\
         --dataset collabllm/collabllm-multiturn-medium --out data/text
 
 Writes train.parquet, validation.parquet and test.parquet for the settings `data.train`,
@@ -12,6 +12,7 @@ on the order of the rows.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib
 import re
 import sys
@@ -24,7 +25,6 @@ from dialop.collab.published import instances_of
 from dialop.collab.store import write_instances
 from dialop.collab.task import TASKS, CollabInstance
 from dialop.rows import parse_json, read_rows
-from selfplay.data.seeds import named_seed
 
 SPLITS = ("train", "validation", "test")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -33,13 +33,11 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, or 2 after an error message for an invalid data set."""
     parser = argparse.ArgumentParser(
-        prog="python -m selfplay.data.prepare_collab",
+        prog="python -m dialop.collab.prepare",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    make = commands.add_parser("prepare", help="turn a data set into instances and splits")
-    add = make.add_argument
+    add = parser.add_argument
     add("--dataset", required=True, help="a .jsonl, .json or .parquet file, or a hub id OWNER/NAME")
     add("--out", type=Path, required=True, help="folder for the three files")
     add(
@@ -128,10 +126,14 @@ def split(
             f"--validation and --test must leave a task to train on, got {num_validation} "
             f"and {num_test} of {total} tasks"
         )
-    order = sorted(instances, key=lambda instance: named_seed("split", seed, instance.goal))
+    order = sorted(instances, key=lambda instance: _hash("split", seed, instance.goal))
     num_held_out = num_test + num_validation
     parts = order[num_held_out:], order[num_test:num_held_out], order[:num_test]
     return dict(zip(SPLITS, parts, strict=True))
+
+
+def _hash(*names: object) -> bytes:
+    return hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
 
 
 def _json_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:

@@ -1,0 +1,57 @@
+"""The forms in which people make moves, and what pages draw, as plain values. Knows no game.
+
+A form makes one move as text; the game still decides whether the move is legal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dialop.game import Game
+
+Choices = Sequence[tuple[str, str]]  # (what the move says, what the page shows)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A move: `before`, then the person's text, or one of each `choices` with `between` between,
+    then `after`. With `button` there is nothing to write. `distinct` forbids a choice made twice.
+    With `grid` the choices are made on the seat's board: one list for each column, with one choice
+    for each row."""
+
+    name: str
+    before: str = ""
+    after: str = ""
+    hint: str = ""
+    start: str = ""
+    button: bool = False
+    choices: Sequence[tuple[str, Choices]] = ()
+    between: str = ", "
+    distinct: bool = False
+    grid: bool = False
+
+
+ACCEPT_OR_REJECT = (
+    Form("Accept", "[accept]", button=True),
+    Form("Reject", "[reject]", button=True),
+)
+
+
+def say(hint: str = "Say something") -> Form:
+    """The form of a `[message]`."""
+    return Form("Say", "[message] ", hint=hint)
+
+
+def tag_forms(game: Game) -> list[Form]:
+    """A form for each tag of a game; one for any text if its tags are not known."""
+    tags = getattr(game, "tags", ())
+    return [Form(tag, f"[{tag}] ", hint=f"the words after [{tag}]") for tag in tags] or [
+        Form("Move", hint="Your move, beginning with its [tag]")
+    ]
+
+
+def worth(points: float, place: float) -> list[Any]:
+    """The note of a proposal: its points, and its place between the worst (0) and the best (1)."""
+    return [f"worth {points:g} points, {place:.3f} of the way from the worst to the best"]
