@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass
 
+from dialop.forms import Form, say
 from dialop.game import Outcome, PlayerError
 from dialop.kit import option
 from dialop.turns import TurnGame
@@ -39,6 +40,10 @@ class Meeting(TurnGame):
         score = float(all(self.day in days for days in self.instance.free))
         return Outcome(bool(self.day), bool(self.day), score, score, (score, score), {})
 
+    def measures(self, seats):  # for metrics and reports: the days that these players have named
+        texts = [text for seat, tag, text in self.log if tag == "message" and seat in seats]
+        return {"days_named": float(sum(day in DAYS for text in texts for day in text.split()))}
+
 
 def generate(options, *, seed, start, num):
     draws = [random.Random(f"{seed} {index}") for index in range(start, start + num)]
@@ -58,3 +63,20 @@ def tell(view, draw):  # states its free days, then meets on one that the other 
 
 SCRIPTS = {"tell": tell, "guess": lambda view, draw: f"[meet] {draw.choice(view.own.split()[1:])}"}
 new_game, restore = Meeting, Meeting.from_state
+
+
+# The rest is for pages: a player's calendar, the finished game, the moves of a person.
+def board(game, seat):
+    marks = ["free" if day in game.instance.free[seat] else "" for day in DAYS]
+    return {"rows": ["you"], "columns": DAYS, "cells": [marks]}
+
+
+def picture(game, num):
+    own = [board(game, seat) for seat in (0, 1)]
+    table = {**own[0], "rows": ROLES, "cells": [each["cells"][0] for each in own], "own": own}
+    moves = game.log[len(game.log) - num :]
+    return table, [{"notes": [[f"{tag}: {text}"]]} for _, tag, text in moves]
+
+
+def forms(game, seat):
+    return [say(), Form("Meet", "[meet] ", choices=[("day", [(day, day) for day in DAYS])])]

@@ -44,7 +44,7 @@ class GameConfig:
     @classmethod
     def _options_of_the_game(cls, options: Any, info: ValidationInfo) -> Any:
         """The options as the game's own class, whose name was checked before."""
-        kind = options_type(info.data.get("name", "matching"))
+        kind = options_type(info.data["name"])
         if options is None or isinstance(options, dict):
             return read_options(kind, options or {}, "game.options")
         return options

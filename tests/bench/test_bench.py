@@ -211,7 +211,7 @@ def record_of(game: str, spec: str, *words: str) -> dict[str, Any]:
 
 
 def test_a_teachers_points_are_right_and_other_points_are_not() -> None:
-    words = ("game.private_reasoning=true", "rollout.max_turns=20")
+    words = ("game.options.private_reasoning=true", "rollout.max_turns=20")
     record = record_of("planning", "searcher:legs=1,think=points", *words)
     num = len(record["state"]["instance"]["sites"])
     head, right, *_ = planning({"before": [record]})

@@ -139,12 +139,3 @@ def test_instances_are_drawn_and_played(
     option = bad[2:].partition("=")[0].replace("-", "_")
     (error,) = capsys.readouterr().err.splitlines()
     assert error.startswith(f"error: {option} must be ")
-
-
-def test_a_game_that_needs_messages_refuses_to_do_without(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = str(tmp_path / "tasks.parquet")
-    assert main(["generate", "--game", "collab", "--num", "1", "--out", path]) == 0
-    assert main(["step", "--game", "collab", "--instances", path, "--no-messages"]) == 2
-    assert "--no-messages" in capsys.readouterr().err

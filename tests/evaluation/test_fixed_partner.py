@@ -57,7 +57,12 @@ def test_a_private_code_stops_the_run(tmp_path: Path) -> None:
         for board in (SMALL, CROSSED)
     ]
     write_instances(tmp_path / "boards.parquet", boards)
-    rules = ["game.size=2", "game.brief=true", "game.scale=false", "rollout.max_turns=6"]
+    rules = [
+        "game.options.size=2",
+        "game.options.brief=true",
+        "game.options.scale=false",
+        "rollout.max_turns=6",
+    ]
     settings = ["rollout.max_game_tokens=1000", "eval.num_games=4", f"out={tmp_path}"]
     file = f"data.validation={tmp_path / 'boards.parquet'}"
     config = load_config(None, ["model.scratch={}", *rules, *settings, file])

@@ -285,7 +285,7 @@ EVAL: list[tuple[str, str]] = [
     ("--nmu 3", "--num"),
     ("stray", "stray"),
     ("game.options.sise=3", "nearest is game.options.size"),
-    ("game.options.size=9", "game.size"),
+    ("game.options.size=9", "game.options.size"),
     ("model.path=good/final", "model.path must not be given"),
     ("model.scratch.layers=3", "model.scratch must not be given"),
     ("--checkpoint emptied", "emptied/config.yaml"),
