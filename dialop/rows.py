@@ -10,12 +10,9 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from reprlib import repr as short
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from dialop.game import Instance
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 T = TypeVar("T", bound=Instance)
 
@@ -77,7 +74,7 @@ def read_instances(
     return instances
 
 
-def write_rows(path: str | Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
+def write_rows(path: str | Path, rows: list[dict[str, Any]]) -> None:
     """Write rows to one parquet file. Creates its folder if needed.
 
     Raises:
@@ -87,10 +84,10 @@ def write_rows(path: str | Path, rows: list[dict[str, Any]], schema: pa.Schema) 
     if path.suffix != ".parquet":
         raise ValueError(f"instances are written as .parquet, got {path}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    import pyarrow as pa  # here, so that reading settings does not load it
-    import pyarrow.parquet as pq
+    import pyarrow as pa
+    from pyarrow import parquet
 
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, write_page_checksum=True)
+    parquet.write_table(pa.Table.from_pylist(rows), path, write_page_checksum=True)
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -175,7 +172,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    import pyarrow as pa
+    from pyarrow import ArrowException
 
     with _opened(path) as opened:
         number = num_bytes = 0
@@ -187,7 +184,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 return
             # pyarrow and its conversions can raise any of these for a damaged file.
             except (
-                pa.ArrowException,
+                ArrowException,
                 OSError,
                 ValueError,
                 TypeError,
@@ -210,8 +207,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _parquet_batches(opened: BinaryIO) -> Iterator[tuple[list[dict[str, Any]], int]]:
     """Yield batches of rows as dicts, with their size in bytes. Page checksums are verified."""
-    import pyarrow.parquet as pq
+    from pyarrow import parquet  # takes a while, and most runs read no file
 
-    with pq.ParquetFile(opened, page_checksum_verification=True) as file:
+    with parquet.ParquetFile(opened, page_checksum_verification=True) as file:
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
             yield batch.to_pylist(), batch.nbytes

@@ -6,17 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import pyarrow as pa
-
 from dialop import rows
-from dialop.collab.task import FIELDS, CollabInstance, instance_from_dict
-
-_SCHEMA = pa.schema([(name, pa.string()) for name in FIELDS])
+from dialop.collab.task import CollabInstance, instance_from_dict
 
 
 def write_instances(path: Path, instances: Sequence[CollabInstance]) -> None:
     """Write instances to one parquet file (`rows.write_rows`)."""
-    rows.write_rows(path, [asdict(instance) for instance in instances], _SCHEMA)
+    rows.write_rows(path, [asdict(instance) for instance in instances])
 
 
 def read_instances(path: Path) -> list[CollabInstance]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from dialop.kit import check_options, option, stream_rng
 from dialop.matching.board import MAX_MAX_VALUE, MAX_VALUE, MatchingInstance, unknown_value
@@ -146,4 +145,6 @@ def _first_kept(recipe: MatchingRecipe, tables: Any, masks: Any, *, num_tested: 
 
 def _plan_value(table: Any, known: Any) -> int:
     """The value in `table` of the plan that is best in `known`."""
+    from scipy.optimize import linear_sum_assignment
+
     return int(table[linear_sum_assignment(known, maximize=True)].sum())

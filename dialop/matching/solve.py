@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import linear_sum_assignment
 
 from dialop.matching.proposal import Pairs
 
 
 def best_pairs(values: ArrayLike) -> Pairs:
     """A maximum-weight perfect matching of a square table [reviewer, paper], sorted by reviewer."""
+    from scipy.optimize import linear_sum_assignment  # takes a while, and settings need none
+
     reviewers, papers = linear_sum_assignment(np.asarray(values), maximize=True)
     return tuple((int(r), int(p)) for r, p in zip(reviewers, papers, strict=True))
 

@@ -10,39 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from dialop import rows
 from dialop.matching.board import MatchingInstance, instance_from_dict
 from dialop.matching.recorded import instance_from_record
 from dialop.values import check_fields
 
-_BOARD = pa.list_(pa.list_(pa.int32()))
-_SCHEMA = pa.schema(
-    [
-        ("key", pa.string()),
-        ("size", pa.int32()),
-        ("table", _BOARD),
-        ("mask_0", _BOARD),
-        ("mask_1", _BOARD),
-        ("scale_0", pa.float64()),
-        ("scale_1", pa.float64()),
-        ("first_seat", pa.int32()),
-        ("best", pa.float64()),
-        ("solo_0", pa.float64()),
-        ("solo_1", pa.float64()),
-        ("max_value", pa.int32()),
-        ("reviewers", pa.list_(pa.string())),
-        ("papers", pa.list_(pa.string())),
-    ]
-)
 _PAIRS = (("masks", "mask"), ("scales", "scale"), ("solo", "solo"))
 _PLAIN = ("key", "size", "table", "first_seat", "best", "max_value", "reviewers", "papers")
+_NAMES = (*_PLAIN, *(f"{column}_{seat}" for _, column in _PAIRS for seat in (0, 1)))
 
 
 def write_instances(path: str | Path, instances: Sequence[MatchingInstance]) -> None:
     """Write instances to one parquet file (`rows.write_rows`)."""
-    rows.write_rows(path, [_to_row(instance) for instance in instances], _SCHEMA)
+    rows.write_rows(path, [_to_row(instance) for instance in instances])
 
 
 def read_instances(path: str | Path) -> list[MatchingInstance]:
@@ -66,7 +46,7 @@ def _to_row(instance: MatchingInstance) -> dict[str, Any]:
 
 
 def _from_row(row: dict[str, Any]) -> MatchingInstance:
-    check_fields(row, _SCHEMA.names)
+    check_fields(row, _NAMES)
     data = {name: row[name] for name in _PLAIN}
     for field, column in _PAIRS:
         data[field] = (row[f"{column}_0"], row[f"{column}_1"])

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import log_ndtr
 
 from dialop.mediation.records import AGENT, USERS, AgentView, Costs, Pair
 from dialop.mediation.search import MEAN_IMPORTANCE, Floats, best_pair, middle
@@ -105,6 +104,8 @@ def price_points(
     `stated` holds (price, term) of proposals. The prior is the game's: weights uniform from 1 to
     `max_weight`, mean prices m uniform from 50 to 999, prices max(50, normal(m, m)).
     """
+    from scipy.special import log_ndtr
+
     price_F = np.array(prices, dtype=np.float64)
     if not max_weight:
         return np.zeros_like(price_F)

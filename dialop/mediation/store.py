@@ -12,8 +12,6 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-import pyarrow as pa
-
 from dialop import rows
 from dialop.mediation.recorded import instance_from_record
 from dialop.mediation.records import (
@@ -26,19 +24,7 @@ from dialop.mediation.records import (
 from dialop.mediation.search import with_references
 from dialop.values import checked_int, checked_list, checked_text, field, plain
 
-_INT, _TEXT = pa.int32(), pa.string()
-_EVENT = pa.struct({"start": _INT, "end": _INT, "importance": _INT, "shared": pa.bool_()})
-_FLIGHT = pa.struct({"carrier": _TEXT, "start": _INT, "end": _INT, "price": _INT})
-_USER = pa.struct(
-    {
-        "events": pa.list_(_EVENT),
-        "flights": pa.list_(_FLIGHT),
-        "mean_price": _INT,
-        "price_pref": _INT,
-    }
-)
 _NUMBERS = ("arrival_pref", "best", "worst", "alone", "max_price_pref", "max_arrival_pref")
-_SCHEMA = pa.schema({"key": _TEXT, "users": pa.list_(_USER), **dict.fromkeys(_NUMBERS, _INT)})
 
 
 def write_instances(path: str | Path, instances: Sequence[MediationInstance]) -> None:
@@ -46,7 +32,7 @@ def write_instances(path: str | Path, instances: Sequence[MediationInstance]) ->
     lines = [plain(asdict(instance)) for instance in instances]
     for line in lines:
         del line["opening"]
-    rows.write_rows(path, lines, _SCHEMA)
+    rows.write_rows(path, lines)
 
 
 def read_instances(path: str | Path) -> list[MediationInstance]:

@@ -12,20 +12,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from dialop import rows
 from dialop.planning.board import PlanningInstance, instance_from_dict
 from dialop.planning.recorded import instance_from_record
 from dialop.planning.score import check_reference
 
-_SCHEMA = pa.schema([("key", pa.string()), ("planning", pa.string())])
-
 
 def write_instances(path: str | Path, instances: Sequence[PlanningInstance]) -> None:
     """Write instances to one parquet file (`rows.write_rows`)."""
     lines = [{"key": i.key, "planning": json.dumps(asdict(i))} for i in instances]
-    rows.write_rows(path, lines, _SCHEMA)
+    rows.write_rows(path, lines)
 
 
 def read_instances(path: str | Path) -> list[PlanningInstance]:
