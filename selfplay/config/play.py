@@ -56,7 +56,7 @@ class GameConfig:
 
     def rules(self) -> Any:
         """The game's own options (dialop/kit.py)."""
-        return self.kit.Options() if self.options is None else self.options
+        return self.options
 
 
 def options_type(name: str) -> type:
