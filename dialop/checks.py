@@ -14,7 +14,7 @@ import random
 import string
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -438,6 +438,20 @@ def _shown(case: Case) -> Iterator[tuple[str, str]]:
             yield step.action or "", text
 
 
+def _pages(case: Case) -> Iterator[str]:
+    """What pages draw raises nothing, is plain JSON and has a form for each mover."""
+    for game, played, number in case.positions():
+        seat = played.moves[number][0]
+        if not case.kit.forms(game, seat):
+            yield f"before move {number}, forms(game, {seat}) must not be empty"
+        shown = [case.kit.board(game, each) for each in range(game.num_seats)]
+        json.dumps([*shown, *map(asdict, case.kit.forms(game, seat))], allow_nan=False)
+        if number == len(played.moves) - 1 and case.kit.has("restore"):
+            game.step(*played.moves[number])
+            turns = [{"error": None} for _ in played.moves]
+            json.dumps(case.kit.picture(game.state(), turns), allow_nan=False)
+
+
 def _time(case: Case) -> Iterator[str]:
     firsts: dict[str, tuple[Game, int, str]] = {}  # a position before the first move of each kind
     for game, played, number in islice(case.positions(), MAX_MOVES):
@@ -487,5 +501,6 @@ _CHECKS: dict[str, tuple[Callable[[Case], Iterator[str]], str]] = {
     "state": (_state, "a game restored from its state, through JSON, plays on like it"),
     "fuzz": (_fuzz, "no text makes the game raise"),
     "forgery": (_forgery, "a message cannot contain a line that reads like the game's own"),
+    "pages": (_pages, "what pages draw is plain JSON, and each mover has a form"),
     "time": (_time, "a move's time grows at most in proportion to its length"),
 }
