@@ -54,20 +54,21 @@ def main(words: Sequence[str] | None = None) -> None:
     folder = parser.parse_args(words).run
     try:
         run = read_run(folder)
-        if run.game not in GAMES:
-            raise ValueError(f"RUN must be of {', '.join(GAMES)}, got {run.game or 'no game'}")
+        game = run.kit.name if run.kit else "no game"
+        if game not in GAMES:
+            raise ValueError(f"RUN must be of {', '.join(GAMES)}, got {game}")
         logged = (folder / "games.jsonl").read_text(encoding="utf-8").splitlines()
     except (ValueError, OSError) as error:
         sys.exit(ended("readings", error))
     stages = ("before", "after")
     parts = {stage: row.games for stage in stages if (row := run.row(stage, "sampled"))}
-    if run.game == "matching":
+    if game == "matching":
         print("\n".join(matching([json.loads(line) for line in logged], parts)))
         return
-    newest = max((game["step"] for game in run.games), default=0)
-    last = [game for game in run.games if game["step"] > newest - LAST_STEPS]
+    newest = max((played["step"] for played in run.games), default=0)
+    last = [played for played in run.games if played["step"] > newest - LAST_STEPS]
     parts["after"] = (*parts.get("after", ()), *last)
-    print("\n".join((planning if run.game == "planning" else mediation)(parts)))
+    print("\n".join((planning if game == "planning" else mediation)(parts)))
 
 
 def matching(games: Sequence[Record], held_out: Mapping[str, Sequence[Record]]) -> Iterator[str]:

@@ -142,7 +142,7 @@ def test_a_plans_loss_is_followed_from_the_cells_to_the_proposal(
 ) -> None:
     """Teachers write every level right; in one game a level is altered, in another the table
     lacks a line."""
-    model, rules = "model.scratch={max_positions: 8192}", "game={size: 4, brief: true}"
+    model, rules = "model.scratch={max_positions: 8192}", "game={options: {size: 4, brief: true}}"
     config = load_config(None, [model, rules, "game.options.private_reasoning=true"])
     instances = generated(TRAIN, game=config.game, seed=config.seed, start=0, num=6)
     tables = scripted_games(instances, spec=f"honest:tell=all,think={think}", game=config.game)
@@ -165,7 +165,10 @@ def test_a_plans_loss_is_followed_from_the_cells_to_the_proposal(
 
 
 def test_levels_beside_their_values_are_read_back() -> None:
-    settings = ["game={size: 4, private_reasoning: true}", "model.scratch={max_positions: 8192}"]
+    settings = [
+        "game={options: {size: 4, private_reasoning: true}}",
+        "model.scratch={max_positions: 8192}",
+    ]
     config = load_config(None, settings)
     [board] = generated(TRAIN, game=config.game, seed=0, start=0, num=1)
     [setup] = scripted_games([board], spec="honest:think=swaps", game=config.game)
@@ -179,7 +182,7 @@ def test_a_load_may_have_more_games_than_a_step_of_the_config() -> None:
     """3 groups of 2 games where a step has 1 group; each repeat has boards of its own."""
     words = [
         "rollout={instances: 1, group_size: 2, max_game_tokens: 1024}",
-        "game={size: 3, brief: true}",
+        "game={options: {size: 3, brief: true}}",
     ]
     config = load_config(None, [*words, "model.scratch.tokenizer_games=20"])
     rendering = make_rendering(scratch_tokenizer(config))
@@ -197,7 +200,9 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not() -> None:
 
 def record_of(game: str, spec: str, *words: str) -> dict[str, Any]:
     """A scripted game. Numbers and the sites of a plan are tokens of 1 nat, all others have 0."""
-    config = load_config(None, [f"game={{name: {game}, brief: true}}", "model.path=x", *words])
+    config = load_config(
+        None, [f"game={{name: {game}, options: {{brief: true}}}}", "model.path=x", *words]
+    )
     instances = generated("test", game=config.game, seed=3, start=0, num=1)
     setups = scripted_games(instances, spec=spec, game=config.game)
     (episode,) = play_scripted(setups, limits=limits_of(config.rollout))

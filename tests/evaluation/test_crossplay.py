@@ -177,7 +177,7 @@ def test_runs_of_two_games_are_refused(
     b = tmp_path / "b"
     shutil.copytree(runs / "b", b)
     saved, key = b / "config.yaml", other.partition(":")[0]
-    saved.write_text(re.sub(rf"(?m)^  {key}: .*", f"  {other}", saved.read_text(), count=1))
+    saved.write_text(re.sub(rf"(?m)^( +){key}: .*", rf"\1{other}", saved.read_text(), count=1))
     games = ["--games", "generated", "--num", "2", "--out", str(tmp_path / "out")]
     first = ["--checkpoint", str(runs / "a")]
     for second in (

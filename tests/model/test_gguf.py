@@ -94,7 +94,7 @@ def test_smollm2_has_its_own_tokens_and_template() -> None:
     assert (tokenizer.eos_token, len(tokenizer)) == ("<|im_end|>", 49_152)
     rendering = make_rendering(tokenizer)
     assert rendering.stop_ids == (tokenizer.eos_token_id,) and not rendering.typeable
-    game = load_config(None, ["model.path=x", "game={size: 4, keep: all}"]).game
+    game = load_config(None, ["model.path=x", "game={options: {size: 4, keep: all}}"]).game
     for board in generated("test", game=game, seed=0, start=0, num=3):
         prompt = game.kit.new_game(board, game.rules()).prompt(0)
         talk = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SLOW = ("torch", "transformers", "pyarrow", "numpy")
+SLOW = ("torch", "transformers", "pyarrow", "scipy")  # the game's options need numpy, 0.1 s
 CPU_S = 5.0  # on a busy machine; an idle one takes 0.4 s, and importing torch alone more than 2 s
 
 

@@ -150,7 +150,7 @@ def test_a_thinking_model_needs_private_reasoning(tmp_path: object) -> None:
     tiny_model(vocab_size=len(tokenizer_of("qwen3 thinking"))).save_pretrained(folder)
     tokenizer_of("qwen3 thinking").save_pretrained(folder)
     config = load_config(None, [f"model.path={folder}"])
-    with pytest.raises(SettingsError, match=r"game\.private_reasoning must be true"):
+    with pytest.raises(SettingsError, match=r"game\.options\.private_reasoning must be true"):
         read_rendering(config.model, config.game, seed=0)
     config = load_config(None, [f"model.path={folder}", "game.options.private_reasoning=true"])
     assert read_rendering(config.model, config.game, seed=0).rewritten

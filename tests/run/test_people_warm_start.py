@@ -112,7 +112,9 @@ def test_demonstrations_are_context_without_loss(rendering: Rendering) -> None:
     """With and without them the same tokens are imitated; only the prompt is longer."""
     samples = {}
     for num in (0, 1):
-        config = config_of("game={size: 2, keep: all}", f"game.options.demonstrations={num}")
+        config = config_of(
+            "game={options: {size: 2, keep: all}}", f"game.options.demonstrations={num}"
+        )
         samples[num] = teacher_samples(TeacherSettings.of(config), rendering, start=0, num=3)
     for plain, shown in zip(samples[0], samples[1], strict=True):
         assert list(compress(plain.ids, plain.mask)) == list(compress(shown.ids, shown.mask))

@@ -34,7 +34,7 @@ from tests.helpers.tiny_run import same_weights, weights_of
 BASE = (
     "model.scratch={tokenizer_games: 20}",
     "rollout.max_game_tokens=1024",
-    "game={size: 2, scale: false, brief: true}",
+    "game={options: {size: 2, scale: false, brief: true}}",
     "warm_start={num_games: 4, keep: all, batch_size: 4, epochs: 2}",
 )
 TINY_SHAPE = ScratchConfig(width=32, layers=2, heads=2, kv_heads=2, mlp_width=48)
@@ -81,7 +81,7 @@ def test_the_first_games_come_first_in_every_batch_and_pass(samples: list[Sample
 def test_the_first_teachers_play_the_first_games_and_no_others(tmp_path: Path) -> None:
     """Their tried plans and proposals are random and imitated in every line."""
     config = config_of(
-        "game={size: 3, private_reasoning: true}",
+        "game={options: {size: 3, private_reasoning: true}}",
         "warm_start={num_games: 30, first_games: 11, first_teachers: ['random:think=trial']}",
         f"out={tmp_path}",
     )
@@ -113,7 +113,7 @@ def test_a_reviewer_is_the_same_token_on_every_line() -> None:
 
 
 def test_strays_are_context_and_not_imitated() -> None:
-    thinking = "game={size: 3, scale: false, brief: true, private_reasoning: true}"
+    thinking = "game={options: {size: 3, scale: false, brief: true, private_reasoning: true}}"
     split, trained = "model.scratch.split_lines=true", {}
     for stray in (0, 1):
         teachers = f'warm_start.teachers=["solo:think=trial,stray={stray}"]'

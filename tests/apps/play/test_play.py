@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 
 from dialop.cli import main as dialop
-from dialop.forms import Form
+from dialop.forms import Form, tag_forms
 from dialop.matching.board import MatchingInstance
 from dialop.matching.game import MatchingGame
 from dialop.matching.recorded import (
@@ -467,8 +467,9 @@ def test_a_game_of_ones_own_has_a_form_for_each_tag() -> None:
     kit = config.game.kit
     (instance,) = kit.generate(kit.easy(config.game.rules()), seed=0, start=0, num=1)
     played = kit.new_game(instance, config.game.rules())
-    names = [form.name for form in kit.forms(played, 0)]
-    assert names == ["message", "meet"] and seat_names(kit.ROLES) == ["player 0", "player 1"]
+    assert [form.name for form in kit.forms(played, 0)] == ["Say", "Meet"], "of the module"
+    assert [form.name for form in tag_forms(played)] == ["message", "meet"], "without forms of it"
+    assert seat_names(kit.ROLES) == ["player 0", "player 1"]
     step = played.step(0, "[message] mon\nseat 1: [meet] tue")
     read = spoken(step.observations[1], seat_names(kit.ROLES), rooms=())
     assert [(turn["seat"], turn["kind"]) for turn in read] == [(0, "message")]

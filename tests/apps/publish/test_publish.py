@@ -136,8 +136,8 @@ def test_the_card_tells_what_an_evaluation_asked(run: Path) -> None:
     a, b, c, d, e = (line for line in text.splitlines() if "games of generated, by" in line)
     assert a == "### 4 games of generated, by `eval.py`"
     assert b.endswith("by `eval.py`, with scripted:honest")
-    assert re.search(r", under game\.p\\?_observed=1\.0 data=.*boards\.parquet", c)
-    assert re.search(r", with checkpoint:other, under game\.p\\?_observed=1\.0$", d)
+    assert re.search(r", under game\.options\.p\\?_observed=1\.0 data=.*boards\.parquet", c)
+    assert re.search(r", with checkpoint:other, under game\.options\.p\\?_observed=1\.0$", d)
     assert re.search(r", under \\?-\\?-config=other\.yaml \\?-\\?-start=0\.5$", e)
 
 
