@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from selfplay.advantages.advantages import CreditStats
-from selfplay.rollout.branches import siblings_of
-from selfplay.rollout.episode import BranchPoint, Episode
+from selfplay.rollout.episode import BranchPoint, Episode, siblings_of
 
 
 def branch_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str, float]:

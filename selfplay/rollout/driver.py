@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 from selfplay.engines.base import Completion, Engine, Generate, Request, Sampling, Task
 from selfplay.errors import EngineFault
-from selfplay.rollout.branches import play_branching
-from selfplay.rollout.episode import (
-    VOID,
-    Episode,
-    GameSetup,
-    Limits,
-    Playing,
-    Position,
-    Spawn,
-    named,
-    play,
-)
+from selfplay.rollout.episode import VOID, Episode, GameSetup, Limits, play_game
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +33,15 @@ class RolloutStats:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class FinishedGame:
+    """A game with its branches, and the tokens of all of them."""
+
+    episode: Episode
+    num_prompt_tokens: int
+    num_generated_tokens: int
+
+
 @dataclass(slots=True)
 class FinishedGames:
     """The games of a rollout that have ended, by their index in `setups`, and the engine's seconds.
@@ -53,17 +50,18 @@ class FinishedGames:
     games, from their start.
     """
 
-    games: dict[int, _FinishedGame] = field(default_factory=dict)
+    games: dict[int, FinishedGame] = field(default_factory=dict)
     engine_s: float = 0.0
 
-
-@dataclass(frozen=True, slots=True)
-class _FinishedGame:
-    """A game with its continuations, and the tokens of all of them."""
-
-    episode: Episode
-    num_prompt_tokens: int
-    num_generated_tokens: int
+    def result(self, num: int) -> tuple[list[Episode], RolloutStats]:
+        """The episodes of all `num` games in order, without void ones, and their statistics."""
+        games = [self.games[index] for index in range(num)]
+        return [game.episode for game in games if game.episode.ended != VOID], RolloutStats(
+            num_prompt_tokens=sum(game.num_prompt_tokens for game in games),
+            num_generated_tokens=sum(game.num_generated_tokens for game in games),
+            engine_s=self.engine_s,
+            void=tuple(index for index, game in enumerate(games) if game.episode.ended == VOID),
+        )
 
 
 def play_games(
@@ -92,30 +90,43 @@ def play_games(
             raise ValueError(f"a rank without an engine cannot play games, got {len(setups)}")
         return [], RolloutStats(0, 0, 0.0)
     finished = FinishedGames() if finished is None else finished
-    rollout = _Rollout(finished, version, on_end)
-    games = {
-        index: named(setup, _playing(setup.fresh(), limits))
-        for index, setup in enumerate(setups)
-        if index not in finished.games
-    }
-    if games:
-        with engine.rollout():
-            rollout.play(games, engine, sampling)
-    played = [finished.games[index] for index in range(len(setups))]
-    episodes = [game.episode for game in played if game.episode.ended != VOID]
-    return episodes, RolloutStats(
-        num_prompt_tokens=sum(game.num_prompt_tokens for game in played),
-        num_generated_tokens=sum(game.num_generated_tokens for game in played),
-        engine_s=finished.engine_s,
-        void=tuple(index for index, game in enumerate(played) if game.episode.ended == VOID),
-    )
+
+    def task(index: int) -> Task:
+        async def play(generate: Generate) -> None:
+            counting = _Counting(generate, version)
+            episode = await play_game(setups[index].fresh(), limits, counting.generate)
+            finished.games[index] = FinishedGame(
+                episode, counting.num_prompt_tokens, counting.num_generated_tokens
+            )
+            if on_end is not None:
+                on_end()
+
+        return play
+
+    tasks = [task(index) for index in range(len(setups)) if index not in finished.games]
+    if tasks:
+        began_s = time.perf_counter()
+        try:
+            with engine.rollout():
+                engine.stream(tasks, sampling)
+        finally:
+            finished.engine_s += time.perf_counter() - began_s
+    return finished.result(len(setups))
 
 
-def _playing(setup: GameSetup, limits: Limits) -> Playing:
-    """One game. Its first prompt is rendered when the game starts, so the engine can generate for
-    the first games while later prompts are rendered."""
-    position, branching = Position(setup, limits), setup.branching
-    return (yield from play_branching(position, branching) if branching else play(position))
+class _Counting:
+    """Checks a game's completions and counts its tokens, those of its branches included."""
+
+    def __init__(self, generate: Generate, version: int | None) -> None:
+        self._generate, self._version = generate, version
+        self.num_prompt_tokens = self.num_generated_tokens = 0
+
+    async def generate(self, request: Request) -> Completion:
+        completion = await self._generate(request)
+        _check_completion(request, completion, version=self._version)
+        self.num_prompt_tokens += len(request.prompt_ids)
+        self.num_generated_tokens += len(completion.ids)
+        return completion
 
 
 def _check_completion(request: Request, completion: Completion, *, version: int | None) -> None:
@@ -142,85 +153,21 @@ def _check_completion(request: Request, completion: Completion, *, version: int 
         raise error(f"a completion of the engine of {request.model or 'the policy'} {problem}")
 
 
-class _Rollout:
-    """Plays games, checks completions, counts their tokens by game and moves games that end to
-    `finished`."""
-
-    def __init__(
-        self, finished: FinishedGames, version: int | None, on_end: Callable[[], object] | None
-    ) -> None:
-        self.finished, self._version, self._on_end = finished, version, on_end
-        self._tokens: dict[int, tuple[int, int]] = {}
-
-    def play(self, games: Mapping[int, Playing], engine: Engine, sampling: Sampling) -> None:
-        """Play these games to their end, on the engine's event loop."""
-        began_s = time.perf_counter()
-        try:
-            engine.stream([self._task(index, game) for index, game in games.items()], sampling)
-        finally:
-            self.finished.engine_s += time.perf_counter() - began_s
-
-    def _task(self, index: int, game: Playing, *, spawned: bool = False) -> Task:
-        """The coroutine of a game, which ends when the games that it spawned have ended too."""
-
-        async def run(generate: Generate) -> None:
-            try:
-                async with asyncio.TaskGroup() as continuations:
-                    episode = await self._play_one(index, game, generate, continuations)
-            except BaseExceptionGroup as errors:  # of this game or of one that it spawned
-                raise errors.exceptions[0] from None
-            if not spawned:
-                self._end(index, episode)
-
-        return run
-
-    async def _play_one(
-        self, index: int, game: Playing, generate: Generate, continuations: asyncio.TaskGroup
-    ) -> Episode:
-        """Play a game to its end. It continues as soon as its own completion arrives."""
-        try:
-            step = next(game)
-            while True:
-                if isinstance(step, Spawn):
-                    task = self._task(index, step.playing, spawned=True)
-                    continuations.create_task(task(generate))
-                    step = next(game)
-                else:
-                    completion = await generate(step)
-                    self._take(index, step, completion)
-                    step = game.send(completion)
-        except StopIteration as stop:
-            return stop.value
-
-    def _take(self, index: int, request: Request, completion: Completion) -> None:
-        """Check a completion and count its tokens for the game at `index`."""
-        _check_completion(request, completion, version=self._version)
-        prompt, generated = self._tokens.get(index, (0, 0))
-        self._tokens[index] = prompt + len(request.prompt_ids), generated + len(completion.ids)
-
-    def _end(self, index: int, episode: Episode) -> None:
-        """The game at `index` and all its continuations have ended."""
-        self.finished.games[index] = _FinishedGame(episode, *self._tokens.pop(index, (0, 0)))
-        if self._on_end is not None:
-            self._on_end()
-
-
 def play_scripted(setups: Sequence[GameSetup], *, limits: Limits) -> list[Episode]:
     """Play games without an engine (teachers, scripted baselines).
 
     Raises ValueError if a player requests a completion.
     """
+
+    async def no_engine(request: Request) -> Completion:
+        raise ValueError("a player asked for an engine in a scripted game")
+
     episodes = []
     for setup in setups:
-        game = named(setup, play(Position(setup, limits)))
         try:
-            next(game)
+            play_game(setup, limits, no_engine).send(None)  # it awaits nothing, so it ends at once
         except StopIteration as stop:
             episodes.append(stop.value)
-        else:
-            raise ValueError(
-                f"a seat of instance {setup.instance} asked for an engine in a scripted game"
-            )
     return episodes
 
 

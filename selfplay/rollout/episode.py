@@ -1,19 +1,26 @@
-"""One game: its records, and how it is played turn by turn.
+"""One game: its records, how it is played turn by turn, and its branch points.
 
-A running game can be forked.
+A game is a coroutine that awaits its turns. A running game can be forked: before chosen turns
+(branch points) sibling turns are sampled from the same state, and each sibling is played on to the
+end, in the same batches as all other games. Draws of a fork are named (..., episode, "branch",
+turn, sibling, continuation), so the game itself is exactly what it would be without branches.
+Whether a turn becomes a branch point never depends on what follows it; otherwise the siblings would
+not be fair samples of the policy.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from collections.abc import Generator
+import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dialop.game import Game, Outcome, Prompt
 from selfplay.chat.transcript import Transcript
 from selfplay.config import RolloutConfig
-from selfplay.engines.base import Completion, Request
+from selfplay.data.seeds import named_seed
+from selfplay.engines.base import Generate
 from selfplay.rollout.players import Move, Player
 
 VOID = "void"  # `ended` of a game in which a partner gave no answer; it is not scored
@@ -124,23 +131,13 @@ class BranchPoint:
     """Sibling turns sampled from one state. `turn` is the number of tries before it.
 
     `continuations[sibling, number]` is the full episode that followed. Sibling 0 is the played
-    game's own turn, so (0, 0) would be the played game and is left out. The rollout fills the dict
-    as games end.
+    game's own turn, so (0, 0) would be the played game and is left out. The dict is filled as games
+    end.
     """
 
     turn: int
     seat: int
     continuations: dict[tuple[int, int], Episode] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Spawn:
-    """Yielded by a game to start another game; the driver sends nothing back."""
-
-    playing: Playing
-
-
-Playing = Generator[Request | Spawn, Completion, Episode]
 
 
 class Position:
@@ -171,30 +168,24 @@ class Position:
         self._num_legal, self._num_refused = 0, 0
         self._close()
 
-    def turn(self) -> Generator[Request, Completion, None]:
-        """One try at a move: yields the request if a model moves, and is sent its completion.
+    async def turn(self, generate: Generate) -> None:
+        """One try at a move. `generate` answers the player if a model moves.
 
-        A move that its token limit cut off is refused and never reaches the game.
+        A move that its token limit cut off is refused and never reaches the game. An exception gets
+        a note that names the game.
         """
-        game = self.setup.game
+        setup, game = self.setup, self.setup.game
         seat = game.seat_to_move
         assert self.ended is None and seat is not None
-        player = self.setup.players[seat]
-        move = yield from player.move(game, seat, self._unread[seat])
-        if move is None or move.void is not None:
-            self.ended = "tokens" if move is None else VOID
-            return
-        turn = _try_move(game, seat, move)
-        self.turns.append(turn)
-        self._unread[seat] = turn.error or ""
-        for s, text in enumerate(turn.observations):
-            self._unread[s] = "\n".join(part for part in (self._unread[s], text) if part)
-        if turn.error is None:
-            self._num_legal, self._num_refused = self._num_legal + 1, 0
-        else:
-            self._num_refused += 1
-            player.refused()
-        self._close()
+        try:
+            move = await setup.players[seat].move(game, seat, self._unread[seat], generate)
+            if move is None or move.void is not None:
+                self.ended = "tokens" if move is None else VOID
+            else:
+                self._take(_try_move(game, seat, move))
+        except Exception as error:
+            error.add_note(f"in instance {setup.instance}, episode {setup.index}, seat {seat}")
+            raise
 
     def fork(self, *names: object) -> Position:
         """An independent copy of the game; `names` are added to the names of its random draws."""
@@ -223,6 +214,19 @@ class Position:
             game=game,
         )
 
+    def _take(self, turn: Turn) -> None:
+        """Add a turn: its seat reads its error next, and each seat what it observes."""
+        self.turns.append(turn)
+        self._unread[turn.seat] = turn.error or ""
+        for seat, text in enumerate(turn.observations):
+            self._unread[seat] = "\n".join(line for line in (self._unread[seat], text) if line)
+        if turn.error is None:
+            self._num_legal, self._num_refused = self._num_legal + 1, 0
+        else:
+            self._num_refused += 1
+            self.setup.players[turn.seat].refused()
+        self._close()
+
     def _close(self) -> None:
         if self.setup.game.seat_to_move is None:
             self.ended = "agreed"
@@ -232,22 +236,90 @@ class Position:
             self.ended = "retries"
 
 
-def play(position: Position) -> Playing:
-    """Play a game to its end: yields requests, is sent completions, returns the episode."""
+async def play_game(setup: GameSetup, limits: Limits, generate: Generate) -> Episode:
+    """Play a game to its end, and its branches to theirs.
+
+    Sibling 0 of a branch point is the turn that the game itself took, and its continuation 0 is the
+    game itself. A turn that ends the game has no other continuation. Its first prompt is rendered
+    when the game starts, so the engine can generate for the first games while later prompts are
+    rendered.
+    """
+    position, branching = Position(setup, limits), setup.branching
+    if branching is None:
+        return await _play_on(position, generate)
+    points: list[BranchPoint] = []
+    try:
+        async with asyncio.TaskGroup() as branches:
+            while position.ended is None:
+                if _is_branch_point(position, branching, len(points)):
+                    points.append(_branch_point(position))
+                    await _branch(position, points[-1], branching, branches, generate)
+                else:
+                    await position.turn(generate)
+    except BaseExceptionGroup as errors:  # of this game or of one of its branches
+        raise errors.exceptions[0] from None
+    # Drop branch points whose seat had no tokens left for a turn.
+    taken = tuple(point for point in points if point.turn < len(position.turns))
+    return replace(position.episode(), branches=taken)
+
+
+async def _play_on(position: Position, generate: Generate) -> Episode:
     while position.ended is None:
-        yield from position.turn()
+        await position.turn(generate)
     return position.episode()
 
 
-def named(setup: GameSetup, playing: Playing) -> Playing:
-    """Run a game; an exception gets a note that names the game."""
-    try:
-        return (yield from playing)
-    except Exception as error:
-        error.add_note(
-            f"in instance {setup.instance}, episode {setup.index}, seat {setup.game.seat_to_move}"
+def _branch_point(position: Position) -> BranchPoint:
+    seat = position.setup.game.seat_to_move
+    assert seat is not None
+    return BranchPoint(turn=len(position.turns), seat=seat)
+
+
+async def _branch(
+    position: Position,
+    point: BranchPoint,
+    branching: Branching,
+    branches: asyncio.TaskGroup,
+    generate: Generate,
+) -> None:
+    """Start the siblings of the next turn, take the turn, and start its other continuations."""
+    for sibling in range(1, branching.siblings):
+        twin = position.fork("branch", point.turn, sibling)
+        branches.create_task(
+            _play_sibling(twin, point, sibling, branching.continuations, branches, generate)
         )
-        raise
+    await position.turn(generate)
+    if position.ended is None:
+        for number in range(1, branching.continuations):
+            twin = position.fork("branch", point.turn, 0, number)
+            branches.create_task(_play_continuation(twin, point, (0, number), generate))
+
+
+async def _play_sibling(
+    twin: Position,
+    point: BranchPoint,
+    sibling: int,
+    num_continuations: int,
+    branches: asyncio.TaskGroup,
+    generate: Generate,
+) -> None:
+    """A sibling turn from the same state, then its continuations."""
+    await twin.turn(generate)
+    if twin.ended is None:
+        for number in range(1, num_continuations):
+            fork = twin.fork(number)
+            branches.create_task(_play_continuation(fork, point, (sibling, number), generate))
+        twin = twin.fork(0)
+    await _play_continuation(twin, point, (sibling, 0), generate)
+
+
+async def _play_continuation(
+    twin: Position, point: BranchPoint, key: tuple[int, int], generate: Generate
+) -> None:
+    """Play a forked game to its end and keep it at `point.continuations[key]`."""
+    episode = await _play_on(twin, generate)
+    if episode.ended != VOID:  # a void game has no score to average
+        point.continuations[key] = episode
 
 
 def _try_move(game: Game, seat: int, move: Move) -> Turn:
@@ -267,3 +339,47 @@ def _try_move(game: Game, seat: int, move: Move) -> Turn:
         move.num_tokens,
         step.rewards,
     )
+
+
+def _is_branch_point(position: Position, branching: Branching, num_points: int) -> bool:
+    """Whether the next turn is a branch point. Only the policy's turns can be."""
+    game = position.setup.game
+    if game.seat_to_move is None or position.setup.players[game.seat_to_move].transcript is None:
+        return False
+    match branching.rule:
+        case "all":
+            return True
+        case "random":
+            return len(position.turns) in branching.drawn
+        case "first":
+            return num_points < branching.most
+        case "decisions":
+            return num_points < branching.most and game.answer_due
+    raise ValueError(f"a branch plan must be all, random, first or decisions, got {branching.rule}")
+
+
+def branching_of(rollout: RolloutConfig, names: tuple[object, ...]) -> Branching | None:
+    """A game's branch plan; None without branching. `names` seed its random choice of turns."""
+    branch = rollout.branch
+    if branch.turns == "none":
+        return None
+    drawn: frozenset[int] = frozenset()
+    if branch.turns == "random":
+        generator = random.Random(named_seed(*names, "branch turns"))
+        num = min(branch.per_game, rollout.max_turns)
+        drawn = frozenset(generator.sample(range(rollout.max_turns), num))
+    return Branching(
+        rule=branch.turns,
+        most=branch.per_game,
+        drawn=drawn,
+        siblings=branch.siblings,
+        continuations=branch.continuations,
+    )
+
+
+def siblings_of(episode: Episode, point: BranchPoint) -> list[list[Episode]]:
+    """The continuations of each sibling turn, those of the game's own turn first."""
+    siblings: dict[int, list[Episode]] = {0: [episode]}
+    for (sibling, _), continuation in sorted(point.continuations.items(), key=lambda item: item[0]):
+        siblings.setdefault(sibling, []).append(continuation)
+    return [siblings[sibling] for sibling in sorted(siblings)]

@@ -1,15 +1,13 @@
 """The players of a seat: the policy, a frozen policy, a scripted player, and a teacher whose moves
 are imitated.
 
-A player's `move` is a generator. A policy yields a `Request` and is sent a `Completion`; a scripted
-player yields nothing. Sampled ids go into the transcript as they are: text is decoded from them for
-the game and is never tokenized again.
+A policy awaits its turns from an engine; a scripted player awaits nothing. Sampled ids go into the
+transcript as they are: text is decoded from them for the game and is never tokenized again.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +15,7 @@ from dialop.game import Game, Prompt, Script
 from selfplay.chat.rendering import Rendering
 from selfplay.chat.transcript import Transcript
 from selfplay.data.seeds import named_seed
-from selfplay.engines.base import Completion, Request
+from selfplay.engines.base import Generate, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +33,6 @@ class Move:
     void: str | None = None
 
 
-Moving = Generator[Request, Completion, Move | None]
-
-
 class Player(Protocol):
     """Plays one seat of one game. `transcript` is None for a partner, whose tokens never train."""
 
@@ -47,8 +42,11 @@ class Player(Protocol):
     @property
     def transcript(self) -> Transcript | None: ...
 
-    def move(self, game: Game, seat: int, observation: str) -> Moving:
-        """Try a move after reading `observation`; None when the seat has no tokens left."""
+    async def move(
+        self, game: Game, seat: int, observation: str, generate: Generate
+    ) -> Move | None:
+        """Try a move after reading `observation`; None when the seat has no tokens left.
+        `generate` answers the requests of a model."""
         ...
 
     def refused(self) -> None:
@@ -61,7 +59,7 @@ class Player(Protocol):
         ...
 
 
-class _Talk:
+class _SeatText:
     """What a seat has read and said, as exact tokens.
 
     If the chat template rewrites old turns, each turn is a separate sequence of the transcript: its
@@ -90,11 +88,11 @@ class _Talk:
             closed = rendering.ends_turn(transcript.ids[last.start : last.end])
             transcript.observe(rendering.following(observation, closed=closed))
 
-    def said(self, text: str) -> None:
+    def add_own(self, text: str) -> None:
         """Keep the sampled turn as text too, for templates that rewrite old turns."""
         self._answers.append(text)
 
-    def fork(self) -> _Talk:
+    def fork(self) -> _SeatText:
         """An independent copy."""
         twin = copy.copy(self)
         twin.transcript = self.transcript.fork()
@@ -122,15 +120,17 @@ class PolicyPlayer:
         max_game_tokens: int,
         model: str = "",
     ) -> None:
-        self._talk = _Talk(rendering)
-        self.transcript = self._talk.transcript
+        self._text = _SeatText(rendering)
+        self.transcript = self._text.transcript
         self._model = model
         self._rendering = rendering
         self._seed_names = seed_names
         self._max_new_tokens, self._max_game_tokens = max_new_tokens, max_game_tokens
 
-    def move(self, game: Game, seat: int, observation: str) -> Moving:
-        self._talk.read(game, seat, observation)
+    async def move(
+        self, game: Game, seat: int, observation: str, generate: Generate
+    ) -> Move | None:
+        self._text.read(game, seat, observation)
         prompt_ids = tuple(self.transcript.context())
         room = min(self._max_new_tokens, self._max_game_tokens - len(prompt_ids))
         if room < 1:
@@ -138,11 +138,8 @@ class PolicyPlayer:
         turn = len(self.transcript.spans)
         seed = named_seed(*self._seed_names, seat, turn)
         # The prompt is a copy: the transcript grows later, the request must not.
-        completion = yield Request(
-            prompt_ids=prompt_ids,
-            max_new_tokens=room,
-            seed=seed,
-            model=self._model,
+        completion = await generate(
+            Request(prompt_ids=prompt_ids, max_new_tokens=room, seed=seed, model=self._model)
         )
         self.transcript.act(
             completion.ids,
@@ -151,7 +148,7 @@ class PolicyPlayer:
             finish=completion.finish,
         )
         text = self._rendering.decode(completion.ids)
-        self._talk.said(text)
+        self._text.add_own(text)
         return Move(
             text=text,
             complete=completion.finish == "stop",
@@ -163,8 +160,8 @@ class PolicyPlayer:
 
     def fork(self, *names: object) -> PolicyPlayer:
         twin = copy.copy(self)
-        twin._talk = self._talk.fork()
-        twin.transcript = twin._talk.transcript
+        twin._text = self._text.fork()
+        twin.transcript = twin._text.transcript
         twin._seed_names = (*self._seed_names, *names)
         return twin
 
@@ -186,8 +183,10 @@ class FrozenPlayer(PartnerPlayer):
     def __init__(self, policy: PolicyPlayer, *, name: str) -> None:
         self.name, self._policy = name, policy
 
-    def move(self, game: Game, seat: int, observation: str) -> Moving:
-        return (yield from self._policy.move(game, seat, observation))
+    async def move(
+        self, game: Game, seat: int, observation: str, generate: Generate
+    ) -> Move | None:
+        return await self._policy.move(game, seat, observation, generate)
 
     def fork(self, *names: object) -> FrozenPlayer:
         return FrozenPlayer(self._policy.fork(*names), name=self.name)
@@ -199,9 +198,10 @@ class ScriptedPartner(PartnerPlayer):
     def __init__(self, script: Script, *, name: str) -> None:
         self.name, self._script = name, script
 
-    def move(self, game: Game, seat: int, observation: str) -> Moving:
+    async def move(
+        self, game: Game, seat: int, observation: str, generate: Generate
+    ) -> Move | None:
         return Move(text=self._script.act(game.view(seat)), complete=True, num_tokens=0)
-        yield  # makes this a generator, though it never requests a completion
 
     def fork(self, *names: object) -> ScriptedPartner:
         return ScriptedPartner(_reseeded(self._script, names), name=self.name)
@@ -211,12 +211,14 @@ class Teacher:
     """A scripted player that writes its moves into a transcript as if a policy had sampled them."""
 
     def __init__(self, script: Script, rendering: Rendering, *, name: str) -> None:
-        self._talk = _Talk(rendering)
-        self.name, self.transcript = name, self._talk.transcript
+        self._text = _SeatText(rendering)
+        self.name, self.transcript = name, self._text.transcript
         self._script, self._rendering = script, rendering
 
-    def move(self, game: Game, seat: int, observation: str) -> Moving:
-        self._talk.read(game, seat, observation)
+    async def move(
+        self, game: Game, seat: int, observation: str, generate: Generate
+    ) -> Move | None:
+        self._text.read(game, seat, observation)
         lesson = self._script.lesson(game.view(seat))
         ids = self._rendering.action_ids(lesson.text)
         self.transcript.act(
@@ -228,9 +230,8 @@ class Teacher:
                 self._rendering.token_ranges(lesson.text, lesson.detours) if lesson.detours else ()
             ),
         )
-        self._talk.said(lesson.text)
+        self._text.add_own(lesson.text)
         return Move(text=lesson.text, complete=True, num_tokens=len(ids))
-        yield  # makes this a generator, though it never requests a completion
 
     def refused(self) -> None:
         """Exclude the refused move from imitation; it stays as context for its correction."""
@@ -238,8 +239,8 @@ class Teacher:
 
     def fork(self, *names: object) -> Teacher:
         twin = copy.copy(self)
-        twin._talk = self._talk.fork()
-        twin.transcript = twin._talk.transcript
+        twin._text = self._text.fork()
+        twin.transcript = twin._text.transcript
         twin._script = _reseeded(self._script, names)
         return twin
 

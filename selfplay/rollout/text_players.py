@@ -11,8 +11,8 @@ from typing import TextIO
 from dialop.game import Game
 from dialop.shown import printable
 from selfplay.data.seeds import named_seed
-from selfplay.engines.base import Message, Request
-from selfplay.rollout.players import Move, Moving, PartnerPlayer
+from selfplay.engines.base import Generate, Message, Request
+from selfplay.rollout.players import Move, PartnerPlayer
 
 _WELCOME = """\
 === a new game; you are seat {seat} ===
@@ -31,7 +31,7 @@ class EndpointPlayer(PartnerPlayer):
         self.name, self._seed_names, self._max_new_tokens = name, seed_names, max_new_tokens
         self._messages: tuple[Message, ...] = ()
 
-    def move(self, game: Game, seat: int, observation: str) -> Moving:
+    async def move(self, game: Game, seat: int, observation: str, generate: Generate) -> Move:
         user_text = observation
         if not self._messages:
             prompt = game.prompt(seat)
@@ -41,13 +41,14 @@ class EndpointPlayer(PartnerPlayer):
             for user, move in zip(earlier, moves, strict=True):
                 self._messages += (Message("user", user), Message("assistant", move))
         self._messages = (*self._messages, Message("user", user_text))
-        completion = yield Request(
+        request = Request(
             prompt_ids=(),
             max_new_tokens=self._max_new_tokens,
             seed=named_seed(*self._seed_names, seat, len(self._messages)),
             model=self.name,
             messages=self._messages,
         )
+        completion = await generate(request)
         if completion.finish == "void":
             return Move(text="", complete=False, num_tokens=0, void=completion.text)
         self._messages = (*self._messages, Message("assistant", completion.text))
@@ -70,7 +71,7 @@ class PersonPlayer(PartnerPlayer):
         self.name, self._in, self._out = name, lines_in, lines_out
         self._opened = False
 
-    def move(self, game: Game, seat: int, observation: str) -> Moving:
+    async def move(self, game: Game, seat: int, observation: str, generate: Generate) -> Move:
         texts = [observation]
         if not self._opened:
             prompt, self._opened = game.prompt(seat), True
@@ -80,7 +81,6 @@ class PersonPlayer(PartnerPlayer):
         if text is None:
             return Move(text="", complete=False, num_tokens=0, void="the person left")
         return Move(text=text, complete=True, num_tokens=0)
-        yield  # makes this a generator, though it never requests a completion
 
     def fork(self, *names: object) -> PersonPlayer:
         """The same person also plays the forked game."""

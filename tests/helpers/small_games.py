@@ -4,7 +4,7 @@ one text, a player that reads its moves from a list."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from selfplay.chat.rendering import Rendering
 from selfplay.chat.transcript import Transcript
 from selfplay.config import Config, load_config
 from selfplay.data.seeds import named_seed
-from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.engines.base import Completion, Generate, Request, Sampling
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.rollout.players import Move, PolicyPlayer
@@ -126,11 +126,8 @@ class Lines:
     def __init__(self, *texts: str) -> None:
         self.texts = list(texts)
 
-    def move(
-        self, game: Game, seat: int, observation: str
-    ) -> Generator[Request, Completion, Move | None]:
+    async def move(self, game: Game, seat: int, observation: str, generate: Generate) -> Move:
         return Move(self.texts.pop(0), complete=True, num_tokens=2)
-        yield  # makes this a generator, though it never requests a completion
 
     def refused(self) -> None: ...
 

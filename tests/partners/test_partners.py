@@ -1,5 +1,6 @@
 """Partners: specs, shares and seats, their engines, ratings and the policy pool."""
 
+import asyncio
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -322,22 +323,23 @@ def within_seconds(play: Callable[[], None]) -> None:
 def test_a_fork_of_a_frozen_player_is_independent(rendering: Rendering) -> None:
     """The fork has the same context as the original and other seeds."""
     setup = games_with_frozen(rendering, num=1)[1]
-    position = Position(setup, LIMITS)
-    engine = Proposes(rendering, {})
-    asked = next(first := position.turn())
-    assert isinstance(asked, Request) and asked.model == "checkpoint:x"
-    with pytest.raises(StopIteration):
-        first.send(engine.answer(asked))
-    assert position.turns[0].action == "propose"
+    position, engine = Position(setup, LIMITS), Proposes(rendering, {})
+    requests: list[Request] = []
+
+    async def generate(request: Request) -> Completion:
+        requests.append(request)
+        return engine.answer(request)
+
+    asyncio.run(position.turn(generate))
+    assert position.turns[0].action == "propose" and requests.pop().model == "checkpoint:x"
     twin = position.fork("branch", 1)
     assert twin.setup.players[0] is not setup.players[0]
-    requests = []
     for each in (position, twin):
         player = each.setup.players[0]
         assert player.name == "checkpoint:x" and player.transcript is None
-        requests.append(next(player.move(each.setup.game, 0, "again")))
-    assert requests[0].prompt_ids == requests[1].prompt_ids  # type: ignore[union-attr]
-    assert requests[0].seed != requests[1].seed  # type: ignore[union-attr]
+        asyncio.run(player.move(each.setup.game, 0, "again", generate))
+    assert requests[0].prompt_ids == requests[1].prompt_ids
+    assert requests[0].seed != requests[1].seed
 
 
 # --- ratings and the pool -----------------------------------------------------------------------

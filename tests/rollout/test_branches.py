@@ -1,7 +1,7 @@
 """Games forked at chosen turns: values, advantages, what trains; the played game is unchanged."""
 
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,13 +15,12 @@ from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, RewardConfig, load_config
 from selfplay.data.seeds import named_seed
-from selfplay.engines.base import Completion, Request
+from selfplay.engines.base import Completion, Generate, Request
 from selfplay.evaluation.game_text import game_text
 from selfplay.metrics.branches import branch_metrics, branch_records, branch_tally, turn_values
 from selfplay.metrics.step import game_record
-from selfplay.rollout.branches import branching_of, siblings_of
 from selfplay.rollout.driver import play_games
-from selfplay.rollout.episode import Branching, Episode, GameSetup
+from selfplay.rollout.episode import Branching, Episode, GameSetup, branching_of, siblings_of
 from selfplay.rollout.players import Move, Player, ScriptedPartner
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL, WORST
 from tests.helpers.hand_episodes import with_advantages
@@ -420,11 +419,8 @@ class Walker(Lines):
 
     leaves = False
 
-    def move(
-        self, game: Game, seat: int, observation: str
-    ) -> Generator[Request, Completion, Move | None]:
+    async def move(self, game: Game, seat: int, observation: str, generate: Generate) -> Move:
         return Move("[accept]", complete=True, num_tokens=0, void="gone" if self.leaves else None)
-        yield
 
     def fork(self, *names: object) -> Lines:
         twin = Walker()

@@ -19,7 +19,8 @@ from dialop.kit import Kit
 from dialop.shown import printable
 from selfplay.apps.play.talk import own_move, spoken, tags_of
 from selfplay.apps.report.games import seat_names
-from selfplay.rollout.players import Move, Moving, PartnerPlayer
+from selfplay.engines.base import Generate
+from selfplay.rollout.players import Move, PartnerPlayer
 
 IDLE, YOURS, THEIRS, OVER = "idle", "yours", "theirs", "over"
 
@@ -182,12 +183,11 @@ class SeatedPerson(PartnerPlayer):
     def __init__(self, table: Table) -> None:
         self._table = table
 
-    def move(self, game: Game, seat: int, observation: str) -> Moving:
+    async def move(self, game: Game, seat: int, observation: str, generate: Generate) -> Move:
         text = self._table.ask(game, seat, observation)
         if text is None:
             return Move(text="", complete=False, num_tokens=0, void="the person left")
         return Move(text=text, complete=True, num_tokens=0)
-        yield  # makes this a generator, though it never requests a completion
 
     def refused(self) -> None:
         """The next question shows the error."""
