@@ -105,7 +105,7 @@ def _branch(branch: Mapping[str, Any], *, margin: int, width: int) -> Iterator[s
 
 def _outcome(record: Mapping[str, Any]) -> str:
     parts = ["agreed" if record["agreed"] else "no agreement"]
-    if record.get("ended") not in (None, "agreed"):
+    if record.get("ended") not in (None, "finished"):
         parts.append(f"ended by {record['ended']}")
     parts.append(f"score {record['score_norm']:.3f} of the best")
     num_errors = sum(bool(turn["error"]) for turn in record["turns"])

@@ -85,7 +85,8 @@ class _Run:
         options: dict[str, Any] = {"project": settings.project, "resume": "allow"}
         if self._is_wandb:
             options |= {"name": folder.name, "id": saved["id"], "dir": str(folder)}
-            options |= {"config": dict(config)}
+            # Named, because the library may have read its variable before.
+            options |= {"config": dict(config), "mode": "online" if _wandb_online() else "offline"}
             if not _wandb_online():
                 del options["resume"]
         else:  # finds runs by name

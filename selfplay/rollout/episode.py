@@ -91,7 +91,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One played game. `ended` is "agreed" (a regular end), the limit that ended it ("turns",
+    """One played game. `ended` is "finished" (a regular end), the limit that ended it ("turns",
     "retries", "tokens") or "void".
 
     Transcripts are None for partners. `views[seat]` is what the seat knew at the end; metrics and
@@ -229,7 +229,7 @@ class Position:
 
     def _close(self) -> None:
         if self.setup.game.seat_to_move is None:
-            self.ended = "agreed"
+            self.ended = "finished"
         elif self._num_legal >= self._limits.max_turns:
             self.ended = "turns"
         elif self._num_refused > self._limits.max_retries:

@@ -43,7 +43,7 @@ def conversation(*texts: str, tokens: int = 10) -> Episode:
         transcripts=(None, transcript),
         views=(game.view(0), game.view(1)),
         outcome=game.outcome(),
-        ended="agreed",
+        ended="finished",
         measures=game.measures([1]),
         game=game,
     )

@@ -18,7 +18,7 @@ def record() -> dict[str, Any]:
         "episode": 3,
         "score_norm": 0.97,
         "agreed": True,
-        "ended": "agreed",
+        "ended": "finished",
         "seats": [
             {"player": "policy", "system": "Match them.", "user": "  A B\nX 4 .\nY . 7"},
             {"player": "scripted:honest", "system": "Match them.", "user": "  A B\nX . 2"},

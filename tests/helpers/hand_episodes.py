@@ -45,7 +45,7 @@ def episode(
         transcripts=transcripts or (said(10 + index), said(20 + index, num=2)),
         views=(game.view(0), game.view(1)),
         outcome=Outcome(True, agreed, 0.0, rewards[0], rewards, {}),
-        ended="agreed",
+        ended="finished",
     )
 
 

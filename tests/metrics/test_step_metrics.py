@@ -107,7 +107,7 @@ def test_a_step_line_by_hand() -> None:
 
 def test_a_game_record_is_json_with_both_seats_prompts() -> None:
     record = json.loads(json.dumps(game_record(TALKED, step=5)))
-    assert (record["step"], record["score_norm"], record["ended"]) == (5, 1.0, "agreed")
+    assert (record["step"], record["score_norm"], record["ended"]) == (5, 1.0, "finished")
     assert record["seats"][0]["user"].startswith("Ava BLEU 3")
     assert record["seats"][1]["user"].startswith("Ava BLEU ?")
     turns = [(t["seat"], t["error"] is None) for t in record["turns"]]

@@ -28,7 +28,7 @@ GAME = {
     "episode": 0,
     "score_norm": 0.75,
     "agreed": True,
-    "ended": "agreed",
+    "ended": "finished",
     "seats": SEATS,
     "turns": [
         {"seat": 0, "text": "[message] \x1b[2J<script>", "error": None},

@@ -90,7 +90,7 @@ def test_the_value_of_an_answer_is_the_score_that_followed_it(rendering: Renderi
     taken, settled, lost = (continuations[0] for continuations in siblings_of(episode, point))
     assert taken is episode
     assert [turn.text for turn in settled.turns] == [MESSAGE, BEST, "[reject]", WORST, "[accept]"]
-    assert (settled.ended, lost.ended) == ("agreed", "retries")
+    assert (settled.ended, lost.ended) == ("finished", "retries")
     (record,) = branch_records(episode)
     assert (record["turn"], record["seat"]) == (2, 0)
     assert [(s["text"], s["scores"]) for s in record["siblings"]] == [

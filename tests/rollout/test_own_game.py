@@ -48,7 +48,7 @@ def play(
 
 def test_a_tools_answer_is_read_by_its_caller_alone_and_never_trains(rendering: Rendering) -> None:
     episode = play(rendering, RIGHT)
-    assert episode.ended == "agreed" and episode.score == 1.0
+    assert episode.ended == "finished" and episode.score == 1.0
     clerk = episode.transcripts[CLERK]
     called, answered = clerk.spans
     between = clerk.ids[called.end : answered.start]
@@ -73,7 +73,7 @@ def test_a_room_is_read_by_those_in_it(rendering: Rendering) -> None:
 def test_a_move_that_keeps_the_turn_counts_towards_the_limit(rendering: Rendering) -> None:
     calls = [*RIGHT[:2], (CLERK, "[tool] 1 2"), (CLERK, "[tool] 1 2"), *RIGHT[3:]]
     assert play(rendering, calls, max_turns=4).ended == "turns"
-    assert play(rendering, calls, max_turns=5).ended == "agreed"
+    assert play(rendering, calls, max_turns=5).ended == "finished"
 
 
 # --- credit -------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def play(
 def test_the_transcripts_of_a_game_token_by_token(rendering: Rendering) -> None:
     """Seat 0 sends a message, seat 1 is refused once and proposes, seat 0 accepts."""
     episode = play(rendering, [(0, MESSAGE), (1, "propose it"), (1, BEST), (0, "[accept]")])
-    assert episode.ended == "agreed" and episode.outcome.score_norm == 1
+    assert episode.ended == "finished" and episode.outcome.score_norm == 1
     assert [turn.action for turn in episode.turns] == ["message", None, "propose", "accept"]
     assert [episode.num_errors(seat) for seat in (0, 1)] == [0, 1]
 
@@ -116,7 +116,7 @@ def test_waves_and_streams_play_the_same_games(rendering: Rendering) -> None:
         assert (a.turns, a.outcome, a.ended) == (b.turns, b.outcome, b.ended)
         for left, right in zip(a.transcripts, b.transcripts, strict=True):
             assert tokens(left) == tokens(right)
-    assert [e.ended for e in one] == ["agreed", "agreed", "retries", "agreed"]
+    assert [e.ended for e in one] == ["finished", "finished", "retries", "finished"]
     assert waves.waves == [4, 4, 3, 2, 1]
     assert stream.asked != waves.asked, "with a streaming engine, games overtake each other"
     for stats in (one_stats, other_stats):
@@ -192,14 +192,14 @@ def test_a_game_ends_without_agreement_at_its_limits(rendering: Rendering) -> No
     stopped = play(rendering, talk, Limits(max_turns=4, max_retries=1))
     assert (stopped.ended, len(stopped.turns), stopped.outcome.score_norm) == ("turns", 4, 0.0)
     in_time = play(rendering, talk, Limits(max_turns=5, max_retries=1))
-    assert (in_time.ended, in_time.outcome.score_norm) == ("agreed", 1.0)
+    assert (in_time.ended, in_time.outcome.score_norm) == ("finished", 1.0)
 
     slips = [(0, "a"), (0, "b"), (0, "c"), (0, BEST), (1, "[accept]")]
     assert play(rendering, slips, Limits(max_turns=8, max_retries=2)).ended == "retries"
-    assert play(rendering, slips, Limits(max_turns=8, max_retries=3)).ended == "agreed"
+    assert play(rendering, slips, Limits(max_turns=8, max_retries=3)).ended == "finished"
     # A legal move resets the number of retries.
     spread = [(0, "a"), (0, MESSAGE), (1, "b"), (1, BEST), (0, "c"), (0, "[accept]")]
-    assert play(rendering, spread, Limits(max_turns=8, max_retries=1)).ended == "agreed"
+    assert play(rendering, spread, Limits(max_turns=8, max_retries=1)).ended == "finished"
 
 
 def test_a_seat_out_of_tokens_ends_the_game(rendering: Rendering) -> None:

@@ -60,7 +60,7 @@ def test_a_session_at_the_terminal() -> None:
     prompt = game.prompt(0)
     setup = GameSetup(game, (person, Lines("[message] I see 7 and 1", "[accept]")), SMALL.key, 0)
     (episode,) = play_scripted([setup], limits=Limits(max_turns=8, max_retries=2))
-    assert (episode.ended, episode.outcome.score_norm) == ("agreed", 1.0)
+    assert (episode.ended, episode.outcome.score_norm) == ("finished", 1.0)
     board, last = prompt.user.rsplit("\n\n", 1)
     assert last == "You move first."
     assert out.getvalue() == SHOWN.format(rules=prompt.system, table=board)

@@ -74,7 +74,7 @@ def rendering_of(name: str) -> Rendering:
 def test_each_turn_has_the_templates_prompt_and_its_own_thought(name: str) -> None:
     tokenizer, rendering = tokenizer_of(name), rendering_of(name)
     episode = play(rendering)
-    assert (episode.ended, episode.num_errors(1)) == ("agreed", 1)
+    assert (episode.ended, episode.num_errors(1)) == ("finished", 1)
     for seat, thoughts in ((0, (0, 3)), (1, (1, 2))):
         transcript = episode.transcripts[seat]
         assert transcript is not None and len(transcript.starts) == 1

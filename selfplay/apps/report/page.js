@@ -101,7 +101,7 @@ function draw() {
 function headline(game) {
   const good = game.score_norm > 1 - 1e-9, twin = game.twin !== undefined ? games[game.twin] : null;
   const facts = [
-    game.agreed ? "agreed" : `no agreement${game.ended && game.ended !== "agreed" ? ` (ended by ${game.ended})` : ""}`,
+    game.agreed ? "agreed" : `no agreement${game.ended && game.ended !== "finished" ? ` (ended by ${game.ended})` : ""}`,
     `${game.turns.length} turns`, `${game.num_errors} refused`,
     game.rewards ? `rewards ${game.rewards.map(short).join(", ")}` : null,
     game.seat_scores && game.seat_scores.length ? `seat scores ${game.seat_scores.map(share).join(", ")}` : null,

@@ -33,7 +33,7 @@ def game(text: str) -> dict[str, Any]:
         "episode": 0,
         "score_norm": 0.5,
         "agreed": True,
-        "ended": "agreed",
+        "ended": "finished",
         "seats": [seat, seat | {"user": "B: 4"}],
         "turns": [turn],
         "facts": {},
