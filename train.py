@@ -29,19 +29,16 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from selfplay.apps.plan.dry_run import dry_run
 from selfplay.apps.report.page import refresh_report
 from selfplay.atomic import REFUSALS
-from selfplay.checkpoint import finish
 from selfplay.config import Config
-from selfplay.data.instances import check_files
 from selfplay.distributed import World, close_world
 from selfplay.errors import Ending, RunEnds, SettingsError
-from selfplay.evaluation.held_out import check_fixed_partner, held_out
-from selfplay.partners.partners import check_partners
+from selfplay.evaluation.held_out import held_out
 from selfplay.preflight.run import check_run
-from selfplay.rollout.seating import check_players
 from selfplay.setup import open_world, set_up
 from selfplay.step import (
     credit,
     evaluate,
+    export_final,
     measure,
     play,
     push,
@@ -66,12 +63,6 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     - The KL term is off by default.
     """
     run, ending = set_up(config, world, cleanup), Ending()
-    if run.first_step >= config.steps and not world.rank:
-        print(
-            f"{run.folder} has made {run.first_step} steps, and steps is {config.steps}: nothing "
-            "to train; raise steps, or begin another run with out=FOLDER",
-            flush=True,
-        )
     for step in range(run.first_step, config.steps):
         with ending.before_update(partial(save_and_sleep, run, step, trainer_state(run)), step):
             rollout = play(run, step)
@@ -100,18 +91,13 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     run.journal.close()
     held_out("after", run.evaluation, folder=run.folder)
     refresh_report(run.folder, rank=world.rank)
-    run.engine.sleep()
-    finish(run.folder, run.learner, run.tokenizer, step=max(run.first_step, config.steps))
+    export_final(run)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     try:
         asked, config = read_train_words(words, __doc__ or "")
-        check_players(config)
-        check_partners(config.rollout.partners, config.game, out=config.out)
-        check_fixed_partner(config.eval, config.game, config.rollout, out=config.out)
-        check_files(config.game, config.data)
         check_run(config, here=not asked.dry_run)
         if asked.dry_run:
             dry_run(config, gpu_gb=asked.gpu)
@@ -127,8 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in REFUSALS:
             raise
-        what_stays = "what was saved before is whole, and the same command goes on from there"
-        return refused("train.py", OSError(f"{error}; {what_stays}"), status=1)
+        stays = "what was saved before is complete, and the same command goes on from there"
+        return refused("train.py", OSError(f"{error}; {stays}"), status=1)
     close_world(world)
     return 0
 

@@ -51,7 +51,7 @@ STAGES: dict[str, tuple[int, str, str, int]] = {
     "log": (LOOP, "selfplay.metrics.step_log", "Journal.step", 3),
     "save": (LOOP, "train", "save_learner", 1),
     "evaluation after": (END, "train", "held_out", 1),
-    "export": (END, "train", "finish", 1),
+    "export": (END, "selfplay.step", "finish", 1),
 }
 NOT_COMPARED = ("report.html", "config.yaml", "code.txt", ".lock", ".metadata", "manifest.json")
 SETTINGS = (

@@ -162,6 +162,12 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     )
     sync_check.restore(state.get("sync_check", {}))
     policy_engine.push_weights(first_step)
+    if first_step >= config.steps and world.rank == 0:
+        print(
+            f"{folder} has made {first_step} steps, and steps is {config.steps}: nothing to train; "
+            "raise steps, or begin another run with out=FOLDER",
+            flush=True,
+        )
     held_out_at_start(first_step, config.steps, evaluation, folder=folder)
     journal = Journal(
         folder,

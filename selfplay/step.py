@@ -13,7 +13,7 @@ from typing import Any
 
 from selfplay.advantages.advantages import CreditStats, compute_advantages, reward_samples
 from selfplay.advantages.sample import Sample
-from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint
+from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint, finish
 from selfplay.distributed import all_reduce_sum, barrier
 from selfplay.engines.base import Sampling
 from selfplay.evaluation.held_out import validation
@@ -178,6 +178,13 @@ def save_and_sleep(run: Run, step: int, state: Mapping[str, Any]) -> None:
     """Save the run after `step` steps where a check ends it: the engine goes to sleep for good."""
     run.engine.sleep()
     save_learner(run, step).finish(state, keep=run.config.keep_checkpoints)
+
+
+def export_final(run: Run) -> None:
+    """Export the policy after the last step to `final/`; the engine goes to sleep for good."""
+    run.engine.sleep()
+    step = max(run.first_step, run.config.steps)
+    finish(run.folder, run.learner, run.tokenizer, step=step)
 
 
 def trainer_state(run: Run) -> dict[str, Any]:

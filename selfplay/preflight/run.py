@@ -22,15 +22,18 @@ from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
 from selfplay.config.player_spec import ENDPOINT, Spec, parse_shares, parse_spec
 from selfplay.config.secrets import check_absent
-from selfplay.data.instances import TOKENIZER, generated, imitated_people
+from selfplay.data.instances import TOKENIZER, check_files, generated, imitated_people
 from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.engines.endpoint import check_address, endpoint_key
 from selfplay.errors import SettingsError
+from selfplay.evaluation.held_out import check_fixed_partner
 from selfplay.metrics.tracker import check_tracker
 from selfplay.model.hub import check_weights, local_folder
 from selfplay.model.policy import described_in
 from selfplay.model.scratch import scratch_config
 from selfplay.partners.checkpoints import find_source
+from selfplay.partners.partners import check_partners
+from selfplay.rollout.seating import check_players
 
 
 def check_run(config: Config, *, here: bool = True) -> None:
@@ -39,6 +42,10 @@ def check_run(config: Config, *, here: bool = True) -> None:
     Without `here` the run is for another machine: folder, device, engine and W&B's key are not
     checked.
     """
+    check_players(config)
+    check_partners(config.rollout.partners, config.game, out=config.out)
+    check_fixed_partner(config.eval, config.game, config.rollout, out=config.out)
+    check_files(config.game, config.data)
     if here:
         check_folder(Path(config.out), what="out")
         check_machine(config.device, config.engine)
