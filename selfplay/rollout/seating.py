@@ -66,7 +66,7 @@ def self_play_games(
                 names, partner, index=index, game=game, rollout=rollout, rendering=rendering
             )
             branching = branching_of(rollout, names)
-            setups.append(GameSetup(new_game.clone(), players, instance.key, index, branching))
+            setups.append(GameSetup(new_game, players, instance.key, index, branching))
     return setups
 
 
