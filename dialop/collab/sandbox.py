@@ -72,7 +72,7 @@ def available_wall(wall: str = "auto") -> str:
         NoWall: if none is available; says why and what to do.
     """
     if wall not in CHOICES:
-        raise NoWall(f"game.code_wall must be one of {', '.join(CHOICES)}, got {wall!r}")
+        raise NoWall(f"game.options.code_wall must be one of {', '.join(CHOICES)}, got {wall!r}")
     if wall == "none":
         return wall
     failed = []
@@ -88,8 +88,9 @@ def available_wall(wall: str = "auto") -> str:
             return kind
         failed.append(f"{kind}: a trivial test failed behind it")
     raise NoWall(
-        f"game.code_wall: no wall is available to grade code ({'; '.join(failed)}). It needs Linux "
-        "5.13 with user namespaces or Landlock, and libseccomp (apt-get install libseccomp2); "
+        "game.options.code_wall: no wall is available to grade code "
+        f"({'; '.join(failed)}). It needs Linux 5.13 with user namespaces or Landlock, and "
+        "libseccomp (apt-get install libseccomp2); "
         "'none' grades without a wall"
     )
 

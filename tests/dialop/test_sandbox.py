@@ -462,7 +462,7 @@ def test_no_wall_is_an_error_and_not_a_grade(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sandbox, "_run", none)
     available_wall.cache_clear()
     try:
-        with pytest.raises(NoWall, match=r"game\.code_wall.*libseccomp"):
+        with pytest.raises(NoWall, match=r"game\.options\.code_wall.*libseccomp"):
             available_wall("auto")
         with pytest.raises(NoWall, match="landlock"):
             available_wall("landlock")
