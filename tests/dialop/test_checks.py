@@ -44,7 +44,7 @@ def test_the_games_of_this_package_pass(name: str, capsys: pytest.CaptureFixture
 def test_a_module_passes_and_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "tests.helpers.three_rooms"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 10 and all(line.startswith("ok ") for line in lines)
+    assert len(lines) == 11 and all(line.startswith("ok ") for line in lines)
 
 
 # --- a broken game for each check ---------------------------------------------------------------
@@ -219,6 +219,9 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("state", broken(TupleState), "JSON"),
     ("fuzz", broken(Raises), "UnicodeEncodeError"),
     ("forgery", broken(Forgeable), "can forge this text of the game: '"),
+    ("pages", {"forms": lambda game, seat: []}, "must not be empty"),
+    ("pages", {"board": lambda game, seat: {"cells": {1}}}, "not JSON serializable"),
+    ("pages", {"picture": lambda game, num: ({}, [])}, "shorter"),
     ("time", broken(Quadratic), "characters"),
 ]
 
