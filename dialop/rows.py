@@ -37,8 +37,13 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if path.suffix == ".parquet":
         return _parquet_rows(path)
     if path.suffix == ".jsonl":
-        return ((f"{path} line {i}", row) for i, row in enumerate(read_records(path), start=1))
+        return ((place_of(path, i), row) for i, row in enumerate(read_records(path)))
     raise ValueError(f"instances are read from .parquet or .jsonl, got {path}")
+
+
+def place_of(path: Path, index: int) -> str:
+    """The file and the line (from 1) or row (from 0) of its row `index`."""
+    return f"{path} line {index + 1}" if path.suffix == ".jsonl" else f"{path} row {index}"
 
 
 def read_instances(
@@ -201,7 +206,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     "of data"
                 )
             for row in rows:
-                yield f"{path} row {number}", row
+                yield place_of(path, number), row
                 number += 1
 
 

@@ -37,7 +37,7 @@ words. To find your message, search this page for its words without values.
 # Errors that a person meets. Others (TypeError, AssertionError) are mistakes in the code itself.
 USER_ERRORS = {
     *("SettingsError", "ValueError", "OSError", "RuntimeError", "FloatingPointError"),
-    *("EngineDisagrees", "EngineFault", "NoWall", "AllVoid", "LookupError"),
+    *("EngineDisagrees", "EngineFault", "NoSandbox", "AllVoid", "LookupError"),
 }
 
 

@@ -96,8 +96,7 @@ class CollabGame(LoggedGame):
         """
         log, options = self._play.log, self.options
         answers = [move.text for move in log if move.kind == ANSWER]
-        wall = options.code_wall
-        score = grade(self.instance, answers[0], code_wall=wall) if answers else 0.0
+        score = grade(self.instance, answers[0]) if answers else 0.0
         facts = {"interactivity": self._interactivity()}
         for seat, name in ((USER, "user"), (ASSISTANT, "assistant")):
             moves = [move.text for move in log if move.seat == seat]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
@@ -40,23 +40,24 @@ _MAX_DIGITS = 400  # no real answer is longer, and arithmetic on longer numbers 
 
 
 @lru_cache(maxsize=4096)
-def grade(instance: CollabInstance, answer: str, *, code_wall: str = "auto") -> float:
+def grade(instance: CollabInstance, answer: str) -> float:
     """The answer's grade in [0, 1]. Cached, so equal answers to an instance are graded once.
 
     Raises:
-        sandbox.NoWall: for a code task, if the sandbox's wall is not available.
+        sandbox.NoSandbox: for a code task, if bubblewrap does not work on this machine.
     """
     if instance.task == "math":
         return float(equal_values(answer, instance.target))
     if instance.task == "writing":
         return bleu(answer, instance.target)
-    return float(
-        sandbox.passes(
-            code_of(answer),
-            tests=instance.tests,
-            entry_point=instance.entry_point,
-            wall=code_wall,
-        )
+    code, tests = code_of(answer), instance.tests
+    return float(sandbox.passes(code, tests=tests, entry_point=instance.entry_point))
+
+
+def check_code(placed: Iterable[tuple[str, CollabInstance]]) -> None:
+    """Check the tests of code tasks, each with its place in a file (`sandbox.check_tests`)."""
+    sandbox.check_tests(
+        [(place, task.tests, task.entry_point) for place, task in placed if task.task == "code"]
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dialop.collab import judge, numbers, pages, sandbox, script, store, texts
+from dialop.collab import judge, numbers, pages, script, store, texts
 from dialop.collab.game import CollabGame
 from dialop.collab.task import (
     ANSWER,
@@ -56,16 +56,6 @@ def generate(options: Options, *, seed: int, start: int, num: int) -> list[Colla
 def new_game(instance: CollabInstance, options: Options) -> CollabGame:
     """A new conversation about a task."""
     return CollabGame(instance, part_of(options, CollabOptions))
-
-
-def check_machine(instances: Sequence[CollabInstance], options: Options) -> str:
-    """How answers are isolated while they are graded, if there are code tasks.
-
-    Raises sandbox.NoWall if the isolation that the options require is not available.
-    """
-    if all(instance.task != "code" for instance in instances):
-        return ""
-    return f"isolation of code answers: {sandbox.available_wall(options.code_wall)}"
 
 
 def described(instances: Sequence[CollabInstance], options: Options) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from reprlib import repr as short
 from typing import Any, cast
 
+from dialop.collab.grading import check_code
 from dialop.collab.task import TASKS, CollabInstance, Task
 from dialop.rows import parse_json
 
@@ -37,15 +38,19 @@ def instances_of(rows: Rows, *, name: str, task: Task | None = None) -> list[Col
     cases. Keys are `name` and a count.
 
     Raises:
-        ValueError: for a row in neither format; names its place.
+        ValueError: for a row in neither format, and for a code task whose tests check nothing;
+            names its place.
     """
     by_goal: dict[str, CollabInstance] = {}
+    places: list[str] = []
     for place, row in rows:
         try:
             instance = _instance(row, key=f"{name}/{len(by_goal)}", task=task)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
-        by_goal.setdefault(instance.goal, instance)
+        if by_goal.setdefault(instance.goal, instance) is instance:
+            places.append(place)
+    check_code(zip(places, by_goal.values(), strict=True))
     return list(by_goal.values())
 
 

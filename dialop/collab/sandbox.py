@@ -1,156 +1,189 @@
-"""Runs a code answer against its tests, in two processes behind a wall.
+"""Grades code answers inside bubblewrap (`bwrap`). docs/collab.md says what it stops and what not.
 
-The answer's process gets the code and the arguments of each call. The tests run in another process
-and compare the results, which are plain values. docs/collab.md lists what the wall stops and what
-it does not. Seconds end in `_s`.
+Two processes grade an answer, each in a sandbox of its own. One holds the tests and the only pipe
+to which a verdict can be written. The other runs the answer, which sees the arguments of each call
+and nothing else. Both run sandbox_child.py. Nothing is executed outside a sandbox. Seconds end in
+`_s`.
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import os
-import signal
+import platform
+import select
+import shutil
+import socket
+import struct
 import subprocess
 import sys
+import sysconfig
 import tempfile
-from functools import lru_cache
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
-from dialop.collab.sandbox_child import NO_WALL, PASSED
-
 LIMIT_S = 5.0
-MEMORY_BYTES = 2**30
-# Time for the processes of a grading to start, which is slow on a busy machine.
-_START_S = 60.0
-# The strongest wall first. "auto" never selects "none".
-WALLS: tuple[str, ...] = ("namespaces", "landlock")
-CHOICES: tuple[str, ...] = ("auto", *WALLS, "none")
-_ROOT = Path(__file__).resolve().parents[2]
-_START = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from dialop.collab.sandbox_child import main; sys.path.pop(0); main()"
-)
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
+_START_S = 60.0  # for the sandboxes to start, which is slow on a busy machine
+_MAX_OUTPUT_BYTES = 2**20
+_READY = b"ready\n"
+_NEED = "code answers are graded inside bubblewrap, which"
+_CHILD = Path(__file__).with_name("sandbox_child.py")
+# /tmp holds 64 MiB and is the only place to write.
+_OPTIONS = """
+--unshare-all --unshare-user --uid 65534 --gid 65534 --cap-drop ALL
+--die-with-parent --as-pid-1 --new-session --clearenv --setenv LC_ALL C.UTF-8
+--setenv OMP_NUM_THREADS 1 --setenv OPENBLAS_NUM_THREADS 1
+--size 67108864 --tmpfs /tmp --chdir /tmp
+--dev-bind /dev/null /dev/null --dev-bind /dev/zero /dev/zero --dev-bind /dev/urandom /dev/urandom
+--ro-bind /usr /usr --ro-bind /lib /lib --ro-bind-try /lib64 /lib64
+--ro-bind-try /etc/ld.so.cache /etc/ld.so.cache --ro-bind-try /etc/alternatives /etc/alternatives
+"""
+# Of each process. The kernel does not limit the number of threads of the user root.
+_LIMITS = "/usr/bin/prlimit --as=1073741824 --nproc=64 --nofile=64 --fsize=16777216 --core=0"
+# For each machine its number in a seccomp filter, the system call clone, and the refused calls:
+# (fork, vfork,) unshare, setns; shmget, msgget, semget, mq_open, memfd_create, memfd_secret,
+# io_uring_setup, whose memory no limit counts; add_key, request_key, keyctl.
+_CALLS = {
+    "x86_64": (0xC000003E, 56, (57, 58, 272, 308, 29, 68, 64, 240, 319, 447, 425, 248, 249, 250)),
+    "aarch64": (0xC00000B7, 220, (97, 268, 194, 186, 190, 180, 279, 447, 425, 217, 218, 219)),
+}
+_CLONE3, _CLONE_THREAD, _FIRST_X32 = 435, 0x10000, 0x40000000
 
 
-class NoWall(ValueError):
-    """No wall, or not the requested one, is available on this machine."""
+class NoSandbox(ValueError):
+    """bubblewrap is missing, or does not work on this machine."""
 
 
-def passes(
-    code: str,
-    *,
-    tests: str,
-    entry_point: str = "",
-    limit_s: float = LIMIT_S,
-    memory_bytes: int = MEMORY_BYTES,
-    wall: str = "auto",
-) -> bool:
+def passes(code: str, *, tests: str, entry_point: str = "", limit_s: float = LIMIT_S) -> bool:
     """Whether the tests pass on what the code defines.
 
     Tests are statements that raise (asserts), unittest cases, or a function `check` that takes the
-    object named `entry_point`. A run without a verdict (out of time or memory, a crash, an exit)
-    has failed. `limit_s` counts from the start of both processes.
+    object named `entry_point`. A run without a verdict (tests that do not parse, out of time or
+    memory, a crash, an exit) has failed. `limit_s` counts from the start of both processes.
 
     Raises:
-        NoWall: if `wall`, one of `CHOICES`, is not available.
+        NoSandbox: if no sandbox starts. That does not depend on code and tests.
     """
-    return _run(
-        code,
-        tests=f"{entry_point}\n{tests}",
-        limit_s=limit_s,
-        memory_bytes=memory_bytes,
-        wall=available_wall(wall),
-    )
+    return _run(code, [(tests, entry_point)], limit_s=limit_s) == ["passed"]
 
 
-@lru_cache(maxsize=len(CHOICES))
-def available_wall(wall: str = "auto") -> str:
-    """The wall to use for the setting `wall`. Tested once per process.
+def check_tests(rows: Sequence[tuple[str, str, str]], *, limit_s: float = LIMIT_S) -> None:
+    """Check the (place, tests, entry point) of code tasks, many in one sandbox.
 
     Raises:
-        NoWall: if none is available; says why and what to do.
+        ValueError: for the first row whose tests do not parse, or pass an answer that raises at
+            every call: such tests check nothing.
+        NoSandbox: if no sandbox starts on this machine.
     """
-    if wall not in CHOICES:
-        raise NoWall(f"game.options.code_wall must be one of {', '.join(CHOICES)}, got {wall!r}")
-    if wall == "none":
-        return wall
-    failed = []
-    for kind in WALLS if wall == "auto" else (wall,):
-        try:
-            works = _run(
-                "x = 1", tests="\nassert x == 1", limit_s=60, memory_bytes=MEMORY_BYTES, wall=kind
+    first = 0
+    while first < len(rows):
+        verdicts = _run(None, [row[1:] for row in rows[first:]], limit_s=limit_s)
+        for (place, *row), verdict in zip(rows[first:], verdicts, strict=False):
+            # Tests of other rows ran before in the same process, so a pass must be repeated alone.
+            if verdict == "passed" and _run(None, [row], limit_s=limit_s) == ["passed"]:
+                verdict = "its tests pass an answer that raises at every call"
+            if verdict not in ("passed", "failed"):
+                raise ValueError(f"{place}: {verdict}")
+        # A row that ends the process or takes the whole limit has not passed.
+        first += len(verdicts) or 1
+
+
+def _run(code: str | None, rows: Sequence[Sequence[str]], *, limit_s: float) -> list[str]:
+    """The verdicts on the code of each row (tests, entry point), until the process ends or its time
+    is over. Then all processes are killed. Without code, every call of the answer raises."""
+    with ExitStack() as stack:
+        answer_end, grader_end = map(stack.enter_context, socket.socketpair())
+        job = stack.enter_context(_file(json.dumps({"code": code, "rows": rows}).encode()))
+        errors = stack.enter_context(_file(b""))  # until a sandbox has started
+
+        def start(end: socket.socket, *more: int) -> subprocess.Popen[bytes]:
+            with _file(_seccomp()) as seccomp:
+                process = subprocess.Popen(
+                    _command(seccomp.fileno(), limit_s, *more),
+                    stdin=end.fileno(),
+                    stdout=subprocess.PIPE if more else subprocess.DEVNULL,
+                    stderr=errors,
+                    pass_fds=(seccomp.fileno(), *more),
+                )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        if code is not None:
+            start(answer_end)
+        grader = start(grader_end, job.fileno())
+        answer_end.close()
+        grader_end.close()
+        assert grader.stdout is not None
+        written = _read(grader.stdout.fileno(), limit_s)
+        if not written.startswith(_READY):
+            errors.seek(0)
+            why = " ".join(errors.read(300).decode(errors="replace").split()) or "it does not start"
+            raise NoSandbox(
+                f"{_NEED} does not work here ({why}): it needs the package bubblewrap, 0.8 or "
+                "newer, and user namespaces"
             )
-        except NoWall as error:
-            failed.append(str(error))
-            continue
-        if works:
-            return kind
-        failed.append(f"{kind}: a trivial test failed behind it")
-    raise NoWall(
-        "game.options.code_wall: no wall is available to grade code "
-        f"({'; '.join(failed)}). It needs Linux 5.13 with user namespaces or Landlock, and "
-        "libseccomp (apt-get install libseccomp2); "
-        "'none' grades without a wall"
-    )
+        return written.decode().split("\n")[1:-1]
 
 
-def _run(code: str, *, tests: str, limit_s: float, memory_bytes: int, wall: str) -> bool:
-    """Grade behind a wall. Raises NoWall if the wall cannot be set up."""
-    folder = tempfile.mkdtemp(prefix="answer-")
-    try:
-        with _open(code) as code_file, _open(tests) as tests_file:
-            descriptors = code_file.fileno(), tests_file.fileno()
-            words = [str(_ROOT), wall, folder, *map(str, descriptors)]
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-B", "-c", _START, *words, str(limit_s), str(memory_bytes)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={"TMPDIR": folder, "HOME": folder, **_ENVIRONMENT},
-                pass_fds=descriptors,
-                start_new_session=True,
-            )
-        try:
-            verdict, said = process.communicate(timeout=limit_s + _START_S)
-        except subprocess.TimeoutExpired:
-            raise NoWall(f"{wall}: no process within {_START_S} seconds") from None
-        finally:
-            _end(process)
-    finally:
-        _remove(folder)
-    if process.returncode != 0:
-        why = said.decode(errors="replace").strip().splitlines()[-1:]
-        what = "" if process.returncode == NO_WALL else f"exit {process.returncode}, "
-        raise NoWall(f"{wall}: {what}{why[0] if why else 'no reason given'}")
-    return verdict == PASSED
+def _read(descriptor: int, limit_s: float) -> bytes:
+    """What a process writes, up to its end or a limit of time (from the first byte) or size."""
+    written, end = b"", time.monotonic() + _START_S
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    while len(written) < _MAX_OUTPUT_BYTES and poll.poll(max(0, end - time.monotonic()) * 1000):
+        part = os.read(descriptor, 4096)
+        if not part:
+            break
+        if not written:
+            end = time.monotonic() + limit_s
+        written += part
+    return written
 
 
-def _open(text: str) -> IO[bytes]:
-    """An unnamed file that holds a text, positioned at its start."""
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - its reader closes it
-    file.write(text.encode(errors="surrogatepass"))
-    file.flush()
+def _command(seccomp: int, limit_s: float, *words: int) -> list[str]:
+    """The command that runs sandbox_child.py with these words. Raises NoSandbox."""
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        raise NoSandbox(f"{_NEED} is not installed: apt-get install bubblewrap")
+    options = [*_OPTIONS.split(), "--seccomp", str(seccomp)]
+    prefixes = (sys.prefix, sys.base_prefix)
+    for path in dict.fromkeys((*prefixes, *map(os.path.realpath, prefixes))):
+        options += ["--ro-bind", path, path]
+    options += ["--ro-bind", str(_CHILD), "/run/child.py", "--remount-ro", "/"]
+    limits = [*_LIMITS.split(), f"--cpu={int(limit_s) + 1}"]
+    python = [os.path.realpath(sys.executable), "-I", "-S", "-B", "/run/child.py"]
+    packages = sysconfig.get_path("purelib")
+    return [bwrap, *options, "--", *limits, *python, packages, *map(str, words)]
+
+
+def _seccomp() -> bytes:
+    """The filter of system calls, as a program of the kernel's packet filter. Raises NoSandbox."""
+    if platform.machine() not in _CALLS:
+        raise NoSandbox(f"{_NEED} works here on {' and '.join(_CALLS)}, not {platform.machine()}")
+    machine, clone, refused = _CALLS[platform.machine()]
+    load, equal, at_least, any_bit, end = 0x20, 0x15, 0x35, 0x45, 0x06
+    allow, refuse, unknown = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
+    steps = [(load, 0, 0, 4), (equal, 1, 0, machine), (end, 0, 0, refuse), (load, 0, 0, 0)]
+    # Each test skips the next step if it is false.
+    steps += [(at_least, 0, 1, _FIRST_X32), (end, 0, 0, refuse)]
+    # C libraries try clone3 first. Its flags are in memory, which a filter cannot read.
+    steps += [(equal, 0, 1, _CLONE3), (end, 0, 0, unknown)]
+    for call in refused:
+        steps += [(equal, 0, 1, call), (end, 0, 0, refuse)]
+    # clone may make threads, not processes.
+    steps += [(equal, 0, 3, clone), (load, 0, 0, 16), (any_bit, 1, 0, _CLONE_THREAD)]
+    steps += [(end, 0, 0, refuse), (end, 0, 0, allow)]
+    return b"".join(struct.pack("HBBI", *step) for step in steps)
+
+
+def _file(content: bytes) -> IO[bytes]:
+    """An unnamed file with this content, at its start."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - its user closes it
+    file.write(content)
     file.seek(0)
     return file
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a grading that is still running, for example after an interrupt.
-
-    Its processes cannot leave their process group.
-    """
-    if process.returncode is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    for stream in (process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()
-
-
-def _remove(folder: str) -> None:
-    """Remove the folder of a grading. The first process has emptied it unless it was killed."""
-    try:
-        Path(folder).rmdir()
-    except OSError:  # not empty, and maybe too deep for shutil.rmtree
-        subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)

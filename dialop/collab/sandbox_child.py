@@ -1,9 +1,9 @@
-"""The processes of one grading.
+"""The processes inside a sandbox: the grader, which holds the tests, and the answer's.
 
-`sandbox` starts the first process, which gets neither code nor tests. It sets up the wall and
-forks the other two. The answer's process has the code and a pair of pipes to the tests' process.
-The tests' process has the tests and the only descriptor to which a verdict can be written. Both are
-behind the wall and isolated from each other.
+The grader calls the answer's functions by lines of JSON. Only plain values cross, as copies of exact
+types, so no object of an answer reaches its tests and none can override how it compares. The grader
+trusts nothing that it reads. The answer's side needs no protection: it can only harm itself. Uses
+only the standard library; never imported outside.
 """
 
 from __future__ import annotations
@@ -12,229 +12,211 @@ import ast
 import builtins
 import importlib
 import io
+import json
 import os
-import resource
-import signal
+import socket
 import sys
-import time
 import types
 import unittest
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from typing import Any, cast
 
-from dialop.collab import wall
-from dialop.collab.folder import empty, is_full
-from dialop.collab.remote import Caller, Gone, Pipe, Remote, Server
-
-NO_WALL, PASSED = 3, b"passed"
-_POLL_S = 0.005
+_MAX_LINE_BYTES = 8 * 2**20
 # Usual short names of modules, for tests that use a module without importing it.
-_SHORT = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot"}
+_SHORT = {"np": "numpy", "numpy": "numpy", "pd": "pandas"}
+_LIBRARY = sys.stdlib_module_names | set(_SHORT)
+# Name: exact type, its parts, and the type made from its parts.
+_KINDS: dict[str, tuple[type, Callable[[Any], list[Any]], Callable[..., Any]]] = {
+    "tuple": (tuple, list, lambda *parts: parts),
+    "set": (set, list, lambda *parts: set(parts)),
+    "frozenset": (frozenset, list, lambda *parts: frozenset(parts)),
+    "dict": (dict, lambda v: [list(item) for item in v.items()], lambda *items: dict(items)),
+    "bytes": (bytes, lambda v: [v.hex()], bytes.fromhex),
+    "complex": (complex, lambda v: [v.real, v.imag], complex),
+}
+_NAMES = {kind: name for name, (kind, _, _) in _KINDS.items()}
+# A value of a derived class is sent as its base.
+_BASES: tuple[Callable[[Any], Any], ...] = (str, int, float, list, *_NAMES)
+
+# What an answer can raise in its tests: not what ends a loop, skips a test or stops the process.
+_ERRORS: dict[str, type[BaseException]] = {
+    name: kind
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and issubclass(kind, Exception | SystemExit)
+}
+del _ERRORS["StopIteration"], _ERRORS["StopAsyncIteration"]
+
+
+def dump(value: Any) -> Any:
+    """A plain value as JSON. Iterators and numpy's arrays become lists. Raises TypeError for
+    others."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind is list:
+        return [dump(part) for part in value]
+    if kind in _NAMES:
+        return {_NAMES[kind]: [dump(part) for part in _KINDS[_NAMES[kind]][1](value)]}
+    for base in _BASES:
+        if isinstance(value, cast(type, base)):
+            return dump(base(value))
+    if kind.__module__ == "numpy":
+        return dump(value.tolist())
+    if hasattr(value, "__next__"):
+        return dump(list(value))
+    raise TypeError(f"a {kind.__name__} is not a plain value")
+
+
+def load(data: Any) -> Any:
+    """The value that `dump` wrote. Raises ValueError, TypeError or others for other JSON."""
+    if isinstance(data, list):
+        return [load(part) for part in data]
+    if not isinstance(data, dict):
+        return data
+    ((name, parts),) = data.items()
+    return _KINDS[name][2](*[load(part) for part in parts])
+
+
+def send(line: io.BufferedRWPair, *message: Any) -> None:
+    """Send a message of JSON values to the other process."""
+    line.write(json.dumps(message).encode() + b"\n")
+    line.flush()
+
+
+def receive(line: io.BufferedRWPair) -> Any:
+    """The next message. Raises EOFError if there is none, ValueError if it is not JSON."""
+    data = line.readline(_MAX_LINE_BYTES)
+    if not data.endswith(b"\n"):
+        raise EOFError("no message, or a value that is too long")
+    return json.loads(data)
+
+
+def call(line: io.BufferedRWPair, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Call the answer's function. Raises its exception as one of `_ERRORS`, and others of them for
+    an invalid message: an answer can choose among them anyway."""
+    send(line, name, dump(args), dump(kwargs))
+    value, error, error_args = receive(line)
+    if error is None:
+        return load(value)
+    raise _ERRORS.get(error, RuntimeError)(*load(error_args))
+
+
+def serve(line: io.BufferedRWPair) -> None:
+    """Run the answer's code at the first call, then call the functions that it defines."""
+    module = types.ModuleType("answer")
+    sys.modules["answer"] = module
+
+    def define(code: str, names: list[str]) -> dict[str, Any]:
+        """Whether each of these names is a function, and its value if it is a plain one."""
+        exec(compile(code, "answer.py", "exec"), vars(module))
+        found: dict[str, Any] = {}
+        for name in names:
+            with suppress(Exception):
+                value = vars(module)[name]
+                found[name] = (True, None) if callable(value) else (False, load(dump(value)))
+        return found
+
+    send(line, "ready")
+    while True:
+        name, args, kwargs = receive(line)
+        try:
+            function = vars(module)[name] if name else define
+            send(line, dump(function(*load(args), **load(kwargs))), None, [])
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - an answer can raise anything
+            error_args: Any = []
+            with suppress(Exception):
+                error_args = dump(list(error.args))
+            known = [kind.__name__ for kind in type(error).__mro__ if kind in _ERRORS.values()]
+            send(line, None, known[0] if known else "", error_args)
+
+
+def verdict_on(tests: str, entry_point: str, *, line: io.BufferedRWPair, code: str | None) -> str:
+    """The verdict "passed" or "failed" on the code, or why the tests do not parse.
+
+    Without code every function of the answer raises. With an entry point the answer gives that
+    name, and constants that nothing else gives. Without one it gives every name that the tests use,
+    except Python's builtins.
+    """
+    try:
+        tree = ast.parse(tests, "tests.py")
+        program = compile(tree, "tests.py", "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return " ".join(f"its tests do not parse: {error}".split())
+    module = types.ModuleType("tests")
+    sys.modules["tests"] = module
+    space = vars(module)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - set(dir(builtins))
+    names = {name for name in used if not name.startswith("__")}
+    names |= {entry_point} if entry_point else set()
+    try:
+        for name in names & _LIBRARY:
+            with suppress(ImportError):
+                space[name] = importlib.import_module(_SHORT.get(name, name))
+        if code is None:
+            given = dict.fromkeys([entry_point] if entry_point else names - _LIBRARY, (True, None))
+        else:
+            given = call(line, "", code, sorted(names))
+        for name in names & given.keys():
+            is_function, value = given[name]
+            if entry_point in ("", name) or not (is_function or name in space):
+                function = refuse if code is None else partial(call, line, name)
+                space[name] = function if is_function else value
+        if entry_point and entry_point not in given:
+            return "failed"
+        exec(program, space)
+        passed = run_cases(space)
+        if entry_point and isinstance(space.get("check"), types.FunctionType):
+            space["check"](space[entry_point])
+    except BaseException:  # noqa: BLE001 - a failing assert, an exit, an answer that is gone
+        return "failed"
+    return "passed" if passed else "failed"
+
+
+def refuse(*args: Any, **kwargs: Any) -> None:
+    """A function of an answer that checks of tests use."""
+    raise NotImplementedError
+
+
+def run_cases(space: dict[str, Any]) -> bool:
+    """Run the unittest cases that the tests define; whether all pass."""
+    cases = [
+        unittest.defaultTestLoader.loadTestsFromTestCase(value)
+        for value in space.values()
+        if isinstance(value, type)
+        and issubclass(value, unittest.TestCase)
+        and value.__module__ == "tests"
+    ]
+    return unittest.TextTestRunner(io.StringIO()).run(unittest.TestSuite(cases)).wasSuccessful()
 
 
 def main() -> None:
-    """Run one grading. The arguments are the wall, the folder, the descriptors of code and tests,
-    and the limits in seconds and bytes."""
-    kind, folder = sys.argv[1:3]
-    code, tests = int(sys.argv[3]), int(sys.argv[4])
-    seconds, memory_bytes = float(sys.argv[5]), int(sys.argv[6])
-    verdict = os.dup(1)
-    to_answer, to_tests, raised = os.pipe(), os.pipe(), os.pipe()
-    os.chdir(folder)
-    try:
-        if kind == "namespaces":
-            wall.enter_namespaces(folder)
-    except OSError as error:
-        refuse(error)
-
-    def start(run: Callable[[], None], *keep: int) -> int:
-        child = os.fork()
-        if child:
-            return child
-        try:
-            close_all_but(raised[1], *keep)
-            raise_wall(kind, folder, seconds=seconds, memory_bytes=memory_bytes)
-        except OSError as error:
-            refuse(error)
-        os.write(raised[1], b".")
-        os.close(raised[1])
-        hide_streams()
-        try:
-            run()
-        finally:
-            os._exit(0)  # do not wait for threads and exit handlers of the answer
-
-    grader = start(
-        lambda: judge(tests, Pipe(to_tests[0], to_answer[1]), verdict),
-        *(tests, to_tests[0], to_answer[1], verdict),
-    )
-    try:
-        if kind == "namespaces":
-            wall.new_processes()
-    except OSError as error:
-        refuse(error)
-    answer = start(
-        lambda: Server(Pipe(to_answer[0], to_tests[1]), read(code)).serve(),
-        *(code, to_answer[0], to_tests[1]),
-    )
-    close_all_but(raised[0])
-    watch(grader, answer, folder if kind == "landlock" else "", seconds=seconds)
-    if kind != "namespaces":  # with namespaces the files were in memory and are gone already
-        empty(folder)
-    os._exit(0 if os.read(raised[0], 2) == b".." else NO_WALL)
-
-
-def watch(grader: int, answer: int, folder: str, *, seconds: float) -> None:
-    """Wait until the tests' process ends, then kill the answer's process.
-
-    Kills the tests' process too when the time is over, or when `folder` (unless "") is full. Both
-    processes have ended when this returns.
-    """
-    end = time.monotonic() + seconds
-    while not os.waitpid(grader, os.WNOHANG)[0]:
-        if time.monotonic() > end or (folder and is_full(folder)):
-            os.kill(grader, signal.SIGKILL)
-            os.waitpid(grader, 0)
-            break
-        time.sleep(_POLL_S)
-    os.kill(answer, signal.SIGKILL)
-    os.waitpid(answer, 0)
-
-
-def raise_wall(kind: str, folder: str, *, seconds: float, memory_bytes: int) -> None:
-    """Confine this process before it reads code or tests. Raises OSError if the host refuses."""
-    apart = kind == "namespaces"
-    wall.limit(seconds=seconds, memory_bytes=memory_bytes, own_users=apart)
-    if kind == "none":
-        return
-    wall.die_with_parent()
-    if not apart:
-        wall.landlock(folder)
-    wall.drop_rights()
-    wall.seccomp(own_files=apart)
-
-
-def close_all_but(*keep: int) -> None:
-    """Close all descriptors above standard error except these."""
-    last = 2
-    most = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 65536)
-    for kept in (*sorted(keep), most):
-        os.closerange(last + 1, kept)
-        last = kept
-
-
-def hide_streams() -> None:
-    """Redirect the standard streams to /dev/null."""
+    """Be the answer's process or, with the descriptor of a job, the grader. The first word is the
+    folder of packages. Standard input is the line to the other process, standard output takes the
+    verdicts."""
+    packages, *job_file = sys.argv[1:]
+    sys.path.append(packages)
+    sys.set_int_max_str_digits(0)
+    line = socket.socket(fileno=os.dup(0)).makefile("rwb")
+    verdicts = os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):
+    for stream in range(3):  # what is printed goes nowhere
         os.dup2(nowhere, stream)
-    os.close(nowhere)
-
-
-def refuse(error: OSError) -> None:
-    """End this process before it reads code or tests, and print the reason."""
-    os.write(2, f"{error.strerror}\n".encode())
-    os._exit(NO_WALL)
-
-
-def read(descriptor: int) -> str:
-    """Read the text of an open descriptor and close it."""
-    with open(descriptor, encoding="utf-8") as file:
-        return file.read()
-
-
-def judge(tests: int, pipe: Pipe, verdict: int) -> None:
-    """Run the tests on the answer at the other end of the pipe. Write the verdict if all pass."""
-    entry_point, _, source = read(tests).partition("\n")
-    sys.addaudithook(refuse_pickles)
-    if passed(source, Caller(pipe), entry_point=entry_point):
-        os.write(verdict, PASSED)
-
-
-def refuse_pickles(event: str, values: tuple[Any, ...]) -> None:
-    """Audit hook that refuses pickles with classes or functions.
-
-    A test that loaded such a pickle from an answer would run the answer's code in this process.
-    """
-    if event == "pickle.find_class":
-        raise PermissionError("refused: a pickle that names a class or a function")
-
-
-def passed(source: str, caller: Caller, *, entry_point: str) -> bool:
-    """Whether all tests pass: the statements, the unittest cases, and the function `check`, if
-    defined, on the object named `entry_point`."""
-    tree = ast.parse(source, "tests.py")
-    if "numpy" in source:
-        caller.watch_numpy()
-    module = types.ModuleType("tests")
-    sys.modules["tests"] = module
-    space = module.__dict__
-    try:
-        take_names(space, free_names(tree), caller, entry_point=entry_point)
-        exec(compile(tree, "tests.py", "exec"), space)
-        cases = [
-            value
-            for value in space.values()
-            if isinstance(value, type)
-            and issubclass(value, unittest.TestCase)
-            and value.__module__ == "tests"
-        ]
-        suite = unittest.TestSuite(map(unittest.defaultTestLoader.loadTestsFromTestCase, cases))
-        result = unittest.TextTestRunner(stream=io.StringIO()).run(suite)
-        if entry_point and callable(space.get("check")) and not isinstance(space["check"], Remote):
-            space["check"](space[entry_point])
-    except BaseException:  # noqa: BLE001 - a failing assert, an exit, an answer that is gone
-        return False
-    return result.wasSuccessful()
-
-
-def free_names(tree: ast.Module) -> set[str]:
-    """The names that the tests use but do not define, without Python's builtins."""
-    used, bound = set(), set(dir(builtins))
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=name, ctx=ast.Load()):
-                used.add(name)
-            case ast.Name(id=name) | ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
-                bound.add(name)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                bound.add(name)
-            case ast.ClassDef(name=name):
-                bound.add(name)
-            case ast.alias(name=name, asname=short):
-                bound.add(short or name.partition(".")[0])
-    return used - bound
-
-
-def take_names(space: dict[str, Any], free: set[str], caller: Caller, *, entry_point: str) -> None:
-    """Define the free names of the tests in `space`.
-
-    With an entry point, only its name may be bound to a function or class of the answer; without
-    one, any name may. Any name may be bound to a plain value of the answer. Modules are imported
-    from their library, never taken from the answer.
-
-    Raises:
-        LookupError: if the answer does not define the entry point.
-        Gone: if the answer's process ended. Exceptions of the answer are passed on too.
-    """
-    there = set(caller.names())
-    if entry_point:
-        space[entry_point] = caller.take(entry_point) if entry_point in there else None
-        if space[entry_point] is None:
-            raise LookupError(f"no {entry_point}")
-    for name in free - {entry_point}:
-        if name in there:
-            try:
-                value = caller.take(name)
-            except Gone:
-                raise
-            except LookupError:  # a module
-                pass
-            else:
-                if not entry_point or not isinstance(value, Remote):
-                    space[name] = value
-                continue
+    if not job_file:
         try:
-            space[name] = importlib.import_module(_SHORT.get(name, name))
-        except (ImportError, ValueError):
-            continue
+            serve(line)
+        finally:
+            os._exit(0)  # do not wait for threads and exit handlers
+    with os.fdopen(int(job_file[0]), encoding="utf-8") as file:
+        job = json.load(file)
+    if job["code"] is not None:
+        receive(line)
+    os.write(verdicts, b"ready\n")
+    for tests, entry_point in job["rows"]:
+        verdict = verdict_on(tests, entry_point, line=line, code=job["code"])
+        os.write(verdicts, f"{verdict}\n".encode())
+
+
+if __name__ == "__main__":
+    main()

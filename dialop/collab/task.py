@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from reprlib import repr as short
 from typing import Any, Literal
 
-from dialop.collab.sandbox import CHOICES
-from dialop.kit import option
-
 Task = Literal["math", "writing", "code"]
 Kind = Literal["message", "answer", "end"]
 
@@ -49,10 +46,6 @@ class CollabInstance:
                 raise ValueError(f"{name} must not be empty in {self.key!r}")
         if self.task == "code" and not self.tests.strip():
             raise ValueError(f"a code task needs tests, {self.key!r} has none")
-        if "def check(" in self.tests and self.tests.count("check(") == 1 and not self.entry_point:
-            raise ValueError(
-                f"tests that only define check need an entry_point, {self.key!r} has none"
-            )
         if self.task != "code" and not self.target.strip():
             raise ValueError(f"a {self.task} task needs a target, {self.key!r} has none")
 
@@ -63,7 +56,7 @@ class CollabOptions:
 
     `brief` leaves the rules out of the prompts, for small models. `private_reasoning` allows text
     up to `</think>`, which is hidden from the other seat. `accuracy` and `interactivity` weight the
-    two parts of the reward. `code_wall` selects the wall of the sandbox for code answers.
+    two parts of the reward.
     """
 
     brief: bool = option(False, "use short texts for small models", play=True)
@@ -77,9 +70,6 @@ class CollabOptions:
         low=0,
         high=1000,
         play=True,
-    )
-    code_wall: str = option(
-        "auto", "isolation of code answers while they are graded", choices=CHOICES, play=True
     )
 
 

@@ -6,7 +6,6 @@ drawn before. Instances have their game's own type.
 
 from __future__ import annotations
 
-import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -78,20 +77,6 @@ def _source(data: DataConfig, purpose: str) -> tuple[str, str]:
     return "data.test", data.test
 
 
-def read_instances(path: Path, game: GameConfig) -> list[Any]:
-    """The instances of a file. Prints the game's note on how this machine plays them, if any.
-
-    Raises:
-        ValueError: for an invalid row, with the file and its row or line, or for a setting that
-            this machine cannot satisfy.
-    """
-    instances = game.kit.read(path)
-    note = game.kit.check_machine(instances, game.rules())
-    if note:
-        print(f"{path}: {note}", file=sys.stderr, flush=True)
-    return instances
-
-
 @lru_cache(maxsize=4)
 def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
     """The instances of the file `source`, the value of the settings key `name`.
@@ -103,7 +88,7 @@ def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
     if not path.is_file():
         raise SettingsError(f"{name} must be 'generated' or an existing file, got {path}")
     try:
-        instances = tuple(read_instances(path, game))
+        instances = tuple(game.kit.read(path))
     except (OSError, ValueError) as error:
         raise SettingsError(f"{name}: {error}") from None
     if not instances:

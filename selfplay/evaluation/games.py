@@ -17,7 +17,7 @@ from dialop.rows import read_records
 from dialop.starts import checked_entries
 from selfplay.config import DataConfig, EvalConfig, GameConfig
 from selfplay.config.play import MAX_GAMES
-from selfplay.data.instances import GENERATED, HELD_OUT, begun, evaluation_instances, read_instances
+from selfplay.data.instances import GENERATED, HELD_OUT, begun, evaluation_instances
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.partners.checkpoints import Source, nearest_beside
 
@@ -64,7 +64,7 @@ def find_games(
             + nearest_beside(path, lambda p: p.suffix in (".parquet", ".jsonl"), GENERATED)
         )
     try:
-        instances = read_instances(path, game)
+        instances = game.kit.read(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"--games: {error}") from None
     if not instances:

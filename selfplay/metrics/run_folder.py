@@ -30,7 +30,6 @@ _LENGTH = (
 # in distribution.
 _WHERE = (
     *("device", "threads", "parallel", "engine", "model.liger", "data.processes"),
-    "game.options.code_wall",
     *("optim.tokens_per_microbatch", "optim.share_prefixes"),
     *("endpoint.key_variable", "endpoint.timeout_s", "endpoint.concurrency"),
 )

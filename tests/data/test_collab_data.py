@@ -15,6 +15,7 @@ from dialop.collab.prepare import main, rows_of
 from dialop.collab.published import instances_of
 from dialop.collab.script import content_words, sentences
 from dialop.collab.store import read_instances, write_instances
+from tests.helpers.bwrap import needs_bwrap
 from tests.helpers.collab_tasks import DOUBLE, LETTER, NUMBER
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "collab" / "tasks.jsonl"
@@ -43,6 +44,7 @@ def test_a_multi_turn_row() -> None:
     assert grade(instance, "4") == 1.0 and grade(instance, "5") == 0.0
 
 
+@needs_bwrap
 def test_a_single_turn_row_and_its_task_type() -> None:
     (text,) = of({"prompt": "Write about owls.", "completion": "Owls fly at night."})
     assert text.task == "writing" and "owls" not in text.request
@@ -52,7 +54,7 @@ def test_a_single_turn_row_and_its_task_type() -> None:
     (code,) = of({"prompt": "Write f.", "completion": packed, "entry_point": "f"})
     assert (code.task, code.entry_point, code.target) == ("code", "f", "def f(): return 1")
     assert grade(code, code.target) == 1.0
-    as_text = {**MULTI, "single_turn_metadata": json.dumps({"test": "assert True"})}
+    as_text = {**MULTI, "single_turn_metadata": json.dumps({"test": "assert f() == 1"})}
     assert of(as_text)[0].task == "code"
 
 
@@ -71,6 +73,7 @@ def test_a_row_of_unknown_shape_is_refused(row: dict[str, Any], match: str) -> N
         of(row)
 
 
+@needs_bwrap
 def test_our_own_tasks_are_sound() -> None:
     """Every reference solution has grade 1, and no request contains the goal."""
     instances = instances_of(rows_of(str(EXAMPLES)), name="tasks")
@@ -85,6 +88,7 @@ def test_our_own_tasks_are_sound() -> None:
             assert grade(instance, instance.request) < 0.2, instance.key
 
 
+@needs_bwrap
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
 def test_prepare_splits_a_local_file(tmp_path: Path, suffix: str) -> None:
     rows = [json.loads(line) for line in EXAMPLES.read_text().splitlines()]
@@ -112,6 +116,7 @@ def test_prepare_splits_a_local_file(tmp_path: Path, suffix: str) -> None:
     }, "a task's split does not depend on the order of the rows"
 
 
+@needs_bwrap
 def test_what_prepare_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +159,7 @@ def test_a_hub_id_is_read_by_the_datasets_package_where_it_is_installed(
     ]
 
 
+@needs_bwrap
 def test_instances_survive_a_file(tmp_path: Path) -> None:
     path = tmp_path / "tasks.parquet"
     write_instances(path, [NUMBER, LETTER, DOUBLE])

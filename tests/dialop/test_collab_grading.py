@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from dialop.collab.grading import bleu, code_of, equal_values, grade, interactivity
+from dialop.collab.grading import bleu, check_code, code_of, equal_values, grade, interactivity
+from tests.helpers.bwrap import needs_bwrap
 from tests.helpers.collab_tasks import DOUBLE, LETTER, NUMBER, talked
 
 
@@ -52,11 +53,15 @@ def test_bleu_by_hand() -> None:
     assert bleu("x y", "a b") == bleu("", "a") == bleu("a", "") == 0.0
 
 
+@needs_bwrap
 def test_code_is_graded_by_its_tests() -> None:
     assert grade(DOUBLE, DOUBLE.target) == 1.0
     assert grade(DOUBLE, f"Here it is:\n```python\n{DOUBLE.target}\n```\nGood luck!") == 1.0
     assert grade(DOUBLE, "def double(x):\n    return x") == 0.0
     assert grade(DOUBLE, "def twice(x):\n    return 2 * x") == 0.0
+
+
+def test_the_code_of_an_answer_is_its_python_blocks() -> None:
     assert code_of("```\na = 1\n```\nand\n```py\nb = 2\n```") == "a = 1\n\nb = 2\n"
     install, code = "```bash\npip install x\n```", "```python3 title=a.py\nb = 2\n```"
     assert code_of(f"First:\n{install}\nThen:\n{code}\nShown:\n```text\n2\n```") == "b = 2\n"
@@ -64,11 +69,12 @@ def test_code_is_graded_by_its_tests() -> None:
     assert code_of("a = 1") == "a = 1"
 
 
-def test_tests_that_would_run_nothing_are_refused() -> None:
-    """Without an entry_point nothing calls `check`, so every answer would pass."""
+@needs_bwrap
+def test_check_needs_an_entry_point_or_a_call() -> None:
+    """Without both nothing calls `check`, so every answer would pass: such a row is refused."""
     check = "def check(candidate):\n    assert candidate(1) == 2\n"
-    with pytest.raises(ValueError, match="tests that only define check need an entry_point"):
-        replace(DOUBLE, tests=check, entry_point="")
+    with pytest.raises(ValueError, match="row 0: its tests pass an answer that raises"):
+        check_code([("row 0", replace(DOUBLE, tests=check, entry_point=""))])
     assert grade(replace(DOUBLE, tests=check, entry_point="double"), DOUBLE.target) == 1.0
     assert grade(replace(DOUBLE, tests=f"{check}check(double)", entry_point=""), DOUBLE.target) == 1
 
