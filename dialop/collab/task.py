@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from reprlib import repr as short
 from typing import Any, Literal
 
+from dialop.kit import option
+
 Task = Literal["math", "writing", "code"]
 Kind = Literal["message", "answer", "end"]
 
