@@ -2,8 +2,8 @@
 
 The grader calls the answer's functions by lines of JSON. Only plain values cross, as copies of
 exact types, so no object of an answer reaches its tests and none can override how it compares. The
-grader trusts nothing that it reads. The answer's side needs no protection: it can only harm itself. Uses
-only the standard library; never imported outside.
+grader trusts nothing that it reads. The answer's side needs no protection: it can only harm itself.
+Uses only the standard library; never imported outside.
 """
 
 from __future__ import annotations
