@@ -52,7 +52,7 @@ def self_play_games(
 ) -> list[GameSetup]:
     """`rollout.group_size` games of each instance.
 
-    The policy has all seats, or with a partner those of `policy_places`. `partners` are (partner,
+    The policy has all seats, or with a partner those of `policy_seats_in`. `partners` are (partner,
     share of the instances). All games of an instance have the same partner, so the games of a group
     differ only in what was sampled.
     """
@@ -82,7 +82,7 @@ def _choose_partners(
     if not instances:
         return []
     offset = named_seed(seed, PARTNER_SEED, step, instances[0].key) / 2**63
-    points = [(place + offset) / len(instances) for place in range(len(instances))]
+    points = [(number + offset) / len(instances) for number in range(len(instances))]
     return [_partner_at(partners, point) for point in points]
 
 
@@ -301,7 +301,7 @@ def teacher_mixture(
     return specs, weights
 
 
-def policy_places(
+def policy_seats_in(
     game: GameConfig, rollout: RolloutConfig, *, partner: Partner, index: int
 ) -> tuple[int, ...]:
     """The seats of the policy in the game `index` of its group.
@@ -325,11 +325,11 @@ def seat_players(
     rollout: RolloutConfig,
     rendering: Rendering,
 ) -> tuple[Player, ...]:
-    """The player of each seat: the policy where `policy_places` says so, else the partner."""
-    places = policy_places(game, rollout, partner=partner, index=index)
+    """The player of each seat: the policy where `policy_seats_in` says so, else the partner."""
+    seats = policy_seats_in(game, rollout, partner=partner, index=index)
     return tuple(
         policy_player(names, rollout, rendering)
-        if partner.make_player is None or seat in places
+        if partner.make_player is None or seat in seats
         else partner.make_player(names, seat)
         for seat in range(len(game.kit.ROLES))
     )

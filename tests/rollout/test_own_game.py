@@ -15,7 +15,7 @@ from selfplay.rollout.episode import Episode, Limits, limits_of
 from selfplay.rollout.seating import (
     Partner,
     check_players,
-    policy_places,
+    policy_seats_in,
     read_spec,
     scripted_games,
     scripted_partner,
@@ -136,7 +136,8 @@ def test_the_policy_has_chosen_roles_or_the_seats_in_turn() -> None:
     def places(*overrides: str) -> list[tuple[int, ...]]:
         rollout = config_of(*overrides).rollout
         return [
-            policy_places(config.game, rollout, partner=partner, index=index) for index in range(4)
+            policy_seats_in(config.game, rollout, partner=partner, index=index)
+            for index in range(4)
         ]
 
     assert places() == [(0,), (1,), (2,), (0,)]
