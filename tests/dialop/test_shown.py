@@ -1,5 +1,6 @@
 """Shown model text can neither control a terminal nor forge a page; keys are never stored."""
 
+import asyncio
 import io
 import re
 import xml.etree.ElementTree as ElementTree
@@ -14,7 +15,7 @@ from dialop.matching.game import MatchingGame
 from dialop.shown import on_one_line, printable
 from selfplay.apps.report.charts import curves_svg
 from selfplay.config import EndpointConfig
-from selfplay.engines.base import Message, Request
+from selfplay.engines.base import Completion, Message, Request
 from selfplay.engines.endpoint import Endpoint
 from selfplay.evaluation.evaluate import Evaluation
 from selfplay.evaluation.game_text import game_text
@@ -97,12 +98,15 @@ def test_a_chart_stays_a_chart() -> None:
     assert "script" not in kinds
 
 
+async def no_engine(request: Request) -> Completion:
+    raise AssertionError("a person asks no engine")
+
+
 def test_a_person_at_the_terminal_is_shown_the_partners_words() -> None:
     out = io.StringIO()
     player = PersonPlayer(name="person", lines_in=io.StringIO("[message] hi\n"), lines_out=out)
     game = play(MatchingGame(SMALL, FULL), (0, f"[message] {EVIL}"))
-    with pytest.raises(StopIteration):
-        next(player.move(game, 1, f"Partner: {EVIL}"))
+    asyncio.run(player.move(game, 1, f"Partner: {EVIL}", no_engine))
     assert "over" in out.getvalue() and not steers(out.getvalue())
 
 

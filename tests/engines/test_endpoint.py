@@ -1,5 +1,6 @@
 """Endpoints as partners, with a local server: answers, errors, time-outs, dead endpoints."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -279,11 +280,17 @@ def test_a_step_with_only_void_games_has_no_means() -> None:
 
 
 def test_an_endpoint_reads_only_its_own_seats_cells(rendering: Rendering) -> None:
-    game = MatchingGame(SMALL, FULL)
+    requests: list[Request] = []
+
+    async def generate(request: Request) -> Completion:
+        requests.append(request)
+        return Completion([], [], "void", 0)
+
     with chat_server(plays) as server:
         _, partners = partners_of(server.url, rendering)
         player = partners.for_step(0)[0][0].make_player(("x",), 0)  # type: ignore[misc]
-        request = next(player.move(game, 0, ""))
+        asyncio.run(player.move(MatchingGame(SMALL, FULL), 0, "", generate))
         partners.close()
+    (request,) = requests
     assert request.messages[1].content.endswith("You move first.")
     assert "7" not in request.messages[1].content, "only seat 1 may see the 7"
