@@ -24,7 +24,7 @@ from tests.helpers.processes import say
 STEP, NUM_ENDED = 1, 3  # the version of the weights, and how many of that step's games have ended
 
 
-def kill_in_play() -> None:
+def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
     send, play = RequestSender.send, supervisor.play_games
     games: list[driver.FinishedGames] = []  # of each rollout
 
@@ -32,7 +32,7 @@ def kill_in_play() -> None:
         if version == STEP and len(games) == STEP + 1 and len(games[-1].games) >= NUM_ENDED:
             games.append(driver.FinishedGames())
             pid, *_ = (p.pid for p in self._loop.processes if "scheduler" in title(p.pid))
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
             say("killed", pid=pid)
         return await send(self, *words, version=version, **named)
 
