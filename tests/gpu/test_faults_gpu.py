@@ -88,7 +88,7 @@ def test_a_trainer_killed_in_a_push_leaves_nothing_and_goes_on(tmp_path: Path) -
     while small.used_bytes(everyone) and time.perf_counter() - began_s < 10:
         time.sleep(0.1)
     assert small.used_bytes(everyone) == 0
-    assert [step.name for step in sorted((folder / "checkpoints").iterdir())] == ["step_000001"]
+    assert [step.name for step in (folder / "checkpoints").glob("step_*")] == ["step_000001"]
     said = run(folder, "steps=3")
     assert said.count("engine up") == 1
     steps_of(folder, 3)
