@@ -122,10 +122,8 @@ def find_policies(
     for player in plan.players:
         if player.source is None:
             continue
-        weights, config = (
-            player.source.weights,
-            find_config(player.source, plan.settings, overrides),
-        )
+        weights = player.source.weights
+        config = find_config(player.source, plan.settings, overrides)
         rendering = read_rendering(config.model, config.game, seed=config.seed)
         warn_of_template(rendering, str(weights), world)
         check_policy(player.source, rendering, config, games.instances)

@@ -14,17 +14,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from selfplay.atomic import atomic_folder, discard
 from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.checkpoint import (
-    export_atomically,
-    keep_newest,
-    repair_folder,
-    resume,
-)
-from selfplay.config import Config, ModelConfig, OptimConfig
+from selfplay.checkpoint import export_atomically, keep_newest, repair_folder, resume
+from selfplay.config import Config, ModelConfig
 from selfplay.config.player_spec import parse_shares
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, barrier, gather_objects, init_world, on_first_rank
@@ -46,7 +41,6 @@ from selfplay.partners.partners import Partners
 from selfplay.preflight.model import check_model
 from selfplay.rollout.seating import Partner
 from selfplay.warm_start import (
-    TeacherSettings,
     progress_folder,
     scratch_tokenizer,
     tokenizer_folder,
@@ -56,8 +50,6 @@ from selfplay.weight_sync.offload import Offload
 from selfplay.weight_sync.start import load_engine
 from selfplay.weight_sync.supervisor import EngineSupervisor, PolicyEngine, sleep_or_close
 from selfplay.weight_sync.sync_check import SyncCheck
-
-LEAST_ADAPTER_LR = 5e-6  # a lower rate with adapters prints a warning
 
 
 def open_world(config: Config) -> World:
@@ -90,7 +82,6 @@ class Run:
     engine: PolicyEngine
     partners: Partners
     judge: Judge | None
-    teachers: TeacherSettings
     evaluation: EvaluationContext
     fixed_partner: Partner | None
     monitors: Monitors
@@ -117,7 +108,6 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     on_first_rank(partial(repair_folder, folder, imitation=progress_folder(folder)), world)
     stream = cleanup.enter_context(closing(TrainStream(config)))
     tokenizer = make_tokenizer(config, folder, world)
-    warn_low_rate(config.model, config.optim, world)
     rendering = read_template(config.model, tokenizer, world)
     start_check = check_model(config, tokenizer, rendering, world)
     weights = first_weights(config, folder, tokenizer, rendering, world)
@@ -144,8 +134,8 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         config=config.engine,
         router=partners.routed(engine),
     )
-    evaluation = EvaluationContext.of(
-        config, policy_engine, rendering, world, partner=partners.held_out_partner()
+    evaluation = EvaluationContext(
+        config, policy_engine, rendering, world, partners.held_out_partner()
     )
     judge = make_judge(config, world, cleanup=cleanup)
     first_step, state = resume(folder, learner)
@@ -190,7 +180,6 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         engine=policy_engine,
         partners=partners,
         judge=judge,
-        teachers=TeacherSettings.of(config),
         evaluation=evaluation,
         fixed_partner=eval_partner,
         monitors=monitors,
@@ -224,8 +213,8 @@ def make_tokenizer(config: Config, folder: Path, world: World) -> PreTrainedToke
 
     def make() -> None:
         if config.model.path is None and not saved.exists():
-            with atomic_folder(saved) as place:
-                scratch_tokenizer(config).save_pretrained(place)
+            with atomic_folder(saved) as partial_folder:
+                scratch_tokenizer(config).save_pretrained(partial_folder)
 
     on_first_rank(make, world)
     return AutoTokenizer.from_pretrained(saved)
@@ -249,17 +238,6 @@ def read_template(
             flush=True,
         )
     return rendering
-
-
-def warn_low_rate(model: ModelConfig, optim: OptimConfig, world: World) -> None:
-    """Warn on rank 0 if the learning rate of adapters suits full training instead."""
-    low = model.lora is not None and optim.lr < LEAST_ADAPTER_LR
-    if low and world.rank == 0:
-        print(
-            f"warning: optim.lr {optim.lr:g} trains adapters slowly; ten times the rate of "
-            "full training is usual, 1e-5 to 5e-5 on a pretrained model",
-            file=sys.stderr,
-        )
 
 
 def warn_of_template(rendering: Rendering, name: str, world: World) -> None:
@@ -292,9 +270,9 @@ def first_weights(
     """
     warm = folder / "warm_start"
     if not config.warm_start.imitates:
-        return _own_weights(config.model, config.seed, folder, tokenizer, world)
+        return _own_weights(config, folder, tokenizer, world)
     if not warm.exists():
-        own = _own_weights(config.model, config.seed, folder, tokenizer, world)
+        own = _own_weights(config, folder, tokenizer, world)
         learner = make_learner(config, own, world, imitation=True)
         warm_start(learner, config, rendering, folder=folder)
         export_atomically(learner.model, tokenizer, warm, world=world)
@@ -346,29 +324,27 @@ def make_learner(
 
 
 def _own_weights(
-    model: ModelConfig, seed: int, folder: Path, tokenizer: PreTrainedTokenizerBase, world: World
+    config: Config, folder: Path, tokenizer: PreTrainedTokenizerBase, world: World
 ) -> Path:
     """The model's own folder, or the run's folder of random weights in the scratch shape."""
-    if model.path is not None:
-        return local_folder(model.path)
+    scratch = config.model.scratch
+    if scratch is None:
+        assert config.model.path is not None
+        return local_folder(config.model.path)
     random = folder / "random_start"
 
     def make() -> None:
-        if not random.exists():
-            with atomic_folder(random) as place:
-                export(_scratch(model, seed, tokenizer), tokenizer, place)
+        if random.exists():
+            return
+        model = scratch_model(
+            scratch,
+            vocab_size=max(scratch.vocab_size, len(tokenizer)),
+            seed=config.seed,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        with atomic_folder(random) as partial_folder:
+            export(model, tokenizer, partial_folder)
 
     on_first_rank(make, world)
     return random
-
-
-def _scratch(model: ModelConfig, seed: int, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    scratch = model.scratch
-    assert scratch is not None
-    return scratch_model(
-        scratch,
-        vocab_size=max(scratch.vocab_size, len(tokenizer)),
-        seed=seed,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )

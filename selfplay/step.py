@@ -128,7 +128,7 @@ def update(run: Run, batch: Batch, step: int) -> tuple[dict[str, float], list[st
     with run.timed("sleep"):
         run.engine.sleep()
     with run.timed("update"):
-        auxiliary = auxiliary_imitation(run.teachers, run.rendering, step=step, world=run.world)
+        auxiliary = auxiliary_imitation(run.config, run.rendering, step=step, world=run.world)
         return update_policy(
             run.learner,
             batch.samples,

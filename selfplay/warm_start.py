@@ -11,7 +11,8 @@ import random
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,7 @@ from selfplay.atomic import atomic_folder, damage, write_atomically
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.checkpoint import resume, save_checkpoint
-from selfplay.config import (
-    Config,
-    DataConfig,
-    GameConfig,
-    ModelConfig,
-    RolloutConfig,
-    WarmStartConfig,
-)
+from selfplay.config import Config, ModelConfig, WarmStartConfig
 from selfplay.data.instances import TEACHERS, TOKENIZER, generated, imitated_people
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, barrier
@@ -53,22 +47,7 @@ from selfplay.rollout.seating import scripted_games, teacher_games, teacher_mixt
 
 LOG_EVERY = 50  # optimizer steps per line of the warm start's log
 SAVE_EVERY = 200  # optimizer steps between the checkpoints from which it resumes
-FEWEST_OF_A_PART, MOST_OF_A_PART = 50, 1000  # games that are kept together
-
-
-@dataclass(frozen=True, slots=True)
-class TeacherSettings:
-    """The settings of the teachers' games. `seed` is the run's."""
-
-    game: GameConfig
-    rollout: RolloutConfig
-    data: DataConfig
-    warm_start: WarmStartConfig
-    seed: int
-
-    @classmethod
-    def of(cls, config: Config) -> TeacherSettings:
-        return cls(config.game, config.rollout, config.data, config.warm_start, config.seed)
+MIN_CHUNK, MAX_CHUNK = 50, 1000  # games that are saved together
 
 
 def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
@@ -89,21 +68,20 @@ def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
         instances, config.game.rules(), split_lines=scratch.split_lines
     )
     return train_tokenizer(
-        _texts(config.game, config.rollout, specs, instances),
+        _texts(config, specs, instances),
         vocab_size=scratch.vocab_size,
         phrases=phrases,
     )
 
 
-def _texts(
-    game: GameConfig, rollout: RolloutConfig, specs: Sequence[str], instances: Sequence[Any]
-) -> Iterator[str]:
-    share = -(-len(instances) // len(specs))
-    for place, spec in enumerate(specs):
+def _texts(config: Config, specs: Sequence[str], instances: Sequence[Any]) -> Iterator[str]:
+    """What the seats read and write in games of each of these scripted players."""
+    num = -(-len(instances) // len(specs))
+    for index, spec in enumerate(specs):
         setups = scripted_games(
-            instances[place * share : (place + 1) * share], spec=spec, game=game
+            instances[index * num : (index + 1) * num], spec=spec, game=config.game
         )
-        for episode in play_scripted(setups, limits=limits_of(rollout)):
+        for episode in play_scripted(setups, limits=limits_of(config.rollout)):
             # The role names of a chat template would otherwise cost one token per letter.
             for prompt in episode.prompts:
                 yield from (f"system\n{prompt.system}", f"user\n{prompt.user}")
@@ -126,27 +104,26 @@ def progress_folder(folder: Path) -> Path:
 def warm_start(
     learner: Learner, config: Config, rendering: Rendering, *, folder: Path
 ) -> dict[str, float]:
-    """Train the learner, in place, to imitate the teachers. Each rank takes its share of a batch.
+    """Train the learner, in place, to imitate the teachers. Every rank must call.
 
-    Writes `warm_start.jsonl` to the run's `folder`. For a restart it keeps the games, and a
+    Writes `warm_start.jsonl` to the run's `folder`. For a restart it saves the games, and a
     checkpoint every SAVE_EVERY optimizer steps, in `progress_folder`. Returns the
     metrics averaged over the last LOG_EVERY optimizer steps.
     """
     warm, world, settings = config.warm_start, learner.world, UpdateSettings.of(config)
-    teachers = TeacherSettings.of(config)
-    stages = kept_samples(teachers, config.model, rendering, folder=folder, world=world)
+    stages = saved_samples(config, rendering, folder=folder, world=world)
     if warm.recorded is not None:
-        people = _people(teachers, rendering, folder=folder, rank=world.rank)
+        people = _people(config, rendering, folder=folder, rank=world.rank)
         last = stages.pop() if warm.num_games > warm.first_games else []
         stages.append(last + people)
     batches = warm_start_batches(stages, warm, seed=config.seed)
-    kept = progress_folder(folder)
-    first, state = resume(kept, learner)
+    unfinished = progress_folder(folder)
+    first, state = resume(unfinished, learner)
     log = StepLog(folder / "warm_start.jsonl", after_step=first or None, rank=world.rank)
     recent = deque[dict[str, float]](state.get("recent", []), maxlen=LOG_EVERY)
     means: dict[str, float] = {}
     for step in progress(range(first, len(batches)), "warm start", rank=world.rank):
-        part = LossTerm(batches[step][world.dp_rank :: world.dp_size], "imitation")
+        term = LossTerm(batches[step][world.dp_rank :: world.dp_size], "imitation")
         lr = learning_rate(
             step,
             peak=warm.lr,
@@ -155,98 +132,103 @@ def warm_start(
             schedule="cosine",
             final_share=0.05,
         )
-        recent.append(optimizer_step(learner, [part], lr=lr, settings=settings))
+        recent.append(optimizer_step(learner, [term], lr=lr, settings=settings))
         if (step + 1) % LOG_EVERY == 0 or step + 1 == len(batches):
             means = {name: sum(m[name] for m in recent) / len(recent) for name in recent[-1]}
             log.append({"step": step + 1, **means})
         if (step + 1) % SAVE_EVERY == 0 and step + 1 < len(batches):
             log.sync()
-            state = {"recent": list(recent)}
-            save_checkpoint(kept, learner, None, step=step + 1, keep=2, state=state, policy=False)
+            save_checkpoint(
+                unfinished,
+                learner,
+                None,
+                step=step + 1,
+                keep=2,
+                state={"recent": list(recent)},
+                policy=False,
+            )
     log.close()
     return means
 
 
-def kept_samples(
-    settings: TeacherSettings,
-    model: ModelConfig,
-    rendering: Rendering,
-    *,
-    folder: Path,
-    world: World,
+def saved_samples(
+    config: Config, rendering: Rendering, *, folder: Path, world: World
 ) -> list[list[Sample]]:
     """The transcripts of the warm start's first games and of the others, as from `teacher_samples`;
     an empty list is left out.
 
-    The games are played in parts, which the ranks share and save to the run's `folder`. Saved parts
-    are not played again. With `data.processes` above 1 each rank uses that many processes of one
-    thread. Every rank must call.
+    The games are played in chunks, which the ranks share and save to the run's `folder`; saved
+    chunks are not played again. With `data.processes` above 1 each rank uses that many processes of
+    one thread. Every rank must call.
     """
-    processes = settings.data.processes
-    num_games, num_first = settings.warm_start.num_games, settings.warm_start.first_games
+    num_games, num_first = config.warm_start.num_games, config.warm_start.first_games
     # The same for any number of processes, which may change when a run resumes.
-    size = min(MOST_OF_A_PART, max(FEWEST_OF_A_PART, -(-num_games // 64)))
-    kept = progress_folder(folder)
+    size = min(MAX_CHUNK, max(MIN_CHUNK, -(-num_games // 64)))
     stages = [
-        [
-            (kept / f"games_{start:08d}_{stop:08d}", start, stop - start)
-            for start in range(begin, end, size)
-            for stop in [min(start + size, end)]
-        ]
+        [range(start, min(start + size, end)) for start in range(begin, end, size)]
         for begin, end in ((0, num_first), (num_first, num_games))
         if begin < end
     ]
-    parts = [part for stage in stages for part in stage]
-    own = [part for part in parts[world.rank :: world.world_size] if damage(part[0]) is not None]
-    if processes == 1:
-        for part, start, num in own:
-            _keep(_play(settings, rendering, start=start, num=num), part)
-    elif own:
-        job_settings = replace(settings, data=replace(settings.data, processes=1))
-        tokenizer = tokenizer_folder(model, folder)
-        jobs = [(job_settings, tokenizer, model.chat_template, start, num) for _, start, num in own]
+    chunks = [chunk for stage in stages for chunk in stage]
+    own = chunks[world.rank :: world.world_size]
+    missing = [chunk for chunk in own if damage(chunk_folder(folder, chunk)) is not None]
+    if config.data.processes == 1 or not missing:
+        for chunk in missing:
+            _save(_play(config, rendering, chunk), chunk_folder(folder, chunk))
+    else:
+        job_config = replace(config, data=replace(config.data, processes=1))
+        tokenizer = tokenizer_folder(config.model, folder)
         with ProcessPoolExecutor(
-            processes, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+            config.data.processes,
+            get_context("spawn"),
+            initializer=torch.set_num_threads,
+            initargs=(1,),
         ) as pool:
-            for (part, _, _), samples in zip(own, pool.map(_play_job, jobs), strict=True):
-                _keep(samples, part)
+            played = pool.map(partial(_play_job, job_config, tokenizer), missing)
+            for chunk, samples in zip(missing, played, strict=True):
+                _save(samples, chunk_folder(folder, chunk))
     barrier(world)
-    limit = settings.rollout.max_game_tokens
+    limit = config.rollout.max_game_tokens
     return [
         _fitting(
-            [s for part, _, _ in stage for s in _kept(part)], "the teachers' games", limit=limit
+            [sample for chunk in stage for sample in _load(chunk_folder(folder, chunk))],
+            "the teachers' games",
+            limit=limit,
         )
         for stage in stages
     ]
 
 
-def _play_job(
-    job: tuple[TeacherSettings, Path, dict[str, object], int, int],
-) -> list[Sample]:
-    settings, tokenizer, chat_template, start, num = job
+def chunk_folder(folder: Path, games: range) -> Path:
+    """Where the run in `folder` saves the transcripts of these games of its teachers."""
+    return progress_folder(folder) / f"games_{games.start:08d}_{games.stop:08d}"
+
+
+def _play_job(config: Config, tokenizer: Path, games: range) -> list[Sample]:
     rendering = make_rendering(
-        AutoTokenizer.from_pretrained(tokenizer), template_kwargs=chat_template
+        AutoTokenizer.from_pretrained(tokenizer), template_kwargs=config.model.chat_template
     )
-    return _play(settings, rendering, start=start, num=num)
+    return _play(config, rendering, games)
 
 
-def _keep(samples: Sequence[Sample], folder: Path) -> None:
-    """Write the parts of the samples that imitation needs: names, starts, ids and masks."""
-    with atomic_folder(folder) as place:
+def _save(samples: Sequence[Sample], folder: Path) -> None:
+    """Write what imitation needs of the samples: names, starts, ids and masks."""
+    with atomic_folder(folder) as partial_folder:
         tensors = {
             "lengths": torch.tensor([len(s.ids) for s in samples]),
             "ids": torch.tensor([i for s in samples for i in s.ids], dtype=torch.int32),
             "masks": torch.tensor([m for s in samples for m in s.mask], dtype=torch.uint8),
         }
-        save_file(tensors, place / "samples.safetensors")
-        (place / "names.json").write_text(json.dumps([[s.name, s.starts] for s in samples]))
+        save_file(tensors, partial_folder / "samples.safetensors")
+        names = json.dumps([[s.name, s.starts] for s in samples])
+        (partial_folder / "names.json").write_text(names)
 
 
-def _kept(folder: Path) -> list[Sample]:
+def _load(folder: Path) -> list[Sample]:
     tensors = load_file(folder / "samples.safetensors")
     lengths = tensors["lengths"].tolist()
     named = json.loads((folder / "names.json").read_text())
-    parts = (tensors[name].split(lengths) for name in ("ids", "masks"))
+    ids_and_masks = (tensors[name].split(lengths) for name in ("ids", "masks"))
     return [
         Sample(
             name,
@@ -256,21 +238,19 @@ def _kept(folder: Path) -> list[Sample]:
             mask.float().tolist(),
             starts=tuple(starts),
         )
-        for (name, starts), ids, mask in zip(named, *parts, strict=True)
+        for (name, starts), ids, mask in zip(named, *ids_and_masks, strict=True)
     ]
 
 
-def _people(
-    settings: TeacherSettings, rendering: Rendering, *, folder: Path, rank: int
-) -> list[Sample]:
+def _people(config: Config, rendering: Rendering, *, folder: Path, rank: int) -> list[Sample]:
     """The recorded games' transcripts for one pass. Rank 0 writes the digests of their boards to
     the run's `folder`, where evaluations find them, and prints what was left out."""
-    warm, kit = settings.warm_start, settings.game.kit
+    warm, kit = config.warm_start, config.game.kit
     assert warm.recorded is not None
     played = imitated_people(
-        settings.game, settings.data, recorded=warm.recorded, share=warm.recorded_share
+        config.game, config.data, recorded=warm.recorded, share=warm.recorded_share
     )
-    samples = people_samples(settings, rendering, played)
+    samples = people_samples(config, rendering, played)
     if rank == 0:
         boards = sorted({kit.digest(game.instance) for game in played})
         write_atomically(folder / IMITATED_BOARDS, json.dumps(boards) + "\n")
@@ -284,23 +264,21 @@ def _people(
     return samples * warm.recorded_repeats
 
 
-def people_samples(
-    settings: TeacherSettings, rendering: Rendering, played: Sequence[Played]
-) -> list[Sample]:
+def people_samples(config: Config, rendering: Rendering, played: Sequence[Played]) -> list[Sample]:
     """Transcripts of both seats of recorded human games.
 
     Raises SettingsError if more than 5 % are above `rollout.max_game_tokens`; the others are
     dropped.
     """
-    kit, samples = settings.game.kit, []
+    kit, samples = config.game.kit, []
     for game in played:
         players = tuple(Teacher(script, rendering, name="people") for script in game.scripts)
-        new_game = kit.new_game(game.instance, settings.game.rules())
+        new_game = kit.new_game(game.instance, config.game.rules())
         setup = GameSetup(new_game, players, game.instance.key, index=0)
         # The game stops with the recording, which may end before an agreement.
         limits = Limits(max_turns=len(game.moves), max_retries=0)
         samples += imitation_samples(play_scripted([setup], limits=limits))
-    return _fitting(samples, "the recorded games", limit=settings.rollout.max_game_tokens)
+    return _fitting(samples, "the recorded games", limit=config.rollout.max_game_tokens)
 
 
 def warm_start_batches(
@@ -324,51 +302,49 @@ def warm_start_batches(
 
 
 def auxiliary_imitation(
-    settings: TeacherSettings, rendering: Rendering, *, step: int, world: World
+    config: Config, rendering: Rendering, *, step: int, world: World
 ) -> list[LossTerm]:
     """The auxiliary imitation loss of a self-play step: this rank's share of new teachers' games,
     weighted by `warm_start.auxiliary_weight`; [] if the weight is 0."""
-    warm = settings.warm_start
+    warm = config.warm_start
     if warm.auxiliary_weight == 0.0:
         return []
     start = warm.num_games + step * warm.auxiliary_games
-    samples = teacher_samples(settings, rendering, start=start, num=warm.auxiliary_games)
+    samples = teacher_samples(config, rendering, start=start, num=warm.auxiliary_games)
     return [
         LossTerm(samples[world.dp_rank :: world.dp_size], "imitation", weight=warm.auxiliary_weight)
     ]
 
 
-def teacher_samples(
-    settings: TeacherSettings, rendering: Rendering, *, start: int, num: int
-) -> list[Sample]:
+def teacher_samples(config: Config, rendering: Rendering, *, start: int, num: int) -> list[Sample]:
     """Transcripts of both seats of the teachers' games start..start+num-1, with errors masked out.
 
     Transcripts above `rollout.max_game_tokens` are dropped. Raises SettingsError if these are more
     than 5 %.
     """
-    transcripts = _play(settings, rendering, start=start, num=num)
-    return _fitting(transcripts, "the teachers' games", limit=settings.rollout.max_game_tokens)
+    transcripts = _play(config, rendering, range(start, start + num))
+    return _fitting(transcripts, "the teachers' games", limit=config.rollout.max_game_tokens)
 
 
-def _play(settings: TeacherSettings, rendering: Rendering, *, start: int, num: int) -> list[Sample]:
+def _play(config: Config, rendering: Rendering, games: range) -> list[Sample]:
+    warm = config.warm_start
     instances = generated(
         TEACHERS,
-        game=settings.game,
-        seed=settings.seed,
-        start=start,
-        num=num,
-        processes=settings.data.processes,
-        easy=settings.warm_start.keep == "all",
+        game=config.game,
+        seed=config.seed,
+        start=games.start,
+        num=len(games),
+        processes=config.data.processes,
+        easy=warm.keep == "all",
     )
-    warm = settings.warm_start
     setups = teacher_games(
         instances,
-        teachers=warm.first_teachers if start < warm.first_games else warm.teachers,
-        game=settings.game,
-        seed=settings.seed,
+        teachers=warm.first_teachers if games.start < warm.first_games else warm.teachers,
+        game=config.game,
+        seed=config.seed,
         rendering=rendering,
     )
-    return imitation_samples(play_scripted(setups, limits=limits_of(settings.rollout)))
+    return imitation_samples(play_scripted(setups, limits=limits_of(config.rollout)))
 
 
 def _fitting(samples: Sequence[Sample], whose: str, *, limit: int) -> list[Sample]:

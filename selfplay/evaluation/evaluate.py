@@ -13,7 +13,7 @@ from typing import Any
 
 from dialop.game import Instance
 from selfplay.chat.rendering import Rendering
-from selfplay.config import Config, DataConfig, EvalConfig, GameConfig, RolloutConfig
+from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.distributed import World, gather_objects
 from selfplay.engines.base import Sampling
 from selfplay.metrics.console import progress
@@ -51,38 +51,14 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationContext:
-    """What held-out games need: the engine, the ranks that share the games, the settings, the
+    """What held-out games need: the settings, the engine, the ranks that share the games, the
     policy's partner."""
 
+    config: Config
     engine: EngineSupervisor
     rendering: Rendering
     world: World
-    game: GameConfig
-    rollout: RolloutConfig
-    eval: EvalConfig
-    data: DataConfig
     partner: Partner = SELF_PLAY
-
-    @classmethod
-    def of(
-        cls,
-        config: Config,
-        engine: EngineSupervisor,
-        rendering: Rendering,
-        world: World,
-        *,
-        partner: Partner = SELF_PLAY,
-    ) -> EvaluationContext:
-        return cls(
-            engine,
-            rendering,
-            world,
-            config.game,
-            config.rollout,
-            config.eval,
-            config.data,
-            partner,
-        )
 
 
 def evaluate(
@@ -102,66 +78,32 @@ def evaluate(
     Raises:
         AllVoid: if no game is left.
     """
-    played = play_instances(instances, context, temperature=temperature, seat=seat)
-    return summarize(played, context)
-
-
-@dataclass(frozen=True, slots=True)
-class PlayedGames:
-    """This rank's games by the index of their instance, and the number of void games."""
-
-    games: dict[int, Episode]
-    num_void: int
-
-
-def summarize(played: PlayedGames, context: EvaluationContext) -> Evaluation:
-    """All ranks' games as one evaluation. Every rank must call. Raises AllVoid if no game is
-    left."""
-    partner = context.partner
-    name = "policy" if partner.make_player is None else f"policy with {partner.name}"
-    return _evaluation(
-        name,
-        played.games,
-        world=context.world,
-        num_void=played.num_void,
-        pieces=context.rendering.pieces,
-    )
-
-
-def play_instances(
-    instances: Sequence[Instance],
-    context: EvaluationContext,
-    *,
-    temperature: float | None = None,
-    seat: int | None = None,
-) -> PlayedGames:
-    """This rank's share of the games that `evaluate` scores. Every rank must call."""
+    config, partner, world = context.config, context.partner, context.world
     sampling = Sampling(
-        temperature=context.rollout.temperature if temperature is None else temperature,
+        temperature=config.rollout.temperature if temperature is None else temperature,
         stop_ids=context.rendering.stop_ids,
     )
-    engine, partner, world = context.engine, context.partner, context.world
-    numbers = world.replica.share(len(instances))
+    setups = evaluation_games(
+        instances,
+        partner=partner,
+        game=config.game,
+        rollout=config.rollout,
+        rendering=context.rendering,
+        seat=seat,
+    )
+    own = world.replica.share(len(instances))
     at_once = 1 if partner.alone else len(instances)
     # A person plays at the terminal, where a progress bar would disturb the game.
     bar_rank = int(partner.alone) or world.rank
     games: dict[int, Episode] = {}
     num_void = 0
-    setups = evaluation_games(
-        instances,
-        partner=partner,
-        game=context.game,
-        rollout=context.rollout,
-        rendering=context.rendering,
-        seat=seat,
-    )
-    with progress(len(numbers), "evaluation", rank=bar_rank) as bar:
+    with progress(len(own), "evaluation", rank=bar_rank) as bar:
         for start in range(0, len(instances), at_once):
-            batch = numbers[start : start + at_once]
-            episodes, stats = engine.play(
+            batch = own[start : start + at_once]
+            episodes, stats = context.engine.play(
                 [setups[number] for number in batch],
                 sampling=sampling,
-                limits=limits_of(context.rollout),
+                limits=limits_of(config.rollout),
                 on_end=bar.update,
             )
             ended = [number for index, number in enumerate(batch) if index not in stats.void]
@@ -170,7 +112,13 @@ def play_instances(
             if partner.alone and episodes:
                 score = episodes[0].score
                 print(f"\nThe game is over ({episodes[0].ended}): {score:.3f} of the best.\n")
-    return PlayedGames(games, num_void)
+    return _evaluation(
+        "policy" if partner.make_player is None else f"policy with {partner.name}",
+        games,
+        world=world,
+        num_void=num_void,
+        pieces=context.rendering.pieces,
+    )
 
 
 def evaluate_scripted(
@@ -250,23 +198,23 @@ def check_room(
     )
 
 
-def example_places(scores: Sequence[float]) -> dict[str, int]:
-    """The indices of the best game, the worst game and the game nearest the median score.
+def example_games(scores: Sequence[float]) -> dict[str, int]:
+    """The indices of the best game, the game nearest the median score, and the worst.
 
     Of equal games the first is taken, and no game twice: fewer than three games give fewer
     examples.
     """
     median = statistics.median(scores)
-    criteria = {
-        "best": lambda place: -scores[place],
-        "worst": lambda place: scores[place],
-        "typical": lambda place: abs(scores[place] - median),
-    }
+    left = list(range(len(scores)))
     chosen: dict[str, int] = {}
-    for name, rank in criteria.items():
-        left = [place for place in range(len(scores)) if place not in chosen.values()]
+    for name, rank in (
+        ("best", lambda index: -scores[index]),
+        ("worst", lambda index: scores[index]),
+        ("typical", lambda index: abs(scores[index] - median)),
+    ):
         if left:
             chosen[name] = min(left, key=rank)
+            left.remove(chosen[name])
     return {name: chosen[name] for name in ("best", "typical", "worst") if name in chosen}
 
 
@@ -280,21 +228,21 @@ def _evaluation(
 ) -> Evaluation:
     """This rank's games, by the index of their instance, joined with those of all other ranks.
     `world` None means that `games` are all games."""
-    own_scores = {place: episode.score for place, episode in games.items()}
+    own_scores = {index: episode.score for index, episode in games.items()}
     by_rank = _gather((own_scores, tally(list(games.values())), num_void), world)
-    scores_by_place: dict[int, float] = {}
+    all_scores: dict[int, float] = {}
     for rank_scores, _, _ in by_rank:
-        scores_by_place |= rank_scores
+        all_scores |= rank_scores
     num_void = sum(rank_void for _, _, rank_void in by_rank)
-    if not scores_by_place:
+    if not all_scores:
         raise AllVoid(f"{name}: all {num_void} games ended void, so there is nothing to score")
     # Void games leave gaps in the indices but not in the scores.
-    places = sorted(scores_by_place)
-    scores = tuple(scores_by_place[place] for place in places)
-    chosen = {label: places[number] for label, number in example_places(scores).items()}
-    shown = {*places[:NUM_SHOWN], *chosen.values()}
+    indices = sorted(all_scores)
+    scores = tuple(all_scores[index] for index in indices)
+    chosen = {label: indices[number] for label, number in example_games(scores).items()}
+    shown = {*indices[:NUM_SHOWN], *chosen.values()}
     records: dict[int, dict[str, Any]] = {}
-    own = {p: game_record(games[p], step=0, pieces=pieces) for p in shown if p in games}
+    own = {i: game_record(games[i], step=0, pieces=pieces) for i in shown if i in games}
     for rank_records in _gather(own, world):
         records |= rank_records
     return Evaluation(
@@ -303,8 +251,8 @@ def _evaluation(
         interval=bootstrap_interval(scores, seed=0),
         measures=game_measures(add_up(rank_sums for _, rank_sums, _ in by_rank))
         | ({"num_void": float(num_void)} if num_void else {}),
-        games=tuple(records[place] for place in places[:NUM_SHOWN]),
-        examples={label: records[place] for label, place in chosen.items()},
+        games=tuple(records[index] for index in indices[:NUM_SHOWN]),
+        examples={label: records[index] for label, index in chosen.items()},
     )
 
 

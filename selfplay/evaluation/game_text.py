@@ -1,7 +1,4 @@
-"""Shows a recorded game as text for a terminal.
-
-Reads records of `games.jsonl` as plain dicts. Never sees torch or the rules of a game.
-"""
+"""Shows a recorded game, a record of `games.jsonl`, as text for a terminal."""
 
 from __future__ import annotations
 
@@ -33,11 +30,8 @@ def game_text(record: Mapping[str, Any], *, width: int = 100) -> str:
     lines += _views(names, views, width)
     lines += ["", _rule("talk", width)]
     margin = max(len(name) for name in names) + 4
-    branches = {branch["turn"]: branch for branch in record.get("branches", ())}
-    for number, turn in enumerate(record["turns"]):
+    for turn in record["turns"]:
         lines += _turn(names[turn["seat"]], turn, margin=margin, width=width)
-        if number in branches:
-            lines += _branch(branches[number], margin=margin, width=width)
     lines += [_rule("outcome", width), *_wrapped(_outcome(record), width)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
@@ -81,26 +75,6 @@ def _turn(name: str, turn: Mapping[str, Any], *, margin: int, width: int) -> Ite
     if turn["error"]:
         for line in _wrapped(f"refused: {_printable(turn['error'])}", columns):
             yield " " * margin + line
-
-
-def _branch(branch: Mapping[str, Any], *, margin: int, width: int) -> Iterator[str]:
-    """The siblings of the turn above, one line each: value, scores, text.
-
-    The turn of the played game comes first, with the score of that game first.
-    """
-    siblings = branch["siblings"]
-    most = max(len(sibling["scores"]) for sibling in siblings)
-    mean = sum(sibling["value"] for sibling in siblings) / len(siblings)
-    head = f"{len(siblings)} turns tried here, mean {mean:.3f}:"
-    yield " " * margin + head
-    for number, sibling in enumerate(siblings):
-        mark = ">" if number == 0 else " "
-        scores = "" if most == 1 else f" ({', '.join(f'{s:.2f}' for s in sibling['scores'])})"
-        start = f"{mark} {sibling['value']:.3f}{scores} {'✗ ' if sibling['error'] else ''}"
-        text = " / ".join(_printable(sibling["text"]).split("\n")) or "(nothing)"
-        first, *rest = textwrap.wrap(text, max(20, width - margin - len(start))) or [""]
-        yield " " * margin + start + first
-        yield from (" " * (margin + len(start)) + line for line in rest)
 
 
 def _outcome(record: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The evaluations of a run: held-out games before and after self-play, and validation games, on
 other instances, during it.
 
-Every rank plays its share; only rank 0 writes and prints.
+All ranks play; only rank 0 writes and prints.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from selfplay.config import EvalConfig, GameConfig, RolloutConfig
 from selfplay.config.player_spec import CHECKPOINT, WARM_START, Spec
 from selfplay.data.instances import HELD_OUT, VALIDATION, evaluation_instances
 from selfplay.errors import SettingsError
-from selfplay.evaluation.evaluate import (
-    EvaluationContext,
-    evaluate,
-    evaluate_scripted,
-)
+from selfplay.evaluation.evaluate import EvaluationContext, evaluate, evaluate_scripted
 from selfplay.evaluation.report import rows_json, table_text
 from selfplay.metrics.tables import COLUMNS, paired_change, show_interval
 from selfplay.partners.partners import Partners, check_spec
@@ -33,11 +29,11 @@ def held_out(stage: str, context: EvaluationContext, *, folder: Path) -> None:
     `stage` is "before" or "after". The result goes to `held_out_<stage>.json` in the run's
     `folder`; a stage whose file exists is not played again.
     """
-    path = folder / f"held_out_{stage}.json"
+    path, config = folder / f"held_out_{stage}.json", context.config
     if path.exists():
         return
     instances = evaluation_instances(
-        HELD_OUT, num=context.eval.final_games, game=context.game, data=context.data
+        HELD_OUT, num=config.eval.final_games, game=config.game, data=config.data
     )
     if not context.world.rank:
         print(
@@ -51,9 +47,9 @@ def held_out(stage: str, context: EvaluationContext, *, folder: Path) -> None:
     }
     if context.world.rank:
         return
-    for spec in context.game.kit.BASELINES:
+    for spec in config.game.kit.BASELINES:
         rows[spec] = evaluate_scripted(
-            instances, spec=spec, game=context.game, rollout=context.rollout
+            instances, spec=spec, game=config.game, rollout=config.rollout
         )
     write_atomically(path, json.dumps(rows_json(rows), indent=1) + "\n")
     print(f"held-out games {stage} self-play ({len(instances)} instances):")
@@ -112,8 +108,9 @@ def what_changed(folder: Path) -> str:
 def validation(context: EvaluationContext, fixed: Partner | None) -> dict[str, float]:
     """Play the validation instances, sampled as in training, and once more with the partner
     `fixed`, if any. Returns metrics with the prefix `eval_`. Every rank must call."""
+    config = context.config
     instances = evaluation_instances(
-        VALIDATION, num=context.eval.num_games, game=context.game, data=context.data
+        VALIDATION, num=config.eval.num_games, game=config.game, data=config.data
     )
     row = evaluate(instances, context)
     measures = {name: row.measures[name] for name, _, _ in COLUMNS if name in row.measures}

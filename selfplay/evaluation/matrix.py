@@ -66,12 +66,12 @@ def play_matches(
                 with closing(
                     Partners([(spec, 1.0)], config, rendering=rendering, world=world)
                 ) as partners:
-                    context = EvaluationContext.of(
+                    context = EvaluationContext(
                         config,
                         EngineSupervisor(engine, world, router=partners.routed(engine)),
                         rendering,
                         world,
-                        partner=partners.for_step(0)[0][0],
+                        partners.for_step(0)[0][0],
                     )
                     for match in matches:
                         rows[match.name] = evaluate(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from selfplay.config import Config, GameConfig, RolloutConfig, load_config
+from selfplay.config import Config, GameConfig, load_config
 from selfplay.config.load import read_value
 from selfplay.config.player_spec import (
     CHECKPOINT,
@@ -142,14 +142,8 @@ def plan_evaluation(
         folder = Path(f"{home}/{name}")
     usual = config.rollout.temperature
     matches = [
-        Match(
-            pair_name(*in_seats(one, other, seat)) + ("" if rows else _sampling(t, usual=usual)),
-            one,
-            other,
-            seat,
-            t,
-        )
-        for one, other, seat in pairs
+        Match(_row_name(pair, t, usual=usual, in_matrix=bool(rows)), *pair, t)
+        for pair in pairs
         for t in temperatures or [usual]
     ]
     labels = (tuple(player.label for player in group) for group in (rows, columns))
@@ -166,7 +160,10 @@ def _pair_of_one(
     settings: Path | None,
     overrides: Sequence[str],
 ) -> Pair:
-    text = partner or usual_partner(config.game, config.rollout)
+    text = partner
+    if text is None:  # self, or the first training partner where the policy has not all seats
+        all_seats = chosen_seats(config.game, config.rollout) is None
+        text = SELF if all_seats else parse_shares(config.rollout.partners)[0][0].text
     played = settings or source.home
     spec = find_partner(text, config.game, played=played, overrides=overrides)
     policy = MatrixPlayer("policy", ITSELF, source)
@@ -190,21 +187,19 @@ def _pairs_of_matrix(players: Sequence[MatrixPlayer], rows: Sequence[MatrixPlaye
     ]
 
 
-def in_seats(one: MatrixPlayer, other: MatrixPlayer, seat: int | None) -> tuple[str, str]:
-    """The labels of the players of seat 0 and of seat 1, where `one` has `seat`."""
-    return (other.label, one.label) if seat == 1 else (one.label, other.label)
-
-
 def pair_name(first: str, second: str) -> str:
     """The row of a cell of the matrix, with `first` in seat 0."""
     return first if first == second else f"{first} with {second}"
 
 
-def _sampling(temperature: float, *, usual: float) -> str:
-    """The end of a row's name: "" for the temperature of training."""
-    if temperature == usual:
-        return ""
-    return f", temperature {temperature:g}" if temperature else ", greedy"
+def _row_name(pair: Pair, temperature: float, *, usual: float, in_matrix: bool) -> str:
+    """The name of a match; a single policy's names another temperature than that of training."""
+    one, other, seat = pair
+    labels = (other.label, one.label) if seat == 1 else (one.label, other.label)
+    name = pair_name(*labels)
+    if in_matrix or temperature == usual:
+        return name
+    return f"{name}, temperature {temperature:g}" if temperature else f"{name}, greedy"
 
 
 def find_config(source: Source, given: Path | None, overrides: Sequence[str]) -> Config:
@@ -245,14 +240,6 @@ def find_partner(
             "checkpoint:RUN/policy_pool/step_000020"
         )
     return spec
-
-
-def usual_partner(game: GameConfig, rollout: RolloutConfig) -> str:
-    """The default partner of an evaluation: the policy itself, or the first training partner where
-    the policy does not play all seats."""
-    if chosen_seats(game, rollout) is None:
-        return SELF
-    return parse_shares(rollout.partners)[0][0].text
 
 
 def report_folder(source: Source, games: str, partner: str, options: Sequence[str] = ()) -> Path:

@@ -18,7 +18,7 @@ from selfplay.config.text import dump
 from selfplay.data.instances import HELD_OUT, generated
 from selfplay.distributed import init_world
 from selfplay.engines.hf import HFEngine
-from selfplay.evaluation.evaluate import evaluate_people, evaluate_scripted, example_places
+from selfplay.evaluation.evaluate import evaluate_people, evaluate_scripted, example_games
 from selfplay.evaluation.games import find_games
 from selfplay.evaluation.held_out import EvaluationContext, held_out
 from selfplay.evaluation.plan import find_config, report_folder
@@ -58,7 +58,7 @@ def test_it_measures_what_the_run_measured(run: Path, tmp_path: Path) -> None:
     rendering = make_rendering(tokenizer, template_kwargs={})
     learner = make_learner(config, run / "final", world)
     engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
-    context = EvaluationContext.of(config, EngineSupervisor(engine, world), rendering, world)
+    context = EvaluationContext(config, EngineSupervisor(engine, world), rendering, world)
     held_out("after", context, folder=tmp_path)
     saved = json.loads((tmp_path / "held_out_after.json").read_text(encoding="utf-8"))
 
@@ -150,10 +150,10 @@ def test_measures_of_people_by_hand() -> None:
 
 
 def test_examples_are_the_best_the_typical_and_the_worst() -> None:
-    assert example_places([0.5, 1.0, 0.0, 1.0, 0.7]) == {"best": 1, "typical": 4, "worst": 2}
+    assert example_games([0.5, 1.0, 0.0, 1.0, 0.7]) == {"best": 1, "typical": 4, "worst": 2}
     # No game is shown twice, even if all scores are equal.
-    assert example_places([1.0, 1.0, 1.0]) == {"best": 0, "typical": 2, "worst": 1}
-    assert example_places([1.0]) == {"best": 0}
+    assert example_games([1.0, 1.0, 1.0]) == {"best": 0, "typical": 2, "worst": 1}
+    assert example_games([1.0]) == {"best": 0}
 
 
 def test_a_file_of_instances_is_played_in_its_order(run: Path, tmp_path: Path) -> None:

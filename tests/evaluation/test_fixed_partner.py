@@ -77,7 +77,7 @@ def test_a_private_code_stops_the_run(tmp_path: Path) -> None:
         return FrozenPlayer(player, name="warm_start")
 
     world = init_world(device="cpu")
-    context = EvaluationContext.of(config, EngineSupervisor(router, world), rendering, world)
+    context = EvaluationContext(config, EngineSupervisor(router, world), rendering, world)
     fixed = Partner("warm_start", sit)
     monitors = Monitors(
         ["stop if eval_score_with_partner falls 0.03 while eval_score rises"], rank=0

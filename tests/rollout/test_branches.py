@@ -16,9 +16,7 @@ from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, RewardConfig, load_config
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Generate, Request
-from selfplay.evaluation.game_text import game_text
 from selfplay.metrics.branches import branch_metrics, branch_records, branch_tally, turn_values
-from selfplay.metrics.step import game_record
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Branching, Episode, GameSetup, branching_of, siblings_of
 from selfplay.rollout.players import Move, Player, ScriptedPartner
@@ -400,18 +398,6 @@ def test_metrics_by_hand(rendering: Rendering) -> None:
         "branch_variance": pytest.approx(1 / 16),
     }
     assert branch_tally([replace(episode, branches=())], stats) == {} == branch_metrics({})
-
-
-def test_a_game_shows_its_branch_points(rendering: Rendering) -> None:
-    episode, _ = played(rendering, SECOND, PROPOSALS)
-    text = game_text(game_record(episode, step=3))
-    shown = text[text.index("2 turns tried here") :].splitlines()[:3]
-    assert [line.strip() for line in shown] == [
-        "2 turns tried here, mean 0.583:",
-        "> 0.833 (1.00, 0.67) [propose] / BLEU: Ava / Electra: Daniel",
-        "0.333 (0.67, 0.00) [propose] / BLEU: Daniel / Electra: Ava",
-    ]
-    assert "tried here" not in game_text(game_record(replace(episode, branches=()), step=3))
 
 
 class Walker(Lines):

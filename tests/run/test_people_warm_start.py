@@ -15,7 +15,7 @@ from selfplay.errors import SettingsError
 from selfplay.evaluation.games import find_games, imitated_boards
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.partners.checkpoints import Source
-from selfplay.warm_start import TeacherSettings, people_samples, teacher_samples
+from selfplay.warm_start import people_samples, teacher_samples
 from tests.helpers.dialop_boards import record_of, write_records
 
 BOARDS = [generate_instance(MatchingRecipe(keep="all"), seed=3, index=i) for i in range(8)]
@@ -48,7 +48,7 @@ def people(config: Config, file: Path, share: float = 1.0) -> list[str]:
 def test_both_seats_words_are_imitated_and_nothing_else(file: Path, rendering: Rendering) -> None:
     config = config_of()
     played = imitated_people(config.game, config.data, recorded=str(file), share=1.0)
-    samples = people_samples(TeacherSettings.of(config), rendering, played)
+    samples = people_samples(config, rendering, played)
     assert len(samples) == 16
     said = [rendering.decode(list(compress(s.ids, s.mask))) for s in samples[:2]]
     assert said[0].startswith("[message] mine is 0") and "[propose]" in said[0]
@@ -115,7 +115,7 @@ def test_demonstrations_are_context_without_loss(rendering: Rendering) -> None:
         config = config_of(
             "game={options: {size: 2, keep: all}}", f"game.options.demonstrations={num}"
         )
-        samples[num] = teacher_samples(TeacherSettings.of(config), rendering, start=0, num=3)
+        samples[num] = teacher_samples(config, rendering, start=0, num=3)
     for plain, shown in zip(samples[0], samples[1], strict=True):
         assert list(compress(plain.ids, plain.mask)) == list(compress(shown.ids, shown.mask))
         longer = len(shown.ids) - len(plain.ids)

@@ -20,9 +20,9 @@ from selfplay.errors import SettingsError
 from selfplay.model.policy import export, scratch_model
 from selfplay.setup import first_weights, make_tokenizer
 from selfplay.warm_start import (
-    TeacherSettings,
-    kept_samples,
+    chunk_folder,
     progress_folder,
+    saved_samples,
     scratch_tokenizer,
     teacher_samples,
     warm_start_batches,
@@ -49,7 +49,7 @@ def samples() -> list[Sample]:
     """Both seats' transcripts of four games."""
     config = config_of()
     rendering = make_rendering(scratch_tokenizer(config), template_kwargs={})
-    settings = TeacherSettings.of(config)
+    settings = config
     return teacher_samples(settings, rendering, start=0, num=config.warm_start.num_games)
 
 
@@ -87,9 +87,7 @@ def test_the_first_teachers_play_the_first_games_and_no_others(tmp_path: Path) -
     )
     world = init_world(device="cpu")
     rendering = make_rendering(make_tokenizer(config, tmp_path, world), template_kwargs={})
-    first, others = kept_samples(
-        TeacherSettings.of(config), config.model, rendering, folder=tmp_path, world=world
-    )
+    first, others = saved_samples(config, rendering, folder=tmp_path, world=world)
     assert (len(first), len(others)) == (22, 38)
     texts = [rendering.decode([i for i, m in zip(s.ids, s.mask, strict=True) if m]) for s in first]
     plans = [text.partition("[propose]\n")[::2] for text in texts if "[propose]" in text]
@@ -120,7 +118,7 @@ def test_strays_are_context_and_not_imitated() -> None:
         config = config_of(thinking, split, teachers)
         tokenizer = scratch_tokenizer(config_of(thinking, split))
         rendering = make_rendering(tokenizer, template_kwargs={})
-        samples = teacher_samples(TeacherSettings.of(config), rendering, start=0, num=8)
+        samples = teacher_samples(config, rendering, start=0, num=8)
         trained[stray] = [sum(sample.mask) for sample in samples]
         for sample in samples:
             imitated = "".join(
@@ -228,7 +226,7 @@ def warm_up(run: Path, *overrides: str) -> Path:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(warm_start, "MOST_OF_A_PART", 10)
+        patched.setattr(warm_start, "MAX_CHUNK", 10)
         return warm_up(tmp_path_factory.mktemp("unbroken") / "run")
 
 
@@ -250,7 +248,7 @@ def test_a_stopped_warm_start_goes_on_bit_for_bit(
 ) -> None:
     """And no game that was kept is played again."""
     module, name, call, num_parts, num_steps = STOPS[stop]
-    monkeypatch.setattr(warm_start, "MOST_OF_A_PART", 10)
+    monkeypatch.setattr(warm_start, "MAX_CHUNK", 10)
     with monkeypatch.context() as patched, pytest.raises(Stopped):
         patched.setattr(module, name, stop_at(call, getattr(module, name)))
         warm_up(tmp_path / "run")
@@ -283,7 +281,7 @@ def test_a_stopped_warm_start_goes_on_bit_for_bit(
 def test_a_damaged_part_is_played_again_and_a_damaged_checkpoint_set_aside(
     unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(warm_start, "MOST_OF_A_PART", 10)
+    monkeypatch.setattr(warm_start, "MAX_CHUNK", 10)
     with monkeypatch.context() as patched, pytest.raises(Stopped):
         patched.setattr(warm_start, "optimizer_step", stop_at(10, warm_start.optimizer_step))
         warm_up(tmp_path / "run")
@@ -304,7 +302,7 @@ def test_a_warm_start_goes_on_with_another_number_of_processes(
     unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts that were kept are neither played again nor left out: 41 games, 82 transcripts."""
-    monkeypatch.setattr(warm_start, "MOST_OF_A_PART", 10)
+    monkeypatch.setattr(warm_start, "MAX_CHUNK", 10)
     with monkeypatch.context() as patched, pytest.raises(Stopped):
         patched.setattr(warm_start, "_play", stop_at(3, warm_start._play))
         warm_up(tmp_path / "run")
@@ -319,11 +317,10 @@ def test_kept_parts_do_not_depend_on_the_number_of_processes(
     config = config_of(*words, "warm_start.first_teachers=[solo]", f"out={tmp_path}")
     parts = [(0, 20), (20, 70), (70, 120), (120, 130)]
     for start, stop in parts:
-        folder = warm_start.progress_folder(tmp_path) / f"games_{start:08d}_{stop:08d}"
-        warm_start._keep([sample_of(start)] * (stop - start), folder)
-    stages = warm_start.kept_samples(
-        TeacherSettings.of(config),
-        config.model,
+        folder = chunk_folder(tmp_path, range(start, stop))
+        warm_start._save([sample_of(start)] * (stop - start), folder)
+    stages = warm_start.saved_samples(
+        config,
         make_rendering(tokenizer_of("no template")),
         folder=tmp_path,
         world=init_world(device="cpu"),
