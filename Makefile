@@ -62,7 +62,7 @@ bwrap:  ## bubblewrap, in which code answers are graded: one that is here, or De
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends bubblewrap; } \
 		|| echo 'bubblewrap is missing and cannot be installed here: tests that grade code are skipped'
 
-test-load: $(VENV)/.dev  ## a million texts through the parsers, ten thousand games at once (20 minutes)
+test-load: $(VENV)/.dev  ## ten thousand games at once
 	$(TESTS) -m load --dist worksteal $(ARGS)
 
 soak: $(VENV)/.dev  ## kill a tiny run 25 times, show that it ends as an unbroken one (ARGS="--kills 50 --seed 1")

@@ -3,7 +3,7 @@
 A folder is filled under a hidden name and synced to disk; a manifest with the size of each file is
 written last, then the folder takes its name. So a folder with its own name was complete when it was
 written, and one that lost a file, or part of one, later (a copy that was cut off) is found by
-`damage`. Knows no models.
+`damage`.
 """
 
 from __future__ import annotations
@@ -66,14 +66,12 @@ def filled(folder: Path, world: World | None = None) -> Iterator[Path]:
     """
     partial = hidden(folder)
 
-    def begin() -> None:
+    def delete() -> None:
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
 
-    def end() -> None:
-        if refused := next(filter(None, every), None):
-            shutil.rmtree(partial, ignore_errors=True)
-            raise refused
+    def begin() -> None:
+        delete()
+        partial.mkdir(parents=True)
 
     _once(begin, world)
     own: OSError | None = None
@@ -83,10 +81,12 @@ def filled(folder: Path, world: World | None = None) -> Iterator[Path]:
         own = _refusal(error, folder)
         if own is None:
             if world is None:
-                shutil.rmtree(partial, ignore_errors=True)
+                delete()
             raise
     every = [own] if world is None else gather_objects(own, world)
-    _once(end, world)
+    if refused := next(filter(None, every), None):
+        _once(delete, world)
+        raise refused
 
 
 def take_name(folder: Path) -> None:

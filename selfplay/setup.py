@@ -208,7 +208,7 @@ def check_shared(folder: Path, world: World) -> None:
 
 
 def make_tokenizer(config: Config, folder: Path, world: World) -> PreTrainedTokenizerBase:
-    """The model's own tokenizer; a scratch model's is trained once and kept in the run folder."""
+    """The model's own tokenizer; a scratch model's is trained once and saved in the run folder."""
     saved = tokenizer_folder(config.model, folder)
 
     def make() -> None:

@@ -304,7 +304,7 @@ def warm_start_batches(
 def auxiliary_imitation(
     config: Config, rendering: Rendering, *, step: int, world: World
 ) -> list[LossTerm]:
-    """The auxiliary imitation loss of a self-play step: this rank's share of new teachers' games,
+    """The auxiliary imitation loss of a self-play step: this rank's part of new teachers' games,
     weighted by `warm_start.auxiliary_weight`; [] if the weight is 0."""
     warm = config.warm_start
     if warm.auxiliary_weight == 0.0:

@@ -1,7 +1,4 @@
-"""Checkpoints: saving the state of a run without loss, resuming it exactly, exporting the policy.
-
-This room speaks of states, folders and their damage. It never sees games or text.
-"""
+"""Saves the state of a run without loss, resumes it exactly, exports the policy."""
 
 from selfplay.checkpoint.repair import repair_folder
 from selfplay.checkpoint.saving import (

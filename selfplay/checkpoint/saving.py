@@ -12,8 +12,7 @@ from __future__ import annotations
 import json
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,11 @@ from selfplay.learner.learner import Learner
 from selfplay.model.lora import export_adapters, is_adapter
 from selfplay.model.policy import export
 
+# A run in one process sets `no_dist` on purpose.
+warnings.filterwarnings(
+    "ignore", r"torch\.distributed is disabled, .* to (save|load) in a single process", UserWarning
+)
+
 
 @dataclass(frozen=True, slots=True)
 class OpenCheckpoint:
@@ -53,11 +57,7 @@ class OpenCheckpoint:
         values, the same on every rank. Then delete all but the newest `keep` checkpoints. Every
         rank must call."""
         world = self.learner.world
-        progress = {
-            "step": self.step,
-            "ranks": world.world_size,
-            "state": state,
-        }
+        progress = {"step": self.step, "ranks": world.world_size, "state": state}
 
         def complete() -> None:
             (hidden(self.folder) / "progress.json").write_text(json.dumps(progress))
@@ -83,10 +83,9 @@ def begin_checkpoint(
     """
     world, opened = learner.world, OpenCheckpoint(folder, step, learner)
     with filled(opened.folder, world) as partial:
-        with _without_no_dist_warning():
-            dcp.save(
-                learner_state(learner), checkpoint_id=partial / "state", no_dist=world.mesh is None
-            )
+        dcp.save(
+            learner_state(learner), checkpoint_id=partial / "state", no_dist=world.mesh is None
+        )
         if policy and learner.adapters is None:
             export(learner.model, tokenizer, partial / "hf", world=world)
         elif policy:
@@ -125,8 +124,7 @@ def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
     if not saved:
         return 0, {}
     newest, state = saved[-1], learner_state(learner)
-    with _without_no_dist_warning():
-        dcp.load(state, checkpoint_id=newest / "state", no_dist=learner.world.mesh is None)
+    dcp.load(state, checkpoint_id=newest / "state", no_dist=learner.world.mesh is None)
     set_state_dict(
         learner.model,
         learner.optimizer,
@@ -166,9 +164,9 @@ def policies(folder: Path) -> list[Path]:
     no checkpoint is of a later step.
     """
     saved = checkpoints(folder)[::-1]
-    final, parts = folder / "final", [checkpoint / "hf" for checkpoint in saved]
+    final, exports = folder / "final", [checkpoint / "hf" for checkpoint in saved]
     later = bool(saved) and int(saved[0].name[5:]) > step_of(final)
-    return [*parts, final] if later else [final, *parts]
+    return [*exports, final] if later else [final, *exports]
 
 
 def step_of(final: Path) -> int:
@@ -185,13 +183,13 @@ def finish(
 
     Replaces earlier exports once the new ones are complete.
     """
-    with atomic_folder(folder / "final", learner.world) as place:
-        export(learner.model, tokenizer, place, world=learner.world)
+    with atomic_folder(folder / "final", learner.world) as partial:
+        export(learner.model, tokenizer, partial, world=learner.world)
         if learner.world.rank == 0:
-            (place / "progress.json").write_text(json.dumps({"step": step}))
+            (partial / "progress.json").write_text(json.dumps({"step": step}))
     if learner.adapters is not None:
-        with atomic_folder(folder / "final_adapters", learner.world) as place:
-            _export_adapters(learner, tokenizer, place)
+        with atomic_folder(folder / "final_adapters", learner.world) as partial:
+            _export_adapters(learner, tokenizer, partial)
 
 
 def export_atomically(
@@ -199,18 +197,18 @@ def export_atomically(
 ) -> None:
     """Write a Hugging Face folder that replaces an older one only when it is complete. Every rank
     must call and returns when the folder exists."""
-    with atomic_folder(folder, world) as place:
-        export(model, tokenizer, place, world=world)
+    with atomic_folder(folder, world) as partial:
+        export(model, tokenizer, partial, world=world)
 
 
 def export_once(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a Hugging Face folder from one process. If several processes write the same folder, the
     first one that finishes wins, and a folder that an engine may be reading is never replaced."""
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}", dir=folder.parent) as home:
-        place = Path(home) / folder.name
-        export(model, tokenizer, place)
+        partial = Path(home) / folder.name
+        export(model, tokenizer, partial)
         try:
-            place.rename(folder)
+            partial.rename(folder)
         except OSError:
             if not folder.exists():
                 raise
@@ -223,18 +221,6 @@ def _export_adapters(
     export_adapters(learner.model, learner.adapters, folder, world=learner.world)
     if learner.world.rank == 0 and tokenizer is not None:
         tokenizer.save_pretrained(folder)
-
-
-@contextmanager
-def _without_no_dist_warning() -> Iterator[None]:
-    """Silences torch's warning about `no_dist`, which a run in one process sets on purpose."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore",
-            message=r"torch\.distributed is disabled, .* to (save|load) in a single process",
-            category=UserWarning,
-        )
-        yield
 
 
 def _options(learner: Learner) -> StateDictOptions:

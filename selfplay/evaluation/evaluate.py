@@ -1,7 +1,6 @@
 """Plays held-out games and scores them: a policy, scripted players, or people's recorded games.
 
-Scores are shares of the best possible value, one per game, in the order of the instances. Writes no
-files.
+Scores are fractions of the best possible value, one per game, in the order of the instances.
 """
 
 from __future__ import annotations

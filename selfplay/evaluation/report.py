@@ -1,6 +1,6 @@
 """Reports of an evaluation: tables for the terminal, a Markdown page, a JSON file.
 
-Means are per game; scores are shares of the best possible value. Plays no games.
+Means are per game; scores are fractions of the best possible value.
 """
 
 from __future__ import annotations

@@ -23,25 +23,26 @@ def branch_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str
     if not points:
         return {}
     values_K = [turn_values(episode, point) for episode, point in points]
-    turn_tokens, continuation_tokens = 0, 0
+    num_turn_tokens, num_continuation_tokens = 0, 0
     for episode, point in points:
         # Sibling 0 is the played game's own turn. Each other sibling was sampled once, whatever its
         # number of continuations.
         for continuations in siblings_of(episode, point)[1:]:
-            turn_tokens += continuations[0].turns[point.turn].num_tokens
+            num_turn_tokens += continuations[0].turns[point.turn].num_tokens
         for continuation in point.continuations.values():
-            continuation_tokens += sum(
-                turn.num_tokens for turn in continuation.turns[point.turn + 1 :]
-            )
+            later = continuation.turns[point.turn + 1 :]
+            num_continuation_tokens += sum(turn.num_tokens for turn in later)
     return {
         "branch_points": float(len(points)),
         "branch_games": float(sum(len(point.continuations) for _, point in points)),
-        "branch_tokens": float(turn_tokens + continuation_tokens),
-        "branch_continuation_tokens": float(continuation_tokens),
+        "branch_tokens": float(num_turn_tokens + num_continuation_tokens),
+        "branch_continuation_tokens": float(num_continuation_tokens),
         "branch_turns": float(sum(len(values) for values in values_K)),
         "branch_groups": float(credited.num_branch_groups),
         "branch_zero_variance_groups": float(credited.num_zero_variance_branch_groups),
-        "branch_squares": sum(_squares(values) for values in values_K),
+        "branch_squares": sum(
+            sum((value - _mean(values)) ** 2 for value in values) for values in values_K
+        ),
     }
 
 
@@ -62,7 +63,7 @@ def branch_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 def turn_values(episode: Episode, point: BranchPoint) -> list[float]:
     """The mean score of each sibling turn's continuations, the played game's own turn first."""
     return [
-        sum(_scores(continuations)) / len(continuations)
+        _mean([continuation.score for continuation in continuations])
         for continuations in siblings_of(episode, point)
     ]
 
@@ -77,19 +78,13 @@ def branch_records(episode: Episode) -> list[dict[str, Any]]:
         siblings = []
         for continuations in siblings_of(episode, point):
             turn = continuations[0].turns[point.turn]
-            scores = _scores(continuations)
-            value = sum(scores) / len(scores)
+            scores = [continuation.score for continuation in continuations]
             siblings.append(
-                {"text": turn.text, "error": turn.error, "value": value, "scores": scores}
+                {"text": turn.text, "error": turn.error, "value": _mean(scores), "scores": scores}
             )
         records.append({"turn": point.turn, "seat": point.seat, "siblings": siblings})
     return records
 
 
-def _scores(continuations: Sequence[Episode]) -> list[float]:
-    return [continuation.score for continuation in continuations]
-
-
-def _squares(values: Sequence[float]) -> float:
-    mean = sum(values) / len(values)
-    return sum((value - mean) ** 2 for value in values)
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

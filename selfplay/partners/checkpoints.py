@@ -55,8 +55,8 @@ def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
             f"{checkpoint}" + nearest_beside(checkpoint, lambda path: path.is_dir())
         )
     if (checkpoint / "config.yaml").exists():
-        parts = [*policies(checkpoint), checkpoint / "warm_start"]
-        weights = next((part for part in parts if _is_model(part)), None)
+        exports = [*policies(checkpoint), checkpoint / "warm_start"]
+        weights = next((folder for folder in exports if _is_model(folder)), None)
         if weights is None:
             raise ValueError(
                 f"{what}: the run {checkpoint} has no final/, no checkpoints/step_N/hf and "

@@ -5,7 +5,6 @@ The game's kit says what the judge reads and how its answer changes the game's o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -51,10 +50,15 @@ def judge_games(episodes: list[Episode], judge: Judge | None) -> list[Episode]:
     continuations of branch points. All requests are sent at once."""
     if judge is None:
         return episodes
+    continuations = [
+        game
+        for episode in episodes
+        for point in episode.branches
+        for game in point.continuations.values()
+    ]
     answers = {
         id(game): judge.endpoint.submit(_request(game, judge.kit))
-        for episode in episodes
-        for game in (episode, *_continuations(episode))
+        for game in (*episodes, *continuations)
     }
 
     def rated(episode: Episode) -> Episode:
@@ -64,7 +68,7 @@ def judge_games(episodes: list[Episode], judge: Judge | None) -> list[Episode]:
         branches = tuple(
             replace(
                 point,
-                continuations={place: rated(each) for place, each in point.continuations.items()},
+                continuations={key: rated(each) for key, each in point.continuations.items()},
             )
             for point in episode.branches
         )
@@ -78,11 +82,6 @@ def judge_games(episodes: list[Episode], judge: Judge | None) -> list[Episode]:
         )
 
     return [rated(episode) for episode in episodes]
-
-
-def _continuations(episode: Episode) -> Iterator[Episode]:
-    for point in episode.branches:
-        yield from point.continuations.values()
 
 
 def _request(episode: Episode, kit: Kit) -> Request:

@@ -27,6 +27,7 @@ from selfplay.engines.hf import HFEngine
 from selfplay.engines.router import EngineRouter, Frozen
 from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
+from selfplay.metrics.step import add_up
 from selfplay.model.policy import DTYPES, described_in, load_model
 from selfplay.partners import policy_pool
 from selfplay.partners.checkpoints import Source, check_same_game, find_source, template_of
@@ -131,16 +132,13 @@ class Partners:
         ]
         gathered = gather_objects((games, self._usage()), self._world)
         # Ratings depend on the order of the games, which must not depend on the number of ranks.
-        in_order = sorted(game for part, _ in gathered for game in part)
+        in_order = sorted(game for rank_games, _ in gathered for game in rank_games)
         all_games = [game for _, _, game in in_order]
         self._ratings = update_ratings(self._ratings, all_games, step=RATING_STEP)
         if self._pool_share and step % self._config.policy_pool.every == 0:
             self._join(step, learner, tokenizer)
-        metrics = {f"rating/{name}": rating for name, rating in self._ratings.items()}
-        for _, usage in gathered:
-            for name, number in usage.items():
-                metrics[name] = metrics.get(name, 0.0) + number
-        return metrics
+        ratings = {f"rating/{name}": rating for name, rating in self._ratings.items()}
+        return ratings | add_up(usage for _, usage in gathered)
 
     def state(self) -> dict[str, Any]:
         """The part of the trainer state that `restore` takes, as plain values."""
@@ -263,19 +261,17 @@ class Partners:
 
     def _usage(self) -> dict[str, float]:
         """This rank's endpoint usage since the last call, summed over endpoints."""
-        total: dict[str, float] = {}
-        for endpoint in self._endpoints.values():
-            usage = endpoint.take_usage()
-            numbers = {
+        usages = [endpoint.take_usage() for endpoint in self._endpoints.values()]
+        return add_up(
+            {
                 "num_endpoint_requests": usage.num_requests,
                 "num_endpoint_retries": usage.num_retries,
                 "num_endpoint_prompt_tokens": usage.num_prompt_tokens,
                 "num_endpoint_tokens": usage.num_new_tokens,
                 "endpoint_cost": usage.cost(self._config.endpoint),
             }
-            for name, number in numbers.items():
-                total[name] = total.get(name, 0.0) + number
-        return total
+            for usage in usages
+        )
 
 
 def check_partners(partners: Sequence[str], game: GameConfig, *, out: str) -> None:

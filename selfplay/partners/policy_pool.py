@@ -2,7 +2,7 @@
 and Elo ratings of all players.
 
 Snapshots are Hugging Face folders `policy_pool/step_N` in the run folder. They stay on disk after
-they leave the pool. The checkpoint stores who is in the pool. Never sees games or text.
+they leave the pool. The checkpoint stores who is in the pool.
 """
 
 from __future__ import annotations

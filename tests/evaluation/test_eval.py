@@ -231,20 +231,6 @@ def test_a_model_outside_a_run_is_a_baseline_of_the_full_game(tmp_path: Path) ->
     assert folder == Path("runs/Qwen_Qwen2.5-0.5B-Instruct/eval_generated")
 
 
-# --- what is refused ----------------------------------------------------------------------------
-
-
-def test_more_games_than_the_file_holds_are_refused(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "some.parquet"
-    config = load_config(run / "config.yaml")
-    write_instances(file, generated(HELD_OUT, game=config.game, seed=config.seed, start=0, num=3))
-    words = ["--checkpoint", str(run), "--games", str(file), "--out", str(tmp_path / "out")]
-    assert run_eval([*words, "--num", "4"]) == 2
-    assert "--num must be at most 3" in capsys.readouterr().err
-
-
 # --- what is written ----------------------------------------------------------------------------
 
 
@@ -317,25 +303,6 @@ def test_the_report_of_several_runs(
         "t_messages.svg",
     }
     assert shown.count("```text") == 2 and "Before self-play" in shown
-
-
-def test_the_report_refuses_what_cannot_be_compared(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert compare_runs.main([str(run)]) == 2
-    assert "has no held_out_before.json" in capsys.readouterr().err
-    folders = []
-    for size in (2, 3):
-        folder = tmp_path / str(size)
-        folder.mkdir()
-        config = load_config(run / "config.yaml", [f"game.options.size={size}"])
-        (folder / "config.yaml").write_text(dump(config), encoding="utf-8")
-        for name in ("held_out_before.json", "held_out_after.json"):
-            (folder / name).write_text("{}", encoding="utf-8")
-        (folder / "metrics.jsonl").write_text("", encoding="utf-8")
-        folders.append(str(folder))
-    assert compare_runs.main(folders) == 2
-    assert "different held-out games: game.options.size: 2 -> 3" in capsys.readouterr().err
 
 
 def test_a_family_that_the_engine_cannot_play_is_refused_in_one_line(

@@ -6,9 +6,12 @@ import json
 import os
 import pathlib
 import re
+import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
 from tests.helpers.shared_work import once
@@ -106,3 +109,14 @@ def seconds_until_gone(processes: list[psutil.Process], *, limit_s: float = 15.0
             break
         time.sleep(0.05)
     return time.perf_counter() - began_s
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """Inside, no file can grow beyond this size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from selfplay.metrics.console import clock, progress, step_line
-from selfplay.metrics.tables import bootstrap_interval, paired_change, show_interval
+from selfplay.metrics.tables import bootstrap_interval, paired_change
 
 
 def test_the_line_of_a_step_fits_a_terminal() -> None:
@@ -23,11 +23,6 @@ def test_the_line_of_a_step_fits_a_terminal() -> None:
     small = {"step": 3, "score": 0.5, "tokens_per_s": 321.0, "play_s": 1.0, "entropy": None}
     assert "ent" not in step_line(small, num_steps=200, remaining_s=185.0)
     assert clock(4.4) == "4s"
-
-
-def test_void_games_show_in_the_line_of_a_step() -> None:
-    assert "void 3" in step_line({"step": 1, "score": 0.5, "num_void": 3.0}, num_steps=2)
-    assert "void" not in step_line({"step": 1, "score": 0.5, "num_void": 0.0}, num_steps=2)
 
 
 def test_progress_without_a_terminal_prints_lines_only_when_long(
@@ -63,7 +58,3 @@ def test_a_change_is_paired_on_the_games() -> None:
     assert paired_change(before, [a + 0.1 for a in before]) == pytest.approx((0.1, 0.1, 0.1))
     assert paired_change(before, before[1:]) is None
     assert paired_change([0.0], [0.5]) is None
-
-
-def test_an_interval_reads_as_in_the_reports() -> None:
-    assert show_interval((0.9124, 0.9, 0.92)) == "0.912 [0.900, 0.920]"

@@ -14,13 +14,6 @@ def lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
-def test_other_ranks_write_nothing(tmp_path: Path) -> None:
-    log = StepLog(tmp_path / "metrics.jsonl", after_step=None, rank=1)
-    log.append({"step": 1})
-    log.close()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_resumed_log_holds_no_step_twice(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     log = StepLog(path, after_step=None)

@@ -30,7 +30,6 @@ from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
 from selfplay.rollout.seating import (
     SELF_PLAY,
     Partner,
-    evaluation_games,
     read_spec,
     scripted_partner,
 )
@@ -147,26 +146,6 @@ def test_partners_are_drawn_with_a_named_seed(rendering: Rendering) -> None:
     assert num_self / (60 * 12) == pytest.approx(0.7, abs=0.05)
 
 
-def test_by_default_the_policy_plays_with_itself(rendering: Rendering) -> None:
-    config = config_of()
-    setups = games_of(boards(2), rendering, config)
-    assert set(player_names(setups)) == {("policy", "policy")}
-    assert config.rollout.partners == ("self",)
-
-
-def test_an_evaluation_alternates_seats(rendering: Rendering) -> None:
-    setups = evaluation_games(
-        boards(4),
-        partner=scripted("honest"),
-        game=config_of().game,
-        rollout=config_of().rollout,
-        rendering=rendering,
-    )
-    assert (
-        player_names(setups) == [("policy", "scripted:honest"), ("scripted:honest", "policy")] * 2
-    )
-
-
 # --- partners with engines ----------------------------------------------------------------------
 
 
@@ -258,9 +237,7 @@ class Unforeseen(BaseException):
 
 
 @pytest.mark.parametrize("kind", [Proposes, ProposesInAStream])
-@pytest.mark.parametrize(
-    "error", [RuntimeError, AssertionError, AttributeError, OSError, KeyboardInterrupt, Unforeseen]
-)
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, Unforeseen])
 def test_an_error_in_a_partner_engine_reaches_the_rollout(
     rendering: Rendering, kind: type[WaveEngine], error: type[BaseException]
 ) -> None:

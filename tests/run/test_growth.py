@@ -48,6 +48,7 @@ def use_of(process: psutil.Process, run: Path, temporary: Path) -> Use:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_five_hundred_steps_grow_nothing(tmp_path: Path) -> None:
     """The medians over steps 400 to 500 and over steps 100 to 200: memory within 3 %, the rest
     equal. Evaluations and saves come every 20 steps."""

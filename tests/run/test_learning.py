@@ -59,6 +59,7 @@ def test_reward_rises(tmp_path: Path) -> None:
     assert in_standard_errors(rises(runs, "errors")) < -STANDARD_ERRORS
 
 
+@pytest.mark.nightly
 def test_reward_rises_by_adapters_alone(tmp_path: Path) -> None:
     """From the tiny run's own warm start, which knows some of the rules: over five seeds +0.142,
     2.8 standard errors; one seed rose by 0.35, the others by 0.07 to 0.10."""
@@ -67,6 +68,7 @@ def test_reward_rises_by_adapters_alone(tmp_path: Path) -> None:
     assert in_standard_errors(rises(runs, "score")) > STANDARD_ERRORS
 
 
+@pytest.mark.nightly
 def test_reward_rises_without_groups(tmp_path: Path) -> None:
     """One game per instance under PPO, including the critic's warm-up: score +0.141 (11.0 standard
     errors), errors -0.207 (11.7)."""
@@ -77,6 +79,7 @@ def test_reward_rises_without_groups(tmp_path: Path) -> None:
     assert in_standard_errors(rises(runs, "errors")) < -STANDARD_ERRORS
 
 
+@pytest.mark.nightly
 def test_a_helper_learns_to_ask(tmp_path: Path) -> None:
     """At first it asks for the number in a third to a half of its conversations, later in nearly
     all: questions +0.32 (42 standard errors), useful messages +0.52 (20), score +0.32 (4.8)."""

@@ -175,12 +175,6 @@ def test_twenty_thousand_texts_raise_nothing() -> None:
     fuzz(20_000, seed=0)
 
 
-@pytest.mark.load
-@pytest.mark.parametrize("seed", range(1, 11))
-def test_a_million_texts_raise_nothing(seed: int) -> None:
-    fuzz(100_000, seed=seed)
-
-
 # --- long texts ---------------------------------------------------------------------------------
 
 # A start, a repeated unit, an end: texts on which a parser could backtrack.
@@ -223,14 +217,6 @@ def test_time_is_at_most_linear_in_the_text(name: str) -> None:
                 break
         else:
             pytest.fail(f"{name} of {unit!r} after {start!r}: {short:.4f} s, then {long:.4f} s")
-
-
-@pytest.mark.load
-@pytest.mark.parametrize("name", READERS)
-def test_a_text_of_a_million_characters_takes_seconds(name: str) -> None:
-    for start, unit, end in LONG:
-        text = start + unit * (1_000_000 // len(unit)) + end
-        assert cpu_s(READERS[name], text) < 10, (start, unit)
 
 
 # --- many games ---------------------------------------------------------------------------------
@@ -278,27 +264,18 @@ def num_calls(work: Callable[[], object]) -> int:
 def test_ten_thousand_games_at_once_cost_what_a_hundred_do_each(
     kind: type[WaveEngine], rendering: Rendering
 ) -> None:
-    """Calls of functions per game within 1.05, memory within 1.2. Processor time depends on what
-    else a machine does, and the garbage collector passes over all live games: within 10, where work
-    for each pair of games would cost 100 times."""
+    """Calls of functions per game within 1.05, memory within 1.2."""
     engine = kind(rendering, {})
-    play(100, engine, rendering)  # warms up caches
-    times_s, calls, sizes = {}, {}, {}
-    for num in (100, 1_000, 10_000):
-        began_s = time.process_time()
-        assert len(play(num, engine, rendering)) == num
-        times_s[num] = (time.process_time() - began_s) / num
+    assert len(play(100, engine, rendering)) == 100  # warms up caches
+    calls, sizes = {}, {}
     for num in (100, 10_000):
         calls[num] = num_calls(lambda num=num: play(num, engine, rendering)) / num
-    for num in (100, 10_000):
         tracemalloc.start()
         episodes = play(num, engine, rendering)
         sizes[num] = tracemalloc.get_traced_memory()[1] / num
         tracemalloc.stop()
         del episodes
-    print({num: f"{1e3 * seconds:.2f} ms a game" for num, seconds in times_s.items()})
     print({num: f"{size / 1024:.1f} KiB a game" for num, size in sizes.items()})
     print({num: f"{number:.0f} calls a game" for num, number in calls.items()})
-    assert times_s[10_000] < 10 * times_s[100] and times_s[1_000] < 10 * times_s[100]
     assert calls[10_000] < 1.05 * calls[100]
     assert sizes[10_000] < 1.2 * sizes[100]

@@ -125,16 +125,3 @@ def test_a_finished_run_started_again_is_unchanged(
     assert "has made 4 steps, and steps is 4: nothing to train" in capsys.readouterr().out
     assert_same_run(straight, folder)
     assert all(path.stat().st_mtime_ns == time for path, time in times.items())
-
-
-def test_another_setting_is_refused_with_its_name(
-    straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(straight, folder)
-    before = (folder / "config.yaml").read_text()
-    assert run_tiny(folder, "optim.lr=0.5") == 2
-    message = capsys.readouterr().err
-    assert message.startswith("train.py: ") and "optim.lr" in message and "0.5" in message
-    assert (folder / "config.yaml").read_text() == before
-    assert_same_run(straight, folder)

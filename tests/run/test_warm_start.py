@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,17 @@ from selfplay import warm_start
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import make_rendering
 from selfplay.checkpoint import checkpoints, repair_folder
-from selfplay.config import Config, ScratchConfig, load_config
+from selfplay.config import Config, load_config
 from selfplay.distributed import init_world
 from selfplay.errors import SettingsError
-from selfplay.model.policy import export, scratch_model
 from selfplay.setup import first_weights, make_tokenizer
 from selfplay.warm_start import (
-    chunk_folder,
     progress_folder,
     saved_samples,
     scratch_tokenizer,
     teacher_samples,
     warm_start_batches,
 )
-from tests.helpers.chat_families import tokenizer_of
 from tests.helpers.shared_work import slow_except
 from tests.helpers.tiny_run import same_weights, weights_of
 
@@ -37,7 +33,6 @@ BASE = (
     "game={options: {size: 2, scale: false, brief: true}}",
     "warm_start={num_games: 4, keep: all, batch_size: 4, epochs: 2}",
 )
-TINY_SHAPE = ScratchConfig(width=32, layers=2, heads=2, kv_heads=2, mlp_width=48)
 
 
 def config_of(*overrides: str) -> Config:
@@ -135,54 +130,9 @@ def test_strays_are_context_and_not_imitated() -> None:
     assert {a - b for a, b in zip(trained[0], trained[1], strict=True)} == {0, 3}
 
 
-def test_no_batch_is_short(samples: list[Sample]) -> None:
-    for size, lengths in ((3, [3, 3]), (5, [5]), (8, [8])):
-        config = config_of(f"warm_start.batch_size={size}", "warm_start.epochs=1")
-        assert [
-            len(batch)
-            for batch in warm_start_batches([samples], config.warm_start, seed=config.seed)
-        ] == lengths
-
-
 def test_too_few_transcripts_for_a_batch_are_refused(samples: list[Sample]) -> None:
     with pytest.raises(SettingsError, match="batch_size must be at most 8 transcripts, got 9"):
         warm_start_batches([samples], config_of("warm_start.batch_size=9").warm_start, seed=0)
-
-
-@pytest.mark.slow
-def test_workers_read_a_real_models_tokenizer_where_the_run_does(tmp_path: Path) -> None:
-    """With a saved model and no tokenizer in the run folder, two processes play the same
-    transcripts as one."""
-    scratch = config_of()
-    tokenizer = scratch_tokenizer(scratch)
-    shape = replace(TINY_SHAPE, max_positions=1024)
-    export(scratch_model(shape, seed=0, vocab_size=len(tokenizer)), tokenizer, tmp_path / "model")
-    batches = {}
-    for processes in (1, 2):
-        run = tmp_path / f"run{processes}"
-        run.mkdir()
-        config = load_config(
-            None,
-            [
-                *BASE[1:],
-                f"model.path={tmp_path / 'model'}",
-                f"data.processes={processes}",
-                f"out={run}",
-                "threads=1",
-            ],
-        )
-        world = init_world(device="cpu")
-        run_tokenizer = make_tokenizer(config, run, world)
-        rendering = make_rendering(run_tokenizer, template_kwargs={})
-        first_weights(config, run, run_tokenizer, rendering, world)
-        lines = (run / "warm_start.jsonl").read_text().splitlines()
-        batches[processes] = [
-            {name: value for name, value in json.loads(line).items() if not name.endswith("_s")}
-            for line in lines
-        ]
-        assert not (run / "tokenizer").exists()
-        assert (run / "warm_start" / "model.safetensors").exists()
-    assert batches[1] and batches[1] == batches[2]
 
 
 # --- interruptions ------------------------------------------------------------------------------
@@ -207,8 +157,8 @@ def stop_at(call: int, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def warm_up(run: Path, *overrides: str) -> Path:
-    """The warm start of a run of 41 games, the first 12 by other teachers: five parts, 20 imitation
-    steps, a checkpoint each 4."""
+    """The warm start of a run of 41 games, the first 12 by other teachers: five chunks, 20 steps,
+    a checkpoint each 4."""
     run.mkdir(exist_ok=True)
     games = "warm_start={num_games: 41, keep: all, batch_size: 8, epochs: 2,"
     games += " first_games: 12, first_teachers: [solo]}"
@@ -230,12 +180,10 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return warm_up(tmp_path_factory.mktemp("unbroken") / "run")
 
 
-# What is stopped at which call, and how many parts and steps the restart has left.
+# What is stopped at which call, and how many chunks and steps the restart has left.
 STOPS: dict[str, tuple[Any, str, int, int, int]] = {
     "tokenizer": (selfplay.setup, "scratch_tokenizer", 1, 5, 20),
-    "fourth part": (warm_start, "_play", 4, 2, 20),
-    "kept part": (warm_start, "save_file", 3, 3, 20),
-    "first step": (warm_start, "optimizer_step", 1, 0, 20),
+    "fourth chunk": (warm_start, "_play", 4, 2, 20),
     "tenth step": (warm_start, "optimizer_step", 10, 0, 12),
     "export": (selfplay.setup, "export_atomically", 1, 0, 4),
     "deletion": (selfplay.setup, "discard", 1, 0, 0),
@@ -246,8 +194,8 @@ STOPS: dict[str, tuple[Any, str, int, int, int]] = {
 def test_a_stopped_warm_start_goes_on_bit_for_bit(
     stop: str, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no game that was kept is played again."""
-    module, name, call, num_parts, num_steps = STOPS[stop]
+    """And no saved game is played again."""
+    module, name, call, num_chunks, num_steps = STOPS[stop]
     monkeypatch.setattr(warm_start, "MAX_CHUNK", 10)
     with monkeypatch.context() as patched, pytest.raises(Stopped):
         patched.setattr(module, name, stop_at(call, getattr(module, name)))
@@ -264,7 +212,7 @@ def test_a_stopped_warm_start_goes_on_bit_for_bit(
 
         monkeypatch.setattr(warm_start, counted, call_it)
     weights = warm_up(tmp_path / "run")
-    assert count == {"_play": num_parts, "optimizer_step": num_steps}
+    assert count == {"_play": num_chunks, "optimizer_step": num_steps}
     assert same_weights(weights, unbroken)
     logs = [
         [
@@ -301,36 +249,12 @@ def test_a_damaged_part_is_played_again_and_a_damaged_checkpoint_set_aside(
 def test_a_warm_start_goes_on_with_another_number_of_processes(
     unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parts that were kept are neither played again nor left out: 41 games, 82 transcripts."""
+    """Saved chunks are neither played again nor left out: 41 games, 82 transcripts."""
     monkeypatch.setattr(warm_start, "MAX_CHUNK", 10)
     with monkeypatch.context() as patched, pytest.raises(Stopped):
         patched.setattr(warm_start, "_play", stop_at(3, warm_start._play))
         warm_up(tmp_path / "run")
     assert same_weights(warm_up(tmp_path / "run", "data.processes=2"), unbroken)
-
-
-@pytest.mark.parametrize("processes", [1, 3, 12])
-def test_kept_parts_do_not_depend_on_the_number_of_processes(
-    processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["warm_start.num_games=130", "warm_start.first_games=20", f"data.processes={processes}"]
-    config = config_of(*words, "warm_start.first_teachers=[solo]", f"out={tmp_path}")
-    parts = [(0, 20), (20, 70), (70, 120), (120, 130)]
-    for start, stop in parts:
-        folder = chunk_folder(tmp_path, range(start, stop))
-        warm_start._save([sample_of(start)] * (stop - start), folder)
-    stages = warm_start.saved_samples(
-        config,
-        make_rendering(tokenizer_of("no template")),
-        folder=tmp_path,
-        world=init_world(device="cpu"),
-    )
-    assert [len(stage) for stage in stages] == [20, 110]
-    assert {sample.name for stage in stages for sample in stage} == {"0", "20", "70", "120"}
-
-
-def sample_of(start: int) -> Sample:
-    return Sample(str(start), [1, 2], [0, 1], [0.0, 0.0], [0.0, 1.0])
 
 
 @pytest.mark.slow
