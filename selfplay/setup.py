@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from selfplay.atomic import atomic_folder, discard
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.checkpoint import export_atomically, keep_newest, repair_folder, resume
-from selfplay.config import Config, ModelConfig
+from selfplay.config import Config
 from selfplay.config.player_spec import parse_shares
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, barrier, gather_objects, init_world, on_first_rank
@@ -108,7 +108,8 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     on_first_rank(partial(repair_folder, folder, imitation=progress_folder(folder)), world)
     stream = cleanup.enter_context(closing(TrainStream(config)))
     tokenizer = make_tokenizer(config, folder, world)
-    rendering = read_template(config.model, tokenizer, world)
+    rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
+    warn_of_template(rendering, tokenizer.name_or_path, world)
     start_check = check_model(config, tokenizer, rendering, world)
     weights = first_weights(config, folder, tokenizer, rendering, world)
     shares = parse_shares(config.rollout.partners)
@@ -220,36 +221,24 @@ def make_tokenizer(config: Config, folder: Path, world: World) -> PreTrainedToke
     return AutoTokenizer.from_pretrained(saved)
 
 
-def read_template(
-    model: ModelConfig, tokenizer: PreTrainedTokenizerBase, world: World
-) -> Rendering:
-    """The policy's chat template; rank 0 warns as `warn_of_template` does, and says if each turn
-    becomes a sequence of its own.
-
-    Raises SettingsError for a template that cannot be used.
-    """
-    rendering = make_rendering(tokenizer, template_kwargs=model.chat_template)
-    warn_of_template(rendering, tokenizer.name_or_path, world)
-    if rendering.rewritten and world.rank == 0:
+def warn_of_template(rendering: Rendering, name: str, world: World) -> None:
+    """Rank 0 says if the chat template of `name` makes each turn a sequence of its own, and warns
+    of turn markers that any player can type and of arguments that the template does not read."""
+    if world.rank:
+        return
+    if rendering.rewritten:
         print(
-            f"{tokenizer.name_or_path}: each turn is a sequence of its own, with the template's "
-            f"rendering of the conversation as its prompt (docs/chat_templates.md): "
-            f"{rendering.rewritten}",
+            f"{name}: each turn is a sequence of its own, with the template's rendering of the "
+            f"conversation as its prompt (docs/chat_templates.md): {rendering.rewritten}",
             flush=True,
         )
-    return rendering
-
-
-def warn_of_template(rendering: Rendering, name: str, world: World) -> None:
-    """Rank 0 warns of a chat template whose turn markers are text that any player can type, and of
-    arguments that it does not read."""
-    if rendering.typeable and world.rank == 0:
+    if rendering.typeable:
         print(
             f"warning: the chat template of {name} opens a turn with {rendering.typeable!r}, which "
             "is plain text: a message can forge a turn (docs/chat_templates.md)",
             file=sys.stderr,
         )
-    if rendering.unread and world.rank == 0:
+    if rendering.unread:
         print(
             f"warning: model.chat_template has what the template of {name} does not read: "
             f"{rendering.unread}",

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 import eval as evaluation
 import train
-from selfplay.config import load_config
+from selfplay.chat.rendering import make_rendering
+from selfplay.config import Config, load_config
 from selfplay.distributed import init_world
-from selfplay.setup import read_template
+from selfplay.setup import warn_of_template
 from tests.helpers.chat_families import FAMILIES, REFUSED, Family, make_tokenizer
 from tests.helpers.tiny_run import TINY, tiny_model
 
@@ -19,6 +21,11 @@ def folder_with(family: Family, folder: Path) -> Path:
     tokenizer.save_pretrained(folder)
     tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
     return folder
+
+
+def warn(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
+    rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
+    warn_of_template(rendering, "a model", init_world(device="cpu"))
 
 
 def test_both_programs_refuse_a_template_in_one_line(
@@ -52,7 +59,7 @@ def test_a_template_whose_turns_can_be_typed_is_reported_at_start(
 ) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY)
     config = load_config(tmp_path / "tiny.yaml", [])
-    read_template(config.model, make_tokenizer(FAMILIES[name]), init_world(device="cpu"))
+    warn(config, make_tokenizer(FAMILIES[name]))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == bool(shown)
     assert not shown or (shown in lines[0] and "docs/chat_templates.md" in lines[0])
@@ -66,7 +73,7 @@ def test_an_argument_that_the_template_does_not_read_is_reported_at_start(
 
     def told(*words: str) -> str:
         config = load_config(tmp_path / "tiny.yaml", [f"model.chat_template.{w}" for w in words])
-        read_template(config.model, tokenizer, init_world(device="cpu"))
+        warn(config, tokenizer)
         return capsys.readouterr().err
 
     line = told("enable_thinking=false", "enable_thinkin=false", "role=user")

@@ -16,7 +16,7 @@ from selfplay.config import Config, TrackConfig
 from selfplay.config.load import load
 from selfplay.config.text import dump
 from selfplay.errors import SettingsError
-from selfplay.metrics.tracker import Tracker, check_tracker, flat, game_row
+from selfplay.metrics.tracker import Tracker, check_tracker, game_row
 
 SEATS = [
     {"player": "self", "system": "Rules", "user": "A: 3\n```"},
@@ -67,16 +67,6 @@ def test_a_game_is_a_row_with_both_views_and_the_talk() -> None:
     ]
 
 
-def test_settings_are_flat_keys() -> None:
-    keys = flat({"seed": 3, "rollout": {"partners": ["self"], "n": {}}, "model": {"path": None}})
-    assert keys == {
-        "seed": 3,
-        "rollout.partners": '["self"]',
-        "rollout.n": "{}",
-        "model.path": "null",
-    }
-
-
 @pytest.mark.parametrize("settings", [TrackConfig(), TrackConfig(kind="wandb")])
 def test_off_and_other_ranks_write_nothing(folder: Path, settings: TrackConfig) -> None:
     before = sorted(folder.iterdir())
@@ -104,10 +94,6 @@ def test_wandb_online_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     check_tracker(settings, here=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
     check_tracker(settings)
-    monkeypatch.delenv("WANDB_MODE")
-    monkeypatch.setenv("WANDB_API_KEY", "short")
-    with pytest.raises(SettingsError, match=r"^track\.kind wandb needs a key .* has 5"):
-        check_tracker(settings)
 
 
 def test_a_tracker_that_fails_warns_once_and_the_run_goes_on(
