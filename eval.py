@@ -8,7 +8,7 @@
     python eval.py --checkpoint runs/a --checkpoint runs/b --partners scripted:honest,runs/c \\
         --games generated --num 256
 
-Prints a table and example games, and writes them to `evaluation.json` and `evaluation.md`. The
+Prints tables, and writes them with example games to `evaluation.md` and `evaluation.json`. The
 settings are those of the checkpoint's run or of --config, else the defaults, which are the full
 matching game; key=value words override them.
 With --partners every checkpoint plays with itself, with the other checkpoints and with each
@@ -46,7 +46,7 @@ from selfplay.evaluation.evaluate import AllVoid, evaluate_people, evaluate_scri
 from selfplay.evaluation.games import Games, find_games, find_start, imitated_boards
 from selfplay.evaluation.matrix import MatrixPolicy, play_matches
 from selfplay.evaluation.plan import EvalPlan, find_config, plan_evaluation
-from selfplay.evaluation.report import Report, report_text, write_report
+from selfplay.evaluation.report import Report, markdown, write_report
 from selfplay.preflight.evaluation import check_plan, check_policy
 from selfplay.preflight.run import read_rendering
 from selfplay.setup import open_world, warn_of_template
@@ -105,7 +105,7 @@ def main(words: Sequence[str] | None = None) -> int:
         title = "Cross-play" if plan.rows else f"Evaluation of {args.checkpoint[0]}"
         matrix = (plan.rows, plan.columns) if plan.rows else None
         report = Report(title, facts_of(args, plan, games), rows, matrix)
-        print(report_text(report))
+        print(markdown(report, games=False))
         paths = write_report(report, plan.out)
         write_atomically(plan.out / "config.yaml", dump(config))
         print(*paths, sep="\n")

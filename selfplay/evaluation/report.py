@@ -6,7 +6,7 @@ Means are per game; scores are fractions of the best possible value.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -50,8 +50,7 @@ class Report:
         return {pair: self.rows[pair_name(*pair)] for pair in pairs}
 
 
-def columns(rows: Mapping[str, Evaluation]) -> list[tuple[str, str, str]]:
-    """The columns that at least one of these rows has."""
+def _columns(rows: Mapping[str, Evaluation]) -> list[tuple[str, str, str]]:
     return columns_of(row.measures for row in rows.values())
 
 
@@ -62,7 +61,7 @@ def table_text(rows: Mapping[str, Evaluation]) -> str:
 
 def _measures(rows: Mapping[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
     """The head and the cells of the table; a dash for what was not measured."""
-    shown = columns(rows)
+    shown = _columns(rows)
     cells = [
         [
             name,
@@ -95,12 +94,11 @@ def lost_together(report: Report) -> dict[tuple[str, str], tuple[float, float, f
     return intervals
 
 
-def matrix_text(report: Report, *, style: str = "plain") -> str:
+def matrix_text(report: Report) -> str:
     """The matrix, two lines per row, then the loss of each pair; "" for a single policy."""
     if report.matrix is None:
         return ""
     (rows, columns), cells = report.matrix, report.cells()
-    shown = on_one_line if style == "plain" else escaped
 
     def cell(row: str, column: str, seat: int) -> str:
         if seat == 1 and row == column:  # self-play is shown in the line of seat 0 only
@@ -108,66 +106,44 @@ def matrix_text(report: Report, *, style: str = "plain") -> str:
         return show_interval(cells[(row, column) if seat == 0 else (column, row)].interval)
 
     lines = [
-        [shown(row) if seat == 0 else "", str(seat), *(cell(row, c, seat) for c in columns)]
+        [escaped(row) if seat == 0 else "", str(seat), *(cell(row, c, seat) for c in columns)]
         for row in rows
         for seat in (0, 1)
     ]
-    parts = [table(["", "seat", *map(shown, columns)], lines, style=style), _HOW_TO_READ]
+    sections = [table(["", "seat", *map(escaped, columns)], lines), _HOW_TO_READ]
     if lost := lost_together(report):
         pairs = [
-            [shown(f"{one} and {other}"), show_interval(loss)]
+            [escaped(f"{one} and {other}"), show_interval(loss)]
             for (one, other), loss in lost.items()
         ]
-        parts += [_LOST, table(["pair", "lost [95 %]"], pairs, style=style)]
-    return "\n\n".join(parts) + "\n"
+        sections += [_LOST, table(["pair", "lost [95 %]"], pairs)]
+    return "\n\n".join(sections)
 
 
-def _examples(report: Report) -> Iterator[tuple[str, str, str]]:
-    """The row, the label and the text of the best, the typical and the worst game of a single
-    policy's rows; a matrix shows none."""
-    for name, row in report.rows.items():
-        if report.matrix is None and name.startswith("policy"):
-            for label, record in row.examples.items():
-                yield name, label, game_text(record)
-
-
-def report_text(report: Report) -> str:
-    """The report for a terminal: games, the matrix, the table, errors by kind."""
-    games = [
-        f"=== {on_one_line(name)}: {label} game\n{text}" for name, label, text in _examples(report)
-    ]
-    errors = f"\nerrors per game by kind\n{errors_text(report.rows) or 'none'}\n"
-    parts = [*games, matrix_text(report), table_text(report.rows), errors]
-    return "\n".join(part for part in parts if part)
-
-
-def errors_text(rows: Mapping[str, Evaluation]) -> str:
-    """Refused moves per game by kind, one line per pair that made any; "" if none did."""
-    lines = [
-        f"{on_one_line(name)}: {kinds}" for name, row in rows.items() if (kinds := _kinds(row))
-    ]
-    return "\n".join(lines)
-
-
-def markdown(report: Report) -> str:
-    """The page: facts, the matrix, the table with its legend, errors by kind, example games."""
-    parts = [f"# {escaped(report.title)}"]
+def markdown(report: Report, *, games: bool = True) -> str:
+    """The page: facts, the matrix, the table with its legend, errors by kind and, with `games`, the
+    best, the typical and the worst game of a single policy's rows."""
     facts = report.facts | {"overrides": " ".join(report.facts.get("overrides", ()))}
-    parts += ["\n".join(f"- {n}: {escaped(str(v))}" for n, v in facts.items() if v != "")]
-    if matrix := matrix_text(report, style="pipe"):
-        parts += [matrix.rstrip()]
-    legend = "; ".join(f"*{heading}* {meaning}" for _, heading, meaning in columns(report.rows))
-    parts += [
+    legend = "; ".join(f"*{heading}* {meaning}" for _, heading, meaning in _columns(report.rows))
+    sections = [
+        f"# {escaped(report.title)}",
+        "\n".join(f"- {n}: {escaped(str(v))}" for n, v in facts.items() if v != ""),
+        matrix_text(report),
         table(*_measures({escaped(name): row for name, row in report.rows.items()})),
         "Score: mean share of the best possible value, 0 without an agreement, with a bootstrap "
         f"95 % interval over games. Means per game: {legend}.",
     ]
-    if errors := errors_text(report.rows):
-        lines = [f"- {escaped(line)}" for line in errors.split("\n")]
-        parts += ["## Errors per game by kind", "\n".join(lines)]
-    for name, label, text in _examples(report):
-        parts += [f"## {label.capitalize()} game of {escaped(name)}", fenced(text)]
-    return "\n\n".join(parts) + "\n"
+    errors = [
+        f"- {escaped(f'{name}: {k}')}" for name, row in report.rows.items() if (k := _kinds(row))
+    ]
+    if errors:
+        sections += ["## Errors per game by kind", "\n".join(errors)]
+    for name, row in report.rows.items():
+        if games and report.matrix is None and name.startswith("policy"):
+            for label, record in row.examples.items():
+                sections += [f"## {label.capitalize()} game of {escaped(name)}"]
+                sections += [fenced(game_text(record))]
+    return "\n\n".join(filter(None, sections)) + "\n"
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -124,7 +124,8 @@ def test_it_plays_the_instances_that_people_played(
     assert people["measures"]["words"] == pytest.approx(sum(len(t.split()) for t in texts) / 18)
     assert page["rows"]["honest"]["interval"][0] > 0.9
     shown = capsys.readouterr().out
-    assert "people" in shown and "policy: best game" in shown
+    assert "people" in shown
+    assert "## Best game of policy" in (tmp_path / "evaluation.md").read_text()
 
 
 def test_measures_of_people_by_hand() -> None:
