@@ -54,7 +54,7 @@ from selfplay.advantages.sample import Sample
 from selfplay.config import load_config
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, close_world, init_world
-from selfplay.learner.learner import Learner, UpdateSettings
+from selfplay.learner.learner import Learner
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.learner.update import update_policy
 from selfplay.model.policy import DTYPES, liger_is_here
@@ -276,14 +276,14 @@ def our_step(
     )
     optimizer = make_optimizer(model, config.optim)
     learner = Learner(model, optimizer, world, DTYPES[config.model.dtype])
-    settings, seconds = UpdateSettings.of(config), []
+    seconds: list[float] = []
     restart_peak(world.device)
     for step in range(options.steps + 1):
         synchronize(world.device)
         start = time.perf_counter()
         # The given log-probs are not an engine's.
         _, skipped = update_policy(
-            learner, samples, [], step=step, settings=settings, max_mismatch=1000.0
+            learner, samples, [], step=step, config=config, max_mismatch=1000.0
         )
         assert not skipped, skipped
         synchronize(world.device)

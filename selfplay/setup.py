@@ -28,7 +28,7 @@ from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import fixed_partner, held_out_at_start
 from selfplay.learner.critic import make_critic
-from selfplay.learner.learner import Learner, UpdateSettings
+from selfplay.learner.learner import Learner
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.metrics.monitors import Monitors
 from selfplay.metrics.run_folder import hold_run, open_run
@@ -78,7 +78,6 @@ class Run:
     tokenizer: PreTrainedTokenizerBase
     rendering: Rendering
     learner: Learner
-    update_settings: UpdateSettings
     engine: PolicyEngine
     partners: Partners
     judge: Judge | None
@@ -177,7 +176,6 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         tokenizer=tokenizer,
         rendering=rendering,
         learner=learner,
-        update_settings=UpdateSettings.of(config),
         engine=policy_engine,
         partners=partners,
         judge=judge,

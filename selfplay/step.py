@@ -134,7 +134,7 @@ def update(run: Run, batch: Batch, step: int) -> tuple[dict[str, float], list[st
             batch.samples,
             auxiliary,
             step=step,
-            settings=run.update_settings,
+            config=run.config,
             max_mismatch=run.sync_check.bound,
         )
 

@@ -33,7 +33,7 @@ from selfplay.data.instances import TEACHERS, TOKENIZER, generated, imitated_peo
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, barrier
 from selfplay.errors import SettingsError
-from selfplay.learner.learner import Learner, UpdateSettings
+from selfplay.learner.learner import Learner
 from selfplay.learner.optimizer import learning_rate
 from selfplay.learner.update import LossTerm, optimizer_step
 from selfplay.metrics.console import progress
@@ -110,7 +110,7 @@ def warm_start(
     checkpoint every SAVE_EVERY optimizer steps, in `progress_folder`. Returns the
     metrics averaged over the last LOG_EVERY optimizer steps.
     """
-    warm, world, settings = config.warm_start, learner.world, UpdateSettings.of(config)
+    warm, world = config.warm_start, learner.world
     stages = saved_samples(config, rendering, folder=folder, world=world)
     if warm.recorded is not None:
         people = _people(config, rendering, folder=folder, rank=world.rank)
@@ -132,7 +132,7 @@ def warm_start(
             schedule="cosine",
             final_share=0.05,
         )
-        recent.append(optimizer_step(learner, [term], lr=lr, settings=settings))
+        recent.append(optimizer_step(learner, [term], lr=lr, config=config))
         if (step + 1) % LOG_EVERY == 0 or step + 1 == len(batches):
             means = {name: sum(m[name] for m in recent) / len(recent) for name in recent[-1]}
             log.append({"step": step + 1, **means})

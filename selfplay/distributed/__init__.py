@@ -5,7 +5,7 @@ It never sees games, tokens or losses. Outside it only checkpoints and the weigh
 `torch.distributed` directly.
 """
 
-from selfplay.distributed.gather import box_at, gather_flat, local_part, place_of, sharded_as
+from selfplay.distributed.gather import box_at, gather_flat, local_part, shard_index, sharded_as
 from selfplay.distributed.shard import (
     clip_grad_norm,
     fill_shards,
@@ -49,12 +49,12 @@ __all__ = [
     "init_world",
     "local_part",
     "on_first_rank",
-    "place_of",
     "plus_product",
     "reshard",
     "run_as_forward",
     "shard",
     "shard_alone",
+    "shard_index",
     "sharded_as",
     "vocab_shard",
 ]

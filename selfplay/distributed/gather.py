@@ -154,7 +154,7 @@ def sharded_as(local: Tensor, like: Tensor) -> Tensor:
     )
 
 
-def place_of(tensor: Tensor) -> tuple[int, ...]:
+def shard_index(tensor: Tensor) -> tuple[int, ...]:
     """This rank's coordinate in those dimensions of the tensor's mesh that divide it; () for a
     tensor that is not sharded.
 
@@ -164,7 +164,7 @@ def place_of(tensor: Tensor) -> tuple[int, ...]:
         return ()
     coordinate = tensor.device_mesh.get_coordinate() or ()
     placed = zip(coordinate, tensor.placements, strict=False)
-    return tuple(place for place, placement in placed if not placement.is_replicate())
+    return tuple(index for index, placement in placed if not placement.is_replicate())
 
 
 def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:

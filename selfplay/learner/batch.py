@@ -7,7 +7,7 @@ contains them, so their hidden states are the same. This covers the prompt of a 
 played turns before a branch point, and rules that all games share.
 
 Shapes: N tokens of the row of S sequences, K tokens of all sequences, M trained tokens. Logits are
-computed only at the positions whose next token is trained. Knows no games and no text.
+computed only at the positions whose next token is trained.
 """
 
 from __future__ import annotations
@@ -64,27 +64,19 @@ def split(
     return split_by_tokens([sum(map(len, of)) for of in sequences], budget=budget)
 
 
-def even_out(plan: list[list[int]], world: World) -> list[list[int]]:
-    """The plan of a rank's micro-batches, with empty ones up to the largest number of any rank."""
-    most = int(all_reduce_max(float(len(plan)), world))
-    return plan + [[] for _ in range(most - len(plan))]
-
-
 def micro_batches(
-    samples: Sequence[Sample],
-    plan: Sequence[Sequence[int]],
-    *,
-    device: torch.device,
-    share_prefixes: bool = True,
-) -> Iterator[MicroBatch]:
-    """The micro-batches of a plan of `split`; a filler where it has no samples.
+    samples: Sequence[Sample], world: World, *, budget: int, share_prefixes: bool = True
+) -> Iterator[tuple[list[int], MicroBatch]]:
+    """This rank's micro-batches of at most `budget` computed tokens, with their samples' indices.
 
+    Every rank must call and gets equally many; a rank with fewer gets fillers, without indices.
     Each is packed when it is asked for, while a GPU still works on the ones before it.
     """
-    for indices in plan:
-        yield pack(
-            [samples[i] for i in indices] or [FILLER], device=device, share_prefixes=share_prefixes
-        )
+    plan = split(samples, budget=budget, share_prefixes=share_prefixes)
+    most = int(all_reduce_max(float(len(plan)), world))
+    for indices in [*plan, *([] for _ in range(most - len(plan)))]:
+        packed = [samples[i] for i in indices] or [FILLER]
+        yield indices, pack(packed, device=world.device, share_prefixes=share_prefixes)
 
 
 def is_filler(batch: MicroBatch) -> bool:

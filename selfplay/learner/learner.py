@@ -1,6 +1,6 @@
 """The learner: policy, optimizer, reference and critic, and their forward passes on a micro-batch.
 
-Shapes: M trained tokens of a micro-batch. Knows no losses, no games and no text.
+Shapes: M trained tokens of a micro-batch.
 """
 
 from __future__ import annotations
@@ -11,36 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from selfplay.config import AlgorithmConfig, Config, CriticConfig, OptimConfig
 from selfplay.distributed import World, all_reduce_max, all_reduce_sum
 from selfplay.learner.batch import MicroBatch, is_filler
 from selfplay.learner.critic import Critic, head_values
 from selfplay.model.lora import Adapters, without_adapters
 from selfplay.model.policy import hidden_states, policy_logprobs
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateSettings:
-    """The settings that an update reads. `temperature` is the rollout's; `num_steps` counts the
-    self-play steps of the run."""
-
-    algorithm: AlgorithmConfig
-    critic: CriticConfig
-    optim: OptimConfig
-    temperature: float
-    seed: int
-    num_steps: int
-
-    @classmethod
-    def of(cls, config: Config) -> UpdateSettings:
-        return cls(
-            algorithm=config.algorithm,
-            critic=config.critic,
-            optim=config.optim,
-            temperature=config.rollout.temperature,
-            seed=config.seed,
-            num_steps=config.steps,
-        )
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ The momentum of a matrix is replaced by the nearest matrix whose singular values
 so that rare directions of the gradient get as large a step as frequent ones (Jordan et al. 2024,
 "Muon: An optimizer for hidden layers in neural networks"). Its length is that of AdamW's usual step
 (Liu et al. 2025, "Muon is scalable for LLM training", eq. 4), so that both share a learning rate.
-Knows no models.
 
 Shapes: B matrices of one shape, R rows, C columns.
 """
@@ -21,8 +20,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
-from selfplay.distributed import box_at, gather_flat, local_part, place_of, sharded_as
-from selfplay.learner.rounding import RoundedAdamW
+from selfplay.distributed import box_at, gather_flat, local_part, shard_index, sharded_as
+from selfplay.learner.rounding import EPS, RoundedAdamW
 
 MOMENTUM = 0.95
 # Jordan et al.'s quintic iteration; five iterations bring singular values of 0.01 to 1 close to 1.
@@ -86,8 +85,8 @@ class Muon(RoundedAdamW):
             beta1=group["betas"][0],
             beta2=group["betas"][1],
             lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
+            weight_decay=0.0,
+            eps=EPS,
             maximize=False,
         )
 
@@ -99,12 +98,11 @@ class Muon(RoundedAdamW):
         flat_N = gather_flat(self._directions(weights), dtype=dtype, device=weights[0].device)
         steps_BRC = orthogonalized(flat_N.view(len(weights), rows, columns)).float()
         steps = [
-            step_RC[box_at(weight, place_of(weight))] if isinstance(weight, DTensor) else step_RC
+            step_RC[box_at(weight, shard_index(weight))] if isinstance(weight, DTensor) else step_RC
             for weight, step_RC in zip(weights, steps_BRC, strict=True)
         ]
         parts = [local_part(weight) for weight in weights]
         moved = parts if weights[0].dtype == torch.float32 else [part.float() for part in parts]
-        torch._foreach_mul_(moved, 1 - lr * group["weight_decay"])
         torch._foreach_add_(moved, steps, alpha=-lr * ADAMW_RMS * max(rows, columns) ** 0.5)
         if moved is not parts:
             for (number, weight), exact in zip(entries, moved, strict=True):

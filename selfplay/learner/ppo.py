@@ -1,6 +1,6 @@
 """PPO's advantages: the critic's values of a rollout, GAE, whitening.
 
-Shapes: K trained tokens of this rank's samples. Knows no games and no text.
+Shapes: K trained tokens of this rank's samples.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from dataclasses import replace
 
 from selfplay.advantages.advantages import with_gae
 from selfplay.advantages.sample import Sample
+from selfplay.config import Config
 from selfplay.distributed import World, all_reduce_sum
-from selfplay.learner.learner import Learner, UpdateSettings, batch_values
+from selfplay.learner.learner import Learner, batch_values
 from selfplay.learner.rescore import token_values
 
 WHITE_EPS = 1e-8  # added to the variance, so that equal advantages become 0
 
 
 def estimate_values(
-    learner: Learner, samples: Sequence[Sample], *, settings: UpdateSettings
+    learner: Learner, samples: Sequence[Sample], *, config: Config
 ) -> tuple[list[Sample], dict[str, float]]:
     """The samples with values, returns and advantages (GAE), and metrics of the values.
 
@@ -27,9 +28,9 @@ def estimate_values(
     1 - Var(return - value) / Var(return); it is missing if all returns are equal.
     """
     world = learner.world
-    values = token_values(learner, samples, lambda b: batch_values(learner, b), settings=settings)
+    values = token_values(learner, samples, lambda b: batch_values(learner, b), config=config)
     valued = [
-        with_gae(sample, of_sample, lam=settings.critic.lam)
+        with_gae(sample, of_sample, lam=config.critic.lam)
         for sample, of_sample in zip(samples, values, strict=True)
     ]
     returns_K = [g for s in valued for g, m in zip(s.returns, s.mask, strict=True) if m]

@@ -3,7 +3,7 @@ weights that correct for it.
 
 The engine samples from its own probabilities. With other kernels, another precision or stale
 weights they differ from the trainer's. Shapes: M trained tokens of a micro-batch, K trained tokens
-of one sample. Log-probs in nats. Knows no games and no text.
+of one sample. Log-probs in nats.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ import torch
 from torch import Tensor
 
 from selfplay.advantages.sample import Sample
-from selfplay.config import AlgorithmConfig
+from selfplay.config import AlgorithmConfig, Config
 from selfplay.distributed import World, all_reduce_sum
 from selfplay.errors import EngineDisagrees
-from selfplay.learner.batch import MicroBatch, even_out, micro_batches, split
-from selfplay.learner.learner import Learner, TokenMeans, UpdateSettings, batch_logprobs
+from selfplay.learner.batch import MicroBatch, micro_batches
+from selfplay.learner.learner import Learner, TokenMeans, batch_logprobs
 from selfplay.learner.loss import LARGEST_LOG
 
 MISMATCH_METRICS = ("mismatch_mean", "mismatch_max", "mismatch_kl", "mismatch_ess")
 
 
 def recompute_logprobs(
-    learner: Learner, samples: Sequence[Sample], *, settings: UpdateSettings
+    learner: Learner, samples: Sequence[Sample], *, config: Config
 ) -> tuple[list[Sample], dict[str, float]]:
     """The samples with the trainer's log-probs in place of the engine's and, if set, importance
     weights; metrics of the mismatch. Every rank must call, before any weight changes."""
-    algorithm, token_means = settings.algorithm, TokenMeans(learner.world)
+    algorithm, token_means = config.algorithm, TokenMeans(learner.world)
 
     def policy_logprobs(batch: MicroBatch) -> Tensor:
         logprobs_M, _ = batch_logprobs(
-            learner, learner.model, batch, temperature=settings.temperature
+            learner, learner.model, batch, temperature=config.rollout.temperature
         )
         add_mismatch(token_means, logprobs_M, batch)
         return logprobs_M
 
     recomputed = []
-    logprobs = token_values(learner, samples, policy_logprobs, settings=settings)
+    logprobs = token_values(learner, samples, policy_logprobs, config=config)
     for sample, by_trainer in zip(samples, logprobs, strict=True):
         importance = _importance(sample, by_trainer, algorithm)
         recomputed.append(replace(sample, old_logprobs=by_trainer, importance=importance))
@@ -54,19 +54,20 @@ def token_values(
     samples: Sequence[Sample],
     function: Callable[[MicroBatch], Tensor],
     *,
-    settings: UpdateSettings,
+    config: Config,
 ) -> list[list[float]]:
     """The values of `function`, [M] for a micro-batch, as one float for each token of each sample.
 
     Untrained tokens have 0. Computes no gradients. Every rank must call; `function` is called
     equally often on each.
     """
-    world, budget = learner.world, settings.optim.tokens_per_microbatch
-    share_prefixes = settings.optim.share_prefixes
-    plan = even_out(split(samples, budget=budget, share_prefixes=share_prefixes), world)
-    batches = micro_batches(samples, plan, device=world.device, share_prefixes=share_prefixes)
     values: list[list[float]] = [[] for _ in samples]
-    for indices, batch in zip(plan, batches, strict=True):
+    for indices, batch in micro_batches(
+        samples,
+        learner.world,
+        budget=config.optim.tokens_per_microbatch,
+        share_prefixes=config.optim.share_prefixes,
+    ):
         with torch.no_grad():
             values_M = iter(function(batch).tolist())
         for i in indices:

@@ -4,7 +4,7 @@ A step at lr 1e-6 moves a weight near 1 by 1/4,000 of the distance between two b
 Rounding to the nearest would lose every such step. With stochastic rounding (up with a probability
 equal to the fraction of that distance) a weight moves by the right amount on average. The moments
 stay in fp32: 12 bytes a weight with its gradient, while fp32 weights take 16 and a bf16 copy for
-computation. Every draw has a named seed, so a run resumes bit for bit. Knows no models.
+computation. Every draw has a named seed, so a run resumes bit for bit.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from selfplay.data.seeds import named_seed
-from selfplay.distributed import local_part, place_of
+from selfplay.distributed import local_part, shard_index
+
+EPS = 1e-8  # torch's default
 
 
 class RoundedAdamW(torch.optim.Optimizer):
-    """AdamW (Loshchilov & Hutter 2019, algorithm 2) in fp32 arithmetic on fp32 or bf16 weights.
+    """AdamW without weight decay (Loshchilov & Hutter 2019, algorithm 2), in fp32, on fp32 or bf16
+    weights.
 
-    Each step ends with a stochastic rounding of bf16 weights. Its random draws are seeded by
-    `seed`, the step, the weight's number and the shard's place, so ranks with the same values round
-    them equally.
+    A step rounds bf16 weights stochastically. The draws are seeded by `seed`, the step, the
+    weight's number and the shard's index, so ranks with the same values round them equally.
     """
 
     def __init__(
@@ -32,10 +34,9 @@ class RoundedAdamW(torch.optim.Optimizer):
         *,
         lr: float,
         betas: tuple[float, float],
-        eps: float = 1e-8,
         seed: int = 0,
     ) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        super().__init__(groups, {"lr": lr, "betas": betas})
         self._seed = seed
 
     @torch.no_grad()
@@ -71,8 +72,8 @@ class RoundedAdamW(torch.optim.Optimizer):
         grad = local_part(grad).float()
         mean.lerp_(grad, 1 - beta1)
         square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        scale = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
-        moved = local_part(weight).float().mul_(1 - lr * group["weight_decay"])
+        scale = (square / (1 - beta2**step)).sqrt_().add_(EPS)
+        moved = local_part(weight).float()
         moved.addcdiv_(mean, scale, value=-lr / (1 - beta1**step))
         self._store(weight, moved, number)
 
@@ -80,7 +81,7 @@ class RoundedAdamW(torch.optim.Optimizer):
         """Write this rank's fp32 values of a weight after its step, rounded if it is bf16."""
         if weight.dtype == torch.bfloat16:
             step = int(self.state[weight]["step"])
-            seed = named_seed("rounding", self._seed, step, number, place_of(weight))
+            seed = named_seed("rounding", self._seed, step, number, shard_index(weight))
             moved = rounded(moved, seed=seed)
         local_part(weight).copy_(moved)
 

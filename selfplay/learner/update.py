@@ -5,7 +5,7 @@ the value loss. A term's loss is a sum over its trained tokens, divided by one n
 samples over all ranks and micro-batches, which is known before the first backward pass. So the
 gradient does not depend on how the samples are cut into micro-batches.
 
-Shapes: M trained tokens of a micro-batch. Knows no games and no text.
+Shapes: M trained tokens of a micro-batch.
 """
 
 from __future__ import annotations
@@ -19,22 +19,19 @@ import torch
 from torch import Tensor
 
 from selfplay.advantages.sample import Sample
-from selfplay.config import AlgorithmConfig
+from selfplay.config import AlgorithmConfig, Config
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, all_reduce_sum, clip_grad_norm, gather_objects
 from selfplay.errors import RunEnds
 from selfplay.learner.batch import (
     MicroBatch,
-    even_out,
     is_filler,
     micro_batches,
     num_trained_tokens,
-    split,
 )
 from selfplay.learner.learner import (
     Learner,
     TokenMeans,
-    UpdateSettings,
     batch_logprobs,
     batch_values,
     reference_logprobs,
@@ -79,7 +76,7 @@ def update_policy(
     auxiliary: Sequence[LossTerm],
     *,
     step: int,
-    settings: UpdateSettings,
+    config: Config,
     max_mismatch: float,
 ) -> tuple[dict[str, float], list[str]]:
     """All optimizer steps of one rollout: `epochs` passes, each split into `minibatches`.
@@ -90,22 +87,22 @@ def update_policy(
     raises EngineDisagrees and no weight changes. Every rank must call.
     """
     rollout_metrics: dict[str, float] = {}
-    if settings.algorithm.old_logprobs == "recomputed":
-        samples, rollout_metrics = recompute_logprobs(learner, samples, settings=settings)
+    if config.algorithm.old_logprobs == "recomputed":
+        samples, rollout_metrics = recompute_logprobs(learner, samples, config=config)
         check_mismatch(rollout_metrics, max_mismatch)
     if learner.critic is not None:
-        samples, value_metrics = estimate_values(learner, samples, settings=settings)
+        samples, value_metrics = estimate_values(learner, samples, config=config)
         rollout_metrics |= value_metrics
-    lr = self_play_rate(step, settings.optim, num_steps=settings.num_steps)
+    lr = self_play_rate(step, config.optim, num_steps=config.steps)
     per_step, skipped = list[dict[str, float]](), list[str]()
-    for minibatch in minibatches(samples, step=step, settings=settings):
-        terms = loss_terms(learner, minibatch, auxiliary, step=step, settings=settings)
+    for minibatch in minibatches(samples, step=step, config=config):
+        terms = loss_terms(learner, minibatch, auxiliary, step=step, config=config)
         try:
             metrics = optimizer_step(
                 learner,
                 terms,
                 lr=lr,
-                settings=settings,
+                config=config,
                 max_mismatch=None if per_step else max_mismatch,
             )
         except NonFinite as error:
@@ -113,19 +110,17 @@ def update_policy(
             continue
         if metrics:
             per_step.append(metrics)
-    metrics = _over_steps(per_step, num_skipped=len(skipped), epochs=settings.algorithm.epochs)
+    metrics = _over_steps(per_step, num_skipped=len(skipped), epochs=config.algorithm.epochs)
     return metrics | rollout_metrics, skipped
 
 
-def minibatches(
-    samples: Sequence[Sample], *, step: int, settings: UpdateSettings
-) -> Iterator[list[Sample]]:
+def minibatches(samples: Sequence[Sample], *, step: int, config: Config) -> Iterator[list[Sample]]:
     """The minibatches of every epoch. Each epoch shuffles the samples with a named seed."""
-    num = settings.algorithm.minibatches
-    for epoch in range(settings.algorithm.epochs):
+    num = config.algorithm.minibatches
+    for epoch in range(config.algorithm.epochs):
         order = list(range(len(samples)))
         if num > 1:
-            random.Random(named_seed(settings.seed, "minibatches", step, epoch)).shuffle(order)
+            random.Random(named_seed(config.seed, "minibatches", step, epoch)).shuffle(order)
         for first in range(num):
             yield [samples[i] for i in order[first::num]]
 
@@ -136,7 +131,7 @@ def loss_terms(
     auxiliary: Sequence[LossTerm],
     *,
     step: int,
-    settings: UpdateSettings,
+    config: Config,
 ) -> list[LossTerm]:
     """The terms of an optimizer step. With a critic its value loss is one of them, and during the
     critic's warm-up the only one, so the policy does not change."""
@@ -144,7 +139,7 @@ def loss_terms(
     if learner.critic is None:
         return terms
     value = LossTerm(minibatch, "value", weight=VALUE_WEIGHT)
-    return [value] if step < settings.critic.warmup_steps else [*terms, value]
+    return [value] if step < config.critic.warmup_steps else [*terms, value]
 
 
 def optimizer_step(
@@ -152,7 +147,7 @@ def optimizer_step(
     terms: Sequence[LossTerm],
     *,
     lr: float,
-    settings: UpdateSettings,
+    config: Config,
     max_mismatch: float | None = None,
 ) -> dict[str, float]:
     """One gradient step on the sum of the terms' losses.
@@ -163,17 +158,17 @@ def optimizer_step(
     and EngineDisagrees for a mean mismatch above `max_mismatch` (None: no check). If all terms are
     value losses, only the critic steps.
     """
-    num_tokens, denominators = _global_sizes(terms, settings.algorithm, learner.world)
+    num_tokens, denominators = _global_sizes(terms, config.algorithm, learner.world)
     if not any(num_tokens):
         return {}
     train_policy = any(term.objective != "value" for term in terms)
     try:
         _set_training(learner, True)
-        metrics = _backward(learner, terms, denominators, settings=settings)
+        metrics = _backward(learner, terms, denominators, config=config)
         if max_mismatch is not None:
             check_mismatch(metrics, max_mismatch)
         norms = _clip_and_step(
-            learner, lr=lr, max_norm=settings.optim.max_grad_norm, train_policy=train_policy
+            learner, lr=lr, max_norm=config.optim.max_grad_norm, train_policy=train_policy
         )
     finally:
         _drop_gradients(learner)
@@ -209,21 +204,22 @@ def _backward(
     terms: Sequence[LossTerm],
     denominators: Sequence[float],
     *,
-    settings: UpdateSettings,
+    config: Config,
 ) -> dict[str, float]:
     """Add up the gradients of all micro-batches; returns the metrics of the losses, means over the
     trained tokens of all ranks. Raises NonFinite on every rank for a loss that is not finite."""
-    world, budget = learner.world, settings.optim.tokens_per_microbatch
-    share_prefixes = settings.optim.share_prefixes
+    world, optim = learner.world, config.optim
     token_means, losses = TokenMeans(world), list[tuple[str, MicroBatch, Tensor]]()
     for term, size in zip(terms, denominators, strict=True):
         if size == 0.0:
             continue
-        plan = split(term.samples, budget=budget, share_prefixes=share_prefixes)
-        for batch in micro_batches(
-            term.samples, even_out(plan, world), device=world.device, share_prefixes=share_prefixes
+        for _, batch in micro_batches(
+            term.samples,
+            world,
+            budget=optim.tokens_per_microbatch,
+            share_prefixes=optim.share_prefixes,
         ):
-            losses_M = term_loss(learner, term, batch, settings=settings, token_means=token_means)
+            losses_M = term_loss(learner, term, batch, config=config, token_means=token_means)
             losses.append((term.objective, batch, losses_M.detach()))
             # Also of a loss that is not finite: its collectives involve the other ranks.
             (losses_M.sum() * (term.weight / size)).backward()
@@ -280,12 +276,12 @@ def term_loss(
     term: LossTerm,
     batch: MicroBatch,
     *,
-    settings: UpdateSettings,
+    config: Config,
     token_means: TokenMeans,
 ) -> Tensor:
     """A micro-batch's weighted token losses [M]; adds its metrics to `token_means`."""
     if term.objective == "surrogate":
-        losses_M = _surrogate_loss(learner, batch, settings=settings, token_means=token_means)
+        losses_M = _surrogate_loss(learner, batch, config=config, token_means=token_means)
     elif term.objective == "imitation":
         # A teacher's tokens were not sampled, so the rollout's temperature does not apply.
         logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
@@ -293,7 +289,7 @@ def term_loss(
         token_means.add({"imitation_loss": losses_M}, batch)
     else:
         losses_M, cut_M = clipped_value_loss(
-            batch_values(learner, batch), batch.values_M, batch.returns_M, clip=settings.critic.clip
+            batch_values(learner, batch), batch.values_M, batch.returns_M, clip=config.critic.clip
         )
         token_means.add({"value_loss": losses_M, "value_clip_share": cut_M}, batch)
     # A filler's advantage is 0, but its KL term is not.
@@ -301,11 +297,11 @@ def term_loss(
 
 
 def _surrogate_loss(
-    learner: Learner, batch: MicroBatch, *, settings: UpdateSettings, token_means: TokenMeans
+    learner: Learner, batch: MicroBatch, *, config: Config, token_means: TokenMeans
 ) -> Tensor:
     """The policy loss times importance weights, plus KL and entropy terms; all of it times the
     aggregation weights [M]."""
-    algorithm, temperature = settings.algorithm, settings.temperature
+    algorithm, temperature = config.algorithm, config.rollout.temperature
     logprobs_M, entropies_M = batch_logprobs(
         learner,
         learner.model,

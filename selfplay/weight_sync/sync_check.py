@@ -55,7 +55,7 @@ from selfplay.config import EngineConfig
 from selfplay.distributed import gather_objects
 from selfplay.engines.base import Engine
 from selfplay.errors import EngineDisagrees, EngineFault
-from selfplay.learner.batch import even_out, is_filler, micro_batches, split
+from selfplay.learner.batch import is_filler, micro_batches
 from selfplay.learner.learner import Learner, batch_logprobs
 from selfplay.weight_sync.supervisor import EnginesFailed, PolicyEngine
 
@@ -219,8 +219,7 @@ class SyncCheck:
         everyone = [sample for of_rank in gather_objects(samples, world) for sample in of_rank]
         own = everyone[world.dp_rank :: world.dp_size]
         by_name: dict[str, list[float]] = {sample.name: [] for sample in own}
-        plan = even_out(split(own, budget=self._token_budget), world)
-        for batch in micro_batches(own, plan, device=world.device):
+        for _, batch in micro_batches(own, world, budget=self._token_budget):
             with torch.no_grad():
                 logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
             if not is_filler(batch):

@@ -66,7 +66,7 @@ def test_each_mesh_gives_the_gradients_of_one_cpu_process(
     done = torchrun(num, str(WORKER), str(tp), str(tmp_path), "cuda")
     assert done.returncode == 0, done.stderr[-4000:]
     report: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
-    for model in ("qwen2 True", "llama False", "qwen3 True"):
+    for model in ("one unit", "llama False", "qwen3 True"):
         measured = report[model]
         assert measured["logprob"] < 1e-4, (model, measured)
         assert measured["entropy"] < 1e-4, (model, measured)

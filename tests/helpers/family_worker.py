@@ -1,15 +1,13 @@
 """Run under torchrun by test_families.py: families on a mesh against one eager process.
 
-Usage: torchrun --nproc-per-node 2 tests/helpers/family_worker.py TP FOLDER NAME... Rank 0 writes
-FOLDER/tp_TP.json: for each family the largest difference, of log-probs in nats and of gradients as
+Usage: torchrun --nproc-per-node 2 tests/helpers/family_worker.py TP NAME... FOLDER. Rank 0 writes
+FOLDER/report.json: for each family the largest difference, of log-probs in nats and of gradients as
 a share of each tensor's largest entry, or the error it ended in.
 """
 
 import json
 import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from transformers import PreTrainedModel
@@ -43,11 +41,11 @@ def gradient_gap(model: PreTrainedModel, folder: Path, world: World) -> float:
 
 
 def main() -> None:
-    tp, home, names = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    tp, names, home = int(sys.argv[1]), sys.argv[2:-1], Path(sys.argv[-1])
     world = init_world(tp, device="cpu")
     report: dict[str, float | str] = {}
     for name in names:
-        folder = home / f"{name}_{tp}"
+        folder = home / name
         if world.rank == 0:
             random_folder(name, folder)
         barrier(world)
@@ -61,7 +59,7 @@ def main() -> None:
             report[name] = f"{type(error).__name__}: {error}"
         barrier(world)
     if world.rank == 0:
-        (home / f"tp_{tp}.json").write_text(json.dumps(report, indent=1))
+        (home / "report.json").write_text(json.dumps(report, indent=1))
     close_world(world)
 
 

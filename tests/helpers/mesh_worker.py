@@ -22,8 +22,6 @@ from selfplay.advantages.sample import Sample
 from selfplay.config import OptimConfig, ScratchConfig, load_config
 from selfplay.distributed import (
     World,
-    all_reduce_max,
-    all_reduce_sum,
     broadcast_object,
     clip_grad_norm,
     close_world,
@@ -33,8 +31,8 @@ from selfplay.distributed import (
     local_part,
     shard,
 )
-from selfplay.learner.batch import balance_tokens, micro_batches, split
-from selfplay.learner.learner import Learner, UpdateSettings
+from selfplay.learner.batch import balance_tokens, micro_batches
+from selfplay.learner.learner import Learner
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.learner.update import LossTerm, optimizer_step
 from selfplay.model.attention import register_packed_attention
@@ -213,9 +211,9 @@ def aggregate(overrides: list[str], world: World) -> dict[str, float]:
                     dp_rank=0, dp_size=1, tp_rank=0, tp=1, control=None)  # fmt: skip
     mine = samples[world.dp_rank :: world.dp_size]
     plain = replace(config, optim=replace(config.optim, share_prefixes=False))
-    rows = list(micro_batches(mine, split(mine, budget=24), device=world.device))
+    rows = [batch for _, batch in micro_batches(mine, alone, budget=24)]
     moved = []
-    for place, share, settings in ((alone, samples, plain), (world, mine, config)):
+    for place, own, used in ((alone, samples, plain), (world, mine, config)):
         model = shard(build("qwen2", True), place)
         learner = Learner(
             model=model,
@@ -223,9 +221,7 @@ def aggregate(overrides: list[str], world: World) -> dict[str, float]:
             world=place,
             compute_dtype=torch.float32,
         )
-        optimizer_step(
-            learner, [LossTerm(share, "surrogate")], lr=1.0, settings=UpdateSettings.of(settings)
-        )
+        optimizer_step(learner, [LossTerm(own, "surrogate")], lr=1.0, config=used)
         start = dict(build("qwen2", True).named_parameters())
         moved.append({n: whole(p) - start[n].detach() for n, p in model.named_parameters()})
     lone, meshed = moved
@@ -268,17 +264,9 @@ def shared(world: World) -> list[tuple[str, bool]]:
 
 # The cases that the fast tests read; the slow ones read all.
 FAST = (
-    "tp", "exchanged", "shared", "qwen3 True", "one unit", "round trip True", "token_mean",
+    "tp", "shared", "qwen3 True", "one unit", "round trip True", "token_mean",
     "rounded",
 )  # fmt: skip
-
-
-def exchanged(world: World) -> dict[str, object]:
-    return {
-        "sum": all_reduce_sum([1.0, float(world.rank)], world),
-        "max": all_reduce_max(float(world.rank), world),
-        "gathered": gather_objects(world.rank, world),
-    }
 
 
 def measured(
@@ -287,10 +275,8 @@ def measured(
     """For each wanted case the largest differences from one process. Each layer is an FSDP unit, as
     in a large model, except in the case "one unit"."""
     cases: dict[str, Callable[[], object]] = {
-        "exchanged": partial(exchanged, world),
         "shared": partial(shared, world),
         "one unit": partial(compare, "qwen2", True, "none", world),
-        "qwen2 True": partial(compare, "qwen2", True, "none", world),
         "llama False": partial(compare, "llama", False, "every 2", world),
         "qwen3 True": partial(compare, "qwen3", True, "full", world),
         "round trip True": partial(round_trip, True, world, folder),

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from selfplay.advantages.sample import Sample
 from selfplay.config import Config, load_config
 from selfplay.distributed import init_world
-from selfplay.learner.learner import Learner, UpdateSettings
+from selfplay.learner.learner import Learner
 from selfplay.learner.update import LossTerm, optimizer_step
 from tests.helpers.tiny_run import GRADIENT, VOCAB, trainer_logprobs
 from tests.helpers.tolerance import assert_all_near
@@ -22,10 +22,6 @@ PPO = ("algorithm.method=ppo",)
 def config_of(*overrides: str) -> Config:
     free = ["model.scratch={}", "rollout.max_game_tokens=1000", f"optim.max_grad_norm={FREE}"]
     return load_config(None, [*free, *overrides])
-
-
-def settings_of(*overrides: str) -> UpdateSettings:
-    return UpdateSettings.of(config_of(*overrides))
 
 
 def learner_of(model: PreTrainedModel, *, reference: PreTrainedModel | None = None) -> Learner:
@@ -91,9 +87,8 @@ def change(
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Minus the gradient of one update, and its metrics."""
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    config = config_of(*overrides)
     learner = learner_of(model, reference=reference)
-    metrics = optimizer_step(learner, terms, lr=1.0, settings=UpdateSettings.of(config))
+    metrics = optimizer_step(learner, terms, lr=1.0, config=config_of(*overrides))
     return {name: p.detach() - before[name] for name, p in model.named_parameters()}, metrics
 
 

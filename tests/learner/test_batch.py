@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfplay.advantages.sample import Sample
+from selfplay.distributed import init_world
 from selfplay.learner.batch import (
     deal,
     micro_batches,
     num_trained_tokens,
     pack,
-    split,
     split_by_tokens,
 )
 
@@ -92,10 +92,10 @@ def test_every_sample_is_dealt_once_and_no_further_move_helps(
 
 
 def test_trained_tokens_do_not_depend_on_the_budget() -> None:
-    samples = [LONG, SHORT, LONG]
+    samples, world = [LONG, SHORT, LONG], init_world(device="cpu")
     assert num_trained_tokens(samples) == 7
     for budget, num_batches in ((100, 1), (8, 2), (2, 3)):
-        plan = split(samples, budget=budget, share_prefixes=False)
-        batches = list(micro_batches(samples, plan, device=CPU, share_prefixes=False))
+        batches = list(micro_batches(samples, world, budget=budget, share_prefixes=False))
         assert len(batches) == num_batches
-        assert sum(len(batch.targets_M) for batch in batches) == 7
+        assert sorted(i for indices, _ in batches for i in indices) == [0, 1, 2]
+        assert sum(len(batch.targets_M) for _, batch in batches) == 7

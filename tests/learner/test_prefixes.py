@@ -17,6 +17,7 @@ from transformers import (
 
 from selfplay.advantages.sample import Sample
 from selfplay.config import ScratchConfig
+from selfplay.distributed import init_world
 from selfplay.learner.batch import (
     LEAST_SAVED,
     MicroBatch,
@@ -28,7 +29,7 @@ from selfplay.learner.batch import (
     split_by_prefix,
 )
 from selfplay.model.attention import register_packed_attention
-from selfplay.model.policy import hidden_states, policy_logprobs, scratch_model
+from selfplay.model.policy import policy_logprobs, scratch_model
 from tests.helpers.tolerance import tolerance
 
 CPU = torch.device("cpu")
@@ -140,8 +141,8 @@ def test_games_that_differ_in_their_last_turn_fill_no_row_beyond_the_budget() ->
             )
         )
     # A game alone computes 20 + 8 * 10 tokens, each one more 8 * 10 of its own behind the prompt.
-    batches = micro_batches(samples, split(samples, budget=200), device=CPU)
-    rows = [batch.row.ids_N.numel() for batch in batches]
+    batches = micro_batches(samples, init_world(device="cpu"), budget=200)
+    rows = [batch.row.ids_N.numel() for _, batch in batches]
     assert rows == [180, 180, 180, 180]
 
 
@@ -193,8 +194,9 @@ def scores(model: PreTrainedModel, batches: list[MicroBatch]) -> dict[str, torch
 @pytest.mark.parametrize("name", ["plain", "window", "softcap"])
 def test_log_probs_and_gradients_are_those_of_each_sample_alone(name: str) -> None:
     model, samples = models()[name], tree()
-    together = list(micro_batches(samples, split(samples, budget=1000), device=CPU))
-    assert len(together) == 1 and together[0].row.prefixes is not None
+    (indices,) = split(samples, budget=1000)
+    together = [pack([samples[i] for i in indices], device=CPU)]
+    assert together[0].row.prefixes is not None
     # 20 + 3 + 9 + 9 for the prompt's tree (the repeated sample computes its last token again), 19.
     assert len(together[0].row.ids_N) == 20 + 3 + 9 + 9 + 1 + 19
     ours = scores(model, together)
@@ -207,12 +209,3 @@ def test_log_probs_and_gradients_are_those_of_each_sample_alone(name: str) -> No
             difference = (gradients[key] - parameter.grad).abs().max()
             bound = tolerance(3 * FORWARD + 100) * parameter.grad.abs().max()
             assert difference < bound, key
-
-
-def test_a_critic_reads_the_same_hidden_states() -> None:
-    model, samples = models()["plain"], tree()
-    for one in samples:
-        alone = hidden_states(model, pack([one], device=CPU).row)
-        batch = next(micro_batches(samples, split(samples, budget=1000), device=CPU))
-        together = hidden_states(model, batch.row)[batch.sample_M == batch.names.index(one.name)]
-        assert (alone - together).abs().max() < tolerance(FORWARD)

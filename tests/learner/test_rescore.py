@@ -12,7 +12,7 @@ from selfplay.learner.rescore import (
     recompute_logprobs,
 )
 from selfplay.learner.update import update_policy
-from tests.helpers.small_updates import learner_of, settings_of, some_samples
+from tests.helpers.small_updates import config_of, learner_of, some_samples
 from tests.helpers.tiny_run import FORWARD, LOGPROB, tiny_model
 from tests.helpers.tolerance import near
 
@@ -54,8 +54,8 @@ def test_the_mean_of_mismatch_kl_is_the_kl_of_engine_and_trainer() -> None:
 def test_recomputed_old_logprobs_make_every_ratio_one() -> None:
     model = tiny_model()
     samples, learner = some_samples(model, shift=0.5), learner_of(model)
-    settings = settings_of("algorithm.old_logprobs=recomputed")
-    metrics, _ = update_policy(learner, samples, [], step=0, settings=settings, max_mismatch=1.0)
+    config = config_of("algorithm.old_logprobs=recomputed")
+    metrics, _ = update_policy(learner, samples, [], step=0, config=config, max_mismatch=1.0)
     assert metrics["ratio_mean"] == near(1.0, FORWARD, scale=LOGPROB)
     assert metrics["clip_share"] == 0.0
     assert metrics["mismatch_max"] > 0.4 and metrics["mismatch_mean"] > 0.1, "of the engine's"
@@ -64,8 +64,8 @@ def test_recomputed_old_logprobs_make_every_ratio_one() -> None:
 def test_importance_is_the_ratio_of_trainer_and_engine() -> None:
     model = tiny_model()
     samples = some_samples(model, num=3, shift=0.4)
-    settings = settings_of("algorithm.old_logprobs=recomputed", "algorithm.importance=token")
-    recomputed, metrics = recompute_logprobs(learner_of(model), samples, settings=settings)
+    config = config_of("algorithm.old_logprobs=recomputed", "algorithm.importance=token")
+    recomputed, metrics = recompute_logprobs(learner_of(model), samples, config=config)
     for before, after in zip(samples, recomputed, strict=True):
         log_ratios = torch.tensor(after.old_logprobs) - torch.tensor(before.old_logprobs)
         expected = log_ratios.exp() * torch.tensor(before.mask)

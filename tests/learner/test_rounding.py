@@ -60,13 +60,12 @@ def test_steps_of_1e_minus_6_are_lost_in_plain_bf16_and_kept_here() -> None:
 
 
 def test_on_fp32_weights_it_is_torchs_adamw() -> None:
-    """fp32 weights are not rounded; decay, bias correction and moments are torch's."""
+    """fp32 weights are not rounded; bias correction and moments are torch's."""
     generator = torch.Generator().manual_seed(0)
     mine = torch.randn(50, generator=generator).requires_grad_()
     yours = mine.detach().clone().requires_grad_()
-    group = {"params": [mine], "weight_decay": 0.1}
-    ours = RoundedAdamW([group], lr=1e-2, betas=(0.9, 0.95))
-    torchs = torch.optim.AdamW([yours], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
+    ours = RoundedAdamW([{"params": [mine]}], lr=1e-2, betas=(0.9, 0.95))
+    torchs = torch.optim.AdamW([yours], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
     for _ in range(20):
         mine.grad = torch.randn(50, generator=generator)
         yours.grad = mine.grad.clone()

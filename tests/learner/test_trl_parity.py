@@ -17,12 +17,12 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from selfplay.advantages.sample import Sample
-from selfplay.learner.batch import micro_batches, split
-from selfplay.learner.learner import TokenMeans, UpdateSettings
+from selfplay.learner.batch import micro_batches
+from selfplay.learner.learner import TokenMeans
 from selfplay.learner.rescore import importance_weights
 from selfplay.learner.update import LossTerm, denominator, term_loss
 from tests.helpers.small_updates import config_of, learner_of, some_samples
-from tests.helpers.tiny_run import CPU, GRADIENT, LOGPROB, tiny_model
+from tests.helpers.tiny_run import GRADIENT, LOGPROB, tiny_model
 from tests.helpers.tolerance import tolerance
 
 PROMPT, TEMPERATURE, LENGTH = 3, 0.8, 24
@@ -160,10 +160,10 @@ def ours(
     algorithm = config.algorithm
     learner = learner_of(model, reference=reference if algorithm.kl else None)
     term = LossTerm(samples, "surrogate")
-    batches = list(micro_batches(samples, split(samples, budget=100), device=CPU))
+    batches = [batch for _, batch in micro_batches(samples, learner.world, budget=100)]
     assert len(batches) == 2
-    means, settings = TokenMeans(learner.world), UpdateSettings.of(config)
-    losses = [term_loss(learner, term, b, settings=settings, token_means=means) for b in batches]
+    means = TokenMeans(learner.world)
+    losses = [term_loss(learner, term, b, config=config, token_means=means) for b in batches]
     loss = torch.cat(losses).sum() / denominator(term, algorithm)
     names, parameters = zip(*model.named_parameters(), strict=True)
     return float(loss.detach()), dict(

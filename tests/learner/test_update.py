@@ -18,7 +18,6 @@ from tests.helpers.small_updates import (
     change,
     config_of,
     learner_of,
-    settings_of,
     some_samples,
 )
 from tests.helpers.tiny_run import (
@@ -36,7 +35,7 @@ from tests.helpers.tolerance import near, tolerance
 def updated(model: PreTrainedModel, samples: list[Sample], *overrides: str) -> dict[str, float]:
     """The metrics of an update; the samples' old log-probs are made up, so any mismatch passes."""
     metrics, skipped = update_policy(
-        learner_of(model), samples, [], step=0, settings=settings_of(*overrides), max_mismatch=9.0
+        learner_of(model), samples, [], step=0, config=config_of(*overrides), max_mismatch=9.0
     )
     assert not skipped
     return metrics
@@ -64,9 +63,9 @@ def test_a_mismatch_above_the_bound_ends_the_update_before_any_weight_changes(ol
     model = tiny_model().eval()
     samples, learner = some_samples(model, shift=0.5), learner_of(model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    settings = settings_of(f"algorithm.old_logprobs={old}")
+    config = config_of(f"algorithm.old_logprobs={old}")
     with pytest.raises(EngineDisagrees, match="mean log-prob mismatch"):
-        update_policy(learner, samples, [], step=0, settings=settings, max_mismatch=0.1)
+        update_policy(learner, samples, [], step=0, config=config, max_mismatch=0.1)
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     assert all(p.grad is None for p in model.parameters()) and not model.training
 
@@ -142,8 +141,8 @@ def test_the_kl_term_moves_the_policy_to_the_reference() -> None:
             parameter.mul_(1.05)
     samples = [replace(s, advantages=[0.0] * len(s.ids)) for s in some_samples(model)]
     learner = learner_of(model, reference=reference)
-    terms, settings = [LossTerm(samples, "surrogate")], settings_of("algorithm.kl=0.5")
-    steps = [optimizer_step(learner, terms, lr=0.02, settings=settings) for _ in range(12)]
+    terms, config = [LossTerm(samples, "surrogate")], config_of("algorithm.kl=0.5")
+    steps = [optimizer_step(learner, terms, lr=0.02, config=config) for _ in range(12)]
     kls = [metrics["kl_reference"] for metrics in steps]
     assert kls[0] > 0.001 and kls[-1] < 0.5 * kls[0]
     assert all(p.grad is None for p in reference.parameters())

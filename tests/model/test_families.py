@@ -1,9 +1,5 @@
 """Each family is computed as transformers computes it, or refused by name before a run begins."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +33,9 @@ from tests.helpers.family_models import (
     family_config,
     random_folder,
 )
-from tests.helpers.processes import HANG_S
+from tests.helpers.processes import measured_by
 from tests.helpers.shared_work import slow_except
 
-WORKER = Path(__file__).resolve().parents[1] / "helpers" / "family_worker.py"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 # Refused families, and a word that the reason must contain.
 REFUSED = {
@@ -185,32 +180,17 @@ def test_an_export_has_the_released_names_and_every_value(name: str, tmp_path: P
     assert all(torch.equal(value, first[key]) for key, value in snapshot.items())
 
 
-def on_two_ranks(tp: int, names: list[str], folder: Path) -> dict[str, float | str]:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    done = subprocess.run(
-        [*launch, str(WORKER), str(tp), str(folder), *names],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    differences: dict[str, float | str] = json.loads((folder / f"tp_{tp}.json").read_text())
-    return differences
-
-
 @pytest.mark.slow
-def test_families_read_in_shards_by_two_ranks(tmp_path: Path) -> None:
-    differences = on_two_ranks(1, IN_SHARDS, tmp_path)
+def test_families_read_in_shards_by_two_ranks() -> None:
+    differences = measured_by("family_worker.py", "1", *IN_SHARDS, torchrun=2)
     assert all(isinstance(v, float) and v < BOUND for v in differences.values()), differences
 
 
 @pytest.mark.slow
-def test_families_that_are_divided_over_two_ranks(tmp_path: Path) -> None:
+def test_families_that_are_divided_over_two_ranks() -> None:
     """Families without tensor parallelism are refused by name."""
-    differences = on_two_ranks(2, [*DIVIDED, "gpt_neox", "gemma3_text"], tmp_path)
+    names = (*DIVIDED, "gpt_neox", "gemma3_text")
+    differences = measured_by("family_worker.py", "2", *names, torchrun=2)
     for name in DIVIDED:
         assert isinstance(differences[name], float) and differences[name] < BOUND, (
             name,

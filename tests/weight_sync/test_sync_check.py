@@ -35,7 +35,7 @@ from selfplay.weight_sync.sync_check import (
     Turn,
     turn_mismatch,
 )
-from tests.helpers.small_updates import config_of, learner_of, settings_of, some_samples
+from tests.helpers.small_updates import config_of, learner_of, some_samples
 from tests.helpers.tiny_run import (
     VOCAB,
     begin_warm,
@@ -285,9 +285,7 @@ def test_the_full_rollout_is_compared_before_any_weight_moves() -> None:
     before = [parameter.detach().clone() for parameter in model.parameters()]
     samples = some_samples(tiny_model(seed=0))
     with pytest.raises(EngineDisagrees, match=r"engine.max_mismatch"):
-        update_policy(
-            learner_of(model), samples, [], step=0, settings=settings_of(), max_mismatch=0.05
-        )
+        update_policy(learner_of(model), samples, [], step=0, config=config_of(), max_mismatch=0.05)
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
     assert all(parameter.grad is None for parameter in model.parameters())
 
