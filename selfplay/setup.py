@@ -281,7 +281,7 @@ def make_learner(
         world,
         dtype=DTYPES[config.optim.master_dtype],
         param_dtype=DTYPES[config.model.dtype],
-        activation_checkpointing=config.parallel.checkpointing,
+        recompute=config.parallel.checkpointing == "full",
         seed=config.seed,
         liger=config.model.liger and world.device.type == "cuda" and liger_is_here(),
     )

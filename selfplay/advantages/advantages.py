@@ -27,7 +27,7 @@ from selfplay.rollout.episode import Episode
 
 T = TypeVar("T")
 ZERO_VARIANCE = 1e-9  # a group whose rewards differ by less has zero variance
-EMA_DECAY = 0.8  # a step's part in the moving average of `ema` is 1 - EMA_DECAY
+EMA_DECAY = 0.8  # a step's weight in the moving average of `ema` is 1 - EMA_DECAY
 
 
 @dataclass(frozen=True, slots=True)

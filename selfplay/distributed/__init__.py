@@ -1,7 +1,7 @@
 """Processes, meshes and shards: one model spread over ranks, and values exchanged between ranks.
 
 This room speaks of ranks, device meshes, parameter shards (FSDP2, tensor parallel) and collectives.
-It never sees games, tokens or losses. Outside it only checkpoints and the weight sync use
+Outside it only checkpoints and the weight sync use
 `torch.distributed` directly.
 """
 
@@ -10,7 +10,6 @@ from selfplay.distributed.shard import (
     clip_grad_norm,
     fill_shards,
     full_tensor,
-    full_tensors,
     plus_product,
     reshard,
     run_as_forward,
@@ -43,7 +42,6 @@ __all__ = [
     "exchange_objects",
     "fill_shards",
     "full_tensor",
-    "full_tensors",
     "gather_flat",
     "gather_objects",
     "init_world",

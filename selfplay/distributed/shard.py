@@ -1,12 +1,12 @@
 """Shards a model's parameters over the mesh, reduces its gradients and gathers its values.
 
 Each rank's loss is its sum over tokens divided by the GLOBAL number of tokens, so gradients are
-summed over "dp", never averaged. Knows no tokens and no losses.
+summed over "dp", never averaged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MethodType
 from typing import TypeVar
@@ -40,17 +40,17 @@ def shard(
     world: World,
     *,
     param_dtype: torch.dtype = torch.float32,
-    activation_checkpointing: str = "none",
+    recompute: bool = False,
 ) -> PreTrainedModel:
     """Shard the model over the mesh, in place: parameters become DTensors on `world.device`.
 
     Parameters keep their dtype (the master copy). Layers compute in `param_dtype`, and gradients
-    are summed over ranks in float32. `activation_checkpointing` is "none", "full" or
-    "every K" (each K-th layer). A model on the meta device takes no memory until `fill_shards`. A
-    single CPU process shards nothing. Raises ValueError for an unknown `activation_checkpointing`
-    and for a model that `divide` refuses.
+    are summed over ranks in float32. With `recompute` the backward pass recomputes each layer's
+    activations. A model on the meta device takes no memory until `fill_shards`. A single CPU
+    process shards nothing. Raises ValueError for a model that `divide` refuses.
     """
-    checkpoint_activations(model, activation_checkpointing)
+    if recompute:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if world.mesh is None:
         return model if model.device.type == "meta" else model.to(world.device)
     if world.tp > 1:
@@ -91,27 +91,6 @@ def _sum_gradients(model: nn.Module) -> None:
             # Sum gradients instead of averaging them, by a reduction that gloo supports too.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-
-
-def checkpoint_activations(model: PreTrainedModel, which: str) -> None:
-    """Recompute layers in the backward pass: "none", "full", or "every K" for each K-th layer.
-
-    Raises ValueError for any other `which`.
-    """
-    words = which.split()
-    if which in ("none", "full"):
-        every = 0 if which == "none" else 1
-    elif len(words) == 2 and words[0] == "every" and words[1].isdigit() and int(words[1]) > 0:
-        every = int(words[1])
-    else:
-        raise ValueError(
-            f'activation_checkpointing must be "none", "full" or "every K", got {which!r}; '
-            'the nearest is "full"'
-        )
-    if every:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        for index, layer in enumerate(model.base_model.layers):
-            layer.gradient_checkpointing = index % every == 0
 
 
 def run_as_forward(
@@ -206,16 +185,6 @@ def _divided_over_tp(parameter: torch.Tensor) -> bool:
         return False
     assert isinstance(parameter, DTensor)
     return not parameter.placements[names.index("tp")].is_replicate()
-
-
-def full_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each parameter's Hugging Face name and full value, one at a time; tied ones appear once.
-
-    Under FSDP or tensor parallelism all ranks must iterate together.
-    """
-    reshard(model)
-    for name, parameter in model.named_parameters():
-        yield name, full_tensor(parameter.detach())
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,7 @@
 transformers' `base_model_tp_plan` marks each linear layer "colwise" or "rowwise". Between a colwise
 and a rowwise layer each rank computes its own heads or columns; elsewhere all ranks of a "tp" row
 hold the same hidden states. The parameters are DTensors, but the layers compute with their local
-parts: with torch's parallel styles a pass takes 2.4 times as long to launch (docs/log.md). Knows no
-tokens and no losses.
+parts: with torch's parallel styles a pass takes 2.4 times as long to launch (docs/log.md).
 """
 
 from __future__ import annotations
@@ -40,12 +39,14 @@ def divide(model: PreTrainedModel, mesh: DeviceMesh) -> None:
 
     The vocabulary is divided even if the plan would gather logits: log-probs then need only three
     numbers from each rank and position instead of full rows, and a tied embedding is divided in the
-    same way. Raises ValueError for an untested model family, for sizes that do not divide, and for
-    a plan with unknown styles.
+    same way. Raises ValueError for an untested model family and for sizes that do not divide.
     """
+    reason = why_undivided(model.config, mesh.size())
+    if reason is not None:
+        raise ValueError(reason)
     # Every rank already holds the same values (or none, on the meta device), so nothing is sent:
     # src_data_rank is None.
-    plan = _checked_plan(model, mesh.size())
+    plan: dict[str, str] = model.config.base_model_tp_plan
     backbone = model.base_model
     group = mesh.get_group()
     forwards = {"colwise": _colwise, "rowwise": _rowwise(group)}
@@ -84,19 +85,6 @@ def partial_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
         for name in names
         for parameter in layer.get_submodule(name).parameters()
     ]
-
-
-def _checked_plan(model: PreTrainedModel, size: int) -> dict[str, str]:
-    config = model.config
-    reason = why_undivided(config, size)
-    if reason is not None:
-        raise ValueError(reason)
-    plan: dict[str, str] = config.base_model_tp_plan or {}
-    unknown = set(plan.values()) - set(STYLES) - {PER_HEAD}
-    if not plan or unknown:
-        reason = f"its plan has unknown styles {sorted(unknown)}" if plan else "it has no plan"
-        raise ValueError(f"parallel.tp must be 1 for {config.model_type}, got {size}: {reason}")
-    return plan
 
 
 def _distribute(linear: nn.Module, mesh: DeviceMesh, *, rows: bool) -> None:

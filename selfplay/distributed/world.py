@@ -3,7 +3,7 @@
 One mesh has both kinds of parallelism: FSDP shards every parameter over "dp"; tensor parallelism
 divides heads, MLP and vocabulary over "tp". The ranks of one "tp" row are neighbours and process
 the same tokens. A replica is a row of neighbouring ranks that share one engine; the first of them,
-its leader, owns the engine and plays the replica's games. Knows no models.
+its leader, owns the engine and plays the replica's games.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def make_replica(
 
     Every rank must call this, because creating process groups is collective.
     """
-    index, place = divmod(rank, size)
+    index, position = divmod(rank, size)
     group = None
     if size > 1:
         for first in range(0, world_size, size):
@@ -69,7 +69,7 @@ def make_replica(
             new_group = dist.new_group(ranks, backend="gloo", timeout=timeout)
             if first == index * size:
                 group = new_group
-    return Replica(index, world_size // size, size, place == 0, group)
+    return Replica(index, world_size // size, size, position == 0, group)
 
 
 T = TypeVar("T")
@@ -93,7 +93,6 @@ class World:
     mesh: DeviceMesh | None
     dp_rank: int
     dp_size: int
-    tp_rank: int
     tp: int
     control: dist.ProcessGroup | None
     replica: Replica
@@ -115,11 +114,12 @@ def init_world(
     precision applies to it too. Raises ValueError when `tp` * `fsdp` is not the number of
     processes, or `engine_tp` does not divide the processes of a host.
     """
-    world_size = _number("WORLD_SIZE", 1, low=1)
-    rank = _number("RANK", 0, below=world_size)
-    local_rank = _number("LOCAL_RANK", 0, below=world_size)
+    world_size, rank, local_rank = (
+        int(os.environ.get(name, default))
+        for name, default in (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0"))
+    )
     dp_size = data_parallel_size(world_size, tp, fsdp)
-    check_size(engine_tp, host_size=_number("LOCAL_WORLD_SIZE", world_size, low=1))
+    check_size(engine_tp, host_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     own_device = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
@@ -140,34 +140,18 @@ def init_world(
         control = dist.new_group(backend="gloo", timeout=timeout)
         shape, names = ((dp_size, tp), ("dp", "tp")) if tp > 1 else ((dp_size,), ("dp",))
         mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
-    dp_rank, tp_rank = divmod(rank, tp)
     return World(
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
         device=own_device,
         mesh=mesh,
-        dp_rank=dp_rank,
+        dp_rank=rank // tp,
         dp_size=dp_size,
-        tp_rank=tp_rank,
         tp=tp,
         control=control,
         replica=make_replica(rank, world_size, engine_tp, timeout=timeout),
     )
-
-
-def _number(variable: str, default: int, *, low: int = 0, below: int = 1_000_000) -> int:
-    """The integer value of a launcher's environment variable.
-
-    Raises ValueError, which names the variable, unless it lies in [low, below).
-    """
-    text = os.environ.get(variable, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) < 8 and low <= int(text) < below):
-        raise ValueError(
-            f"{variable} must be a whole number from {low} to {below - 1}, got {text!r}; torchrun "
-            "sets it"
-        )
-    return int(text)
 
 
 def data_parallel_size(world_size: int, tp: int, fsdp: int | None) -> int:

@@ -1,4 +1,4 @@
 """The update: micro-batches, losses, PPO's critic, the reference, the optimizer.
 
-Takes samples with advantages. Never sees games, text or engines.
+Takes samples with advantages.
 """

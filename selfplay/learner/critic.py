@@ -4,7 +4,7 @@ A value is a linear head on the last hidden state at the position whose next tok
 hidden state is the policy's, without gradient from the value loss (`critic.kind: head`) or with it
 (`shared_head`), or that of a second backbone, which starts from the same weights (`model`). The
 head starts at zero, so the first values are 0, and computes in fp32 whatever the dtype of the
-layers. Knows no games and no text.
+layers.
 
 Shapes: M trained tokens of a micro-batch, D width of the hidden state.
 """

@@ -101,10 +101,10 @@ class Muon(RoundedAdamW):
             step_RC[box_at(weight, shard_index(weight))] if isinstance(weight, DTensor) else step_RC
             for weight, step_RC in zip(weights, steps_BRC, strict=True)
         ]
-        parts = [local_part(weight) for weight in weights]
-        moved = parts if weights[0].dtype == torch.float32 else [part.float() for part in parts]
+        local = [local_part(weight) for weight in weights]
+        moved = [values.float() for values in local]  # fp32 values themselves, a copy of bf16
         torch._foreach_add_(moved, steps, alpha=-lr * ADAMW_RMS * max(rows, columns) ** 0.5)
-        if moved is not parts:
+        if weights[0].dtype != torch.float32:
             for (number, weight), exact in zip(entries, moved, strict=True):
                 self._store(weight, exact, number)
 

@@ -18,7 +18,6 @@ explicit softmax, which materializes all scores [C, H, L, L]. Values narrower th
 Without `packed_kwargs`, as in generation with a key-value cache, it is transformers' sdpa
 attention: an explicit 4-D mask is restricted to the layer's sliding window, and a 2-D padding mask
 is expanded as usual. Keys must then be in the order of their positions, without gaps.
-This module knows tensors only: no text, no losses, no meshes.
 
 Shapes: N tokens of the row, K of its sequences with their prefixes (N without any), S segments, C
 segments of a chunk, Q its longest, L its longest sequence, H query heads, G key/value heads, D

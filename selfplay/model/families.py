@@ -1,7 +1,7 @@
 """Model families: how they transform logits, and which of them cannot be trained here.
 
 When a run starts, every family is compared with transformers' own forward pass
-(`selfplay.preflight.model`); docs/models.md lists the tested ones. Knows no meshes and no text.
+(`selfplay.preflight.model`); docs/models.md lists the tested ones.
 """
 
 from __future__ import annotations

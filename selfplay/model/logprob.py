@@ -5,7 +5,6 @@ They never exist at once: the forward pass goes through chunks of positions and 
 a position; the backward pass goes through slices of the vocabulary and recomputes the logits it
 needs.
 All softmax arithmetic is fp32, all results are in nats.
-This module knows no models, no batches, no losses, no process groups.
 
 Shapes: M scored positions, D width of the hidden state, V vocabulary (its local part under tensor
 parallel), C a chunk of positions, W a slice of the vocabulary, R tensor-parallel ranks.
@@ -102,14 +101,14 @@ class _TokenLogprobs(torch.autograd.Function):
         scale = stats_M3.new_full((), 1.0 / temperature)
         top = None if cap is None else stats_M3.new_full((), cap)
         for start in range(0, hidden_MD.shape[0], chunk):
-            part = slice(start, start + chunk)
-            logits_CV = _matmul_fp32(hidden_MD[part], weight_VD.t())
+            rows_C = slice(start, start + chunk)
+            logits_CV = _matmul_fp32(hidden_MD[rows_C], weight_VD.t())
             if top is not None:
                 logits_CV = _fused(_capped, logits_CV)(logits_CV, top)
             lse_C, entropy_C = _fused(_row_stats, logits_CV)(logits_CV, scale)
-            target_C = logits_CV.gather(1, columns_M[part, None].clamp(min=0))[:, 0]
-            target_C = torch.where(here_M[part], target_C * scale, 0.0)
-            stats_M3[part] = torch.stack((lse_C, entropy_C, target_C), dim=1)
+            target_C = logits_CV.gather(1, columns_M[rows_C, None].clamp(min=0))[:, 0]
+            target_C = torch.where(here_M[rows_C], target_C * scale, 0.0)
+            stats_M3[rows_C] = torch.stack((lse_C, entropy_C, target_C), dim=1)
             del logits_CV
         if shard is None:
             lse_M, entropy_M, target_M = (part_M.clone() for part_M in stats_M3.unbind(1))

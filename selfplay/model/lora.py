@@ -3,7 +3,7 @@ trained.
 
 peft's layers are put into the model in place, so the update and the hf engine run them. Weight sync
 and export read weights under Hugging Face names, merged one parameter at a time, so a second full
-copy never exists. Knows no games and no text.
+copy never exists.
 
 Shapes: O and I output and input width of a linear layer, R rank.
 """

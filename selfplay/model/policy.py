@@ -1,7 +1,5 @@
 """The policy: loading or creating it, its log-probs of packed tokens, exporting it.
 
-Knows no batches and no losses.
-
 Shapes: N packed tokens, M positions whose next token is scored, D width, V vocabulary.
 """
 
@@ -92,7 +90,7 @@ def load_sharded(
     *,
     dtype: torch.dtype,
     param_dtype: torch.dtype,
-    activation_checkpointing: str = "none",
+    recompute: bool = False,
     liger: bool = False,
     lora: LoraConfig | None = None,
     seed: int = 0,
@@ -108,7 +106,7 @@ def load_sharded(
         model = load_model(name_or_folder, device=world.device, dtype=dtype)
         if lora is not None:
             add_adapters(model, lora, seed=seed)
-        return shard(model, world, activation_checkpointing=activation_checkpointing)
+        return shard(model, world, recompute=recompute)
     folder = local_folder(name_or_folder)
     model = empty_model(AutoConfig.from_pretrained(folder), dtype=dtype)
     stored = Stored(folder, model)
@@ -117,12 +115,7 @@ def load_sharded(
     if lora is not None:
         add_adapters(model, lora, seed=seed)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    shard(
-        model,
-        world,
-        param_dtype=param_dtype,
-        activation_checkpointing=activation_checkpointing,
-    )
+    shard(model, world, param_dtype=param_dtype, recompute=recompute)
 
     def read(name: str, box: tuple[slice, ...]) -> torch.Tensor:
         if is_adapter(name):

@@ -1,7 +1,7 @@
-"""The tensors of a Hugging Face folder, read in parts under the names that a model gives them.
+"""The tensors of a Hugging Face folder, read in boxes under the names that a model gives them.
 
 Released folders of mixtures of experts have a tensor for each expert; transformers' model has one
-tensor for all experts of a layer. transformers' own table maps the names. Knows no meshes.
+tensor for all experts of a layer. transformers' own table maps the names.
 """
 
 from __future__ import annotations

@@ -260,15 +260,6 @@ def test_instances_never_share_a_baseline_and_zero_variance_groups_are_dropped()
     assert [s.advantages[-1] for s in samples] == pytest.approx([-0.1, 0.1, -0.1, 0.1])
 
 
-def test_only_trained_tokens_have_an_advantage() -> None:
-    episodes = [episode((0.0, 0.0), 0), episode((1.0, 1.0), 1)]
-    samples, _ = credited(episodes, algorithm=NO_STD, reward=RewardConfig())
-    assert [s.ids for s in samples] == [[1, 2, 10], [1, 2, 11], [1, 2, 20, 20], [1, 2, 21, 21]]
-    assert samples[3].mask == [0, 0, 1, 1]
-    assert samples[3].advantages == [0.0, 0.0, 0.5, 0.5]
-    assert samples[3].old_logprobs == [0.0, 0.0, -0.5, -0.5]
-
-
 def test_partners_and_seats_without_sampled_tokens_form_no_group() -> None:
     silent = Transcript()
     silent.observe([1, 2])

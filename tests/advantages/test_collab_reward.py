@@ -67,14 +67,6 @@ def test_tokens_cost_at_most_one() -> None:
     assert seat_reward(conversation(*ASKED), 1, config=config) == pytest.approx(1.5 - 1)
 
 
-def test_measures_of_a_conversation_count_the_assistants_moves() -> None:
-    assert conversation(*ASKED).measures == {
-        "questions": 1.0,
-        "user_words": 4.0,
-        "interactivity": 1.0,
-    }
-
-
 def test_the_reward_of_a_reply_is_the_mean_over_its_continuations() -> None:
     """The question ends right once (1.5) and wrong once (0.5); the guess is wrong (0)."""
     reward = RewardConfig()

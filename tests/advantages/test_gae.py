@@ -34,14 +34,6 @@ def test_lambda_1_is_the_return_minus_the_value() -> None:
     assert gae(rewards, values, lam=1.0) == pytest.approx(expected)
 
 
-def test_exact_values_leave_no_advantage() -> None:
-    """A value is that of the state before its token, so it includes the token's reward."""
-    rewards = [0.25, 0.0, -0.5, 1.0]
-    values = [0.75, 0.5, 0.5, 1.0]
-    for lam in (0.0, 0.3, 1.0):
-        assert gae(rewards, values, lam=lam) == pytest.approx([0.0] * 4)
-
-
 def test_tokens_that_the_seat_reads_are_no_steps() -> None:
     """Between two turns, tokens of the other seat and of the game do not decay."""
     without_reading = Sample(

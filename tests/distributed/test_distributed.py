@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from selfplay.advantages.sample import Sample
 from selfplay.config import ScratchConfig
-from selfplay.distributed import all_reduce_sum, clip_grad_norm, full_tensors, init_world, shard
+from selfplay.distributed import all_reduce_sum, clip_grad_norm, init_world, shard
 from selfplay.distributed.gather import chunk
-from selfplay.distributed.tensor_parallel import _checked_plan, divide
+from selfplay.distributed.tensor_parallel import divide, why_undivided
 from selfplay.distributed.world import check_size, data_parallel_size
 from selfplay.learner.batch import pack
 from selfplay.model.policy import hidden_states, scratch_model
@@ -86,11 +86,8 @@ def test_an_aggregation_is_that_of_one_process(report: Report, aggregation: str)
     assert report[1](aggregation)["shared_rows"] > 0  # the one process shares no prefix
 
 
-@pytest.mark.parametrize("case", slow_except(["round trip True", "round trip False"], *FAST))
-def test_export_and_load_are_exact_and_no_rank_holds_more_than_its_share(
-    report: Report, case: str
-) -> None:
-    num, measured = report[0], report[1](case)
+def test_export_and_load_are_exact_and_no_rank_holds_more_than_its_share(report: Report) -> None:
+    num, measured = report[0], report[1]("round trip")
     assert measured["exported"] == measured["loaded"] == 1.0
     assert measured["logprob"] < tolerance(FORWARD, scale=NATS)
     # Norms are not divided over tp ranks, and rows do not always divide evenly.
@@ -109,7 +106,6 @@ def test_one_cpu_process_is_a_world_without_a_mesh() -> None:
     assert world.mesh is None
     assert shard(model, world) is model
     assert all_reduce_sum([1.5], world) == [1.5]
-    assert [name for name, _ in full_tensors(model)] == [n for n, _ in model.named_parameters()]
 
 
 def test_the_norm_before_clipping_is_returned() -> None:
@@ -121,23 +117,6 @@ def test_the_norm_before_clipping_is_returned() -> None:
     assert clip_grad_norm(model, 6.0, world) == pytest.approx(12.0)
     assert model.model.norm.weight.grad.tolist() == pytest.approx([1.5] * 16)
     assert clip_grad_norm(model, 6.1, world) == pytest.approx(6.0)
-
-
-@pytest.mark.parametrize(
-    ("which", "recomputed"), [("none", []), ("full", [0, 1, 2, 3]), ("every 2", [0, 2])]
-)
-def test_activation_checkpointing_names_its_layers(which: str, recomputed: list[int]) -> None:
-    model = scratch_model(SHAPE, seed=0)
-    shard(model, init_world(device="cpu"), activation_checkpointing=which)
-    layers = model.base_model.layers
-    assert [i for i, layer in enumerate(layers) if layer.gradient_checkpointing] == recomputed
-
-
-@pytest.mark.parametrize("which", ["some", "every", "every 0", "every x"])
-def test_an_unknown_checkpointing_is_refused(which: str) -> None:
-    model = scratch_model(SHAPE, seed=0)
-    with pytest.raises(ValueError, match="activation_checkpointing"):
-        shard(model, init_world(device="cpu"), activation_checkpointing=which)
 
 
 def test_mesh_sizes_must_multiply_to_the_number_of_processes() -> None:
@@ -158,11 +137,9 @@ def test_an_engine_stays_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tensor_parallelism_must_divide_heads_and_vocabulary() -> None:
-    model = scratch_model(SHAPE, vocab_size=21, seed=0)
-    with pytest.raises(ValueError, match=r"num_key_value_heads \(2\), got 4; the nearest is 2"):
-        _checked_plan(model, 4)
-    with pytest.raises(ValueError, match=r"vocab_size \(21\), got 2; the nearest is 1"):
-        _checked_plan(model, 2)
+    config = scratch_model(SHAPE, vocab_size=21, seed=0).config
+    assert "num_key_value_heads (2), got 4; the nearest is 2" in str(why_undivided(config, 4))
+    assert "vocab_size (21), got 2; the nearest is 1" in str(why_undivided(config, 2))
 
 
 class DTensorOperators(TorchDispatchMode):

@@ -31,7 +31,6 @@ from selfplay.distributed import (
     World,
     barrier,
     close_world,
-    full_tensors,
     gather_objects,
     init_world,
     shard,
@@ -53,7 +52,7 @@ from tests.helpers.tiny_run import CPU, tiny_model, trainer_logprobs
 
 LR = 1e-3
 SMALL = LoraConfig(rank=4, alpha=8)
-ALONE = World(0, 1, 0, CPU, None, 0, 1, 0, 1, None, make_replica(0, 1, 1))
+ALONE = World(0, 1, 0, CPU, None, 0, 1, 1, None, make_replica(0, 1, 1))
 
 
 def dealt(samples: Sequence[Sample], world: World) -> list[Sample]:
@@ -101,13 +100,20 @@ def critic_steps(
     return [s.advantages for s in judged], metrics
 
 
-def tensors(learner: Learner) -> dict[str, torch.Tensor]:
-    modules = {"policy": learner.model, "critic": learner.critic.module}
-    return {
-        f"{kind}.{name}": tensor.clone()
-        for kind, module in modules.items()
-        for name, tensor in full_tensors(module)
-    }
+def held(learner: Learner) -> dict[str, torch.Tensor]:
+    """Every full weight and every moment of the optimizers."""
+    found = {}
+    parts = [("policy", learner.model, learner.optimizer)]
+    if learner.critic is not None:
+        parts.append(("critic", learner.critic.module, learner.critic.optimizer))
+    for part, module, optimizer in parts:
+        for name, parameter in module.named_parameters():
+            found[f"{part} {name}"] = mesh_worker.whole(parameter).clone()
+            for moment in ("exp_avg", "exp_avg_sq", "momentum"):
+                if moment in optimizer.state.get(parameter, {}):
+                    tensor = optimizer.state[parameter][moment]
+                    found[f"{part} {name} {moment}"] = mesh_worker.whole(tensor).clone()
+    return found
 
 
 def critic(kind: str, world: World) -> dict[str, float]:
@@ -120,10 +126,10 @@ def critic(kind: str, world: World) -> dict[str, float]:
     own, found = critic_steps(shared, mine)
     parts = gather_objects({s.name: a for s, a in zip(mine, own, strict=True)}, world)
     by_name = {name: a for part in parts for name, a in part.items()}
-    wanted = tensors(lone)
+    wanted = held(lone)
     return {
-        "weights": max(float((t - wanted[n]).abs().max()) for n, t in tensors(shared).items()),
-        "moved": float((wanted["critic.head.weight"]).abs().max()),
+        "weights": max(float((t - wanted[n]).abs().max()) for n, t in held(shared).items()),
+        "moved": float((wanted["critic head.weight"]).abs().max()),
         "advantages": max(
             abs(x - y)
             for s, a in zip(samples, advantages, strict=True)
@@ -206,22 +212,6 @@ def make_saved(kind: str, world: World, base: Path) -> Learner:
     return learner
 
 
-def held(learner: Learner) -> dict[str, torch.Tensor]:
-    """Every weight and every moment of the optimizers, whole."""
-    found = {}
-    parts = [("policy", learner.model, learner.optimizer)]
-    if learner.critic is not None:
-        parts.append(("critic", learner.critic.module, learner.critic.optimizer))
-    for part, module, optimizer in parts:
-        for name, parameter in module.named_parameters():
-            found[f"{part} {name}"] = mesh_worker.whole(parameter).clone()
-            for moment in ("exp_avg", "exp_avg_sq", "momentum"):
-                if moment in optimizer.state.get(parameter, {}):
-                    tensor = optimizer.state[parameter][moment]
-                    found[f"{part} {name} {moment}"] = mesh_worker.whole(tensor).clone()
-    return found
-
-
 def one_step(learner: Learner) -> None:
     samples = some_samples(tiny_model())
     if learner.critic is not None:
@@ -298,7 +288,7 @@ def filled_up(world: World) -> list[dict[str, object]]:
 def main(part: str, folder: Path) -> None:
     world = init_world(device="cpu")
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
-    pair = replace(world, mesh=mesh, dp_rank=0, dp_size=1, tp_rank=world.rank, tp=2)
+    pair = replace(world, mesh=mesh, dp_rank=0, dp_size=1, tp=2)
     fast = part == "fast"
 
     def wanted(case: str) -> bool:

@@ -17,7 +17,6 @@ from selfplay.learner.loss import (
     cispo,
     clipped_surrogate,
     gspo,
-    imitation,
     kl_estimate,
     kl_losses,
     policy_losses,
@@ -57,18 +56,6 @@ def test_clipped_surrogate_is_the_naive_loop() -> None:
         assert bool(cut_M[place]) == gone
         assert ratios_M[place].item() == near(math.exp(case[0] - case[1]), 16)
     assert cut_M.sum() == 2, "one case of each sign is clipped"
-
-
-def test_ratio_one_gives_the_reinforce_gradient() -> None:
-    logits_MV = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    advantages_M = torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0])
-    logprobs_M = logits_MV.log_softmax(-1)[:, 2]
-    surrogate, _, _ = clipped_surrogate(
-        logprobs_M, logprobs_M.detach(), advantages_M, clip_low=LOW, clip_high=HIGH
-    )
-    (got,) = torch.autograd.grad(surrogate.sum(), logits_MV, retain_graph=True)
-    (expected,) = torch.autograd.grad((-advantages_M * logprobs_M).sum(), logits_MV)
-    torch.testing.assert_close(got, expected)
 
 
 def test_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
@@ -264,11 +251,6 @@ def test_the_ratio_corrects_k3_for_an_engine_with_other_probabilities() -> None:
         settings = replace(algorithm, kl_ratio=kl_ratio)
         kl_losses(logprobs_M, torch.tensor([-0.5]), batch, settings).sum().backward()
         assert 0.1 * bound < abs(logprobs_M.grad.item()) < bound
-
-
-def test_imitation_is_weighted_cross_entropy() -> None:
-    losses_M = imitation(torch.log(torch.tensor([0.5, 0.25])), torch.tensor([1.0, 2.0]))
-    torch.testing.assert_close(losses_M, torch.tensor([math.log(2), 4 * math.log(2)]))
 
 
 @pytest.mark.parametrize("log_ratio", [-99.0, 99.0, 1e4])

@@ -96,13 +96,6 @@ def naive_values(learner: Learner, sample: Sample) -> list[float]:
     return [float(values[t - 1]) for t, trained in enumerate(sample.mask) if trained]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_values_of_a_packed_row_are_those_of_each_transcript_alone(kind: str) -> None:
-    learner, samples = a_learner(kind), some_samples(tiny_model())
-    found = batch_values(learner, pack(samples, device=CPU)).tolist()
-    assert found == near([v for s in samples for v in naive_values(learner, s)], FORWARD)
-
-
 def test_a_new_critic_returns_zero() -> None:
     learner = learner_of(tiny_model())
     learner.critic = make_critic(

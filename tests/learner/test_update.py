@@ -171,16 +171,6 @@ def test_a_filler_micro_batch_has_no_weight() -> None:
         assert same[name] == near(metrics[name], FORWARD)
 
 
-def test_the_gradients_norm_is_clipped() -> None:
-    samples = some_samples(tiny_model())
-    free, metrics = change(tiny_model(), [LossTerm(samples, "surrogate")])
-    assert metrics["grad_norm"] > 0.1
-    bound, same = change(tiny_model(), [LossTerm(samples, "surrogate")], "optim.max_grad_norm=0.1")
-    assert same["grad_norm"] == near(metrics["grad_norm"], GRADIENT)
-    share = 0.1 / metrics["grad_norm"]
-    assert_same(bound, {name: share * delta for name, delta in free.items()})
-
-
 def test_learning_rates_by_hand() -> None:
     shape: dict[str, Any] = {"peak": 8.0, "num_steps": 6, "warmup_steps": 2}
 

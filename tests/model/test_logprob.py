@@ -1,14 +1,12 @@
 """The fused log-prob equals log_softmax with autograd's gradients, without storing all logits."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from selfplay.distributed.shard import VocabShard
-from selfplay.model import logprob
 from selfplay.model.logprob import token_logprobs
 from tests.helpers.tolerance import assert_near, tolerance
 
@@ -91,12 +89,6 @@ def test_results_do_not_depend_on_the_chunk(chunk: int) -> None:
         assert relative(a, b) < tolerance(TERMS)
 
 
-def test_the_entropy_has_no_gradient_by_default() -> None:
-    hidden, weight, targets = inputs()
-    _, entropy = token_logprobs(hidden, weight, targets, temperature=1.0)
-    assert not entropy.requires_grad
-
-
 def test_no_positions_give_no_numbers_and_zero_gradients() -> None:
     hidden, weight, targets = inputs()
     logprobs, entropy = token_logprobs(hidden[:0], weight, targets[:0], temperature=1.0)
@@ -175,25 +167,3 @@ def test_wrong_arguments_are_named() -> None:
         token_logprobs(hidden, weight, targets, temperature=0.0)
     with pytest.raises(ValueError, match="got 37 and 36"):
         token_logprobs(hidden, weight, targets[1:], temperature=1.0)
-
-
-def test_slices_of_the_vocabulary_are_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits of 6 of 9 positions may exist at once: 133 of 200 columns, which align to 128."""
-    widths: list[int] = []
-    plain = logprob._logit_grad
-
-    def watched(logits_MW: torch.Tensor, *rest: Any) -> torch.Tensor:
-        widths.append(logits_MW.shape[1])
-        return plain(logits_MW, *rest)
-
-    monkeypatch.setattr(logprob, "_logit_grad", watched)
-    hidden = torch.randn(9, 4, requires_grad=True)
-    weight = torch.randn(200, 4, requires_grad=True)
-    targets = torch.randint(200, (9,))
-    token_logprobs(hidden, weight, targets, temperature=1.0, chunk=6)[0].sum().backward()
-    assert widths == [128, 72]
-    whole = torch.autograd.grad(
-        (hidden @ weight.t()).log_softmax(1).gather(1, targets[:, None]).sum(), (hidden, weight)
-    )
-    for found, wanted in zip((hidden.grad, weight.grad), whole, strict=True):
-        torch.testing.assert_close(found, wanted)

@@ -16,7 +16,6 @@ import eval as door
 from selfplay.checkpoint import saving
 from selfplay.config import LoraConfig
 from selfplay.distributed import init_world
-from selfplay.engines.base import Request, Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.errors import SettingsError
 from selfplay.learner.batch import pack
@@ -30,12 +29,10 @@ from selfplay.model.lora import (
     export_adapters,
     full_weights,
     is_adapter,
-    plain_weights,
     without_adapters,
 )
 from selfplay.model.policy import export, load_model
 from selfplay.partners.checkpoints import find_source
-from selfplay.weight_sync import push as sync
 from selfplay.weight_sync import start as engine_start
 from selfplay.weight_sync.start import merged_folder
 from tests.helpers.processes import two_ranks
@@ -62,7 +59,7 @@ from tests.helpers.tiny_run import (
     tiny_model,
     trainer_logprobs,
 )
-from tests.helpers.tolerance import assert_near, near, tolerance
+from tests.helpers.tolerance import assert_near, tolerance
 
 SMALL = LoraConfig(rank=4, alpha=8)
 
@@ -148,30 +145,6 @@ def test_only_adapters_are_trained() -> None:
     optimizer_step(learner, terms, lr=0.01, config=config_of())
     changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
     assert changed == {name for name in before if is_adapter(name)}
-
-
-def test_an_engine_with_a_copy_and_one_that_shares_the_model_agree() -> None:
-    """The same tokens and log-probs from an engine with a pushed copy and one on the model."""
-    model = adapted()
-    copy, shared = HFEngine(tiny_model()), HFEngine(model)
-    for engine in (copy, shared):
-        sync.push(model, engine, version=3, dtype=torch.float32)
-        assert engine.version == 3
-    assert copy.model.state_dict().keys() == tiny_model().state_dict().keys()
-    requests = [Request((5, 6, 7), 12, seed) for seed in range(4)]
-    sampling = Sampling(temperature=1.0, stop_ids=(0,))
-    completions = [engine.generate(requests, sampling) for engine in (copy, shared)]
-    for one, other in zip(*completions, strict=True):
-        assert one.ids == other.ids
-        assert one.logprobs == near(other.logprobs, FORWARD, scale=LOGPROB)
-    before = HFEngine(tiny_model()).generate(requests, sampling)
-    assert any(a.logprobs != b.logprobs for a, b in zip(completions[0], before, strict=True))
-
-
-def test_plain_weights_have_the_names_and_shapes_of_the_base() -> None:
-    weights = plain_weights(adapted())
-    plain = tiny_model().named_parameters()
-    assert {n: w.base.shape for n, w in weights.items()} == {n: p.shape for n, p in plain}
 
 
 def test_exports_reload_with_transformers_and_with_peft(tmp_path: Path) -> None:
