@@ -60,11 +60,8 @@ def test_the_reward_by_hand() -> None:
     assert seat_reward(conversation(*ASKED), 1, config=config) == pytest.approx(1 + 0.5 - 0.2)
     assert seat_reward(conversation(*GUESSED), 1, config=config) == pytest.approx(-0.1)
     assert seat_reward(conversation(*ASKED), 1, config=RewardConfig()) == pytest.approx(1.5)
-
-
-def test_tokens_cost_at_most_one() -> None:
-    config = RewardConfig(token_cost=1.0)
-    assert seat_reward(conversation(*ASKED), 1, config=config) == pytest.approx(1.5 - 1)
+    dear = RewardConfig(token_cost=1.0)
+    assert seat_reward(conversation(*ASKED), 1, config=dear) == pytest.approx(1.5 - 1), "at most 1"
 
 
 def test_the_reward_of_a_reply_is_the_mean_over_its_continuations() -> None:

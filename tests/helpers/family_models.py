@@ -1,7 +1,6 @@
 """A small random model of each family, as a released folder holds it, and transformers' own answer.
 
-Two layers or one of each kind, a window far shorter than the text, caps and scales that act. Knows
-how to build and to ask; what may be claimed of a family stands in the tests.
+Two layers or one of each kind, a window far shorter than the text, caps and scales that act.
 """
 
 from pathlib import Path

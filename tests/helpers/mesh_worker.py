@@ -1,8 +1,7 @@
 """Run by two_ranks.py, or under torchrun by itself: a model on a mesh against the same model whole.
 
 Usage: torchrun --nproc-per-node N tests/helpers/mesh_worker.py TP FOLDER [DEVICE]. Rank 0 writes
-FOLDER/report.json: for each case the largest differences from one process, in fp32. Knows how to
-measure; what may be claimed of it stands in the tests.
+FOLDER/report.json: for each case the largest differences from one process, in fp32.
 """
 
 import json
@@ -94,9 +93,9 @@ def backward(model: PreTrainedModel, seeds: list[int], total: int, device: torch
         (logprobs.sum() / total).backward()
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return full.detach().cpu()
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    full_tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full_tensor.detach().cpu()
 
 
 def gathers_exactly(model: PreTrainedModel) -> bool:
@@ -107,7 +106,7 @@ def gathers_exactly(model: PreTrainedModel) -> bool:
         flat = gather_flat(parameters, dtype=dtype, device=parameters[0].device)
         parts = flat.split([p.numel() for p in parameters])
         same += [
-            torch.equal(part.view(p.shape).cpu(), whole(p).to(dtype))
+            torch.equal(part.view(p.shape).cpu(), full(p).to(dtype))
             for part, p in zip(parts, parameters, strict=True)
         ]
     return all(same)
@@ -145,11 +144,11 @@ def compare(arch: str, tied: bool, recompute: bool, world: World) -> dict[str, f
     squares = sum(p.grad.double().square().sum().item() for p in reference.values())
     norm = clip_grad_norm(model, squares**0.5 / 2, world)
     gaps = {
-        name: (whole(p.grad) * 2 - reference[name].grad).abs().max()
+        name: (full(p.grad) * 2 - reference[name].grad).abs().max()
         / reference[name].grad.abs().max()
         for name, p in model.named_parameters()
     }  # fmt: skip
-    same = [torch.equal(whole(p), reference[name]) for name, p in model.named_parameters()]
+    same = [torch.equal(full(p), reference[name]) for name, p in model.named_parameters()]
     return {
         "gathered": float(gathers_exactly(model)),
         "plain": float(bool(read_by_norms) and set(read_by_norms) == {torch.Tensor}),
@@ -171,7 +170,7 @@ def round_trip(world: World, folder: Path) -> dict[str, float]:
     back = AutoModelForCausalLM.from_pretrained(out)
     exported = [torch.equal(p, back.get_parameter(n)) for n, p in lone.named_parameters()]
     again = load_sharded(str(out), world, dtype=torch.float32, param_dtype=torch.float32)
-    loaded = [torch.equal(whole(p), lone.get_parameter(n)) for n, p in again.named_parameters()]
+    loaded = [torch.equal(full(p), lone.get_parameter(n)) for n, p in again.named_parameters()]
     with torch.no_grad():
         seen = score(again, 5, world.device)[0].cpu()
     gap = (seen - score(lone, 5, torch.device("cpu"))[0]).abs()
@@ -223,7 +222,7 @@ def aggregate(overrides: list[str], world: World) -> dict[str, float]:
         )
         optimizer_step(learner, [LossTerm(own, "surrogate")], lr=1.0, config=used)
         start = dict(build("qwen2", True).named_parameters())
-        moved.append({n: whole(p) - start[n].detach() for n, p in model.named_parameters()})
+        moved.append({n: full(p) - start[n].detach() for n, p in model.named_parameters()})
     lone, meshed = moved
     gaps = [(meshed[n] - lone[n]).abs().max() / lone[n].abs().max() for n in lone]
     shared_rows = sum(batch.row.prefixes is not None for batch in rows)
@@ -233,11 +232,11 @@ def aggregate(overrides: list[str], world: World) -> dict[str, float]:
 def rounded_step(world: World) -> dict[str, float]:
     """One step on bf16 weights: ranks that hold the same norms and biases must round them alike."""
     model = shard(build("qwen3", True).bfloat16(), world)  # computing in fp32
-    before = [whole(p).clone() for p in model.parameters()]
+    before = [full(p).clone() for p in model.parameters()]
     backward(model, [world.dp_rank], 2 * len(PREDICT), world.device)
     clip_grad_norm(model, 1.0, world)
     make_optimizer(model, OptimConfig(lr=3e-3, master_dtype="bfloat16")).step()
-    moved = [not torch.equal(whole(p), b) for p, b in zip(model.parameters(), before, strict=True)]
+    moved = [not torch.equal(full(p), b) for p, b in zip(model.parameters(), before, strict=True)]
     repeated = ("norm.weight", "o_proj.bias")
     parts = [local_part(p.detach()) for n, p in model.named_parameters() if n.endswith(repeated)]
     held = torch.cat([part.float().cpu() for part in parts]).tolist()
@@ -258,8 +257,8 @@ def shared(world: World) -> list[tuple[str, bool]]:
 
     played = [("a", 5), ("b", 3)], [], [("c", 4), ("d", 4)], [("e", 1)]
     mine = balance_tokens([sample_of(*one) for one in played[world.rank]], world)
-    whole = all(sample == sample_of(sample.name, len(sample.ids)) for sample in mine)
-    return gather_objects(("".join(sample.name for sample in mine), whole), world)
+    unchanged = all(sample == sample_of(sample.name, len(sample.ids)) for sample in mine)
+    return gather_objects(("".join(sample.name for sample in mine), unchanged), world)
 
 
 # The cases that the fast tests read; the slow ones read all.

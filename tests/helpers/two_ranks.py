@@ -2,7 +2,6 @@
 
 Usage: tests/helpers/two_ranks.py fast|slow FOLDER
 It forks after its imports, which take longer than the work. Rank 0 writes FOLDER/report.json.
-It measures; what may be claimed of the figures stands in the tests.
 """
 
 import json
@@ -108,11 +107,11 @@ def held(learner: Learner) -> dict[str, torch.Tensor]:
         parts.append(("critic", learner.critic.module, learner.critic.optimizer))
     for part, module, optimizer in parts:
         for name, parameter in module.named_parameters():
-            found[f"{part} {name}"] = mesh_worker.whole(parameter).clone()
+            found[f"{part} {name}"] = mesh_worker.full(parameter).clone()
             for moment in ("exp_avg", "exp_avg_sq", "momentum"):
                 if moment in optimizer.state.get(parameter, {}):
                     tensor = optimizer.state[parameter][moment]
-                    found[f"{part} {name} {moment}"] = mesh_worker.whole(tensor).clone()
+                    found[f"{part} {name} {moment}"] = mesh_worker.full(tensor).clone()
     return found
 
 
@@ -176,7 +175,7 @@ def adapters(world: World, folder: Path) -> dict[str, float]:
     export(shared.model, None, folder / "merged", world=world)
     barrier(world)
     exported = load_model(str(folder / "merged"), device="cpu", dtype=torch.float32)
-    said = [
+    logprobs = [
         trainer_logprobs(model.eval(), some_samples(tiny_model()), temperature=1.0)
         for model in (lone.model, engine.model, exported)
     ]
@@ -184,7 +183,7 @@ def adapters(world: World, folder: Path) -> dict[str, float]:
     return {
         "weights": max(float((found[name] - wanted[name]).abs().max()) for name in wanted),
         "moved": max(float((wanted[n] - begin[n]).detach().abs().max()) for n in wanted),
-        "logprobs": max(float((other - said[0]).abs().max()) for other in said[1:]),
+        "logprobs": max(float((other - logprobs[0]).abs().max()) for other in logprobs[1:]),
         "frozen": float(all(p.grad is None and p.requires_grad is ours for p, ours in own)),
     }
 
@@ -271,7 +270,7 @@ def moved(kind: str, world: World, meshes: Sequence[World], folder: Path) -> dic
 def filled_up(world: World) -> list[dict[str, object]]:
     """For each rank the instances it played and, for each method, its samples' advantages."""
     rounds, rollout = resampling.play_rounds(resampling.has_variance, resample=20, world=world)
-    told: dict[str, object] = {"asked": rounds}
+    report: dict[str, object] = {"asked": rounds}
     for method in resampling.METHODS:
         algorithm = AlgorithmConfig(method=method)
         samples, _ = reward_samples(rollout.episodes, algorithm=algorithm, reward=RewardConfig())
@@ -281,8 +280,8 @@ def filled_up(world: World) -> list[dict[str, object]]:
             mine, {"seat 0": 0.25}, algorithm=config.algorithm, world=world
         )
         advantages = {sample.name: sample.advantages[-1] for sample in found}
-        told[method] = {"advantages": advantages, "baselines": baselines}
-    return gather_objects(told, world)
+        report[method] = {"advantages": advantages, "baselines": baselines}
+    return gather_objects(report, world)
 
 
 def main(part: str, folder: Path) -> None:

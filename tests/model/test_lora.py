@@ -3,7 +3,6 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import eval as door
-from selfplay.checkpoint import saving
 from selfplay.config import LoraConfig
 from selfplay.distributed import init_world
 from selfplay.engines.hf import HFEngine
@@ -34,7 +32,6 @@ from selfplay.model.lora import (
 from selfplay.model.policy import export, load_model
 from selfplay.partners.checkpoints import find_source
 from selfplay.weight_sync import start as engine_start
-from selfplay.weight_sync.start import merged_folder
 from tests.helpers.processes import two_ranks
 from tests.helpers.run_folders import evaluated
 from tests.helpers.small_updates import (
@@ -253,17 +250,6 @@ def test_adapters_alone_are_evaluated_by_any_engine(
     assert str(own) in capsys.readouterr().err
     assert folders == [run / "checkpoints" / "step_000001" / "hf" / "merged"] * 2
 
-    def overtaken(model: Any, tokenizer: Any, folder: Path) -> None:
-        """Another evaluation of these adapters finishes first."""
-        export(model, tokenizer, folder)
-        shutil.copytree(folder, own / "merged")
-        (own / "merged" / "the other's").touch()
-
-    shutil.rmtree(own / "merged")
-    monkeypatch.setattr(saving, "export", overtaken)
-    merged_there = merged_folder(own, init_world(device="cpu"), config_of().optim)
-    (merged_there / "the other's").unlink()  # fails if it was overwritten
-    assert sorted(own.glob(".merged*")) == []
     merged, final = (
         load_file(folder / "model.safetensors") for folder in (folders[0], tmp_path / "final")
     )

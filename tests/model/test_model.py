@@ -160,14 +160,14 @@ def test_an_export_is_a_standard_folder(tied: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"num_hidden_layers": 3}, "are missing, among them model.layers.2"),
         ({"hidden_size": 48}, "must hold tensors of the shapes"),
     ],
 )
 def test_tensors_that_are_not_the_configs_are_refused(
-    change: dict[str, int], told: str, tmp_path: Path
+    change: dict[str, int], message: str, tmp_path: Path
 ) -> None:
     """transformers would draw the missing ones at random."""
     export(scratch_model(SHAPE, seed=5), None, tmp_path)
@@ -175,5 +175,5 @@ def test_tensors_that_are_not_the_configs_are_refused(
     settings = json.loads(config.read_text()) | change
     settings["layer_types"] = ["full_attention"] * settings["num_hidden_layers"]
     config.write_text(json.dumps(settings))
-    with pytest.raises(SettingsError, match=told):
+    with pytest.raises(SettingsError, match=message):
         load_model(str(tmp_path), device="cpu", dtype=torch.float32)
