@@ -54,16 +54,6 @@ class MicroBatch:
     names: tuple[str, ...]
 
 
-def split(
-    samples: Sequence[Sample], *, budget: int, share_prefixes: bool = True
-) -> list[list[int]]:
-    """The indices of the samples in each micro-batch of at most `budget` computed tokens."""
-    sequences = [[s.ids[start:end] for start, end in s.sequences()] for s in samples]
-    if share_prefixes:
-        return split_by_prefix(sequences, budget=budget)
-    return split_by_tokens([sum(map(len, of)) for of in sequences], budget=budget)
-
-
 def micro_batches(
     samples: Sequence[Sample], world: World, *, budget: int, share_prefixes: bool = True
 ) -> Iterator[tuple[list[int], MicroBatch]]:
@@ -72,7 +62,8 @@ def micro_batches(
     Every rank must call and gets equally many; a rank with fewer gets fillers, without indices.
     Each is packed when it is asked for, while a GPU still works on the ones before it.
     """
-    plan = split(samples, budget=budget, share_prefixes=share_prefixes)
+    sequences = [[s.ids[start:end] for start, end in s.sequences()] for s in samples]
+    plan = split(sequences, budget=budget, share_prefixes=share_prefixes)
     most = int(all_reduce_max(float(len(plan)), world))
     for indices in [*plan, *([] for _ in range(most - len(plan)))]:
         packed = [samples[i] for i in indices] or [FILLER]
@@ -224,18 +215,24 @@ def shared_lengths(sequences: Sequence[Ids]) -> list[int]:
     return shared
 
 
-def split_by_prefix(samples: Sequence[Sequence[Ids]], *, budget: int) -> list[list[int]]:
+def split(
+    samples: Sequence[Sequence[Ids]], *, budget: int, share_prefixes: bool = True
+) -> list[list[int]]:
     """Indices of the samples in each micro-batch of at most `budget` computed tokens. Each sample
     is given by its sequences, in the order in which they are packed.
 
     Samples that share a prefix are neighbours. If sharing saves too few tokens (LEAST_SAVED), the
-    batches are those of `split_by_tokens`.
+    longest come first: samples of similar length keep the padding inside SDPA attention small. A
+    sample longer than the budget gets its own micro-batch.
     """
     lengths = [sum(map(len, sequences)) for sequences in samples]
-    order = sorted(range(len(samples)), key=lambda i: (samples[i], i))
-    shared = shared_lengths([sequence for i in order for sequence in samples[i]])
-    if sum(shared) < LEAST_SAVED * sum(lengths):
-        return split_by_tokens(lengths, budget=budget)
+    order = sorted(range(len(samples)), key=lambda i: (-lengths[i], i))
+    shared = [0] * sum(map(len, samples))
+    if share_prefixes:
+        by_prefix = sorted(range(len(samples)), key=lambda i: (samples[i], i))
+        lengths_shared = shared_lengths([sequence for i in by_prefix for sequence in samples[i]])
+        if sum(lengths_shared) >= LEAST_SAVED * sum(lengths):
+            order, shared = by_prefix, lengths_shared
     batches: list[list[int]] = []
     room, left = 0, iter(shared)
     for i in order:
@@ -246,24 +243,6 @@ def split_by_prefix(samples: Sequence[Sequence[Ids]], *, budget: int) -> list[li
             room, num = budget, lengths[i] - sum(saved[1:])  # nothing is before its first sequence
         batches[-1].append(i)
         room -= num
-    return batches
-
-
-def split_by_tokens(lengths: Sequence[int], *, budget: int) -> list[list[int]]:
-    """Indices of the samples in each micro-batch, filled longest first up to `budget` tokens.
-
-    A sample longer than the budget gets its own micro-batch. Samples of similar length end up
-    together, which keeps the padding inside SDPA attention small.
-    """
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    batches: list[list[int]] = []
-    room = 0
-    for i in order:
-        if not batches or lengths[i] > room:
-            batches.append([])
-            room = budget
-        batches[-1].append(i)
-        room -= lengths[i]
     return batches
 
 

@@ -12,7 +12,7 @@ from selfplay.learner.batch import (
     micro_batches,
     num_trained_tokens,
     pack,
-    split_by_tokens,
+    split,
 )
 
 CPU = torch.device("cpu")
@@ -47,15 +47,17 @@ def test_the_first_token_of_a_transcript_cannot_be_trained() -> None:
 
 def test_split_by_hand() -> None:
     """Longest first; 9 is over the budget and gets its own, then 5, then 4 + 2 fill 6."""
-    assert split_by_tokens([4, 9, 2, 5], budget=6) == [[1], [3], [0, 2]]
-    assert split_by_tokens([], budget=6) == []
+    samples = [[range(num)] for num in (4, 9, 2, 5)]
+    assert split(samples, budget=6, share_prefixes=False) == [[1], [3], [0, 2]]
+    assert split([], budget=6) == []
 
 
 @given(st.lists(st.integers(2, 50)), st.integers(1, 80))
 def test_every_sequence_is_in_one_micro_batch_within_the_budget(
     lengths: list[int], budget: int
 ) -> None:
-    batches = split_by_tokens(lengths, budget=budget)
+    samples = [[range(length)] for length in lengths]
+    batches = split(samples, budget=budget, share_prefixes=False)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     assert all(len(b) == 1 or sum(lengths[i] for i in b) <= budget for b in batches)
 

@@ -8,7 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from selfplay.advantages.sample import Sample
-from selfplay.learner.batch import split
+from selfplay.distributed import init_world
+from selfplay.learner.batch import micro_batches
 from selfplay.learner.update import LossTerm
 from tests.helpers.small_updates import (
     assert_same,
@@ -81,10 +82,11 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(variant: str) -> None
     """Eight samples in one, two and eight micro-batches, and in another order."""
     samples = some_samples(tiny_model(), shift=0.4)
     term, settings = LossTerm(samples, "surrogate"), VARIANTS[variant]
+    world = init_world(device="cpu")
     held = far_model() if "algorithm.kl=0.4" in settings else None
     whole, metrics = change(tiny_model(), [term], *settings, reference=held)
     for budget, num_batches in ((176, 1), (100, 2), (16, 8)):
-        assert len(split(samples, budget=budget)) == num_batches
+        assert len(list(micro_batches(samples, world, budget=budget))) == num_batches
         cut, same = change(
             tiny_model(),
             [LossTerm(samples[::-1], "surrogate")],

@@ -26,7 +26,6 @@ from selfplay.learner.batch import (
     pack,
     shared_lengths,
     split,
-    split_by_prefix,
 )
 from selfplay.model.attention import register_packed_attention
 from selfplay.model.policy import policy_logprobs, scratch_model
@@ -86,7 +85,7 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_s
 def test_every_token_of_every_sequence_is_in_the_row_once(
     sequences: list[list[int]], budget: int
 ) -> None:
-    batches = split_by_prefix([[sequence] for sequence in sequences], budget=budget)
+    batches = split([[sequence] for sequence in sequences], budget=budget)
     assert sorted(i for batch in batches for i in batch) == list(range(len(sequences)))
     for batch in batches:
         row = [sequences[i] for i in batch]
@@ -117,7 +116,7 @@ def test_samples_of_several_sequences_stay_within_the_budget(
 ) -> None:
     """Rows of more than one sample hold at most `budget` tokens, or LEAST_SAVED more of them where
     sharing does not pay off."""
-    batches = split_by_prefix(samples, budget=budget)
+    batches = split(samples, budget=budget)
     assert sorted(i for batch in batches for i in batch) == list(range(len(samples)))
     for batch in batches:
         row = [sequence for i in batch for sequence in samples[i]]
@@ -194,8 +193,8 @@ def scores(model: PreTrainedModel, batches: list[MicroBatch]) -> dict[str, torch
 @pytest.mark.parametrize("name", ["plain", "window", "softcap"])
 def test_log_probs_and_gradients_are_those_of_each_sample_alone(name: str) -> None:
     model, samples = models()[name], tree()
-    (indices,) = split(samples, budget=1000)
-    together = [pack([samples[i] for i in indices], device=CPU)]
+    ((_, batch),) = micro_batches(samples, init_world(device="cpu"), budget=1000)
+    together = [batch]
     assert together[0].row.prefixes is not None
     # 20 + 3 + 9 + 9 for the prompt's tree (the repeated sample computes its last token again), 19.
     assert len(together[0].row.ids_N) == 20 + 3 + 9 + 9 + 1 + 19
