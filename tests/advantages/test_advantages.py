@@ -275,18 +275,6 @@ def test_partners_and_seats_without_sampled_tokens_form_no_group() -> None:
     assert (stats.num_groups, stats.num_zero_variance_groups) == (2, 1)
 
 
-def test_a_reward_is_at_the_last_trained_token_and_others_may_be_added() -> None:
-    """A penalty of 0.25 at episode 1's first token, as the trainer's KL penalty adds them."""
-    episodes = [episode((0.0, 0.0), 0), episode((1.0, 1.0), 1)]
-    samples, _ = reward_samples(episodes, algorithm=NO_STD, reward=RewardConfig())
-    assert [s.rewards for s in samples] == [[0, 0, 0.0], [0, 0, 1.0], [0, 0, 0, 0], [0, 0, 0, 1]]
-    assert [s.group for s in samples] == [f"seat {seat} of hand/0" for seat in (0, 0, 1, 1)]
-    assert all(not any(s.advantages) for s in samples)
-    penalized = replace(samples[3], rewards=[0.0, 0.0, -0.25, 1.0])
-    samples = with_advantages([*samples[:3], penalized], algorithm=NO_STD)
-    assert [s.advantages[-1] for s in samples] == [-0.5, 0.5, -0.375, 0.375]
-
-
 def test_a_group_on_several_ranks_has_one_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks of one tensor parallel row hold the same sample, which counts once."""
     episodes = [episode((r, r), i, instance="i") for i, r in enumerate((0.0, 0.3, 0.9))]

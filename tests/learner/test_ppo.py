@@ -198,17 +198,6 @@ def test_the_critics_gradient_is_that_of_the_naive_loop(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_step_does_not_depend_on_the_micro_batches(kind: str) -> None:
-    samples = valued_samples(kind)
-    whole = changes(kind, samples)
-    cut = changes(kind, samples[::-1], "optim.tokens_per_microbatch=16")
-    assert_same(cut[0], whole[0])
-    assert_same(cut[1], whole[1])
-    assert cut[2] == near(whole[2], GRADIENT, scale=LOGPROB)
-    assert any(delta.any() for delta in whole[1].values())
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_during_the_warm_up_only_the_critic_changes(kind: str) -> None:
     samples = valued_samples(kind)
     for step, warming_up in ((1, True), (2, False)):

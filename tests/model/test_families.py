@@ -22,7 +22,6 @@ from selfplay.preflight.small_copy import (
     check_copy,
     in_shards,
     packed_logprobs,
-    small_config,
     whole_copy,
 )
 from tests.helpers.chat_families import tokenizer_of
@@ -139,15 +138,6 @@ def test_the_small_copy_names_the_first_layer_that_differs(monkeypatch: pytest.M
         "selfplay.model.attention._explicit", lambda q, k, v, *rest: v.repeat(1, 2, 1, 1)
     )
     assert "after layer 0" in (check_copy(config, engine=False) or "")
-
-
-def test_the_small_copy_keeps_one_layer_of_each_kind() -> None:
-    kinds = ["sliding_attention"] * 5 + ["full_attention"]
-    config = family_config("gemma3_text", num_hidden_layers=30, layer_types=kinds * 5)
-    small = small_config(config)
-    assert set(small.layer_types) == set(kinds) and len(small.layer_types) <= 4
-    assert small.num_hidden_layers == len(small.layer_types)
-    assert config.num_hidden_layers == 30
 
 
 def test_rotary_frequencies_that_change_with_the_length_bound_a_transcript() -> None:

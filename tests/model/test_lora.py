@@ -19,7 +19,6 @@ from selfplay.errors import SettingsError
 from selfplay.learner.batch import pack
 from selfplay.learner.learner import reference_logprobs
 from selfplay.learner.optimizer import make_optimizer
-from selfplay.learner.rescore import recompute_logprobs
 from selfplay.learner.update import LossTerm, optimizer_step
 from selfplay.model.lora import (
     Adapters,
@@ -35,9 +34,7 @@ from selfplay.weight_sync import start as engine_start
 from tests.helpers.processes import two_ranks
 from tests.helpers.run_folders import evaluated
 from tests.helpers.small_updates import (
-    assert_same,
     config_of,
-    group_samples,
     learner_of,
     some_samples,
 )
@@ -164,27 +161,6 @@ def test_exports_reload_with_transformers_and_with_peft(tmp_path: Path) -> None:
 def test_an_unknown_target_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"model\.lora\.targets.*query"):
         add_adapters(tiny_model(), replace(SMALL, targets=("query",)), seed=0)
-
-
-def test_shared_prefixes_change_no_adapter_s_update() -> None:
-    """A group's prompt is computed once, or in each sample: the same log-probs with adapters and
-    without (the reference), and the same gradients of the adapters alone."""
-    samples = group_samples(tiny_model())
-    scored, updated = [], []
-    for share in ("true", "false"):
-        overrides = ("algorithm.kl=0.1", f"optim.share_prefixes={share}")
-        config = config_of(*overrides)
-        model = adapted(SMALL, trained=True)
-        learner = learner_of(model, reference=model)
-        scored.append(recompute_logprobs(learner, samples, config=config)[0])
-        before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        optimizer_step(learner, [LossTerm(scored[0], "surrogate")], lr=1.0, config=config)
-        updated.append({n: p.detach() - before[n] for n, p in model.named_parameters()})
-    for shared, alone in zip(*scored, strict=True):
-        assert shared.old_logprobs == pytest.approx(alone.old_logprobs, abs=1e-5)
-    moved = {name for name, value in updated[0].items() if value.abs().max() > 0}
-    assert moved and all(is_adapter(name) for name in moved)
-    assert_same(*updated)
 
 
 # --- whole runs -----------------------------------------------------------------------------------
